@@ -35,11 +35,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Runs what is left of a grid. Returns the exit status: 1 where a run has failed or timed out.
-
-    Raises:
-        InputError: the grid's file is wrong, or its folder holds other runs.
-    """
+    """Runs what is left of a grid. Returns the exit status: 1 where a run has failed or timed out."""
     from titan_tts.grids.grid_file import find_grid, read_grid
 
     path = find_grid(options.grid)

@@ -49,11 +49,7 @@ def run(options: Options) -> int:
 
 
 def _output_folder(path: str) -> Path:
-    """Where to write, once it is known that it is possible and replaces nothing else.
-
-    Raises:
-        InputError: no file can be written there, or its index.html is another's.
-    """
+    """The folder, checked: it can be written and its index.html is no other's."""
     out = Path(path).expanduser().absolute()
     check_writable(out / PAGE, "--out")
     if (out / PAGE).exists() and GENERATOR.encode() not in (out / PAGE).read_bytes()[:1024]:
@@ -65,18 +61,15 @@ def _output_folder(path: str) -> Path:
 
 
 def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
-    """All that the page, the plots and summary.json show.
-
-    Returns:
-        `all`: the row of every run; `rows`: of those that statistics use, with the factors `names` that
-        vary between them; `lost`: of those that failed or were skipped; and the results.
-    """
+    """All that the page, the plots and summary.json show: `all` has the row of every run, `rows` of those
+    that statistics use, whose factors `names` vary, and `lost` of those that failed or were skipped."""
     from titan_tts.grids import effects, verdicts
     from titan_tts.grids.runs import COMPARED, extra_axes
 
     axes = extra_axes(runs)
+    factors = [*COMPARED, *axes]
     measured = [run.row(axes) for run in runs if run.measured]
-    rows, names = effects.matched_factors(measured, [*COMPARED, *axes])
+    rows, names = effects.matched_factors(measured, factors)
     lost = [run.row(axes) for run in runs if run.state in ("oom", "failed", "timeout", "skipped")]
     for row in lost:
         row["global_batch"] = effects.global_batch(row)
@@ -91,12 +84,8 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "states": dict(Counter(run.state for run in runs).most_common()),
         "rows": rows,
         "names": names,
-        "constant": {
-            name: rows[0][name]
-            for name in (*COMPARED, *axes)
-            if len({row[name] for row in rows}) == 1
-        },
-        "together": effects.together(measured, [*COMPARED, *axes]),
+        "constant": {n: rows[0][n] for n in factors if len({row[n] for row in rows}) == 1},
+        "together": effects.together(measured, factors),
         "lost": lost,
         "memory": memory,
         "noise": {name: vars(each) for name, each in noise.items()},
@@ -112,7 +101,7 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
 
 
 def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> None:
-    """summary.csv, summary.json, and the plots; those of an earlier analysis are replaced."""
+    """Writes summary.csv, summary.json and the plots, and removes an earlier analysis's plots."""
     import pandas as pd
 
     from titan_tts.grids.plots import PLOTS

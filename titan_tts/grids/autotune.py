@@ -11,18 +11,13 @@ import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 
+from titan_tts.grids.autotune_command import Options
 from titan_tts.grids.cells import Cell, Cells
 from titan_tts.grids.forecast import Forecaster
-from titan_tts.grids.grid_file import GridFile, Options
-from titan_tts.grids.runner import Runner, figures
-from titan_tts.grids.search import (
-    MAX_BATCH,
-    TRIAL_SETTINGS,
-    TrialError,
-    completes,
-    largest_that_fits,
-    smaller,
-)
+from titan_tts.grids.grid_file import GridFile
+from titan_tts.grids.grid_file import Options as GridOptions
+from titan_tts.grids.runner import TRIAL_SETTINGS, Runner, TrialError, figures
+from titan_tts.grids.search import MAX_BATCH, largest_that_fits, smaller
 from titan_tts.launch.supervisor import read_json
 from titan_tts.plan.plan import estimated_buckets
 from torchtitan.models.dit_tts.config.batch_split import batch_split
@@ -34,6 +29,13 @@ from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.files import fingerprint, is_remote, local_path
 
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
+_AXIS_KEYS = {
+    "layout": ("parallelism", ("data_parallel_replicate_degree", "data_parallel_shard_degree")),
+    "checkpointing": (
+        "activation_checkpoint",
+        ("mode", "selective_ac_option", "memory_budget"),
+    ),
+}
 _CHECKS = 4
 """times that all buckets are tried together, each with smaller batches than before"""
 
@@ -69,7 +71,7 @@ class Found:
     """of the config"""
 
     def toml(self) -> str:
-        """The keys, and in comments what was found."""
+        """The keys, with all choices as comments."""
         lines = [
             f"# {self.ranks} ranks, accumulation steps: {self.accumulation}",
             f"# largest micro-batches per bucket of {self.frames} frames: {self.micro_batches}",
@@ -97,49 +99,29 @@ def _missing(path: str | list[str]) -> str:
 class Autotune:
     """Args:
     config: with `[data]` and `[training]` as for training.
-    ranks: processes on this machine.
     folder: of the trials.
-    axes: layouts and kinds of checkpointing to compare, by axis; empty lists: the config's own.
-    buckets: upper lengths in frames; empty: those of the config or of its data.
-    gpu: for the plan's first guess; empty: this machine's.
-    memory_gib: limit of the address space of each process; 0: none.
-    timeout_seconds: of each trial.
-    largest: the batch of every bucket but the longest is the largest that fits, whatever frames that
-        comes to.
     """
 
-    def __init__(
-        self,
-        config: JobConfig,
-        ranks: int,
-        folder: Path,
-        *,
-        axes: dict[str, list[str]],
-        buckets: list[int],
-        gpu: str,
-        memory_gib: float,
-        timeout_seconds: float,
-        largest: bool = False,
-    ):
+    def __init__(self, config: JobConfig, options: Options, folder: Path):
         self.config = config
-        self.ranks = max(1, ranks // config.parallelism.tensor_parallel_degree)
+        self.options = options
+        self.ranks = max(1, options.nproc // config.parallelism.tensor_parallel_degree)
         self.global_batch, _ = batch_split(config.training, self.ranks)
-        self.largest = largest
+        axes = {"layout": options.layouts, "checkpointing": options.checkpointing}
         self.axes = {axis: values for axis, values in axes.items() if values}
-        self.buckets = buckets
-        self.forecaster = Forecaster(gpu)
-        self.runner = Runner("autotune", timeout_seconds)
-        grid = Options(config="base", gpus=ranks, gpus_per_node=ranks, memory_gib=memory_gib)
+        self.forecaster = Forecaster(options.gpu)
+        self.runner = Runner("autotune", options.timeout_minutes * 60)
+        processes, memory = options.nproc, options.memory_gib
+        grid = GridOptions(
+            config="base", gpus=processes, gpus_per_node=processes, memory_gib=memory
+        )
         self.cells = Cells(GridFile(grid), folder, config)
 
     def run(self) -> Found:
-        """Raises InputError: no choice has a micro-batch, a trial of the best one fails, or another command
-        works in the same folder."""
         folder = self.cells.folder
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock", timeout=0)
         try:
-            with lock:
+            with FileLock(folder / ".lock", timeout=0):
                 return self._run()
         except Timeout:
             raise InputError(
@@ -160,7 +142,7 @@ class Autotune:
         longer = frames[-1]
         for edge in frames[-2::-1]:
             # No more is used: a bucket has at most the frames of the longest, unless `largest`.
-            limit = MAX_BATCH if self.largest else best.batch * frames[-1] // edge
+            limit = MAX_BATCH if self.options.largest else best.batch * frames[-1] // edge
             batches[edge] = self._largest(best.axes, edge, batches[longer] * longer // edge, limit)
             longer = edge
         alone = [batches[edge] for edge in frames]
@@ -169,10 +151,10 @@ class Autotune:
         return Found(choices, best, frames, alone, sizes, steps, self.ranks, keys)
 
     def _edges(self) -> list[int]:
-        """Upper lengths of the buckets, and a line that says where they come from."""
+        """Upper lengths of the buckets; prints where they come from."""
         data = self.config.data
-        if self.buckets or data.bucket_frames:
-            edges = sorted(self.buckets or data.bucket_frames)
+        if self.options.buckets or data.bucket_frames:
+            edges = sorted(self.options.buckets or data.bucket_frames)
             origin = "as given"
         elif not (missing := _missing(data.path)):
             dataset = open_training_data(data)
@@ -201,24 +183,20 @@ class Autotune:
         return edges
 
     def _cell(self, axes: dict[str, Any], edge: int, batch: int, settings: dict[str, Any]) -> Cell:
-        kind = "_".join(f"{value}" for value in axes.values()).replace(" ", "-") or "own"
-        folder = (
-            self.cells.folder / kind / f"frames{edge}" / f"bs{batch}_{settings['benchmark.steps']}"
-        )
+        kind = "_".join(map(str, axes.values())).replace(" ", "-") or "own"
+        name = f"{kind}/frames{edge}/bs{batch}_{settings['benchmark.steps']}"
         changed = {"data.max_frames": edge, "data.bucket_frames": [], "data.num_buckets": 1}
-        changed["data.bucket_batch_sizes"] = []
-        return self.cells.make(axes | {"batch": batch}, 0, None, changed | settings, folder)
+        changed |= {"data.bucket_batch_sizes": [], **settings}
+        return self.cells.make(axes | {"batch": batch}, 0, None, changed, self.cells.folder / name)
 
     def _largest(self, axes: dict[str, Any], edge: int, guess: int, limit: int) -> int:
         chosen = "".join(f", {axis} {value}" for axis, value in axes.items())
-        print(
-            f"bucket of {edge} frames{chosen}: the first guess is {min(guess, limit)}, the limit {limit}",
-            flush=True,
-        )
+        bounds = f"the first guess is {min(guess, limit)}, the limit {limit}"
+        print(f"bucket of {edge} frames{chosen}: {bounds}", flush=True)
 
         def fits(batch: int) -> bool:
             cell = self._cell(axes, edge, batch, TRIAL_SETTINGS)
-            return completes(self.runner, cell, f"batch {batch}")
+            return self.runner.run_succeeds(cell, f"batch {batch}")
 
         return largest_that_fits(fits, guess, limit)
 
@@ -235,8 +213,7 @@ class Autotune:
             f"[activation_checkpoint] mode = 'full'"
         )
         try:
-            found = None if refused else self._measured(axes, edge)
-            if found:
+            if not refused and (found := self._measured(axes, edge)):
                 return found
         except TrialError as error:
             reason = str(error)
@@ -249,7 +226,7 @@ class Autotune:
         batch = self._largest(axes, edge, self.forecaster.largest(one) or 8, limit)
         while batch:
             cell = self._cell(axes, edge, batch, _MEASURED)
-            if completes(self.runner, cell, f"micro-batch {batch} for some steps"):
+            if self.runner.run_succeeds(cell, f"micro-batch {batch} for some steps"):
                 report = read_json(cell.folder / "benchmark.json")
                 print(f"  {figures(cell.folder)}", flush=True)
                 return Choice(axes, batch, report["samples_per_second"], report["mfu"])
@@ -272,11 +249,11 @@ class Autotune:
         return self.cells.make(axes | {"batch": sizes[-1]}, 0, None, settings, folder)
 
     def _checked(self, axes: dict[str, Any], frames: list[int], sizes: list[int]) -> list[int]:
-        """The micro-batches with which all buckets fit one after another in one run: what the allocator
-        has kept of one shape is missing in the next."""
+        """The micro-batches with which all buckets fit one after another in one run: memory that the
+        allocator keeps for one shape is missing in the next."""
         for _ in range(_CHECKS):
             cell = self._together(axes, frames, sizes)
-            if completes(self.runner, cell, f"all buckets with micro-batches {sizes}"):
+            if self.runner.run_succeeds(cell, f"all buckets with micro-batches {sizes}"):
                 return sizes
             sizes = [max(1, smaller(size)) for size in sizes]
         raise InputError(
@@ -295,7 +272,7 @@ class Autotune:
         batches = []
         for edge, size in zip(frames, [*sizes[:-1], micro], strict=True):
             budget = micro * frames[-1] // edge  # as many frames as in the longest bucket
-            batches.append((size if self.largest else max(1, min(size, budget))) * blocks)
+            batches.append((size if self.options.largest else max(1, min(size, budget))) * blocks)
         cell = self.cells.make(best.axes, 0)
         keys: dict[str, dict[str, Any]] = {
             "data": {
@@ -306,17 +283,7 @@ class Autotune:
             },
             "training": {"local_batch_size": micro, "global_batch_size": micro * blocks},
         }
-        if "layout" in best.axes:
-            parallelism = cell.config.parallelism
-            keys["parallelism"] = {
-                "data_parallel_replicate_degree": parallelism.data_parallel_replicate_degree,
-                "data_parallel_shard_degree": parallelism.data_parallel_shard_degree,
-            }
-        if "checkpointing" in best.axes:
-            checkpointing = cell.config.activation_checkpoint
-            keys["activation_checkpoint"] = {
-                "mode": checkpointing.mode,
-                "selective_ac_option": checkpointing.selective_ac_option,
-                "memory_budget": checkpointing.memory_budget,
-            }
+        for axis in best.axes:
+            section, names = _AXIS_KEYS[axis]
+            keys[section] = {name: cell.content[section][name] for name in names}
         return steps, keys

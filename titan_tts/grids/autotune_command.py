@@ -57,11 +57,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Searches, prints what it finds, and writes it to `--out`. Returns the exit status.
-
-    Raises:
-        InputError: training refuses every choice, or not even one sample fits.
-    """
+    """Searches, prints the keys, and writes them to `--out`. Returns the exit status."""
     if options.nproc < 1:
         raise InputError(f"--nproc {options.nproc}, but it must be at least 1")
     path = find_config(options.config)
@@ -76,17 +72,7 @@ def run(options: Options) -> int:
     config = load_config([f"--job.config_file={path}", *options.config_args])
     work = Path(local_path(options.work or f"outputs/autotune/{path.stem}"))
     interrupt_on_signals()
-    found = Autotune(
-        config,
-        options.nproc,
-        work / "trials",
-        axes={"layout": options.layouts, "checkpointing": options.checkpointing},
-        buckets=options.buckets,
-        gpu=options.gpu,
-        memory_gib=options.memory_gib,
-        timeout_seconds=options.timeout_minutes * 60,
-        largest=options.largest,
-    ).run()
+    found = Autotune(config, options, work / "trials").run()
     write_atomic(options.out, found.toml())
     write_atomic(work / "autotune.json", json.dumps(asdict(found), indent=1) + "\n")
     print(found.toml(), end="")

@@ -1,6 +1,7 @@
 """The runs of a grid: what each changes in the base config, its factors and its name."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,19 +31,18 @@ class Cell:
     """of its folder; nothing is read from it"""
 
     axes: dict[str, Any]
-    """values of the grid's axes"""
-
     repeat: int
-    """from 0"""
-
     settings: dict[str, Any]
-    """what is set in the base config, by section.key"""
+    """section.key -> value that replaces the base config's"""
 
     config: JobConfig
     """resolved"""
 
+    content: dict[str, Any]
+    """the config as nested dictionaries"""
+
     factors: dict[str, Any]
-    """of `factors.factors`, and the other axes"""
+    """of `run.factors`, and the other axes"""
 
     gpus: int
     gpus_per_node: int
@@ -54,7 +54,6 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return Path(self.config.job.dump_folder) / self.config.job.experiment
 
     @property
@@ -74,11 +73,9 @@ class Cell:
 
 
 class Cells:
-    """Makes the runs of a grid.
-
-    Args:
-        folder: the grid's, in which each run has a folder.
-        base: the base config, in the place of `[grid] config`.
+    """Args:
+    folder: the grid's, in which each run has a folder.
+    base: replaces `[grid] config`.
     """
 
     def __init__(self, grid: GridFile, folder: Path, base: JobConfig | None = None):
@@ -89,20 +86,15 @@ class Cells:
             self._bases[grid.grid.config] = asdict(base)
 
     def all(self) -> list[Cell]:
-        """Every run, grouped and by growing batch, the first repeat of all before the second of any.
-
-        Raises:
-            InputError: a value that its axis does not have, or a config key that is not known.
-        """
+        """Every run, grouped and by growing batch, the first repeat of all before the second of any."""
         repeats = range(self.grid.grid.repeats)
         found = [self.make(axes, n) for n in repeats for axes in combinations(self.grid)]
-        names = [cell.name for cell in found]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(
-                f"[grid] {self.grid.grid.name}: two runs come to the same name, {twice}; give each other values, "
-                f"also those of [[extra]]"
-            )
+        for name, count in Counter(cell.name for cell in found).items():
+            if count > 1:
+                raise InputError(
+                    f"[grid] {self.grid.grid.name}: two runs come to the same name, {name}; give each other "
+                    f"values, also those of [[extra]]"
+                )
         groups = list(dict.fromkeys(cell.group for cell in found))
         return sorted(found, key=lambda c: (c.repeat, groups.index(c.group), c.batch))
 
@@ -117,7 +109,7 @@ class Cells:
         """A run with these values of the axes.
 
         Args:
-            batch: takes the place of the axis's "auto".
+            batch: replaces the axis's "auto".
             settings: config keys that win over the grid's.
             folder: the run's; by default in the grid's folder, by its name.
         """
@@ -137,44 +129,49 @@ class Cells:
             **(settings or {}),
         }
         config = self._config(base, changed)
-        refused = ""
-        try:
-            validate_config(config, gpus, list(model_flavors()))
-            validate_machine(config)
-        except InputError as error:
-            refused = str(error)
-        found: dict[str, Any] = dict(factors(asdict(config), gpus, options.gpus_per_node))
+        content = asdict(config)
+        found: dict[str, Any] = dict(factors(content, gpus, options.gpus_per_node))
+        refused = self._refusal(config, gpus)
         if chosen.get("batch") == AUTO:
             found["batch"] = AUTO
-        if gpus > options.gpus_per_node and gpus % options.gpus_per_node:
-            refused = f"{gpus} GPUs are no whole number of nodes of {options.gpus_per_node}"
         layout = str(chosen.get("layout", ""))
-        parallelism = config.parallelism
-        degrees = (
-            parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
-        )
-        if layout in _LAYOUTS and (layout != found["layout"] or degrees * tensor != gpus):
+        replicas, shards = _data_parallel(config)
+        if layout in _LAYOUTS and (layout != found["layout"] or replicas * shards * tensor != gpus):
             refused = f"{gpus} GPUs have no layout {layout}"
             found["layout"] = layout
         found |= {
             axis: value for axis, value in axes.items() if axis not in AXES or axis == "memory_gib"
         }
-        name = _name(config, found, repeat if options.repeats > 1 else None)
+        name = _name((replicas, shards), found, repeat if options.repeats > 1 else None)
         name += f"_{layout}" if refused and layout in _LAYOUTS else ""
         folder = folder or self.folder / name
-        job = replace(config.job, dump_folder=str(folder.parent), experiment=folder.name)
+        placed = {"dump_folder": str(folder.parent), "experiment": folder.name}
+        content["job"] |= placed
         return Cell(
             name=name,
             axes=axes,
             repeat=repeat,
             settings=changed,
-            config=replace(config, job=job),
+            config=replace(config, job=replace(config.job, **placed)),
+            content=content,
             factors=found,
             gpus=gpus,
             gpus_per_node=options.gpus_per_node,
             memory_gib=_number("memory_gib", chosen.get("memory_gib", options.memory_gib)),
             refused=refused,
         )
+
+    def _refusal(self, config: JobConfig, gpus: int) -> str:
+        """The sentence with which training would refuse a config; empty where it starts."""
+        per_node = self.grid.grid.gpus_per_node
+        if gpus > per_node and gpus % per_node:
+            return f"{gpus} GPUs are no whole number of nodes of {per_node}"
+        try:
+            validate_config(config, gpus, list(model_flavors()))
+            validate_machine(config)
+        except InputError as error:
+            return str(error)
+        return ""
 
     def _base(self, base: str) -> dict[str, Any]:
         if base not in self._bases:
@@ -192,14 +189,14 @@ class Cells:
         content = {section: dict(keys) for section, keys in self._base(base).items()}
         for key, value in settings.items():
             *sections, name = key.split(".")
-            place = content
+            table = content
             for section in sections:
-                below = place.get(section, {})
+                below = table.get(section, {})
                 if not isinstance(below, dict):
                     raise InputError(f"[grid] {self.grid.grid.name}: there is no key {key}")
-                place[section] = dict(below)
-                place = place[section]
-            place[name] = value
+                table[section] = dict(below)
+                table = table[section]
+            table[name] = value
         return resolve(config_from_dict(content, f"[grid] {self.grid.grid.name}"))
 
 
@@ -210,14 +207,14 @@ def _steps(options) -> dict[str, Any]:
     return {"benchmark.steps": options.counted_steps, "benchmark.warmup_steps": warm_up}
 
 
-def _flat(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`data.max_frames` and `"data.max_frames"` are the same key here."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{place}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{place}{key}"] = value
+            flat[f"{prefix}{key}"] = value
     return flat
 
 
@@ -300,28 +297,25 @@ def _checkpointing(value: Any) -> dict[str, Any]:
     )
 
 
-def _name(config: JobConfig, found: Mapping[str, Any], repeat: int | None) -> str:
+def _data_parallel(config: JobConfig) -> tuple[int, int]:
+    """(replicas, shards) as configured."""
+    parallelism = config.parallelism
+    return parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree
+
+
+def _name(degrees: tuple[int, int], found: Mapping[str, Any], repeat: int | None) -> str:
     """The run's name, as the project's predecessor had it: ps is the patch size of the latents, which are
     not patched."""
-    parallelism = config.parallelism
-    replicas, shards = (
-        parallelism.data_parallel_replicate_degree,
-        parallelism.data_parallel_shard_degree,
-    )
+    replicas, shards = degrees
     if shards < 0:
         shards = found["gpus"] // found["tensor_parallel"] // replicas
     parts = [
         f"dit_{found['size']}_bs{found['batch']}_ps1_act{found['checkpointing']}_c{found['compile']}",
         f"{found['precision']}_p{replicas}x{shards}",
+        "" if found["tensor_parallel"] == 1 else f"tp{found['tensor_parallel']}",
+        "" if found["accumulation"] == 1 else f"acc{found['accumulation']}",
+        "" if found["attention"] == "auto" else str(found["attention"]),
+        *(f"{key.rpartition('.')[2]}{value}" for key, value in found.items() if key not in FACTORS),
     ]
-    if found["tensor_parallel"] != 1:
-        parts.append(f"tp{found['tensor_parallel']}")
-    if found["accumulation"] != 1:
-        parts.append(f"acc{found['accumulation']}")
-    if found["attention"] != "auto":
-        parts.append(str(found["attention"]))
-    parts += [
-        f"{key.rpartition('.')[2]}{value}" for key, value in found.items() if key not in FACTORS
-    ]
-    name = re.sub(r"[^\w.=-]+", "-", "_".join(parts))[:200]
+    name = re.sub(r"[^\w.=-]+", "-", "_".join(filter(None, parts)))[:200]
     return name if repeat is None else f"{name}_r{repeat}"

@@ -15,6 +15,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b
 GREY = "#b4b9c1"
 MARKERS = "osD^vPX*"
 _PREFIXES = {
+    **dict.fromkeys((*NO_ALTERNATIVES, "backend", "layout", "precision", "optimizer"), ""),
     "compile": "compile ",
     "checkpointing": "checkpointing ",
     "attention": "attention ",
@@ -33,9 +34,7 @@ def value_text(name: str, value: Any) -> str:
         return f"{name} not given"
     if name in _UNITS:
         return f"{value} {_UNITS[name][value != 1]}"
-    known = name in _PREFIXES or name in (*NO_ALTERNATIVES, "backend", "layout")
-    prefix = _PREFIXES.get(name, "") if known or name in ("precision", "optimizer") else f"{name} "
-    return f"{prefix}{value}"
+    return f"{_PREFIXES.get(name, f'{name} ')}{value}"
 
 
 def label(levels: Mapping[str, Any]) -> str:
@@ -57,10 +56,8 @@ def draw(title: str, paint: Any, *given: Any) -> dict[str, Any]:
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=130)
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    text = svg.getvalue()
-    element = re.sub(
-        r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL
-    )
+    element = "<svg" + svg.getvalue().partition("<svg")[2]
+    element = re.sub(r"\s*<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     return {"title": title, "svg": element, "png": png.getvalue()}
 
 
@@ -79,12 +76,11 @@ def line(text: str, color: str, marker: str = "", style: Any = "-") -> Any:
 
 
 def panels(figure: Any, count: int, height: float, legend_lines: int) -> list[Any]:
-    """Axes of small multiples, at most three in a row, and room for a legend of `legend_lines` below."""
+    """Axes of small multiples, at most three in a row, above a legend of `legend_lines`."""
     columns = min(count, 3)
     lines = -(-count // columns)
-    figure.set_size_inches(
-        10, (height if columns > 1 else height + 0.6) * lines + 0.2 * legend_lines
-    )
+    each = height if columns > 1 else height + 0.6
+    figure.set_size_inches(10, each * lines + 0.2 * legend_lines)
     grid = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes in grid[count:]:
         axes.set_axis_off()
@@ -92,7 +88,7 @@ def panels(figure: Any, count: int, height: float, legend_lines: int) -> list[An
 
 
 def panel_title(axes: Any, text: str) -> None:
-    """Of one panel, in lines that are as long as the panel is wide."""
+    """Wraps a title at the panel's width."""
     columns = axes.get_subplotspec().get_gridspec().ncols
     axes.set_title(textwrap.fill(text, 108 // columns))
 

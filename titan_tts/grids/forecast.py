@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from torchtitan.tools import utils
@@ -86,7 +85,7 @@ class Forecaster:
         return self._planner(cell).largest(cell.config, device, batches)
 
     def _planner(self, cell: Cell) -> Planner:
-        content = asdict(cell.config)
+        content = cell.content
         training = {**content["training"], "local_batch_size": 0, "global_batch_size": 0}
         data = {**content["data"], "batch_multiple": 0}
         rest = {key: value for key, value in content.items() if key not in _VARIED}

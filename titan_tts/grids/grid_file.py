@@ -36,16 +36,8 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
 
 AXES = (
-    "size",
-    "gpus",
-    "layout",
-    "batch",
-    "accumulation",
-    "checkpointing",
-    "compile",
-    "precision",
-    "attention",
-    "memory_gib",
+    *("size", "gpus", "layout", "batch", "accumulation"),
+    *("checkpointing", "compile", "precision", "attention", "memory_gib"),
 )
 """Axes with values of their own; every other axis is a config key, `section.key`. `size` is a config,
 `batch` the micro-batch of a rank or "auto": the largest that fits, `memory_gib` as in Options."""
@@ -106,11 +98,6 @@ class GridFile:
 
 
 def read_grid(path: Path) -> GridFile:
-    """Reads and checks a grid.
-
-    Raises:
-        InputError: it cannot be read, or a key or a value is wrong.
-    """
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
@@ -134,10 +121,9 @@ def read_grid(path: Path) -> GridFile:
         value = getattr(options, name)
         if not 0 < value < 10**9:
             raise InputError(f"{path}: [grid] {name} = {value}, but it must be greater than 0")
-    if not 0 <= options.memory_gib < math.inf:
-        raise InputError(
-            f"{path}: [grid] memory_gib = {options.memory_gib}, but it must be 0 or more"
-        )
+    memory = options.memory_gib
+    if not 0 <= memory < math.inf:
+        raise InputError(f"{path}: [grid] memory_gib = {memory}, but it must be 0 or more")
     if options.lengths == "longest" and options.counted_steps >= options.steps:
         raise InputError(
             f"{path}: [grid] counted_steps = {options.counted_steps} must be less than steps = "
@@ -172,11 +158,7 @@ def _check_axis(path: Path, axis: str, values: list[Any]) -> None:
 
 
 def find_grid(grid: str) -> Path:
-    """The TOML file that a path, or else the name of a shipped grid, stands for.
-
-    Raises:
-        InputError: neither a file nor a name.
-    """
+    """The TOML file of a path, or else of a shipped grid's name."""
     shipped = {path.stem: path for path in sorted(shipped_folder().glob("ablations/*.toml"))}
     path = Path(grid).expanduser()
     if path.is_file():

@@ -1,9 +1,9 @@
-"""A pass over the runs of a grid that are left, by growing batch; larger batches are skipped after an OOM."""
+"""Runs what is left of a grid, by growing batch; larger batches are skipped after an OOM."""
 
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,8 @@ from tqdm import tqdm
 from titan_tts.grids.cells import Cell, Cells
 from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile
-from titan_tts.grids.runner import FINAL, Runner, figures
-from titan_tts.grids.search import (
-    TRIAL_SETTINGS,
-    TrialError,
-    completes,
-    largest_that_fits,
-    smaller,
-)
+from titan_tts.grids.runner import FINAL, TRIAL_SETTINGS, Runner, TrialError, figures
+from titan_tts.grids.search import largest_that_fits, smaller
 from titan_tts.launch.supervisor import Outcome, slurm_nodes
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
@@ -31,8 +25,8 @@ _FIRST_BATCH = 8
 
 class GridRun:
     """Args:
-    retried: states whose runs are run again.
-    run_what_cannot_fit: by the plan.
+    retried: runs in these states are run again.
+    run_what_cannot_fit: tries also runs that do not fit by the plan.
     """
 
     def __init__(self, grid: GridFile, retried: set[str], run_what_cannot_fit: bool = False):
@@ -77,11 +71,8 @@ class GridRun:
         yield f"{len(self.all)} runs" + (f"; forecasts for {device.name}" if device else "")
 
     def run(self, source: str) -> int:
-        """Runs what is left. Returns 1 where a run has failed or timed out, and else 0.
-
-        Args:
-            source: the grid's TOML, of which a copy is kept.
-        """
+        """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed
+        out, and else 0."""
         write_atomic(self.folder / "grid.toml", source)
         records = {cell.name: self.runner.record(cell) for cell in self.all}
         self.stale = {n: row for n, row in records.items() if row.get("state") in self.retried}
@@ -124,19 +115,18 @@ class GridRun:
     def _group_lock(self, cell: Cell) -> Iterator[bool]:
         """Whether no other command runs a cell of this group."""
         lock = FileLock(self.folder / f".{fingerprint(cell.group)}.lock", timeout=0)
-        try:
+        with suppress(Timeout):
             lock.acquire()
-        except Timeout:
-            yield False
-            return
         try:
-            yield True
+            yield lock.is_locked
         finally:
             lock.release()
 
     def _one(self, cell: Cell) -> dict[str, Any]:
         forecast = self.forecaster.forecast(cell)
-        reason = cell.refused or self._hopeless(cell, forecast)
+        reason = cell.refused or self._predicted_oom(cell, forecast)
+        if cell.nodes > slurm_nodes() and not cell.refused:
+            reason = f"it needs {cell.nodes} nodes; start the grid with --retry skipped in a SLURM job that has them"
         if reason:
             return self.runner.keep(cell, Outcome("skipped", reason, 0.0), forecast)
         if cell.batch:
@@ -154,10 +144,8 @@ class GridRun:
         outcome = Outcome("skipped", "not even a batch of 1 fits", 0.0)
         return self.runner.keep(cell, outcome, forecast)
 
-    def _hopeless(self, cell: Cell, forecast: dict[str, Any] | None) -> str:
-        """Why a run is not even tried; empty where it is."""
-        if cell.nodes > slurm_nodes():
-            return f"it needs {cell.nodes} nodes; start the grid with --retry skipped in a SLURM job that has them"
+    def _predicted_oom(self, cell: Cell, forecast: dict[str, Any] | None) -> str:
+        """Why a run would surely end out of memory; empty where it may fit."""
         group = [other for other in self.all if other.group == cell.group and other.batch]
         full = [other.batch for other in group if self._state(other) == "oom"]
         if cell.batch and full and min(full) <= cell.batch:
@@ -174,6 +162,6 @@ class GridRun:
 
         def fits(batch: int) -> bool:
             trial = self.cells.make(cell.axes, 0, batch, TRIAL_SETTINGS, folder / f"bs{batch}")
-            return completes(self.runner, trial, f"batch {batch}")
+            return self.runner.run_succeeds(trial, f"batch {batch}")
 
         return largest_that_fits(fits, self.forecaster.largest(cell) or _FIRST_BATCH)

@@ -5,7 +5,7 @@ from typing import Any
 
 from titan_tts.grids.drawing import label
 from titan_tts.grids.effects import Noise
-from titan_tts.grids.runs import FIGURES
+from titan_tts.grids.runs import COLUMNS, FIGURES
 from titan_tts.grids.verdicts import WITHOUT_REPEATS
 from titan_tts.html import counted, page_template
 
@@ -47,8 +47,9 @@ def number(value: float | None, digits: int = 4) -> str:
 
 def figure_text(name: str, value: float | None) -> str:
     """A figure in the unit of UNITS."""
-    percent = name in ("mfu", "goodput_mfu", "hfu") and value is not None
-    return number(100 * value if percent and value is not None else value)
+    if value is not None and name in ("mfu", "goodput_mfu", "hfu"):
+        value *= 100
+    return number(value)
 
 
 def change(value: float | None) -> str:
@@ -57,38 +58,32 @@ def change(value: float | None) -> str:
 
 
 def span(low: float | None, high: float | None) -> str:
-    """Two ratios as changes: +3.1 to +4.5 %."""
+    """Two ratios as changes: +3.1 to +4.5 %; a dash where they are not known."""
     return "-" if low is None else f"{change(low).removesuffix(' %')} to {change(high)}"
-
-
-def interval(row: dict[str, Any]) -> str:
-    """An estimate's interval in percent; a dash without repeats."""
-    return span(row["low"], row["high"])
 
 
 def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
     """Lines of the summary: verdict (pass, fail, cannot tell or note) and what it is about."""
     lines = []
     for figure, each in content["growth"].items():
-        text = f"{UNITS[figure].removesuffix(' %')} does not fall with a larger batch: "
+        text = "no configuration was run at two batches"
         if each["pairs"]:
-            falls = len(each["falls"])
-            text += (
-                f"{falls} of {each['pairs']} steps to the next batch fall by more than the noise "
+            known = "" if content["noise"][figure]["df"] else ", taken without repeats"
+            text = (
+                f"{len(each['falls'])} of {each['pairs']} steps to the next batch fall by more than the noise "
+                f"({100 * each['tolerance']:.1f} %{known})"
             )
-            text += f"({100 * each['tolerance']:.1f} %"
-            known = content["noise"][figure]["df"] > 0
-            text += ")" if known else ", taken without repeats)"
-        else:
-            text += "no configuration was run at two batches"
+        name = UNITS[figure].removesuffix(" %")
+        text = f"{name} does not fall with a larger batch: {text}"
         lines.append({"verdict": each["verdict"], "text": text})
     speed = Noise(**content["noise"]["samples_per_second"]) if content["rows"] else None
     if speed and speed.df:
-        text = f"repeats differ by {100 * speed.variance**0.5:.2f} % of samples/s (standard deviation, "
-        lines.append({"verdict": "note", "text": f"{text}{speed.df} degrees of freedom)"})
+        deviation = f"{100 * speed.variance**0.5:.2f} % of samples/s (standard deviation, "
+        text = f"repeats differ by {deviation}{speed.df} degrees of freedom)"
+        lines.append({"verdict": "note", "text": text})
     elif speed:
-        text = "no cell was run twice, so no effect has an interval and "
-        text += f"{100 * WITHOUT_REPEATS:g} % is taken as noise"
+        noise = f"{100 * WITHOUT_REPEATS:g} % is taken as noise"
+        text = f"no cell was run twice, so no effect has an interval and {noise}"
         lines.append({"verdict": "cannot tell", "text": text})
     forecasts = content["forecasts"]
     if forecasts["tried"]:
@@ -97,21 +92,18 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
         text = f"the forecast whether a run fits into memory was right for {right}"
         lines.append({"verdict": verdict, "text": text})
     if compiles := content["notes"].get("compiles", {}).get("runs"):
-        text = (
-            f"{counted(compiles, 'run')} compiled while being timed; raise [benchmark] warmup_steps"
-        )
+        runs = counted(compiles, "run")
+        text = f"{runs} compiled while being timed; raise [benchmark] warmup_steps"
         lines.append({"verdict": "fail", "text": text})
     return lines
 
 
 def run_columns(content: dict[str, Any], runs: Sequence[dict]) -> tuple[list[str], list[str]]:
     """Factors that vary between the runs, and the figures that any has."""
-    static = {"name", "folder", "grid", "source", "mfu_convention", "state", "reason", "repeat"}
     factors = [
         name
         for name in runs[0]
-        if name not in static
-        and name not in FIGURES
+        if name not in (*COLUMNS, *FIGURES)
         and not name.startswith("predicted_")
         and len({row[name] for row in runs if row[name] is not None}) > 1
     ]
@@ -119,14 +111,8 @@ def run_columns(content: dict[str, Any], runs: Sequence[dict]) -> tuple[list[str
 
 
 def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> str:
-    """The page.
-
-    Args:
-        generator: by which another analysis knows the page as its own.
-        content: as `command.analyse` makes it.
-        plots: as `plots.draw_all` makes them.
-    """
-    filters = {"number": number, "change": change, "interval": interval}
+    """The page of `analyse`'s content and `draw_all`'s plots. Another analysis recognizes it by `generator`."""
+    filters = {"number": number, "change": change}
     template = page_template(__package__, "analysis.html.jinja", filters)
     factors, figures = run_columns(content, content["all"])
     return template.render(

@@ -3,22 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_tts.grids.drawing import (
-    COLORS,
-    GREY,
-    MARKERS,
-    draw,
-    label,
-    legend,
-    line,
-    log_axis,
-    panel_title,
-    panels,
-    ticks,
-)
+from titan_tts.grids import drawing
+from titan_tts.grids.drawing import COLORS, GREY, MARKERS, label, legend, line, panel_title, panels
 from titan_tts.grids.effects import NO_ALTERNATIVES, Row
 from titan_tts.grids.runs import SPLIT
-from titan_tts.grids.verdicts import group_key, in_order, means
+from titan_tts.grids.verdicts import group_key, group_levels, in_order, means
 
 Content = dict[str, Any]
 
@@ -52,11 +41,7 @@ _MAX_LINES = 40
 
 
 def draw_all(content: Content) -> dict[str, dict[str, Any]]:
-    """Name -> {"title", "svg": an element, "png": bytes} of every plot for which there are figures.
-
-    Args:
-        content: as `command.analyse` makes it.
-    """
+    """Name -> {"title", "svg": an element, "png": bytes} of every plot for which there are figures."""
     rows, names = content["rows"], content["names"]
     plots: dict[str, tuple[str, Any, tuple]] = {}
     with_mfu = any(row["mfu"] is not None for row in rows)
@@ -85,7 +70,9 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     split = [row for row in rows if row["forward_seconds"] is not None]
     if split:
         plots["step_split"] = "Where a step's time goes", _split, (split, names)
-    return {name: draw(title, paint, *given) for name, (title, paint, given) in plots.items()}
+    return {
+        name: drawing.draw(title, paint, *given) for name, (title, paint, given) in plots.items()
+    }
 
 
 def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
@@ -126,10 +113,9 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
             axes.plot(*zip(*lines[key], strict=True), color=color.get(key, GREY), **style)
         marked = [(key, row) for key, row in lost if group_key(row, names) == group]
         _mark_lost(axes, marked, color, top)
-        ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
+        drawing.ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
         if group:
-            words = {each: None for each in NO_ALTERNATIVES if each in names}
-            panel_title(axes, label(dict(zip(words, group, strict=True))))
+            panel_title(axes, label(group_levels(group, names)))
         axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
     if len(groups) > len(shown):
         figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
@@ -155,21 +141,15 @@ def _lost_cells(content: Content, inner: Sequence[str]) -> list[tuple[Any, Row]]
     sizes, devices ... have no panel."""
     found: list[tuple[Any, Row]] = []
     for row in content["lost"]:
-        others = {
-            name
-            for name, value in content["constant"].items()
-            if row[name] is not None and row[name] != value
-        }
+        constant = content["constant"].items()
+        others = {name for name, value in constant if row[name] not in (None, value)}
         if row["batch"] and not others & {*NO_ALTERNATIVES}:
             found.append((None if others else tuple(row[name] for name in inner), row))
     return found
 
 
 def _mark_lost(
-    axes: Any,
-    lost: Sequence[tuple[Any, Row]],
-    color: Mapping[Any, str],
-    top: float,
+    axes: Any, lost: Sequence[tuple[Any, Row]], color: Mapping[Any, str], top: float
 ) -> None:
     """Marks below zero, and an axis that leaves them room and counts from zero."""
     keys = [key for key, _ in lost]
@@ -177,15 +157,9 @@ def _mark_lost(
     lines = len(order) + any(key not in color for key in keys)
     step = top * 0.055
     for key, row in lost:
-        place = order.index(key) if key in order else len(order)
-        axes.plot(
-            row["batch"],
-            -step * (place + 1),
-            marker=_LOST[row["state"]][0],
-            color=color.get(key, GREY),
-            markersize=5,
-            clip_on=False,
-        )
+        y = -step * (order.index(key) + 1 if key in order else len(order) + 1)
+        style = {"marker": _LOST[row["state"]][0], "color": color.get(key, GREY)}
+        axes.plot(row["batch"], y, **style, markersize=5, clip_on=False)
     axes.set_ylim(-step * (lines + 0.6) if lines else 0, top * 1.06)
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top * 1.06])
     if lines:
@@ -268,8 +242,7 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
             )
             axes.plot(x, y, **style)
         if key:
-            words = [name for name in NO_ALTERNATIVES if name in names]
-            panel_title(axes, label(dict(zip(words, key, strict=True))))
+            panel_title(axes, label(group_levels(key, names)))
         axes.margins(0.1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
@@ -277,7 +250,7 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
 
 
 def _scaling(figure: Any, curves: Sequence[Row]) -> None:
-    left, right = panels(figure, 2, 3.6, min(len(curves), 8))
+    left, right = panels(figure, 2, 3.6, min(len(curves), len(COLORS)))
     entries = []
     for number, curve in reversed(list(enumerate(curves[:_MAX_LINES]))):
         points = curve["points"]
@@ -293,9 +266,9 @@ def _scaling(figure: Any, curves: Sequence[Row]) -> None:
             left.plot(gpus, ideal, color=style["color"], linestyle=":", linewidth=0.9)
     everywhere = [point["gpus"] for curve in curves for point in curve["points"]]
     for axes in (left, right):
-        ticks(axes, everywhere)
+        drawing.ticks(axes, everywhere)
         axes.set_xlabel("GPUs")
-    log_axis(left.yaxis)
+    drawing.log_axis(left.yaxis)
     left.set(ylabel="samples per second (dotted: linear)")
     right.axhline(100, color="#444", linewidth=0.8)
     right.set(ylabel="efficiency (% per GPU)")
@@ -321,14 +294,14 @@ def _predicted(figure: Any, rows: Sequence[Row]) -> None:
         axes.plot(ends, ends, color="#444", linewidth=0.8)
         axes.plot(x, y, "o", color=COLORS[0], markersize=4, alpha=0.7)
         if ends[1] > 20 * ends[0]:
-            log_axis(axes.xaxis)
-            log_axis(axes.yaxis)
+            drawing.log_axis(axes.xaxis)
+            drawing.log_axis(axes.yaxis)
         axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
 
 
 def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Seconds of a step of the fastest configurations, each at its best batch. The exchange is behind
-    the other parts, so it has a bar of its own."""
+    """Seconds of a step of the fastest configurations, each at its best batch. Communication overlaps
+    with the other parts, so it has a bar of its own."""
     parts = [f"{part}_seconds" for part in SPLIT]
     table = means(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
     best: dict[tuple, dict[str, Any]] = {}

@@ -1,9 +1,8 @@
-"""Runs the cells of a grid one after another; what became of each is kept in its `run.json`."""
+"""Runs a cell of a grid and keeps its outcome in `run.json`."""
 
 import json
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,27 @@ from torchtitan.models.dit_tts.run.run_folder import LOCK
 FILE_NAME = "run.json"
 FORMAT = 1
 
-_NOT_COMPARED = {"job": ("config_file", "dump_folder", "experiment", "description")}
+_NOT_COMPARED = ("config_file", "dump_folder", "experiment", "description")
+"""of [job]"""
 
 FINAL = ("completed", "oom", "failed", "timeout", "skipped")
 """States of a run that is not run again when a grid continues"""
 
+# Each trial of a search is a run of its own in benchmark mode: the allocator starts empty, as in training,
+# and where one rank runs out of memory the launcher ends the others, so none hangs. CUDA graphs are recorded
+# in the third step.
+TRIAL_SETTINGS = {"benchmark.steps": 1, "benchmark.warmup_steps": 3, "benchmark.profile": False}
+
 GRACE_SECONDS = 20.0
 """for a run to end by itself, after it has completed or after SIGTERM"""
+
+
+class TrialError(InputError):
+    """A trial has ended for another reason than memory, in this state."""
+
+    def __init__(self, state: str, message: str):
+        super().__init__(message)
+        self.state = state
 
 
 class Runner:
@@ -45,11 +58,7 @@ class Runner:
         self.timeout_seconds = timeout_seconds
 
     def record(self, cell: Cell) -> dict[str, Any]:
-        """The run.json of a cell, empty where there is none.
-
-        Raises:
-            InputError: it is of a run with other settings.
-        """
+        """The run.json of a cell, empty where there is none."""
         record = read_json(cell.folder / FILE_NAME)
         if record.get("identity") == _identity(cell):
             return record
@@ -84,7 +93,7 @@ class Runner:
         began = time.time()
         self._write(cell, forecast, Outcome("running", "", 0.0), began)
         config = folder / "config.toml"
-        write_atomic(config, tomli_w.dumps(without_secrets(without_none(asdict(cell.config)))))
+        write_atomic(config, tomli_w.dumps(without_secrets(without_none(cell.content))))
         command = train_command(config, cell.gpus, nodes=cell.nodes)
         run = RunProcess(command, folder, folder / "run.log", memory_gib=cell.memory_gib)
         try:
@@ -105,6 +114,30 @@ class Runner:
                 outcome.seconds,
             )
         return self._write(cell, forecast, outcome, began)
+
+    def run_succeeds(self, cell: Cell, tried: str) -> bool:
+        """Whether a trial completes, and does not run out of memory; one that was made before is not made
+        again.
+
+        Args:
+            tried: the batch, for the log.
+
+        Raises:
+            TrialError: the trial ended for another reason than memory.
+        """
+        if cell.refused:
+            raise InputError(cell.refused)
+        record = self.record(cell)
+        if record.get("state") not in ("completed", "oom"):
+            record = self.run(cell, None)
+        state = record["state"]
+        print(f"  {tried}: {state} ({record['seconds']:.0f} s)", flush=True)
+        if state not in ("completed", "oom"):
+            raise TrialError(
+                state,
+                f"the trial of {tried} ended with {state}: {record['reason']}; see {cell.folder}",
+            )
+        return state == "completed"
 
     def _write(
         self, cell: Cell, forecast: dict[str, Any] | None, outcome: Outcome, began: float
@@ -131,9 +164,9 @@ class Runner:
 def _identity(cell: Cell) -> str:
     """The same for starts of the same run, also where its batch is searched anew: of the complete config,
     the device and the number of GPUs."""
-    content = asdict(cell.config)
-    for section, keys in _NOT_COMPARED.items():
-        content[section] = {k: v for k, v in content[section].items() if k not in keys}
+    content = {section: dict(keys) for section, keys in cell.content.items()}
+    for key in _NOT_COMPARED:
+        del content["job"][key]
     if cell.axes.get("batch") == AUTO:
         for key in ("local_batch_size", "global_batch_size"):
             del content["training"][key]

@@ -45,7 +45,7 @@ PREDICTED = ("fits", "gib", "seconds_per_step", "samples_per_second", "mfu")
 COMPARED = (*FACTORS, "device")
 """Factors that distinguish the runs of a comparison; the axes of their grids are further ones."""
 
-_COLUMNS = ("name", "folder", "grid", "source", "mfu_convention", "state", "reason", "repeat")
+COLUMNS = ("name", "folder", "grid", "source", "mfu_convention", "state", "reason", "repeat")
 _MARKS = ("run.json", "benchmark.json", "state.json", "metrics.jsonl")
 _NOT_SEARCHED = ("checkpoint", "analysis", "trials")
 
@@ -103,7 +103,7 @@ class Run:
     def row(self, axes: Sequence[str]) -> dict[str, Any]:
         """All columns, with the axes of `extra_axes`."""
         return {
-            **{name: getattr(self, name) for name in _COLUMNS},
+            **{name: getattr(self, name) for name in COLUMNS},
             **{name: self.factors.get(name) for name in (*COMPARED, *axes)},
             **{name: self.figures.get(name) for name in FIGURES},
             **{f"predicted_{name}": self.predicted.get(name) for name in PREDICTED},

@@ -1,4 +1,4 @@
-"""Which configurations are best, how they scale, and whether the figures are plausible.
+"""Best configurations, their scaling, and checks of the figures.
 
 A *configuration* is what runs have in common apart from the batch (and the repeat); rows and names are
 those of `effects.matched_factors`.
@@ -11,14 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.grids.effects import (
-    LEVEL,
-    NO_ALTERNATIVES,
-    Row,
-    cells,
-    level_order,
-    pooled_noise,
-)
+from titan_tts.grids.effects import LEVEL, NO_ALTERNATIVES, Row, cells, level_order, pooled_noise
 from titan_tts.grids.runs import Run
 
 WITHOUT_REPEATS = 0.02
@@ -37,8 +30,9 @@ def in_order(keys: Iterable[tuple]) -> list[tuple]:
     return sorted(set(keys), key=lambda key: [level_order(value) for value in key])
 
 
-def levels_of(names: Sequence[str], key: Sequence[Any]) -> dict[str, Any]:
-    return dict(zip(names, key, strict=True))
+def group_levels(key: tuple, names: Sequence[str]) -> dict[str, Any]:
+    """The inverse of `group_key`: factor -> level."""
+    return dict(zip((name for name in NO_ALTERNATIVES if name in names), key, strict=True))
 
 
 def means(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict]:
@@ -48,7 +42,7 @@ def means(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> 
         found[tuple(row[name] for name in names)].append(row)
     table = []
     for key, each in found.items():
-        row = levels_of(names, key) | {"runs": len(each)}
+        row = dict(zip(names, key, strict=True)) | {"runs": len(each)}
         for figure in figures:
             values = [one[figure] for one in each if one[figure] is not None]
             row[figure] = float(np.mean(values)) if values else None
@@ -76,24 +70,23 @@ def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, 
     found = cells(rows, names, figure)
     noise = pooled_noise(found)
     lines: dict[tuple, list] = defaultdict(list)
-    if "batch" in names:
-        place = list(names).index("batch")
-        for key, values in found.items():
-            lines[key[:place] + key[place + 1 :]].append((key[place], values))
-    others = [name for name in names if name != "batch"]
+    for key, values in found.items() if "batch" in names else ():
+        levels = dict(zip(names, key, strict=True))
+        batch = levels.pop("batch")
+        lines[tuple(levels.items())].append((batch, values))
     steps = []
-    for key, line in lines.items():
+    for configuration, line in lines.items():
         line.sort(key=lambda point: point[0])
-        steps += [(key, *pair) for pair in zip(line, line[1:], strict=False)]
+        steps += [(configuration, *pair) for pair in zip(line, line[1:], strict=False)]
     falls, largest = [], 0.0
-    for key, (batch, before), (next_batch, after) in steps:
+    for configuration, (batch, before), (next_batch, after) in steps:
         inverse = 1 / len(before) + 1 / len(after)
         half = noise.half_width(inverse, tail=(1 - LEVEL) / len(steps))
         tolerance = WITHOUT_REPEATS if half is None else max(LEAST_FALL, -math.expm1(-half))
         largest = max(largest, tolerance)
         change = float(after.mean() - before.mean())
         if change < math.log1p(-tolerance):
-            row = {"configuration": levels_of(others, key), "batch": batch}
+            row = {"configuration": dict(configuration), "batch": batch}
             falls.append({**row, "next_batch": next_batch, "ratio": math.exp(change)})
     verdict = "cannot tell" if not steps else "fail" if falls else "pass"
     return {"verdict": verdict, "pairs": len(steps), "tolerance": largest, "falls": falls}
@@ -172,8 +165,8 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
     tried = [run for run in runs if run.state in ("completed", "oom") and "fits" in run.predicted]
     fits: dict[str, int] = defaultdict(int)
     for run in tried:
-        words = "fits" if run.predicted["fits"] else "does not fit", run.state
-        fits["predicted that it {}, {}".format(*words)] += 1
+        word = "fits" if run.predicted["fits"] else "does not fit"
+        fits[f"predicted that it {word}, {run.state}"] += 1
     pairs = {
         "seconds_per_step": "seconds_per_step",
         "samples_per_second": "samples_per_second",
@@ -195,7 +188,7 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def notes(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the benchmarks say of their own figures: text or value -> number of runs."""
+    """The benchmarks' notes on their own figures: text or value -> number of runs."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for run in runs:
         for name, value in run.notes.items():

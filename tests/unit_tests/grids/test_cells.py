@@ -22,11 +22,8 @@ def cells(folder: Path, text: str, options: str = ""):
 
 
 def test_every_combination_by_growing_batch_and_all_before_any_is_repeated(tmp_path):
-    found = cells(
-        tmp_path,
-        '[axes]\nbatch = [4, 1]\nlayout = ["fsdp", "ddp"]',
-        "gpus = 2\nrepeats = 2",
-    )
+    axes = '[axes]\nbatch = [4, 1]\nlayout = ["fsdp", "ddp"]'
+    found = cells(tmp_path, axes, "gpus = 2\nrepeats = 2")
     assert [(c.repeat, c.axes["layout"], c.batch) for c in found] == [
         (repeat, layout, batch)
         for repeat in (0, 1)
@@ -40,31 +37,31 @@ def test_every_combination_by_growing_batch_and_all_before_any_is_repeated(tmp_p
     assert found[0].folder == tmp_path / "mine" / found[0].name
 
 
-@pytest.mark.parametrize(
-    "axis, value, expected",
-    [
-        ("layout", "hsdp", ("parallelism.data_parallel_replicate_degree", 2)),
-        ("layout", "1x4", ("parallelism.data_parallel_shard_degree", 4)),
-        ("checkpointing", "every 2", ("activation_checkpoint.selective_ac_option", "2")),
-        ("checkpointing", "op", ("activation_checkpoint.mode", "selective")),
-        ("checkpointing", "full", ("activation_checkpoint.mode", "full")),
-        ("checkpointing", "memory_budget 0.9", ("activation_checkpoint.memory_budget", 0.9)),
-        ("compile", "off", ("compile.enable", False)),
-        ("compile", "default", ("compile.enable", True)),
-        ("precision", "bf16", ("training.mixed_precision_param", "bfloat16")),
-        ("precision", "fp8", ("model.converters", ["float8"])),
-        ("attention", "sdpa", ("attention.backend", "sdpa")),
-        ("optimizer.state_dtype", "bfloat16", ("optimizer.state_dtype", "bfloat16")),
-    ],
-)
+AXES = [
+    ("layout", "hsdp", ("parallelism.data_parallel_replicate_degree", 2)),
+    ("layout", "1x4", ("parallelism.data_parallel_shard_degree", 4)),
+    ("checkpointing", "every 2", ("activation_checkpoint.selective_ac_option", "2")),
+    ("checkpointing", "op", ("activation_checkpoint.mode", "selective")),
+    ("checkpointing", "full", ("activation_checkpoint.mode", "full")),
+    ("checkpointing", "memory_budget 0.9", ("activation_checkpoint.memory_budget", 0.9)),
+    ("compile", "off", ("compile.enable", False)),
+    ("compile", "default", ("compile.enable", True)),
+    ("precision", "bf16", ("training.mixed_precision_param", "bfloat16")),
+    ("precision", "fp8", ("model.converters", ["float8"])),
+    ("attention", "sdpa", ("attention.backend", "sdpa")),
+    ("optimizer.state_dtype", "bfloat16", ("optimizer.state_dtype", "bfloat16")),
+]
+
+
+@pytest.mark.parametrize("axis, value, expected", AXES)
 def test_what_an_axis_sets(tmp_path, axis, value, expected):
     (cell,) = cells(tmp_path, f'[axes]\n"{axis}" = ["{value}"]\nbatch = [2]', "gpus = 4")
     key, wanted = expected
-    assert cell.settings[key] == wanted
-    place = cell.config
-    for name in key.split("."):
-        place = getattr(place, name)
-    assert place == wanted
+    *sections, name = key.split(".")
+    table = cell.content
+    for section in sections:
+        table = table[section]
+    assert cell.settings[key] == table[name] == wanted
     assert cell.factors.get(axis, cell.factors["layout"]) in (value, "hsdp", "fsdp")
 
 
@@ -92,12 +89,8 @@ batch = 8
 "debug.seed" = 5
 """
     found = cells(tmp_path, text)
-    assert sorted((c.batch, c.factors["optimizer.lr"]) for c in found) == [
-        (1, 0.1),
-        (1, 0.2),
-        (2, 0.1),
-        (8, 0.1),
-    ]
+    levels = sorted((c.batch, c.factors["optimizer.lr"]) for c in found)
+    assert levels == [(1, 0.1), (1, 0.2), (2, 0.1), (8, 0.1)]
     assert found[-1].factors["debug.seed"] == 5 and found[-1].config.debug.seed == 5
     assert len({cell.name for cell in found}) == 4
 
@@ -111,52 +104,40 @@ def test_what_training_refuses_is_known_before(tmp_path):
     (single,) = cells(tmp_path, '[axes]\nlayout = ["hsdp"]\nbatch = [1]')
     assert single.refused == "1 GPUs have no layout hsdp" and single.factors["layout"] == "hsdp"
     assert len(cells(tmp_path, '[axes]\nlayout = ["ddp", "fsdp", "hsdp"]\ngpus = [1, 2]')) == 6
+    sizes = cells(tmp_path, '[axes]\nsize = ["debug", "800m"]\nbatch = [1]')
+    assert [cell.config.model.flavor for cell in sizes] == ["debug", "800M"]
 
 
-def test_sizes_are_configs(tmp_path):
-    found = cells(tmp_path, '[axes]\nsize = ["debug", "800m"]\nbatch = [1]')
-    assert [cell.config.model.flavor for cell in found] == ["debug", "800M"]
-    assert found[1].config.encoder.model == "google/t5gemma-2-270m-270m"
+BATCH = "[axes]\nbatch = [1]\n"
+MANY = "\n".join(f'"a.b{n}" = {list(range(30))}' for n in range(3))
+MISTAKES = [
+    ('[axes]\nlayuot = ["ddp"]', "", "there is no axis 'layuot'"),
+    ('[axes]\nlayout = ["dpp"]', "", r"\[axes\] layout has 'dpp'"),
+    ('[axes]\ncheckpointing = ["every x"]', "", "'every x'"),
+    ('[axes]\nprecision = ["fp16"]', "", "fp32, bf16, fp8"),
+    ("[axes]\nbatch = [0]", "", r"\[axes\] batch has 0"),
+    ("[axes]\nbatch = [true]", "", r"\[axes\] batch has True"),
+    ("[axes]\nbatch = [1, 1]", "", "each once"),
+    ("[axes]\naccumulation = [2]", "", "needs an axis batch"),
+    (BATCH + "[[exclude]]\nbatch = true", "", "which no axis has"),
+    (BATCH + "[[extra]]\nbatch = 1", "", "two runs come to the same name"),
+    (BATCH + "[[extra]]\nbatch = []", "", "must have values"),
+    ('[axes]\n"optimizer.lrr" = [1]', "", r"\[optimizer\] lrr: did you mean lr"),
+    ('[axes]\n"optimizer.lr" = ["x"]', "", "but it must be a number"),
+    ("", "repeats = 0", "repeats = 0"),
+    ("", "steps = 5\ncounted_steps = 5", "counted_steps = 5"),
+    ("", "memory_gib = -1.0", "memory_gib"),
+    ("", 'name = "a/b"', "must be a folder's name"),
+    ("", "step = 5", "did you mean steps"),
+    ('[axes]\nprecision = [["fp8"]]', "", "its values are words or numbers"),
+    ('[axes]\n"data.max_frames.x" = [32]', "", "there is no key data.max_frames.x"),
+    ("", 'dump_folder = "s3://bucket/x"', "must be a local folder"),
+    (f"[axes]\n{MANY}", "", "more than"),
+    ("[axes", "", "not valid TOML"),
+]
 
 
-@pytest.mark.parametrize(
-    "text, options, words",
-    [
-        ('[axes]\nlayuot = ["ddp"]', "", "there is no axis 'layuot'"),
-        ('[axes]\nlayout = ["dpp"]', "", r"\[axes\] layout has 'dpp'"),
-        ('[axes]\ncheckpointing = ["every x"]', "", "'every x'"),
-        ('[axes]\nprecision = ["fp16"]', "", "fp32, bf16, fp8"),
-        ("[axes]\nbatch = [0]", "", r"\[axes\] batch has 0"),
-        ("[axes]\nbatch = [true]", "", r"\[axes\] batch has True"),
-        ("[axes]\nbatch = [1, 1]", "", "each once"),
-        ("[axes]\nbatch = []", "", "must have values"),
-        ("[axes]\naccumulation = [2]", "", "needs an axis batch"),
-        ("[axes]\nbatch = [1]\n[[exclude]]\nbatch = 2", "", "which no axis has"),
-        ("[axes]\nbatch = [1]\n[[extra]]\nbatch = 1", "", "two runs come to the same name"),
-        ('[axes]\n"optimizer.lrr" = [1]', "", r"\[optimizer\] lrr: did you mean lr"),
-        ('[axes]\n"optimizer.lr" = ["x"]', "", "but it must be a number"),
-        ("[settings]\noptimiser.lr = 1.0", "", "optimizer"),
-        ("", "repeats = 0", "repeats = 0"),
-        ("", "steps = 5\ncounted_steps = 5", "counted_steps = 5"),
-        ("", "timeout_minutes = nan", "timeout_minutes = nan"),
-        ("", "memory_gib = -1.0", "memory_gib"),
-        ("", 'name = "a/b"', "must be a folder's name"),
-        ("", "step = 5", "did you mean steps"),
-        ('[axes]\nprecision = [["fp8"]]', "", "its values are words or numbers"),
-        ('[axes]\n"data.max_frames.x" = [32]', "", "there is no key data.max_frames.x"),
-        ("[axes]\nbatch = [1]\n[[exclude]]\nbatch = true", "", "which no axis has"),
-        ("[axes]\nbatch = [1]\n[[extra]]\nbatch = []", "", "must have values"),
-        ("", 'name = "a\\nb"', "must be a folder's name"),
-        ("", 'dump_folder = "s3://bucket/x"', "must be a local folder"),
-        ("[axis]\nbatch = [1]", "", "did you mean axes"),
-        (
-            "[axes]\n" + "\n".join(f'"a.b{n}" = {list(range(30))}' for n in range(3)),
-            "",
-            "more than",
-        ),
-        ("[axes", "", "not valid TOML"),
-    ],
-)
+@pytest.mark.parametrize("text, options, words", MISTAKES)
 def test_mistakes_are_one_sentence(tmp_path, text, options, words):
     with pytest.raises(InputError, match=words):
         cells(tmp_path, text, options)
@@ -168,8 +149,11 @@ def test_a_missing_file_and_a_missing_config(tmp_path):
     (tmp_path / "empty.toml").write_text("")
     with pytest.raises(InputError, match="config is missing"):
         read_grid(tmp_path / "empty.toml")
+    with pytest.raises(InputError, match="one of: 800m, 8b, autotune, debug"):
+        find_grid("80m")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, runs", [("800m", 268), ("8b", 82), ("autotune", 27), ("debug", 52)])
 def test_shipped_grids(name, runs, tmp_path):
     """None has a run that training refuses, but for several nodes' and CUDA's."""
@@ -177,8 +161,3 @@ def test_shipped_grids(name, runs, tmp_path):
     found = Cells(shipped, tmp_path).all()
     assert len(found) == runs
     assert not [cell.refused for cell in found if cell.refused]
-
-
-def test_an_unknown_grid(tmp_path):
-    with pytest.raises(InputError, match="one of: 800m, 8b, autotune, debug"):
-        find_grid("80m")
