@@ -32,21 +32,16 @@ def load(tmp_path: Path, toml: str | bytes, *arguments: str) -> JobConfig:
 
 def test_precedence(tmp_path):
     toml = "optimizer.lr = 1\ncompile.enable = true\n[training]\nsteps = 5\nlocal_batch_size = 6\n"
-    config = load(tmp_path, toml, "--training.steps=7", "--compile.no-enable")
-    default = JobConfig()
-    assert config.training.steps == 7 and config.optimizer.lr == 1  # an integer for a float
-    assert config.training.local_batch_size == 6 != default.training.local_batch_size
-    assert config.training.max_norm == default.training.max_norm
-    assert not config.compile.enable and load(tmp_path, toml).compile.enable
-
-
-@pytest.mark.parametrize("flag", ["--training.local_batch_size=3", "--training.local-batch-size 3"])
-def test_spellings_of_a_flag(tmp_path, flag):
-    toml = tmp_path / "given.toml"
-    toml.write_text("[data]\nseed = 4\n")
-    for config_file in (["--job.config_file", str(toml)], [f"--job.config-file={toml}"]):
-        config = load_config([*flag.split(), *config_file])
-        assert (config.training.local_batch_size, config.data.seed) == (3, 4)
+    for flag in ("--training.steps=7", "--training.steps 7"):
+        config = load(tmp_path, toml, *flag.split(), "--compile.no-enable")
+        assert config.training.steps == 7 and config.optimizer.lr == 1  # an integer for a float
+        assert config.training.local_batch_size == 6
+        assert config.training.max_norm == JobConfig().training.max_norm
+        assert not config.compile.enable
+    with_blank = load_config(
+        ["--training.local-batch-size=3", f"--job.config-file={tmp_path}/given.toml"]
+    )
+    assert with_blank.training.local_batch_size == 3 and with_blank.compile.enable
 
 
 def test_spellings_of_a_boolean(tmp_path):
@@ -81,19 +76,14 @@ def test_paths_of_data(tmp_path, monkeypatch):
 # What follows from it
 
 
-def test_the_run_folder(tmp_path, monkeypatch):
-    config = load(tmp_path, "[job]\ndump_folder = '~/runs'\n")
+def test_upstream_sees_the_run_folder_and_a_positive_local_batch(tmp_path, monkeypatch):
+    config = load(tmp_path, "[job]\ndump_folder = '~/d'\n[training]\nglobal_batch_size = 12\n")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert run_folder_path(config) == tmp_path / "runs" / "given"
     named = load(tmp_path, "", "--job.experiment=other", "--job.dump_folder=d")
     assert run_folder_path(named) == Path("d/other")
-
-
-def test_upstream_sees_the_run_folder_and_a_positive_local_batch(tmp_path):
-    config = load(tmp_path, "[job]\ndump_folder = 'd'\n[training]\nglobal_batch_size = 12\n")
     before = copy.deepcopy(config)
     view = upstream_view(config, run_folder_path(config), dp_degree=4)
-    assert (view.job.dump_folder, view.training.local_batch_size) == ("d/given", 3)
+    assert (view.job.dump_folder, view.training.local_batch_size) == (f"{tmp_path}/d/given", 3)
     view.training.steps = view.encoder.vocab_size = 77  # by the loader and the tokenizer
     assert config == before
     config.training.local_batch_size = 2

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torchtitan.tools.logging import logger
@@ -20,9 +20,6 @@ from torchtitan.tools.logging import logger
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
-
-if TYPE_CHECKING:  # it imports hundreds of modules
-    from torch.utils.tensorboard import SummaryWriter
 
 WANDB_FILE = "wandb.json"
 """File in the run folder with entity, project and id at W&B"""
@@ -38,12 +35,7 @@ class _TensorBoard:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._writer: SummaryWriter | None = None
-
-    @property
-    def writer(self) -> "SummaryWriter":
-        assert self._writer is not None, "continue_after was not called"
-        return self._writer
+        self._writer: Any = None  # until continue_after; its module imports hundreds of others
 
     def continue_after(self, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -54,10 +46,10 @@ class _TensorBoard:
 
     def log_scalars(self, values: Mapping[str, float | int], step: int) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step)
 
     def log_audio(self, name: str, waveform: Tensor, sample_rate: int, step: int) -> None:
-        self.writer.add_audio(name, waveform[None], step, sample_rate)
+        self._writer.add_audio(name, waveform[None], step, sample_rate)
 
     def log_image(self, name: str, png: bytes, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
@@ -65,8 +57,7 @@ class _TensorBoard:
         width, height = struct.unpack(">II", png[16:24])  # of the first chunk, IHDR
         image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
         summary = Summary(value=[Summary.Value(tag=name, image=image)])
-        assert self.writer.file_writer is not None
-        self.writer.file_writer.add_summary(summary, step)
+        self._writer.file_writer.add_summary(summary, step)
 
     def close(self) -> None:
         if self._writer is not None:
