@@ -22,21 +22,12 @@ BENCHMARK = [
     "--metrics.peak_tflops=0.1",
 ]
 
-PARTS = {"data", "forward", "backward", "optimizer", "other"}
+PARTS = {"data", "forward", "backward", "optimizer", "other", "exchange"}
 
 
-def report_of(run: runs.Run) -> dict:
-    assert json.loads((run.folder / "state.json").read_text())["state"] == "completed"
-    assert not (run.folder / "checkpoint").exists()
-    return json.loads((run.folder / "benchmark.json").read_text())
-
-
-def lengths_of(shape: dict) -> Lengths:
-    return Lengths(shape["frames"], shape["text_tokens"], shape["speaker_frames"])
-
-
-def blocks_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+def blocks_flops(args: DiTTTSModelArgs, shape: dict) -> int:
     """FLOPs of the forward pass through all decoder blocks."""
+    lengths = Lengths(shape["frames"], shape["text_tokens"], shape["speaker_frames"])
     return forward_flops(args, lengths) - forward_flops(replace(args, n_layers=0), lengths)
 
 
@@ -52,12 +43,14 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
         "--compile.components=model",
     ]
     run = runs.run(tmp_path, "bench", arguments, processes=2)
-    report = report_of(run)
+    assert json.loads((run.folder / "state.json").read_text())["state"] == "completed"
+    assert not (run.folder / "checkpoint").exists()
+    report = json.loads((run.folder / "benchmark.json").read_text())
     assert (report["gpus"], report["steps"], report["warm_up_steps"]) == (2, 6, 2)
     assert max(run.metrics()) == 2 + 6 + 2  # two more are profiled to see the exchange
     assert report["loss"] == run.metrics()[2 + 6]["loss"]
     split = report["step_split"]
-    assert split.keys() == PARTS | {"exchange"} and min(split.values()) > 0
+    assert split.keys() == PARTS and min(split.values()) > 0
     assert max(split.values()) < report["seconds_per_step"]["max"]
     assert report["compiles_while_timed"] == 0  # every shape was seen in the warm-up
     assert len(report["step_seconds"]) == 6
@@ -72,7 +65,7 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     args = model_flavors()["debug"]
     repeated = sum(
         # A block's forward pass again, of every block, for each micro-batch of both ranks.
-        2 * shape["micro_batches"] * shape["samples"] * blocks_flops(args, lengths_of(shape))
+        2 * shape["micro_batches"] * shape["samples"] * blocks_flops(args, shape)
         for shape in report["shapes"]
     )
     rate = repeated / report["timed_seconds"] / 2
@@ -90,20 +83,9 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
 
 def test_a_pretrained_encoder_runs_without_its_weights(tmp_path):
     encoder = write_tiny_t5gemma2(tmp_path / "encoder")
-    for file in encoder.iterdir():
-        if file.name != "config.json":
-            file.unlink()
-    arguments = [*BENCHMARK, "--benchmark.duration_seconds=0.5", f"--encoder.model={encoder}"]
-    arguments.append("--metrics.log_freq=1")
+    (encoder / "model.safetensors").unlink()
+    arguments = [*BENCHMARK, "--benchmark.steps=1", f"--encoder.model={encoder}"]
     run = runs.run(tmp_path, "bench", arguments)
-    report = report_of(run)
-    assert report["steps"] >= 1
-    assert "step: 1/2 (50% of the warm-up)" in run.log.read_text()
-    rows = run.metrics()
-    # The warm-up's end is known first, and from then on the end of the run.
-    assert rows[1]["progress"] == 0.5 and rows[1]["eta_seconds"] > 0.5
-    assert max(row["eta_seconds"] for step, row in rows.items() if step > 3) <= 0.5
-    assert max(row["progress"] for row in rows.values()) == 1.0
-    assert report["loss"] == rows[max(rows)]["loss"]
+    report = json.loads((run.folder / "benchmark.json").read_text())
     assert report["step_split"]["exchange"] == 0.0
     assert report["text_encoder"].endswith("run, frozen, with random weights")

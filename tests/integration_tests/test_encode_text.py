@@ -1,6 +1,5 @@
-"""`titan-tts prepare --encode-text` and training without the encoder."""
+"""`titan-tts prepare --encode-text`: made once, completed after a kill, gone with their shards."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,6 @@ import pytest
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from titan_tts.cli import main
-from tools.harness import runs
-from torchtitan.models.dit_tts.text import feature_builder
 
 SPEECH = {"each": 4, "voices": ("slt", "rms")}
 
@@ -23,22 +20,7 @@ def feature_files(output: Path) -> list[Path]:
     return sorted(output.glob("*/text_features/*/*.safetensors"))
 
 
-def arguments(output: Path, model: Path) -> list[str]:
-    return [
-        *runs.TINY,
-        f"--data.path={output / 'train'}",
-        f"--encoder.model={model}",
-        "--encoder.cache_features",
-        "--data.max_text_tokens=64",
-        "--training.steps=3",
-        "--data.batch_multiple=2",
-        "--training.global_batch_size=2",
-        "--training.local_batch_size=0",
-        "--data.num_buckets=1",
-    ]
-
-
-def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
+def test_features_are_made_once(tmp_path, capsys):
     model = write_tiny_t5gemma2(tmp_path / "encoder")
     source = corpora.write_manifest(tmp_path / "corpus", corpora.speech(**SPEECH))
     output = tmp_path / "out"
@@ -65,17 +47,5 @@ def test_prepare_then_train_without_the_encoder(tmp_path, capsys, monkeypatch):
     assert files[2].read_bytes() == content
     assert [path for path in files if path.stat().st_mtime_ns != times[path]] == [files[2]]
 
-    # Elsewhere the shards, config and tokenizer are enough.
-    (model / "model.safetensors").rename(tmp_path / "weights")
-    moved = tmp_path / "elsewhere" / model.name
-    shutil.copytree(model, moved)
-    run = runs.run(tmp_path, "cached", arguments(output, moved))
-    assert sorted(run.metrics()) == [1, 2, 3]
-
-    (tmp_path / "weights").rename(model / "model.safetensors")
     assert main([*command, "--overwrite", "--seed", "1"]) == 0  # features go with their shards
     assert not feature_files(output)
-
-    monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 3)
-    assert main([*encode, "--seed", "1"]) == 0
-    assert "8 texts have no features, as they are longer than 3 tokens" in capsys.readouterr().out

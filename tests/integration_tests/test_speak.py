@@ -1,8 +1,6 @@
-"""From the embedded recordings to speech: prepare, train a little, generate, evaluate."""
+"""From recordings to speech: prepare, train a little, generate, evaluate; and with conditioning tokens."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import soundfile
@@ -10,6 +8,9 @@ import soundfile
 from tests.helpers.speech_corpora import CORPUS
 from tools.harness import runs
 from tools.harness.forked import titan_tts
+from tools.harness.synthetic import make_shards
+
+DIGITS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
 
 
 @pytest.fixture(scope="module")
@@ -40,53 +41,38 @@ def test_generate_writes_a_wav_of_the_asked_length(trained):
     assert 16000 / 6 < len(soundfile.read(again)[0]) < 19200
 
 
-def test_generate_names_the_speakers_there_are(trained):
-    folder, run = trained
-    done = titan_tts("generate", run.folder, "--speaker", "nobody", "--text", "one")
-    assert done.returncode == 2
-    assert "'awb', 'kal16', 'rms', 'slt'" in done.stderr and "Traceback" not in done.stderr
-
-
-DIGITS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
-
-
 def test_evaluate_reads_recordings_codec_and_untrained(trained):
     folder, run = trained
     sources = ["--test", folder / "data/heldout", "--recordings", CORPUS, "--recognizer", DIGITS]
-    more = [
-        "--speaker-scorer=own",
-        "--sampling-steps=2",
-        "--seeds=1",
-        "--untrained",
-        "--max-utterances=16",
-    ]
-    done = titan_tts("evaluate", run.folder, *sources, *more, "--on-page=2")
+    more = ["--speaker-scorer=own", "--sampling-steps=2", "--seeds=1", "--untrained", "--on-page=2"]
+    done = titan_tts("evaluate", run.folder, *sources, *more, "--max-utterances=8")
     assert done.returncode == 0, done.stderr
     out = run.folder / "evaluation/step-3-data-heldout"
     report = json.loads((out / "evaluation.json").read_text())
     figures = {row["name"]: row["figures"] for row in report["rows"]}
     # Speech after three steps is not intelligible.
     assert figures.keys() == {"recordings", "codec", "run@3", "untrained"}
-    assert figures["recordings"]["wer"]["value"] < 0.05 and figures["codec"]["wer"]["value"] < 0.05
+    assert figures["recordings"]["wer"]["value"] < 0.1 and figures["codec"]["wer"]["value"] < 0.1
     voices = {name: row["speaker_similarity"]["value"] for name, row in figures.items()}
     assert -1 <= min(voices.values()) and max(voices.values()) <= 1
     assert "not independent" in report["scorers"]["speaker"]
-    assert len(list((out / "wavs").rglob("*.wav"))) == 2 * len(report["utterances"]) == 2 * 16
+    assert len(list((out / "wavs").rglob("*.wav"))) == 2 * len(report["utterances"]) == 2 * 8
     assert (out / "evaluation.html").read_text().count("<section>") == 2
 
 
-@pytest.mark.slow
-def test_commands_in_an_interpreter_of_their_own(trained):
-    """As a user starts them: nothing is imported yet."""
-    folder, run = trained
-    out = folder / "own.wav"
-    for arguments in (
-        ["generate", run.folder, "--speaker=slt", "--text=one", "--sampling-steps=1", "--out", out],
-        ["data", "inspect", folder / "data/train"],
-        ["plan", runs.ROOT / "train_configs/dit_tts_800m.toml", "--gpus-per-node", "0"],
-    ):
-        command = [sys.executable, "-c", "import titan_tts; titan_tts.main()", *map(str, arguments)]
-        done = subprocess.run(command, cwd=runs.ROOT, capture_output=True, text=True)
-        assert done.returncode == (2 if "plan" in arguments else 0), done.stderr
-        assert "Traceback" not in done.stderr
-    assert soundfile.info(out).samplerate == 16000
+def test_conditioning_tokens_of_a_run_on_two_ranks_change_the_speech(tmp_path):
+    data = make_shards(tmp_path / "data", 24, seed=4)
+    arguments = [*runs.TINY, "--encoder.model=chars", "--data.conditioning=speaker,duration"]
+    arguments += [f"--data.path={data}", "--training.local_batch_size=4", "--training.steps=2"]
+    run = runs.run(tmp_path, "run", [*arguments, "--parallelism.data_parallel_shard_degree=2"], 2)
+    tokens = json.loads((run.folder / "tokenizer.json").read_text())
+    assert tokens["conditioning"][0] == {"field": "speaker", "values": ["s0", "s1", "s2", "s3"]}
+    assert f"vocab_size = {tokens['vocab_size']}" in (run.folder / "config.toml").read_text()
+    sounds = []
+    for token in ([], ["--condition=speaker=s2"]):  # the same voice and length
+        out = tmp_path / f"said{len(token)}.wav"
+        words = ["--speaker=s1", "--text=one two", "--seconds=0.8", "--out", out]
+        generate(run, *token, *words)
+        sounds.append(soundfile.read(out)[0])
+    assert len(sounds[0]) == len(sounds[1]) == 12800
+    assert abs(sounds[0] - sounds[1]).max() > 1e-4
