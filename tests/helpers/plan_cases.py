@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from tests.helpers.small_models import full_inputs
 from titan_tts.plan.devices import find_device
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 
 DEBUG = Path(__file__).resolve().parents[2] / "train_configs/debug.toml"
@@ -76,16 +78,6 @@ SAMPLES = 3
 
 def random_inputs() -> dict[str, torch.Tensor]:
     """What the debug model is called with: `SAMPLES` samples of `LENGTHS`."""
-    frames, text, speaker = LENGTHS.frames, LENGTHS.text_tokens, LENGTHS.speaker_frames
-    return {
-        "latents": torch.randn(SAMPLES, frames, 128),
-        "t": torch.rand(SAMPLES),
-        "frame_mask": torch.ones(SAMPLES, frames, dtype=torch.bool),
-        "text_ids": torch.randint(3, 259, (SAMPLES, text)),
-        "text_mask": torch.ones(SAMPLES, text, dtype=torch.bool),
-        "text_positions": torch.rand(SAMPLES, text),
-        "speaker": torch.randn(SAMPLES, speaker, 128),
-        "speaker_mask": torch.ones(SAMPLES, speaker, dtype=torch.bool),
-        "keep_text": torch.ones(SAMPLES, dtype=torch.bool),
-        "keep_speaker": torch.ones(SAMPLES, dtype=torch.bool),
-    }
+    sizes = SAMPLES, LENGTHS.frames, LENGTHS.text_tokens, LENGTHS.speaker_frames
+    keep = {name: torch.ones(SAMPLES, dtype=torch.bool) for name in ("keep_text", "keep_speaker")}
+    return full_inputs(DiTTTSModelArgs(latent_channels=128), *sizes) | keep

@@ -11,12 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpoint import ModelWrapper
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
@@ -141,45 +136,8 @@ def must_fail(what: str, layout: Layout, **replaced: Any) -> None:
     raise RuntimeError(f"not noticed: {what}")
 
 
-def plain_shards(value: torch.Tensor, mesh: Any, placements: Any, **kwargs: Any) -> torch.Tensor:
-    """In the place of `distribute_tensor`: this rank's part without a mesh."""
-    [placement] = placements
-    if not isinstance(placement, Shard):
-        return value.clone()
-    return value.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].clone()
-
-
-def same_groups(rotated: tuple[bool, ...], *place: int) -> tuple[bool, ...]:
-    """In the place of `part_of_groups`."""
-    return rotated
-
-
 def no_sum(group: Any, module: nn.Module, args: Any, output: torch.Tensor) -> None:
     """In the place of `_sum_gradients_of_output`."""
-
-
-def by_torch(layout: Layout) -> None:
-    """Gradients by PyTorch's own tensor parallelism are those of Megatron's layers."""
-    mesh = dims_of(layout).get_mesh("tp")
-    other = random_model(ARGS).double()
-    plan: dict[str, Any] = dict.fromkeys(
-        ("attention.qkv_gate", "attention.text_kv", "attention.speaker_kv", "mlp.gate_and_up"),
-        ColwiseParallel(),
-    )
-    plan |= dict.fromkeys(("attention.out", "mlp.down"), RowwiseParallel())
-    rank, ranks = mesh.get_local_rank(), mesh.size()
-    for layer in other.layers:
-        parallelize_module(layer, mesh, plan)
-        for norm in (layer.attention.q_norm, layer.attention.k_norm):
-            norm.weight = nn.Parameter(norm.weight.detach().chunk(ranks)[rank])
-    other.rotated = megatron.part_of_groups(other.rotated, ARGS.n_heads, ranks, rank)
-    ours = begin(layout).model
-    for model in (ours, other):
-        model(**batch(0)).square().sum().backward()
-    for (name, value), torchs in zip(ours.named_parameters(), other.parameters(), strict=True):
-        found, wanted = value.grad.to_local(), torchs.grad
-        wanted = wanted.to_local() if isinstance(wanted, DTensor) else wanted
-        torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-9, msg=name)
 
 
 def checkpoints(folder: Path, written: list[Layout], read: list[Layout]) -> None:

@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -132,33 +130,6 @@ def test_a_nan_in_any_bucket_is_no_pass(tmp_path, monkeypatch, no_memory_of_erro
     values = numerics.check(Mode("flex", "bfloat16"), settings(tmp_path))
     assert not values["passed"] and values["gradient_error"] == float("inf")
     assert values.get("times_eager_sdpa", float("inf")) == float("inf")
-
-
-def test_modes_that_replay_are_compared_at_their_third_batch(
-    tmp_path, monkeypatch, no_memory_of_errors
-):
-    torch.set_num_threads(1)
-    bucket = (2, 16, 8, 8)
-    monkeypatch.setattr(numerics, "_BUCKETS", (bucket,))
-    outcome, latents = numerics.outcome, []
-
-    def on_the_second_batchs_latents(model, batch, mode, device):
-        latents.append(batch.arguments["latents"])
-        stale = {**batch.arguments, "latents": latents[:2][-1]}
-        return outcome(model, numerics.Batch(stale, batch.weight), mode, device)
-
-    numerics.reference(bucket)
-    monkeypatch.setattr(numerics, "outcome", on_the_second_batchs_latents)
-    monkeypatch.setattr(numerics, "built", partial(built_eagerly, numerics.built))
-    assert not numerics.check(Mode(compile="reduce-overhead"), settings(tmp_path))["passed"]
-    assert len(latents) == 3
-    latents.clear()
-    assert numerics.check(Mode(compile="max-autotune-no-cudagraphs"), settings(tmp_path))["passed"]
-    assert len(latents) == 1
-
-
-def built_eagerly(built, args, mode, device, weights):
-    return built(args, replace(mode, compile=""), device, weights)
 
 
 def test_numerics_pass_and_see_one_key_too_many(tmp_path, monkeypatch, no_memory_of_errors):

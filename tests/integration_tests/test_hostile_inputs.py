@@ -90,20 +90,17 @@ for _name, _bad, _words in [  # of one recording of two, which is left out and c
     ("wav with inf", float_wav(float("-inf")), "infinite"),
     ("wav with huge values", float_wav(3e38), "full scale|decoded|large|samples"),
     ("wav that states 2 GB more", wav(lie=2 * 10**9), "cut short"),
-    ("wav with a flipped size of its format", flipped(wav(), 16), "decoded|cut short"),
 ]:
     row(f"recording: {_name}", recordings(_bad), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
 
 for _name, _values, _words in [  # of a row of a manifest beside a good one
     ("path outside", {"audio": "../../../../nowhere.wav"}, "No such file"),
     ("path with a NUL", {"audio": "a\0b.wav"}, "cannot be read"),
-    ("path of 5000 characters", {"audio": "x" * 5000}, "name too long"),
     ("path with terminal escapes", {"audio": ESCAPE + ".wav"}, "No such file"),
     ("text as a number", {"text": 7}, "a string is needed"),
     ("text with half a surrogate pair", {"text": "a\ud800"}, "surrogate"),
     ("speaker that is missing", {"speaker": None}, "no speaker"),
     ("split that nobody knows", {"split": "banana"}, "begin with train"),
-    ("offset that is negative", {"offset": -1}, "number of seconds"),
     ("duration behind the end", {"offset": 0, "duration": 99, "audio": "good.wav"}, "ends behind"),
     ("key of the other one", {"key": "good", "audio": "good.wav"}, "more than one recording"),
 ]:
@@ -114,17 +111,13 @@ HEADER = "audio,text,speaker\n"
 for _name, _file, _content, _words, _status in [
     ("of invalid json", "m.jsonl", GOOD_ROW + "{not json\n", LEFT_OUT + "no JSON object", 0),
     ("of deep nesting", "m.jsonl", GOOD_ROW + "[" * 100000 + "\n", LEFT_OUT + "no JSON object", 0),
-    ("with a huge number", "m.jsonl", GOOD_ROW + '{"audio": ' + "9" * 5000 + "}\n", LEFT_OUT + "no JSON object", 0),
-    ("csv with too many fields", "m.csv", HEADER + "good.wav,one,ann\ngood.wav,one,ann,x\n", LEFT_OUT + "3 fields", 0),
     ("csv with a line break in quotes", "m.csv", HEADER + 'good.wav,one,ann\ngood.wav,"a\nb",ann\n', "left out: 2 of 3.*line break", 0),
     ("empty", "m.jsonl", "", "0 usable recordings", 2),
     ("empty csv", "m.csv", "", "header with one of", 2),
-    ("jsonl in utf-16", "m.jsonl", GOOD_ROW.encode("utf-16"), "0 usable recordings", 2),
     ("csv without an audio column", "m.csv", "wave,text\na,b\n", "header with one of audio", 2),
     ("csv with an open quote", "m.csv", HEADER + 'good.wav,"one,ann\n', "mind its quotes", 2),
     ("csv with a field of 200 kB", "m.csv", HEADER + "good.wav," + "x" * 200000 + ",ann\n", "field", 2),
     ("parquet that is text", "m.parquet", "no table", "cannot be read as a table", 2),
-    ("parquet that is cut", "m.parquet", b"PAR1" + bytes(99) + b"PAR1", "cannot be read as a table", 2),
     ("arrow that is cut", "m.arrow", b"ARROW1\0\0" + bytes(99), "cannot be read as a table", 2),
     ("dev zero", "m.jsonl", link("/dev/zero"), "no known layout", 2),
 ]:
@@ -137,7 +130,6 @@ for _name, _tar, _words, _status in [
     ("with a hard link", tar(AUDIO, special("b.wav", tarfile.LNKTYPE, "a.wav"), [("b.json", b"{}")]), LEFT_OUT + "or a link", 0),
     ("with a deep json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[" * 100000)]), LEFT_OUT + "not JSON", 0),
     ("that is cut", tar(AUDIO, [("b.wav", wav())])[:20000], LEFT_OUT + "truncated", 0),
-    ("that is compressed", gz(tar(AUDIO)), "0 usable recordings", 2),
     ("that states a huge member", resized(tar(AUDIO), 1 << 60), "0 usable recordings", 2),
 ]:
     row(f"audio tar: {_name}", {"c.tar": _tar}, ["prepare", "{in}/c.tar", "{out}", *SKIP], _words, _status)
@@ -145,16 +137,10 @@ for _name, _tar, _words, _status in [
 LISTED = recordings(wav())
 for _name, _args, _words in [
     ("a source with terminal escapes", ["{in}/" + ESCAPE, "{out}"], r"\\x1b.*no known layout"),
-    ("a folder without recordings", ["{in}/..", "{out}"], "no known layout|could be"),
-    ("the format of tars for a list", ["{in}/manifest.jsonl", "{out}", "--format=webdataset"], "so it is truncated"),
     ("an output below a file", ["{in}/manifest.jsonl", "{in}/good.wav/out"], "cannot be written"),
     ("an output that is a file", ["{in}/manifest.jsonl", "{in}/good.wav"], "not replaced"),
     ("an output that is a folder of others", ["{in}/manifest.jsonl", "{in}"], "not replaced"),
     ("a loudness of nan", ["{in}/manifest.jsonl", "{out}", "--loudness=nan"], "--loudness = nan"),
-    ("negative workers", ["{in}/manifest.jsonl", "{out}", "--workers=-1"], "--workers = -1"),
-    ("a fraction of nan", ["{in}/manifest.jsonl", "{out}", "--heldout-fraction=nan"], "--heldout-fraction = nan"),
-    ("a device that is not there", ["{in}/manifest.jsonl", "{out}", "--device=cuda:99"], "device|cuda"),
-    ("a codec that is no weights", ["{in}/manifest.jsonl", "{out}", "--codec={in}/good.wav"], "end in .pth"),
     ("a corrupt recording, not skipped", ["{in}/bad.jsonl", "{out}", "--workers=1"], "bad: .*NaN.*--on-error skip"),
     ("too many corrupt ones", ["{in}/bad.jsonl", "{out}", "--workers=1", "--on-error=skip"], "1 of 2 recordings are corrupt"),
 ]:
@@ -162,20 +148,15 @@ for _name, _args, _words in [
 
 for _name, _bad, _words in [  # beside twenty good samples: a start refuses it, and it is counted where it may be skipped
     ("of objects", sample(array=npy(np.array([[None, 1]], object))), "dtype '.O'|pickle"),
-    ("of float64", sample(array=latents(dtype="<f8")), "dtype '<f8'"),
     ("in Fortran order", sample(array=latents(order="F")), "fortran_order True"),
     ("of three dimensions", sample(array=npy(np.ones((2, 2, 8), "<f2"))), "shape"),
-    ("of no frame", sample(array=latents(rows=0)), "no latent frame"),
     ("with nan", sample(array=latents(value=np.nan)), "NaN or infinite"),
-    ("with inf in its reference", sample(reference=latents(value=np.inf)), "NaN or infinite"),
     ("of another width", sample(reference=latents(width=7)), "7 wide"),
     ("that is a pickle", sample(array=b"\x80\x04cos\nsystem\n(S'true'\ntR."), "no npy array"),
     ("with a header that states 4 GB", sample(array=b"\x93NUMPY\x02\x00\xff\xff\xff\xff{"), "no npy array"),
     ("with a shape of 2^62", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (4611686018427387904, 8), }\n")), "shape"),
     ("with deep brackets as its header", sample(array=npy_header("(" * 3000)), "no npy array"),
     ("of less data than its shape", sample(array=latents()[:-8]), "needs"),
-    ("without text", sample(text=b"{}"), "JSON object"),
-    ("of half a surrogate pair", sample(text=b'{"text": "\\ud800"}'), "JSON object"),
     ("of json of 17 MB", sample(text=b" " * (17 << 20)), "at most"),
     ("without a reference", sample()[:1] + sample()[2:], "lacks .ref.npy"),
     ("with a member twice", sample(tail=[("bad.npy", latents())]), "twice"),
@@ -209,10 +190,8 @@ for _name, _toml, _words in [
     ("with an unknown key", "[training]\nstep = 5\n", r"\[training\] step: did you mean steps"),
     ("with a text as a number", '[training]\nsteps = "5"\n', "steps = '5', but it must be a whole number"),
     ("with a number as a section", "model = 5\n", "must be a section"),
-    ("with a table twice", "[data]\nseed = 1\n[data]\nseed = 2\n", "not valid TOML.*twice"),
     ("that is binary", bytes(range(256)), "not valid TOML"),
     ("of deep nesting", "a = " + "[" * 100000, "not valid TOML"),
-    ("with a huge number", "[training]\nsteps = " + "9" * 5000 + "\n", "not valid TOML"),
     ("with terminal escapes", f'["{ESCAPE}"]\n'.replace("\x1b", "\\u001b").replace("\x07", "\\u0007"), r"unknown section \[\\x1b"),
     ("with a nan", "[objective]\nlogit_std = nan\n", "logit_std = nan"),
     ("with steps of 2^70", f"[data]\nseed = {2**70}\n", "seed = 1180591620717411303424"),
@@ -238,7 +217,6 @@ RESUME = ["train", "--data.latent_channels=128", "--data.path={wide}", "--job.du
 CHARS = "--encoder.model=chars"
 WIDE = [CHARS, "--data.latent_channels=128"]
 for _name, _given, _args, _words in [
-    ("another vocabulary", {}, ["--training.steps=4"], "bytes|tokenizer|encoder"),
     ("other conditioning", {}, [CHARS, "--training.steps=4", "--data.conditioning=speaker"], "conditioning|tokens|tokenizer"),
     ("another seed", {}, [CHARS, "--training.steps=4", "--data.seed=9"], "seed"),
     ("other data", {"../s/s.tar": tar(*(sample(f"k{n}", latents(width=128), latents(width=128)) for n in range(20)))}, [CHARS, "--training.steps=4", "--data.path={d}/s"], "dataset|data"),
@@ -277,7 +255,6 @@ for _name, _given, _args, _words, _status, *_more in [
     ("evaluate on other text", {}, [*EVALUATE, WORDS], "wide|channels|text|characters|cannot hear", 2),
     ("evaluate of a missing step", {}, ["evaluate", "{copy}@9", "--test={data}", WORDS], "no checkpoint step-9", 2),
     ("evaluate on a bad list", {"x.lst": "a|b|c|d\na|b"}, ["evaluate", "{copy}", "--test={copy}/x.lst", WORDS], "x.lst line 1: .* does not exist", 2),
-    ("evaluate on a binary list", {"x.lst": b"\xff\0"}, ["evaluate", "{copy}", "--test={copy}/x.lst", "--test-format=seed_tts", WORDS], "not utf-8", 2),
     ("verify of nothing", None, ["checkpoint", "verify", "{d}/nowhere"], "is no folder", 2),
     ("verify without checkpoints", {"config.toml": ""}, ["checkpoint", "verify", "{in}"], "has no checkpoints", 2),
     ("verify of a changed byte", {"checkpoint/step-2/__0_0.distcp": b"x"}, ["checkpoint", "verify", "{copy}"], "step-2: .*other bytes", 1),
@@ -287,7 +264,6 @@ for _name, _given, _args, _words, _status, *_more in [
     ("a codec that is a fifo", {"w.pth": fifo}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "no file", 2),
     ("a codec that is a pickle", {"w.pth": b"cos\nsystem\n(S'true'\ntR."}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "w.pth", 2),
     ("a codec of a huge header", {"w.safetensors": b"\xff" * 99}, ["export-codec", "{in}/w.safetensors", "{d}/x.safetensors"], "w.safetensors", 2),
-    ("a codec to a folder", None, ["export-codec", "/nowhere.pth", "{d}"], "must end in .safetensors", 2),
     ("a plan of an unknown config", None, ["plan", "nope"], "there is no config", 2),
     ("a plan from a corrupt benchmark", {"benchmark.json": "["}, ["plan", "--calibrate", "{in}"], "benchmark.json", 2),
     ("inspect of no path", None, ["data", "inspect"], "path is empty", 2),
@@ -295,7 +271,6 @@ for _name, _given, _args, _words, _status, *_more in [
     ("inspect of another width", {"s.tar": SHARD}, ["data", "inspect", "{in}"], "8 wide", 2),
     ("doctor of all at once", {"s.tar": shard(sample(key=ESCAPE, array=b"")), "t.tar": b"", "u.tar": gz(SHARD)}, ["data", "doctor", "{in}", "--latent-channels=8", "--output={d}/out"], "truncated", 1),
     ("doctor onto another file", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--output={in}/s.tar"], "is not overwritten", 2),
-    ("doctor onto a fifo", {"s.tar": SHARD, "f": fifo}, ["data", "doctor", "{in}", "--output={in}/f"], "output", 2),
 ]:
     row(_name, _given, _args, _words, _status, *_more)
 

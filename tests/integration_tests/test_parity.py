@@ -82,21 +82,19 @@ SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=ow
 SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
 SAMPLED = ("ddp", "fsdp", "hsdp", "tp")
 
+# A head, with all that could change what it reads.
+CTC = ["--alignment.ctc_weight=0.3", "--alignment.ctc_layer=2"]
+CTC_LAYOUT = [*HSDP, "--training.local_batch_size=1", *TRACED, *PER_OP]
 RAMP = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=4", "--data.batch_multiple=8"]
 VARIANTS = {
-    "bfloat16": (2, ["--optimizer.state_dtype=bfloat16"], FSDP),
+    "ctc": (4, CTC, CTC_LAYOUT),
+    "ctc_tp": (4, CTC, [*TP, *DDP, *TRACED, *PER_OP]),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "muon_tp": (2, ["--optimizer.name=Muon"], TP),
     "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
     "batch_ramp": (2, RAMP, [*DDP, "--training.local_batch_size=1"]),
-    "moving_times": (2, ["--objective.logit_mean_end=-2"], DDP),
 }
-
-
-# Heads, with all that could change what they read.
-CTC = ["--alignment.ctc_weight=0.3", "--alignment.ctc_layer=2"]
-CTC_LAYOUT = [*HSDP, "--training.local_batch_size=1", *TRACED, *PER_OP]
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +117,7 @@ def assert_same(metrics: dict[int, dict], expected: dict[int, dict]) -> None:
     for step, row in expected.items():
         assert metrics[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
         assert metrics[step]["grad_norm"] == pytest.approx(row["grad_norm"], abs=1e-5)
+        assert metrics[step].get("ctc") == pytest.approx(row.get("ctc"), abs=1e-5)
     # The losses must have moved, or equality would say nothing of the optimizer.
     assert abs(expected[STEPS]["loss"] - expected[1]["loss"]) > 1e-4
 
@@ -194,23 +193,9 @@ def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     alone = runs.run(folder, variant, common).metrics()
     sharded = runs.run(folder, f"{variant}_sharded", [*common, *layout], processes)
     assert_same(sharded.metrics(), alone)
+    assert_same_validation(sharded.folder, folder / variant)
     # It acts: the plain run is another.
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
-
-
-@pytest.mark.parametrize("layout", ["hsdp", pytest.param("tp_ddp", marks=pytest.mark.matrix)])
-def test_the_alignment_head_trains_on_shards_as_in_one_process(seeded, layout):
-    folder, common, plain = seeded
-    common = [*common, *CTC]
-    one, other = f"ctc_{layout}_alone", f"ctc_{layout}"
-    alone = runs.run(folder, one, common).metrics()
-    arguments = CTC_LAYOUT if layout == "hsdp" else [*TP, *DDP, *TRACED, *PER_OP]
-    sharded = runs.run(folder, other, [*common, *arguments], 4).metrics()
-    assert_same(sharded, alone)
-    for step, row in alone.items():
-        assert sharded[step]["ctc"] == pytest.approx(row["ctc"], abs=1e-5)
-    assert_same_validation(folder / other, folder / one)
-    assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-5
 
 
 @pytest.mark.matrix
