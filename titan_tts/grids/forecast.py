@@ -75,9 +75,9 @@ class Forecaster:
             "gpu": device.name,
             "fits": all(each.fits for each in memory),
             "gib": max(each.total for each in memory) / _GIB,
-            "seconds_per_step": step.seconds.middle,
-            "samples_per_second": step.samples_per_second.middle,
-            "mfu": step.mfu.middle,
+            "seconds_per_step": step.seconds.estimate,
+            "samples_per_second": step.samples_per_second.estimate,
+            "mfu": step.mfu.estimate,
         }
 
     def _largest(self, cell: Cell, device: Device) -> int:

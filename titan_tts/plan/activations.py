@@ -18,10 +18,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import set_default_dtype
 
-from titan_tts.plan.compiled_block import (
-    BlockCompiler,
-    ModelCompiler,
-)
+from titan_tts.plan.compiled_block import BlockCompiler, ModelCompiler
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Parallelism
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
@@ -81,8 +78,7 @@ class StorageLedger(TorchDispatchMode):
         return sum(size for size, _, _ in self._alive.values())
 
     def peak(self, without: Iterable[torch.Tensor]) -> int:
-        """Maximum of the bytes that were alive after any operation, without the storages of these
-        tensors."""
+        """Maximum of the bytes that were alive after any operation, without these tensors' storages."""
         left_out = {_key(tensor) for tensor in without}
         changes = np.zeros(self._now + 2, np.int64)
         for size, born, died in self._dead:
@@ -150,21 +146,17 @@ def kind_memory(
     budget = config.activation_checkpoint.memory_budget if kind == "memory_budget" else 1.0
     decoder = BlockCompiler(kind == "selective", budget)
     compiler = ModelCompiler(compiled_stacks(config), decoder, encoders)
+    options: dict[str, Any] = {"sharded": sharded, "compiler": compiler, "tensor": tensor}
     two, three = (
         measure(
             config,
-            each,
+            replace(args, n_layers=n, ctc_layer=min(args.ctc_layer, 2)),
             samples,
             lengths,
             kind,
-            sharded=sharded,
-            compiler=compiler,
-            tensor=tensor,
+            **options,
         )
-        for each in (
-            replace(args, n_layers=n_layers, ctc_layer=min(args.ctc_layer, 2))
-            for n_layers in (2, 3)
-        )
+        for n in (2, 3)
     )
     block = three.saved - two.saved
     shared = two.saved - 2 * block
@@ -213,10 +205,8 @@ def measure(
         if tensor > 1:
             keep_part(model, tensor)
         compiler.install(model)
-        by_partition = "model" in compiler.components and checkpointing in (
-            "selective",
-            "memory_budget",
-        )
+        partitioned = checkpointing in ("selective", "memory_budget")
+        by_partition = "model" in compiler.components and partitioned
         model = _checkpointed(model, config, "none" if by_partition else checkpointing)
         batch: dict[str, Any] = _micro_batch(config, args, samples, lengths)
         inputs = list(batch.values())

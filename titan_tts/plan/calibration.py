@@ -1,4 +1,4 @@
-"""Factors of GPUs, measured by comparing benchmark runs with what the plan predicts of them."""
+"""Measures factors of GPUs by comparing benchmark runs with their plans."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _REPORT = "benchmark.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run that was measured, beside the plan's prediction of it."""
+    """A measured run and the plan's prediction."""
 
     device: str
     factor: float
@@ -57,23 +57,16 @@ def compare(run: Path) -> list[Comparison]:
 
     Args:
         run: folder of a benchmark run, its benchmark.json, or the file of the GPU check.
-
-    Raises:
-        InputError: a file without measured steps on a GPU that plans know.
     """
     file = run / _REPORT if run.is_dir() else run
     try:
         content = json.loads(file.read_text())
         if "plans" in content:  # the check's, predicted while it ran
-            found = [
-                Comparison(
-                    each["predicted"]["device"],
-                    each["predicted"]["factor"],
-                    each["predicted"]["seconds_per_step"],
-                    each["measured"]["seconds_per_step"],
-                )
-                for each in content["plans"]
-            ]
+            found = []
+            for each in content["plans"]:
+                predicted, seconds = each["predicted"], each["measured"]["seconds_per_step"]
+                fields = predicted["device"], predicted["factor"], predicted["seconds_per_step"]
+                found.append(Comparison(*fields, seconds))
         else:
             found = [_compare_report(content, str(file))]
         if not found:
@@ -112,7 +105,7 @@ def _compare_report(report: dict[str, Any], where: str) -> Comparison:
     return Comparison(
         device=device.name,
         factor=GUESS.value,
-        predicted_seconds=float(fraction @ [step.seconds.middle for step in steps]),
+        predicted_seconds=float(fraction @ [step.seconds.estimate for step in steps]),
         measured_seconds=float(fraction @ measured),
         predicted_gib=max(step.memory.total for step in steps) / 2**30,
         measured_gib=report["peak_allocated_gib"],
@@ -143,11 +136,7 @@ def factors_file() -> Path:
 
 
 def load_factor(device: str) -> Factor:
-    """A device's factor from the user's file, or a guess where it has none.
-
-    Raises:
-        InputError: the file is corrupt.
-    """
+    """A device's factor from the user's file, or a guess where it has none."""
     return _factors().get(device, GUESS)
 
 

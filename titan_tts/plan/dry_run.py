@@ -11,7 +11,7 @@ _FLAG, _GPUS = "--dry-run", "--dry-run-gpus"
 
 @dataclass(frozen=True)
 class DryRunOptions:
-    """What the command line has beside the config."""
+    """The dry run's flags, taken out of a training command."""
 
     config_args: list[str]
     """the arguments of the training command"""
@@ -21,11 +21,7 @@ class DryRunOptions:
 
 
 def take_options(args: list[str]) -> DryRunOptions | None:
-    """Takes the dry run's flags out of a command line; None where there is none.
-
-    Raises:
-        InputError: not a number of GPUs.
-    """
+    """Takes the dry run's flags out of a command line; None where there is none."""
     rest: list[str] = []
     asked, gpus = False, None
     words = iter(args)
@@ -44,11 +40,7 @@ def take_options(args: list[str]) -> DryRunOptions | None:
 
 
 def run_dry(options: DryRunOptions) -> int:
-    """Prints the report. Returns the exit status.
-
-    Raises:
-        InputError: what a run with these settings would end with before it reads data.
-    """
+    """Prints the report. Returns the exit status."""
     if launcher_number("RANK", "0") > 0:
         return 0  # under torchrun, one process prints it
     from titan_tts.plan.plan import make_summary

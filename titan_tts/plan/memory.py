@@ -1,4 +1,4 @@
-"""What one GPU holds at its peak, and how many samples fit.
+"""Peak memory of one GPU, and how many samples fit.
 
 Activations of every shape are predicted from a few measured passes, because sizes are affine: over B
 samples of T frames, L text tokens and R reference frames a pass holds a + B (b + c T + d L + e R) bytes.
@@ -17,15 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.plan.activations import (
-    ActivationMemory,
-    KindMemory,
-    activation_memory,
-    kind_memory,
-)
-from titan_tts.plan.compiled_block import (
-    BlockCompiler,
-)
+from titan_tts.plan.activations import ActivationMemory, KindMemory, activation_memory, kind_memory
+from titan_tts.plan.compiled_block import BlockCompiler
 from titan_tts.plan.devices import Device
 from titan_tts.plan.states import StateMemory
 from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -78,16 +71,8 @@ class Activations:
             budget = options.memory_budget if kind == "memory_budget" else None
             key = kind, budget, stacks, sharded, tensor, samples, lengths
             if key not in self._kinds:
-                shape = samples, lengths
-                self._kinds[key] = kind_memory(
-                    config,
-                    self._args,
-                    *shape,
-                    kind,
-                    sharded=sharded,
-                    encoders=self._encoders,
-                    tensor=tensor,
-                )
+                same = {"sharded": sharded, "encoders": self._encoders, "tensor": tensor}
+                self._kinds[key] = kind_memory(config, self._args, samples, lengths, kind, **same)
             found[kind] = self._kinds[key]
         return activation_memory(blocks, found), [each.graphs for each in found.values()]
 
@@ -156,7 +141,7 @@ class MemoryNeed:
     """Bytes of one GPU."""
 
     states: int
-    """weights, gradients, optimizer, EMA, a frozen encoder, and what is gathered for a while"""
+    """weights, gradients, optimizer, EMA, a frozen encoder, and unsharded weights and gradients"""
 
     activations: ActivationMemory
     total: int
@@ -172,7 +157,7 @@ def states_total(states: StateMemory) -> int:
     return (
         (0 if states.offloaded else lasting)
         + states.gathered.total
-        + states.gradients_in_turn
+        + states.unsharded_gradients
         + states.encoder
         + states.encoder_gathered.total
     )

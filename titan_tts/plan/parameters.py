@@ -57,7 +57,7 @@ def frozen_total(parts: Iterable[Part]) -> int:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What is known of a config's model before its data are read."""
+    """A config's model before its data are read."""
 
     args: DiTTTSModelArgs
     source: HFEncoderSpec | None
@@ -72,9 +72,6 @@ def model_sizes(config: JobConfig) -> ModelSizes:
 
     Args:
         config: its dump_folder is the run's own folder, as upstream sees it.
-
-    Raises:
-        InputError: an encoder whose sizes are not known here, or sizes that cannot be built.
     """
     encoder = config.encoder
     source = None

@@ -8,17 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from titan_tts.plan.activations import (
-    ActivationMemory,
-)
+from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.compiled_block import with_blocks
-from titan_tts.plan.devices import (
-    Cluster,
-    Device,
-    check_device,
-    find_device,
-    runs_fp8,
-)
+from titan_tts.plan.devices import Cluster, Device, check_device, find_device, runs_fp8
 from titan_tts.plan.memory import (
     Activations,
     MemoryNeed,
@@ -33,17 +25,10 @@ from titan_tts.plan.parameters import (
     downloads,
     model_sizes,
 )
-from titan_tts.plan.predictions import (
-    Batches,
-    BucketPlan,
-    Plan,
-    Step,
-    Summary,
-    WholeRun,
-)
+from titan_tts.plan.predictions import Batches, Plan, Step, Summary
 from titan_tts.plan.states import DataParallelLayout, StateMemory, state_memory
 from titan_tts.plan.step_time import (
-    Communication,
+    Collective,
     Factor,
     communication,
     copied_bytes,
@@ -76,7 +61,6 @@ from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
 
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
-    """Raises InputError at degrees that do not multiply to the number of GPUs."""
     ranks, parallelism = data_parallel_degree(config, gpus), config.parallelism
     replicas = parallelism.data_parallel_replicate_degree
     return DataParallelLayout(replicas, ranks // replicas, parallelism.tensor_parallel_degree)
@@ -165,7 +149,9 @@ class Planner:
         """Of one rank before data parallelism divides them."""
         return self.parameters - self.divisible + self.divisible // tensor
 
-    def exchanges(self, config: JobConfig, cluster: Cluster, batches: Batches) -> Communication:
+    def communication(
+        self, config: JobConfig, cluster: Cluster, batches: Batches
+    ) -> tuple[Collective, ...]:
         """Of one rank in a step."""
         args, layout = self.sizes.args, layout_of(config, self.gpus)
         options, compiled = config.activation_checkpoint, blocks_compiled(config)
@@ -193,7 +179,7 @@ class Planner:
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
         executed += repeated_flops(args, lengths, blocks) / tensor
         times, parameters = batches.accumulation, self._own_parameters(tensor)
-        exchanges = self.exchanges(config, cluster, batches)
+        collectives = self.communication(config, cluster, batches)
         time = step_time(
             cluster.device,
             factor,
@@ -205,9 +191,9 @@ class Planner:
             kernels=kernels,
             copied_bytes=copied_bytes(config, parameters, layout),
             optimizer_bytes=optimizer_bytes(config, states),
-            communication=exchanges,
+            communication=collectives,
         )
-        seconds = with_error(time.seconds, factor)
+        seconds = with_error(sum(time.values()), factor)
         samples *= self.ranks * times
         flops = samples * (flops + encoder_flops)
         return Step(
@@ -218,7 +204,7 @@ class Planner:
             flops=flops,
             mfu=rate(flops / self.gpus / cluster.device.peak_flops, seconds),
             samples_per_second=rate(samples, seconds),
-            communication=exchanges,
+            communication=collectives,
         )
 
     def summary(self) -> Summary:
@@ -227,7 +213,7 @@ class Planner:
         flops, encoder_flops = _sample_flops(self.sizes, longest.lengths)
         # Volumes depend on no GPU, times do.
         any_cluster = Cluster(find_device("H100"), gpus_per_node=self.gpus, nodes=1)
-        exchanges = self.exchanges(self.config, any_cluster, longest)
+        collectives = self.communication(self.config, any_cluster, longest)
         return Summary(
             config=self.config,
             layout=layout_of(self.config, self.gpus),
@@ -239,16 +225,12 @@ class Planner:
             samples=samples,
             flops=samples * flops,
             encoder_flops=samples * encoder_flops,
-            volumes={each.name: each.volume for each in exchanges.collectives},
+            volumes={each.name: each.volume for each in collectives},
         )
 
 
 def make_summary(config: JobConfig, gpus: int) -> tuple[Summary, ActivationMemory]:
-    """(the summary, activations of an eager micro-batch of the longest bucket).
-
-    Raises:
-        InputError: what a run with these settings would end with before it reads data.
-    """
+    """(the summary, activations of an eager micro-batch of the longest bucket)."""
     validate_config(config, gpus, list(model_flavors()))
     planner = Planner(config, gpus)
     summary, longest = planner.summary(), planner.longest
@@ -261,7 +243,7 @@ def make_summary(config: JobConfig, gpus: int) -> tuple[Summary, ActivationMemor
 
 
 def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float = 0.0) -> Plan:
-    """price: of one GPU for an hour; 0: not known. Raises InputError for what the GPU cannot train."""
+    """price: of one GPU for an hour; 0: not known."""
     check_device(config, cluster.device)
     planner = Planner(config, cluster.gpus)
     config, longest, device = planner.config, planner.longest, cluster.device
@@ -272,33 +254,28 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
     for fraction, batches in _buckets(policy, planner.ranks, longest.accumulation):
         fits = planner.largest(config, device, batches)
         each = planner.step(config, cluster, factor, batches)
-        buckets.append(BucketPlan(fraction, each, fits))
+        buckets.append(replace(each, fraction=fraction, largest=fits))
         # Every bucket's micro-batch is in proportion to the longest's.
         largest = min(largest, fits * longest.micro_batch // batches.micro_batch)
-    seconds = sum(each.fraction * each.step.seconds.middle for each in buckets)
-    flops = sum(each.fraction * each.step.flops for each in buckets)
+    seconds = sum(each.fraction * each.seconds.estimate for each in buckets)
+    flops = sum(each.fraction * each.flops for each in buckets)
     mean = with_error(seconds, factor)
-    steps, warmup = config.training.steps, config.lr_scheduler.warmup_steps
     ramp = batch_ramp(config.training)
-    complete = ramp.global_batches(steps)
+    complete = ramp.global_batches(config.training.steps)
     gpu_hours = scaled(mean, complete * cluster.gpus / 3600)
     return Plan(
         summary=planner.summary(),
         cluster=cluster,
         factor=factor,
         longest=step,
-        neediest=max([step, *(b.step for b in buckets)], key=lambda each: each.memory.total),
+        peak_bucket=max([step, *buckets], key=lambda each: each.memory.total),
         largest=largest,
         buckets=buckets,
         mean_seconds=mean,
         mean_mfu=rate(flops / cluster.gpus / device.peak_flops, mean),
-        run=WholeRun(
-            steps,
-            warmup,
-            complete,
-            ramp.global_batches(warmup),
-            _hours_per_step(policy, config.data.frames_per_second),
-            gpu_hours,
-            scaled(gpu_hours, price) if price else None,
-        ),
+        global_batches=complete,
+        warmup_batches=ramp.global_batches(config.lr_scheduler.warmup_steps),
+        hours_per_step=_hours_per_step(policy, config.data.frames_per_second),
+        gpu_hours=gpu_hours,
+        cost=scaled(gpu_hours, price) if price else None,
     )

@@ -50,11 +50,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints a plan, or saves factors. Returns the exit status.
-
-    Raises:
-        InputError: config, GPU or files do not allow it.
-    """
+    """Prints a plan, or saves factors. Returns the exit status."""
     if options.calibrate:
         from titan_tts.plan.calibration import compare, factors_file, save_factors
 
@@ -78,12 +74,7 @@ def run(options: Options) -> int:
     path = find_config(options.config)
     # torch takes seconds to import.
     from titan_tts.plan.calibration import load_factor
-    from titan_tts.plan.devices import (
-        ACCELERATOR,
-        Cluster,
-        find_device,
-        with_peak,
-    )
+    from titan_tts.plan.devices import ACCELERATOR, Cluster, find_device, with_peak
     from titan_tts.plan.plan import make_plan
     from titan_tts.plan.report import plan_lines
     from torchtitan.models.dit_tts.config.checks import validate_config
@@ -94,12 +85,8 @@ def run(options: Options) -> int:
     quiet_known_warnings()
     device = find_device(options.gpu)
     config = load_config([f"--job.config_file={path}", *options.config_args])
-    cluster = Cluster(
-        with_peak(device, config),
-        options.gpus_per_node,
-        options.nodes,
-        options.inter_node_gbps,
-    )
+    links = options.gpus_per_node, options.nodes, options.inter_node_gbps
+    cluster = Cluster(with_peak(device, config), *links)
     validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
     plan = make_plan(config, cluster, load_factor(device.name), options.price)
     if options.json:

@@ -1,4 +1,4 @@
-"""What a plan says of a run: `Summary` without a named GPU, `Plan` on a cluster."""
+"""Predictions of a run: `Summary` without a named GPU, `Plan` on a cluster."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import MemoryNeed
 from titan_tts.plan.parameters import Download, Part
 from titan_tts.plan.states import DataParallelLayout, StateMemory
-from titan_tts.plan.step_time import Communication, Factor, Interval, StepTime
+from titan_tts.plan.step_time import Collective, Factor, Interval
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.model.flops import Lengths
 
@@ -27,7 +27,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of a run whatever its GPUs are."""
+    """Predictions that hold for any kind of GPU."""
 
     config: JobConfig
     layout: DataParallelLayout
@@ -59,7 +59,9 @@ class Step:
 
     batches: Batches
     memory: MemoryNeed
-    time: StepTime
+    time: dict[str, float]
+    """seconds of each part"""
+
     seconds: Interval
     flops: int
     """of all ranks, without recomputation"""
@@ -68,27 +70,35 @@ class Step:
     """over the dense bf16 peak, also in fp8"""
 
     samples_per_second: Interval
-    communication: Communication
+    communication: tuple[Collective, ...]
+    fraction: float = 1.0
+    """of a run's steps"""
+
+    largest: int = 0
+    """micro-batch of this shape that fits, in samples"""
 
 
 @dataclass(frozen=True)
-class BucketPlan:
-    fraction: float
-    """of the steps"""
+class Plan:
+    """A config on a cluster, as `titan-tts plan` prints it; the whole run has lengths of [benchmark]."""
 
-    step: Step
+    summary: Summary
+    cluster: Cluster
+    factor: Factor
+    longest: Step
+    peak_bucket: Step
+    """of all buckets, the one that needs the most memory"""
+
     largest: int
-    """micro-batch that fits, in samples"""
+    """local_batch_size with which every bucket fits"""
 
+    buckets: list[Step]
+    mean_seconds: Interval
+    """of a step, over the buckets"""
 
-@dataclass(frozen=True)
-class WholeRun:
-    """All steps of a run, for lengths as [benchmark] has them."""
-
-    steps: int
-    warmup_steps: int
-    batches: float
-    """complete global batches of all steps; fewer than steps where there is a batch ramp"""
+    mean_mfu: Interval
+    global_batches: float
+    """complete ones of all steps; fewer than steps where there is a batch ramp"""
 
     warmup_batches: float
     hours_per_step: float
@@ -99,25 +109,3 @@ class WholeRun:
 
     cost: Interval | None
     """None: no price was given"""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `titan-tts plan` prints of one config."""
-
-    summary: Summary
-    cluster: Cluster
-    factor: Factor
-    longest: Step
-    neediest: Step
-    """of all buckets, the one that needs the most memory"""
-
-    largest: int
-    """local_batch_size with which every bucket fits"""
-
-    buckets: list[BucketPlan]
-    mean_seconds: Interval
-    """of a step, over the buckets"""
-
-    mean_mfu: Interval
-    run: WholeRun

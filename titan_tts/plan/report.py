@@ -1,4 +1,4 @@
-"""A summary or a plan as aligned plain text, each figure with its origin."""
+"""Prints a summary or a plan as aligned text, each figure with its origin."""
 
 from dataclasses import asdict
 
@@ -7,9 +7,9 @@ from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
 from titan_tts.plan.parameters import frozen_total, trained_total
 from titan_tts.plan.predictions import Plan, Step, Summary
-from titan_tts.plan.states import Gathered, StateMemory
-from titan_tts.plan.step_time import Factor, Interval
-from torchtitan.models.dit_tts.config.job_config import Optimizer
+from titan_tts.plan.states import StateMemory, UnshardedWeights
+from titan_tts.plan.step_time import Collective, Factor, Interval
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.run.factors import checkpointing_name
@@ -39,32 +39,27 @@ def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str
         f"dry run of {config.job.config_file or 'the default config'}: flavor {config.model.flavor}",
         f"GPUs: {summary.layout.gpus} ({why_gpus})",
         _layout(summary),
-        *_section("Parameters", _parameters(summary)),
-        *_section("Memory of one GPU", [*_table(lines), *_offloaded(summary.states), *notes]),
-        *_section("Downloads", _downloads(summary)),
-        *_section("One step in the longest bucket", _arithmetic(summary)),
-        *_section("Communication of one rank in that step", _volumes(summary)),
+        *_common(summary, "Memory of one GPU", lines, notes),
+        *(f"  {name:26} {size / _GIB:9.3f} GiB" for name, size in summary.volumes.items()),
+        *([] if summary.volumes else ["  none"]),
         *_section("All steps", _most_audio(summary)),
     ]
 
 
 def plan_lines(plan: Plan, data_hours: float) -> list[str]:
     """The report of `titan-tts plan`; data_hours: of the data that passes are counted over."""
-    summary, config, neediest = plan.summary, plan.summary.config, plan.neediest
+    summary, config, peak = plan.summary, plan.summary.config, plan.peak_bucket
     mode = "compiled" if blocks_compiled(config) else "eager"
+    title = "Memory of one GPU in the bucket that needs the most, "
+    title += f"{peak.batches.lengths.frames} frames"
+    largest = f"largest micro-batch with which all buckets fit: local_batch_size = {plan.largest}"
     lines = [
         f"plan of {config.job.config_file}: flavor {config.model.flavor}",
         *_cluster(plan.cluster, plan.factor),
-        f"{_layout(summary)}; {mode}, activation checkpointing "
-        f"'{checkpointing_name(asdict(config.activation_checkpoint))}'",
-        *_section("Parameters", _parameters(summary)),
-        *_section(
-            f"Memory of one GPU in the bucket that needs the most, {neediest.batches.lengths.frames} frames",
-            _memory(plan),
-        ),
-        *_section("Downloads", _downloads(summary)),
-        *_section("One step in the longest bucket", _arithmetic(summary)),
-        *_section("Communication of one rank in that step", _communication(plan.longest)),
+        f"{_layout(summary)}; {mode}, activation checkpointing '{_checkpointing(config)}'",
+        *_common(summary, title, _memory(summary, peak), [largest]),
+        *(f"  {_collective(each)}" for each in plan.longest.communication),
+        *([] if plan.longest.communication else ["  none"]),
         *_section("Time of that step", _time(plan)),
         *_section("Buckets, for lengths of [benchmark] mean_seconds and sigma", _buckets(plan)),
         *_section("The whole run, for these lengths", _whole_run(plan, data_hours)),
@@ -72,6 +67,19 @@ def plan_lines(plan: Plan, data_hours: float) -> list[str]:
     if summary.states.offloaded:
         lines += ["", "the time is without the transfers of enable_cpu_offload and its optimizer"]
     return lines
+
+
+def _common(summary: Summary, title: str, lines: list[MemoryLine], notes: list[str]) -> list[str]:
+    """The sections of both reports; the last is a title, below which the communication follows."""
+    width = max(len(what) for what, _, _ in lines)
+    table = [f"{what:{width}}  {_bytes(size):>11}  {how}" for what, size, how in lines]
+    return [
+        *_section("Parameters", _parameters(summary)),
+        *_section(title, [*table, *_offloaded(summary.states), *notes]),
+        *_section("Downloads", _downloads(summary)),
+        *_section("One step in the longest bucket", _arithmetic(summary)),
+        *_section("Communication of one rank in that step", []),
+    ]
 
 
 def _section(title: str, rows: list[str]) -> list[str]:
@@ -84,6 +92,10 @@ def _layout(summary: Summary) -> str:
     if layout.tensor > 1:
         degrees += f", each of {layout.tensor} GPUs that share its samples"
     return f"layout: {layout.name}, {degrees}"
+
+
+def _checkpointing(config: JobConfig) -> str:
+    return checkpointing_name(asdict(config.activation_checkpoint))
 
 
 def _cluster(cluster: Cluster, factor: Factor) -> list[str]:
@@ -132,12 +144,12 @@ def memory_lines(
     if sharded:
         lines.append(_gathered("gathered weights", states.gathered))
         how = "largest unit, complete, and the input of its reduce-scatter"
-        lines.append(("gradients on their way", states.gradients_in_turn, how))
+        lines.append(("gradients in flight", states.unsharded_gradients, how))
     elif states.gathered.total:
         how = "replicate computes on it"
         lines.append(("second copy of weights", states.gathered.total, how))
     how = f"{samples} samples, {'compiled' if compiled else 'eager'}, activation checkpointing "
-    how += f"'{checkpointing_name(asdict(config.activation_checkpoint))}', on fake tensors"
+    how += f"'{_checkpointing(config)}', on fake tensors"
     return [
         *lines,
         ("micro-batch", activations.batch, "latents, noise, target, speaker, text"),
@@ -156,14 +168,9 @@ def _moments(options: Optimizer, dtype: str) -> str:
     return f"{options.name}: two moments, {dtype if own == 'float32' else own}"
 
 
-def _gathered(what: str, gathered: Gathered) -> MemoryLine:
+def _gathered(what: str, gathered: UnshardedWeights) -> MemoryLine:
     how = f"{_bytes(gathered.kept)} that stay gathered, and twice the largest other unit"
     return what, gathered.total, how
-
-
-def _table(lines: list[MemoryLine]) -> list[str]:
-    width = max(len(what) for what, _, _ in lines)
-    return [f"{what:{width}}  {_bytes(size):>11}  {how}" for what, size, how in lines]
 
 
 def _offloaded(states: StateMemory) -> list[str]:
@@ -176,22 +183,13 @@ def _offloaded(states: StateMemory) -> list[str]:
     ]
 
 
-def _memory(plan: Plan) -> list[str]:
-    summary, step = plan.summary, plan.neediest
+def _memory(summary: Summary, step: Step) -> list[MemoryLine]:
     need, compiled = step.memory, blocks_compiled(summary.config)
-    samples = step.batches.micro_batch
-    how = (
-        f"less {_bytes(CONTEXT_BYTES)} of context and {FRAGMENTED_FRACTION:.0%} fragmented, guesses"
-    )
-    lines = [
-        *memory_lines(summary, need.activations, samples, compiled=compiled),
-        ("sum", need.total, "fits" if need.fits else "DOES NOT FIT"),
-        ("capacity", need.capacity, how),
-    ]
+    context = f"less {_bytes(CONTEXT_BYTES)} of context"
     return [
-        *_table(lines),
-        *_offloaded(summary.states),
-        f"largest micro-batch with which all buckets fit: local_batch_size = {plan.largest}",
+        *memory_lines(summary, need.activations, step.batches.micro_batch, compiled=compiled),
+        ("sum", need.total, "fits" if need.fits else "DOES NOT FIT"),
+        ("capacity", need.capacity, f"{context} and {FRAGMENTED_FRACTION:.0%} fragmented, guesses"),
     ]
 
 
@@ -238,30 +236,20 @@ def _most_audio(summary: Summary) -> list[str]:
     ]
 
 
-def _communication(step: Step) -> list[str]:
-    rows = [
-        f"{each.name:26} {each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms beside the "
-        f"{each.beside}"
-        for each in step.communication.collectives
-    ]
-    return rows or ["none"]
-
-
-def _volumes(summary: Summary) -> list[str]:
-    return [f"{name:26} {size / _GIB:9.3f} GiB" for name, size in summary.volumes.items()] or [
-        "none"
-    ]
+def _collective(each: Collective) -> str:
+    took = f"{each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms"
+    return f"{each.name:26} {took} beside the {each.beside}"
 
 
 def _time(plan: Plan) -> list[str]:
     step = plan.longest
-    rows = [f"{name:22} {seconds * 1e3:10.2f} ms" for name, seconds in step.time.parts.items()]
+    rows = [f"{name:22} {seconds * 1e3:10.2f} ms" for name, seconds in step.time.items()]
     speed = step.samples_per_second
     return [
         *rows,
         f"{'step':22} {_milliseconds(step.seconds)}",
         f"{'MFU':22} {_percent(step.mfu)} of the bf16 peak, exact FLOPs",
-        f"{'samples/s':22} {speed.middle:.1f} ({speed.low:.1f} to {speed.high:.1f}), all GPUs",
+        f"{'samples/s':22} {speed.estimate:.1f} ({speed.low:.1f} to {speed.high:.1f}), all GPUs",
         f"ranges are +- {plan.factor.error:.0%} of the time",
     ]
 
@@ -269,13 +257,12 @@ def _time(plan: Plan) -> list[str]:
 def _buckets(plan: Plan) -> list[str]:
     title = "frames  text  speaker  micro-batch  largest that fits  fraction of steps  step ms  MFU"
     rows = [title]
-    for each in plan.buckets:
-        step = each.step
+    for step in plan.buckets:
         lengths, fits = step.batches.lengths, "" if step.memory.fits else "  DOES NOT FIT"
         rows.append(
             f"{lengths.frames:6} {lengths.text_tokens:5} {lengths.speaker_frames:8} "
-            f"{step.batches.micro_batch:12} {each.largest:18} {each.fraction:18.1%} "
-            f"{step.seconds.middle * 1e3:8.1f} {step.mfu.middle:5.1%}{fits}"
+            f"{step.batches.micro_batch:12} {step.largest:18} {step.fraction:18.1%} "
+            f"{step.seconds.estimate * 1e3:8.1f} {step.mfu.estimate:5.1%}{fits}"
         )
     return [
         *rows,
@@ -285,31 +272,34 @@ def _buckets(plan: Plan) -> list[str]:
 
 
 def _whole_run(plan: Plan, data_hours: float) -> list[str]:
-    run, gpus = plan.run, plan.cluster.gpus
-    hours = run.batches * run.hours_per_step
-    time = f"{run.gpu_hours.middle / gpus:,.1f} hours on {gpus}"
+    config, gpus = plan.summary.config, plan.cluster.gpus
+    hours = plan.global_batches * plan.hours_per_step
+    warmup_hours = plan.warmup_batches * plan.hours_per_step
+    time = f"{plan.gpu_hours.estimate / gpus:,.1f} hours on {gpus}"
+    passes = f"{hours / data_hours:,.1f} passes over {data_hours:,g} hours"
     rows = {
-        "audio per step": f"{run.hours_per_step:,.3g} hours in the mean, without padding",
-        "warm-up": f"{run.warmup_steps:,} steps, {run.warmup_batches * run.hours_per_step:,.0f} hours of audio",
-        "all": f"{run.steps:,} steps, {hours:,.0f} hours of audio: {hours / data_hours:,.1f} passes over "
-        f"{data_hours:,g} hours",
-        "GPU hours": f"{_amount(run.gpu_hours)}, {time}; without validation and restarts",
+        "audio per step": f"{plan.hours_per_step:,.3g} hours in the mean, without padding",
+        "warm-up": f"{config.lr_scheduler.warmup_steps:,} steps, {warmup_hours:,.0f} hours of audio",
+        "all": f"{config.training.steps:,} steps, {hours:,.0f} hours of audio: {passes}",
+        "GPU hours": f"{_amount(plan.gpu_hours)}, {time}; without validation and restarts",
     }
-    if run.cost is not None:
-        rows["cost"] = _amount(run.cost)
+    if plan.cost is not None:
+        rows["cost"] = _amount(plan.cost)
     return [f"{name:15} {text}" for name, text in rows.items()]
 
 
 def _amount(interval: Interval) -> str:
-    return f"{interval.middle:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
+    return f"{interval.estimate:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
 
 
 def _milliseconds(seconds: Interval) -> str:
-    return f"{seconds.middle * 1e3:10.2f} ms ({seconds.low * 1e3:.1f} to {seconds.high * 1e3:.1f})"
+    return (
+        f"{seconds.estimate * 1e3:10.2f} ms ({seconds.low * 1e3:.1f} to {seconds.high * 1e3:.1f})"
+    )
 
 
 def _percent(mfu: Interval) -> str:
-    return f"{mfu.middle:.1%} ({mfu.low:.1%} to {mfu.high:.1%})"
+    return f"{mfu.estimate:.1%} ({mfu.low:.1%} to {mfu.high:.1%})"
 
 
 def _bytes(size: int) -> str:

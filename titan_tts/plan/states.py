@@ -60,18 +60,18 @@ class DataParallelLayout:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Complete weights that a sharded module has beside its shards, in bytes."""
+class UnshardedWeights:
+    """Bytes of the complete weights that a sharded module has in addition to its shards."""
 
     kept: int
-    """units that stay gathered after their forward pass"""
+    """of units that stay gathered after their forward pass"""
 
-    in_turn: int
+    transient: int
     """twice the largest of the others: one is used, the next is fetched"""
 
     @property
     def total(self) -> int:
-        return self.kept + self.in_turn
+        return self.kept + self.transient
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class StateMemory:
     gradients: int
     optimizer: int
     ema: int
-    gathered: Gathered
-    gradients_in_turn: int
+    gathered: UnshardedWeights
+    unsharded_gradients: int
     """complete gradients of the largest unit and the input of their reduce-scatter"""
 
     encoder: int
     """a frozen text encoder beside the model"""
 
-    encoder_gathered: Gathered
+    encoder_gathered: UnshardedWeights
     encoder_units: int
     """of a sharded one, gathered one after another; 0: not sharded"""
 
@@ -101,16 +101,8 @@ class StateMemory:
 def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
     """The first rank of a layout, as the only process; collectives do nothing."""
     assert not dist.is_initialized(), "a process group would be replaced"
-    dims = ParallelDims(
-        dp_replicate=layout.replicas,
-        dp_shard=layout.shards,
-        cp=1,
-        tp=layout.tensor,
-        pp=1,
-        ep=1,
-        etp=1,
-        world_size=layout.gpus,
-    )
+    degrees = {"dp_replicate": layout.replicas, "dp_shard": layout.shards, "tp": layout.tensor}
+    dims = ParallelDims(**degrees, cp=1, pp=1, ep=1, etp=1, world_size=layout.gpus)
     if layout.gpus == 1:
         yield dims
         return
@@ -131,7 +123,7 @@ def state_memory(
     source: HFEncoderSpec | None,
     layout: DataParallelLayout,
 ) -> StateMemory:
-    """Bytes per GPU of what lasts from step to step, and of what is gathered for a while.
+    """Bytes per GPU of lasting states and of unsharded weights and gradients.
 
     Args:
         source: a pretrained text encoder, if there is one.
@@ -151,28 +143,19 @@ def state_memory(
         averaged = [_local(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
         gathered, largest = _gathered(model)
-        encoder, encoder_gathered, encoder_units = _frozen_encoder(config, source, dims)
+        frozen_encoder = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
     local = sum(parameter.nbytes for parameter in parameters)
     averages = len(config.ema.decays) if config.ema.enable else 0
     ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in averaged)
     training = config.training
-    in_turn = 0
+    transient = 0
     if layout.sharded:
         compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
-        in_turn = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
-    return StateMemory(
-        weights=weights,
-        gradients=local,
-        optimizer=optimizer,
-        ema=ema,
-        gathered=gathered,
-        gradients_in_turn=in_turn,
-        encoder=encoder,
-        encoder_gathered=encoder_gathered,
-        encoder_units=encoder_units,
-        offloaded=training.enable_cpu_offload and layout.sharded,
-    )
+        transient = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
+    offloaded = training.enable_cpu_offload and layout.sharded
+    lasting = weights, local, optimizer, ema
+    return StateMemory(*lasting, gathered, transient, *frozen_encoder, offloaded)
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
@@ -180,7 +163,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _padded_bytes(module: nn.Module) -> int:
-    """Of the parameters: FSDP2 keeps each shard padded to the length of the longest."""
+    """FSDP2 pads each shard of a parameter to the length of the longest."""
     return sum(_local(p).untyped_storage().nbytes() for p in module.parameters())
 
 
@@ -207,21 +190,21 @@ def _optimizer(model: nn.Module, options: Optimizer) -> int:
 
 def _frozen_encoder(
     config: JobConfig, source: HFEncoderSpec | None, dims: ParallelDims
-) -> tuple[int, Gathered, int]:
+) -> tuple[int, UnshardedWeights, int]:
     """(bytes, gathered weights and units of a sharded one) of an encoder beside the model."""
     encoder = config.encoder
     if source is None or not encoder.frozen or encoder.cache_features:
-        return 0, Gathered(0, 0), 0
+        return 0, UnshardedWeights(0, 0), 0
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[encoder.dtype]):
         module = PretrainedTextEncoder(source).requires_grad_(False)
     size = sum(parameter.nbytes for parameter in module.parameters())
     if not shard_if_large(module, encoder, dims):
-        return size, Gathered(0, 0), 0
+        return size, UnshardedWeights(0, 0), 0
     units = sum(isinstance(each, FSDPModule) for each in module.modules())
     return _padded_bytes(module), _gathered(module)[0], units
 
 
-def _gathered(root: nn.Module) -> tuple[Gathered, int]:
+def _gathered(root: nn.Module) -> tuple[UnshardedWeights, int]:
     """(gathered weights under FSDP2, HSDP or `replicate`, numbers in the largest unit)."""
     kept, others, largest = 0, 0, 0
     seen = set()
@@ -246,4 +229,4 @@ def _gathered(root: nn.Module) -> tuple[Gathered, int]:
         else:
             others = max(others, size)
         largest = max(largest, count)
-    return Gathered(kept, 2 * others), largest
+    return UnshardedWeights(kept, 2 * others), largest

@@ -1,13 +1,13 @@
 """Seconds of an optimizer step: a roofline times one factor per GPU, and exposed communication.
 
-    seconds = factor * (FLOPs / peak + bytes / bandwidth + kernels * launch time) + exposed exchanges
+    seconds = factor * (FLOPs / peak + bytes / bandwidth + kernels * launch time) + exposed communication
 
-FLOPs are exact, bytes and kernels are those of the 800M's block scaled by the widths, and volumes of
+FLOPs are exact, bytes and kernels are counted for the 800M's block and scaled by the widths, and volumes of
 collectives are counted. The factor is a guess until runs on the GPU have measured it; one relative error
 stands for all that this leaves out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, speaker_keys
 
 FORWARD, BACKWARD, TEXT_ENCODER = "forward", "backward", "text encoder"
-"""phases of a step whose computation can hide an exchange"""
+"""Phases of a step whose computation can hide communication."""
 
 NOTHING = "nothing"
 """beside which tensor parallelism sums: the next kernel needs the sum"""
@@ -73,7 +73,7 @@ class Interval:
     """A prediction with its error to either side."""
 
     low: float
-    middle: float
+    estimate: float
     high: float
 
 
@@ -82,11 +82,11 @@ def with_error(seconds: float, factor: Factor) -> Interval:
 
 
 def scaled(seconds: Interval, amount: float) -> Interval:
-    return Interval(seconds.low * amount, seconds.middle * amount, seconds.high * amount)
+    return Interval(seconds.low * amount, seconds.estimate * amount, seconds.high * amount)
 
 
 def rate(amount: float, seconds: Interval) -> Interval:
-    return Interval(amount / seconds.high, amount / seconds.middle, amount / seconds.low)
+    return Interval(amount / seconds.high, amount / seconds.estimate, amount / seconds.low)
 
 
 # Communication
@@ -94,7 +94,7 @@ def rate(amount: float, seconds: Interval) -> Interval:
 
 @dataclass(frozen=True)
 class Collective:
-    """One kind of exchange in an optimizer step."""
+    """One kind of communication in an optimizer step."""
 
     name: str
     volume: float
@@ -122,33 +122,30 @@ class Collective:
         return busy + self.ring_steps * RING_STEP_SECONDS
 
 
-@dataclass(frozen=True)
-class Communication:
-    collectives: tuple[Collective, ...]
+def busy_seconds(collectives: Iterable[Collective], phase: str) -> float:
+    """Seconds that the collectives of a phase take: on the busier kind of links, or of the longest one.
 
-    def busy(self, phase: str) -> float:
-        """Seconds of all exchanges of a phase: of the busier kind of links, or of the longest exchange.
+    They share the links and otherwise run side by side, as FSDP2's streams do.
+    """
+    found = [each for each in collectives if each.beside == phase]
+    return max(
+        sum(each.link_seconds for each in found) / LINK_EFFICIENCY,
+        sum(each.network_seconds for each in found) / LINK_EFFICIENCY,
+        max((each.seconds for each in found), default=0.0),
+    )
 
-        Collectives of one phase share the links and otherwise run side by side, as FSDP2's streams do.
-        """
-        found = [each for each in self.collectives if each.beside == phase]
-        return max(
-            sum(each.link_seconds for each in found) / LINK_EFFICIENCY,
-            sum(each.network_seconds for each in found) / LINK_EFFICIENCY,
-            max((each.seconds for each in found), default=0.0),
-        )
 
-    def exposed(self, computing: Mapping[str, float]) -> float:
-        """Seconds that computation does not hide, with the first or last unit of each collective.
+def exposed_seconds(collectives: Sequence[Collective], computing: Mapping[str, float]) -> float:
+    """Seconds that computation does not hide, with the first or last unit of each collective.
 
-        Args:
-            computing: phase -> seconds of its computation.
-        """
-        ends = sum(each.seconds / each.units for each in self.collectives)
-        return ends + sum(
-            max(0.0, self.busy(phase) - _HIDING_FRACTION[phase] * seconds)
-            for phase, seconds in computing.items()
-        )
+    Args:
+        computing: phase -> seconds of its computation.
+    """
+    ends = sum(each.seconds / each.units for each in collectives)
+    return ends + sum(
+        max(0.0, busy_seconds(collectives, phase) - _HIDING_FRACTION[phase] * seconds)
+        for phase, seconds in computing.items()
+    )
 
 
 def communication(
@@ -160,8 +157,8 @@ def communication(
     units: int,
     accumulation: int,
     sums: Iterable[tuple[str, int, float]] = (),
-) -> Communication:
-    """What one optimizer step exchanges, as flat rings.
+) -> tuple[Collective, ...]:
+    """Communication of one optimizer step, as flat rings.
 
     Of W bytes among S ranks an all-gather or a reduce-scatter moves W (S - 1) / S through each rank in
     S - 1 steps, an all-reduce twice that. Inside a node they pass the GPU's own link; between nodes all
@@ -224,7 +221,7 @@ def communication(
     for name, number, size in sums:
         times, in_node = accumulation * number, min(tensor, cluster.gpus_per_node)
         add(name, NOTHING, size, tensor, in_node, times, units=1, rounds=2)
-    return Communication(tuple(found))
+    return tuple(found)
 
 
 def tensor_sums(
@@ -254,19 +251,6 @@ def tensor_sums(
 # Computation
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of a step."""
-
-    parts: dict[str, float]
-    computing: dict[str, float]
-    """phase -> its computation, all micro-batches together"""
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
-
-
 def step_time(
     device: Device,
     factor: Factor,
@@ -279,9 +263,9 @@ def step_time(
     kernels: float,
     copied_bytes: float,
     optimizer_bytes: float,
-    communication: Communication,
-) -> StepTime:
-    """Time of one GPU's work, which is per micro-batch where nothing else is written.
+    communication: Sequence[Collective],
+) -> dict[str, float]:
+    """Seconds of each part of a step on one GPU, whose work is per micro-batch where nothing else is written.
 
     Args:
         fp8: the blocks' matmuls run in 8 bits.
@@ -305,8 +289,8 @@ def step_time(
     backward = _BACKWARD_FRACTION * model
     computing = {FORWARD: model - backward, BACKWARD: backward, TEXT_ENCODER: encoder}
     parts["optimizer"] = factor.value * optimizer_bytes / device.bandwidth
-    parts["exposed communication"] = communication.exposed(computing)
-    return StepTime(parts, computing)
+    parts["exposed communication"] = exposed_seconds(communication, computing)
+    return parts
 
 
 def pointwise_work(

@@ -81,11 +81,11 @@ def planned(plan: dict[str, Any]) -> Values:
     return {
         "plan": f"for {plan['cluster']['device']['name']}",
         "planned_gib": step["memory"]["total"] / 2**30,
-        "planned_seconds": step["seconds"]["middle"],
+        "planned_seconds": step["seconds"]["estimate"],
         "predicted": {
             "device": plan["cluster"]["device"]["name"],
             "factor": plan["factor"]["value"],
-            "seconds_per_step": step["seconds"]["middle"],
+            "seconds_per_step": step["seconds"]["estimate"],
         },
     }
 

@@ -8,13 +8,7 @@ import pytest
 
 from tests.helpers.plan_cases import debug_config
 from titan_tts.plan import calibration
-from titan_tts.plan.calibration import (
-    Comparison,
-    compare,
-    factors_file,
-    load_factor,
-    save_factors,
-)
+from titan_tts.plan.calibration import Comparison, compare, factors_file, load_factor, save_factors
 from titan_tts.plan.step_time import GUESS, Factor, Interval
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -23,12 +17,8 @@ pytestmark = pytest.mark.usefixtures("remembered_passes")
 
 def shape(frames: int, samples: int, steps: int, seconds: float) -> dict:
     lengths = {"frames": frames, "text_tokens": 24, "speaker_frames": 32}
-    return {
-        **lengths,
-        "samples": samples,
-        "steps": steps,
-        "seconds_per_step": {"median": seconds, "max": 99.0},
-    }
+    counts = {"samples": samples, "steps": steps}
+    return {**lengths, **counts, "seconds_per_step": {"median": seconds, "max": 99.0}}
 
 
 def benchmark(*shapes: dict, device: str = "NVIDIA H200", **config: dict) -> dict:
@@ -53,10 +43,8 @@ class PlansByFrames:
 
     def step(self, config, cluster, factor, batches):
         frames = batches.lengths.frames
-        return SimpleNamespace(
-            seconds=Interval(frames, 2 * frames, 5 * frames),
-            memory=SimpleNamespace(total=frames * 2**30),
-        )
+        memory = SimpleNamespace(total=frames * 2**30)
+        return SimpleNamespace(seconds=Interval(frames, 2 * frames, 5 * frames), memory=memory)
 
 
 def test_shapes_count_as_often_as_they_ran(tmp_path, monkeypatch):
@@ -101,9 +89,6 @@ def test_files_without_a_measurement_are_refused(report, words, tmp_path, monkey
         compare(tmp_path)
 
 
-# Factors
-
-
 def test_a_factor_is_that_of_the_plan_times_measured_over_predicted(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load_factor("H200") == GUESS
@@ -118,11 +103,6 @@ def test_a_factor_is_that_of_the_plan_times_measured_over_predicted(tmp_path, mo
     save_factors(compare(check))
     assert load_factor("H200") == found["H200"]
     assert load_factor("H100") == Factor(1.5, 0.1, "measured in 2 runs")
-
-
-def test_a_corrupt_file_of_factors_is_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    factors_file().parent.mkdir()
     factors_file().write_text("5")
     with pytest.raises(InputError, match="is corrupt"):
         load_factor("H200")

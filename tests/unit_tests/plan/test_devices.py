@@ -3,13 +3,7 @@
 import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
-from titan_tts.plan.devices import (
-    DEVICES,
-    check_device,
-    device_of,
-    find_device,
-    with_peak,
-)
+from titan_tts.plan.devices import DEVICES, check_device, device_of, find_device, with_peak
 from torchtitan.models.dit_tts.errors import InputError
 
 

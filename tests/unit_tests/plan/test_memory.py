@@ -5,11 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
-from titan_tts.plan.activations import (
-    ActivationMemory,
-    KindMemory,
-    activation_memory,
-)
+from titan_tts.plan.activations import ActivationMemory, KindMemory, activation_memory
 from titan_tts.plan.memory import (
     Activations,
     capacity,
@@ -18,21 +14,18 @@ from titan_tts.plan.memory import (
     states_total,
 )
 from titan_tts.plan.parameters import model_sizes
-from titan_tts.plan.states import Gathered, StateMemory
+from titan_tts.plan.states import StateMemory, UnshardedWeights
 from torchtitan.models.dit_tts.model.flops import Lengths
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 
 # Every part is another power of two, so that a sum shows which of them it has.
 STATES = StateMemory(
-    weights=1,
-    gradients=2,
-    optimizer=4,
-    ema=8,
-    gathered=Gathered(kept=16, in_turn=32),
-    gradients_in_turn=64,
+    *(1, 2, 4, 8),
+    gathered=UnshardedWeights(kept=16, transient=32),
+    unsharded_gradients=64,
     encoder=128,
-    encoder_gathered=Gathered(kept=256, in_turn=512),
+    encoder_gathered=UnshardedWeights(kept=256, transient=512),
     encoder_units=3,
     offloaded=False,
 )
@@ -52,9 +45,6 @@ def test_a_micro_batch_fits_up_to_the_last_byte():
     need = memory_need(1, ActivationMemory(batch=2, saved=4, working=room - 7), device)
     assert need.total == room and need.fits
     assert not memory_need(2, need.activations, device).fits
-
-
-def test_the_largest_micro_batch():
     assert [largest_micro_batch(lambda samples: samples <= n) for n in (0, 1, 77)] == [0, 1, 77]
 
 

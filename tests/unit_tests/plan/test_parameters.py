@@ -51,15 +51,6 @@ def test_a_pretrained_encoder_is_counted_where_it_belongs(frozen, tmp_path):
     assert (encoder.parameters, encoder.trained) == (own, not frozen)
 
 
-def test_alignment_heads_are_counted_apart():
-    config = shipped_debug_config(alignment={"ctc_weight": 0.1})
-    sizes = model_sizes(config)
-    parts = count_parameters(build_on_meta(sizes.args, "float32"), config.encoder, None)
-    [heads] = [part for part in parts if part.name == "alignment head"]
-    assert sizes.args.ctc_layer == 2  # half of four blocks
-    assert heads.parameters == 192 + 257 * 193 and heads.trained
-
-
 @pytest.mark.long
 def test_what_is_missing_and_what_is_here(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))

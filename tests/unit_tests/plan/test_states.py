@@ -10,11 +10,7 @@ from torchtitan.distributed import parallel_dims
 from tests.helpers.plan_cases import random_inputs, shipped_debug_config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from titan_tts.plan.parameters import build_on_meta, model_sizes
-from titan_tts.plan.states import (
-    DataParallelLayout,
-    fake_process_group,
-    state_memory,
-)
+from titan_tts.plan.states import DataParallelLayout, fake_process_group, state_memory
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -22,20 +18,11 @@ from torchtitan.models.dit_tts.infra.low_precision_adamw import build_8bit_adamw
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "layout",
-    [
-        DataParallelLayout(1, 1),
-        DataParallelLayout(2, 2),
-        DataParallelLayout(4, 1),
-        DataParallelLayout(1, 2, tensor=2),
-    ],
-)
-def test_state_bytes_are_those_of_real_tensors(layout):
+@pytest.mark.parametrize("degrees", [(1, 1), (2, 2), (4, 1), (1, 2, 2)])
+def test_state_bytes_are_those_of_real_tensors(degrees):
     """One step of the debug model on the first rank of a group whose collectives do nothing."""
-    decays = [0.9, 0.999]
-    averaged = f"--ema.decays={decays[0]},{decays[1]}"
-    config = shipped_debug_config("--parallelism.backend=megatron", averaged)
+    decays, layout = [0.9, 0.999], DataParallelLayout(*degrees)
+    config = shipped_debug_config("--parallelism.backend=megatron", "--ema.decays=0.9,0.999")
     sizes = model_sizes(config)
     predicted = state_memory(config, sizes.args, sizes.source, layout)
     with fake_process_group(layout) as dims:
@@ -46,19 +33,13 @@ def test_state_bytes_are_those_of_real_tensors(layout):
         batch = random_inputs()
         squared_error_sums(model(**batch), batch["latents"], batch["frame_mask"]).sum().backward()
         optimizers.step()
-        real = [
-            local_bytes(tensors)
-            for tensors in (
-                model.parameters(),
-                (p.grad for p in model.parameters()),
-                (
-                    value
-                    for state in optimizers.optimizers[0].state.values()
-                    for value in state.values()
-                ),
-                [value for average in ema.averages.values() for value in average.values()],
-            )
+        states, averages = optimizers.optimizers[0].state.values(), ema.averages.values()
+        gradients = [p.grad for p in model.parameters()]
+        groups = [model.parameters(), gradients]
+        groups += [
+            [value for each in table for value in each.values()] for table in (states, averages)
         ]
+        real = [local_bytes(tensors) for tensors in groups]
     exact = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.ema]
     assert exact[1:] == real[1:]
     # Weights alone have the padding of shards: less than a row of each.
@@ -99,13 +80,11 @@ def test_whole_weights_of_each_layout():
     assert gathered(DataParallelLayout(1, 1)).total == 0
     assert gathered(DataParallelLayout(4, 1)).total == 4 * count  # replicate computes on a copy
     sharded = gathered(DataParallelLayout(1, 4))
-    assert sharded.in_turn == 2 * 2 * block
+    assert sharded.transient == 2 * 2 * block
     assert 0 < sharded.kept < 2 * block
     # A block's whole gradient in bfloat16 and, to be reduced, in float32.
-    assert (
-        state_memory(config, sizes.args, None, DataParallelLayout(1, 4)).gradients_in_turn
-        == (2 + 4) * block
-    )
+    states = state_memory(config, sizes.args, None, DataParallelLayout(1, 4))
+    assert states.unsharded_gradients == (2 + 4) * block
     assert gathered(DataParallelLayout(1, 4), fsdp_reshard_after_forward="never").total == 2 * count
 
 
@@ -127,29 +106,22 @@ def test_a_large_frozen_encoder_is_sharded_where_weights_are(layout, tmp_path):
     assert state_memory(cached, sizes.args, sizes.source, layout).encoder == 0
 
 
-@pytest.mark.parametrize("state_dtype, bytes_each", [("float32", 4), ("bfloat16", 2)])
-def test_moments_take_what_their_precision_says(state_dtype, bytes_each):
-    config = shipped_debug_config(f"--optimizer.state_dtype={state_dtype}")
+@pytest.mark.long
+def test_moments_of_lower_precision():
+    """Two bytes each, and for eight bits as torchao has them."""
+    config = shipped_debug_config("--optimizer.state_dtype=bfloat16")
     args = model_sizes(config).args
     states = state_memory(config, args, None, DataParallelLayout(1, 1))
-    assert states.optimizer == pytest.approx(2 * bytes_each * states.gradients / 4, rel=0.03)
-
-
-@pytest.mark.long
-def test_eight_bit_moments_are_torchaos():
+    assert states.optimizer == pytest.approx(states.gradients, rel=0.03)
     config = shipped_debug_config("--optimizer.state_dtype=8bit")
-    args = model_sizes(config).args
     model = get_train_spec().model_cls(args)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer = build_8bit_adamw([{"params": list(model.parameters())}])
     optimizer.step()
-    real = 0
-    for state in optimizer.state.values():
-        for value in state.values():
-            names = ("codes", "scale", "qmap")
-            inner = [getattr(value, n) for n in names] if hasattr(value, "codes") else [value]
-            real += sum(tensor.nbytes for tensor in inner)
-    assert state_memory(config, args, None, DataParallelLayout(1, 1)).optimizer == pytest.approx(
-        real, rel=1e-3
-    )
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    moments = [value for value in values if hasattr(value, "codes")]
+    real = sum(value.nbytes for value in values if not hasattr(value, "codes"))
+    real += sum(getattr(m, name).nbytes for m in moments for name in ("codes", "scale", "qmap"))
+    states = state_memory(config, args, None, DataParallelLayout(1, 1))
+    assert states.optimizer == pytest.approx(real, rel=1e-3)
