@@ -78,26 +78,16 @@ def _command(profile: Path, hosts: str, *options: str) -> list[str]:
     return [*command, f"--host-resolver-rules=MAP * ~NOTFOUND{hosts}", *options]
 
 
-def _start(page: Path, profile: Path, *options: str) -> str:
-    command = _command(profile, "", *options, page.absolute().as_uri())
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def dom_after_scripts(page: Path, profile: Path) -> str:
     """The page's HTML once its scripts have run.
 
     Args:
         profile: an empty folder for the browser's files.
     """
-    return _start(page, profile, "--dump-dom")
-
-
-def screenshot(page: Path, profile: Path, picture: Path, width: int, height: int) -> None:
-    """The top of the page as a PNG file."""
-    size = f"--window-size={width},{height}"
-    _start(page, profile, "--hide-scrollbars", size, f"--screenshot={picture}")
+    command = _command(profile, "", "--dump-dom", page.absolute().as_uri())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @contextmanager

@@ -17,17 +17,9 @@ from transformers import (
 )
 
 LANGUAGES = ("en", "de", "zh")
-_SPECIAL = [
-    "<|endoftext|>",
-    "<|startoftranscript|>",
-    *(f"<|{language}|>" for language in LANGUAGES),
-    "<|translate|>",
-    "<|transcribe|>",
-    "<|startoflm|>",
-    "<|startofprev|>",
-    "<|nospeech|>",
-    "<|notimestamps|>",
-]
+_TASKS = "<|translate|> <|transcribe|> <|startoflm|> <|startofprev|> <|nospeech|> <|notimestamps|>"
+_SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{each}|>" for each in LANGUAGES)]
+_SPECIAL += _TASKS.split()
 
 
 def write_tiny_whisper(
