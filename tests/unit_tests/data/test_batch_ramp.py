@@ -9,15 +9,12 @@ from tests.helpers.loaders import (
     assert_same,
     build,
     build_and_load,
-    config,
     global_batches,
     take,
 )
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.batch_ramp import BatchRamp
-from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 RAMP = {"ramp": (4, 2), "ramp_steps": 8}
 
@@ -70,14 +67,6 @@ def test_parts_are_the_orders_global_batches(folder):
         assert batch["row"].tolist() == list(range(size))
 
 
-def test_parts_draw_for_themselves(folder):
-    """Two parts of one global batch, row by row."""
-    loader = build(folder, **RAMP)
-    first, second = (loader._global_batch(number) for number in (0, 1))
-    assert (first.number, second.number) == (0, 1)
-    assert (loader.order.crops(first) != loader.order.crops(second)).all()
-
-
 def test_any_split_and_resume(folder):
     whole = global_batches(folder, 1, 1, 22, **RAMP)
     for ranks, accumulation in ((1, 4), (2, 1), (2, 4), (1, 8)):
@@ -94,18 +83,6 @@ def test_any_split_and_resume(folder):
             split = global_batches(folder, ranks, accumulation, 3, state, **RAMP, num_workers=2)
             for left, right in zip(split, whole[step:], strict=False):
                 assert_same(left, right)
-
-
-def test_micro_batches_keep_their_shape_while_there_are_several(folder):
-    loader = build(folder, accumulation=4, ramp=(8, 2), ramp_steps=8)
-    of_bucket: dict[int, set[int]] = {}
-    for inputs, _ in take(loader, 8 + 16 + 8):
-        number, size = int(inputs["global_batch"]), int(inputs["global_batch_size"])
-        steps = inputs["accumulation_steps"]
-        assert (steps, number < 16) in ((1, True), (2, True), (4, False))
-        if number >= 8:
-            of_bucket.setdefault(inputs["latents"].shape[1], set()).add(size // steps)
-    assert of_bucket and all(len(sizes) == 1 for sizes in of_bucket.values())
 
 
 def test_skipped_parts_are_left_out(folder):
@@ -133,12 +110,3 @@ def test_another_ramp_is_refused_and_none_is_as_before(folder):
     parts = json.loads(plain["order_fingerprint"])
     del parts["batch_ramp"]  # as an earlier version wrote it
     build_and_load(folder, plain | {"order_fingerprint": json.dumps(parts)})
-
-
-def test_epochs_count_global_batches(folder):
-    steps = []
-    for ramp in ({}, RAMP):
-        job = config(folder, local=8, total=8, epochs=3, **ramp)
-        build_dataloader(1, 0, byte_tokenizer(), job)
-        steps.append(job.training.steps)
-    assert steps[1] == steps[0] + 16 - (8 // 4 + 8 // 2)

@@ -59,15 +59,6 @@ def test_random_access_equals_sequential(is_weighted):
         np.testing.assert_array_equal(batch.samples, wanted.samples)
 
 
-def test_epochs_are_contiguous_and_counted():
-    made = order()
-    epochs = [made.epoch_of(k) for k in range(500)]
-    assert epochs == sorted(epochs) and epochs == [made.batch(k).epoch for k in range(500)]
-    for epoch in range(epochs[-1]):
-        assert epochs.index(epoch) == made.batches_before_epoch(epoch)
-    assert made.batches_per_epoch == pytest.approx(50 / 24 + 123 / 16 + 7 / 8)
-
-
 def test_every_epoch_and_seed_is_another_permutation_of_the_same_samples():
     """The batch size divides the samples of each bucket, so no batch spans two epochs."""
     buckets = [np.arange(0, 48), np.arange(48, 96)]
@@ -94,24 +85,6 @@ def test_replacements_are_other_samples_of_the_bucket():
     attempts = {made.replacement(batch, 0, attempt) for attempt in range(40)}
     rows = {made.replacement(batch, row, 0) for row in range(16)}
     assert attempts | rows <= set(BUCKETS[1].tolist()) and len(attempts) > 25 and len(rows) > 10
-
-
-def test_tiny_data_with_epochs_without_a_batch():
-    made = GlobalBatchSampler([np.array([4, 9, 11]), np.array([2])], [32, 8], seed=3)
-    assert made.batches_before_epoch(1) == 0
-    batches = [made.batch(k) for k in range(9)]
-    assert [b.epoch for b in batches] == sorted(b.epoch for b in batches)
-    counts = Counter(s for b in batches if b.bucket == 0 for s in b.samples.tolist())
-    assert set(counts) == {4, 9, 11} and max(counts.values()) - min(counts.values()) <= 1
-    with pytest.raises(ValueError, match="no samples"):
-        GlobalBatchSampler([np.array([], int)], [8], seed=0)
-    with pytest.raises(ValueError, match="seed = "):
-        order(2**63)
-
-
-def test_a_far_batch_is_made_at_once():
-    batch = order().batch(10**15)
-    assert batch.epoch > 10**13 and len(batch.samples) == SIZES[batch.bucket]
 
 
 def test_permutation_is_pinned():
@@ -160,6 +133,8 @@ def test_policy_shapes_and_sizes():
         assert L == min(192, -(-((frames[bucket == number] // 2).max() + 2) // 8) * 8)
         assert R == 64  # a multiple of 8 speaker patches of 4 frames
     assert policy([100], reference_frames=np.array([900])).shapes[0][2] == 384
+    with pytest.raises(ValueError, match="ends at 50 frames but a sample within max_frames"):
+        policy([20, 100], bucket_frames=[50])
     # The longest reference has its place, in multiples of 8 speaker patches.
     assert policy([100] * 3, reference_frames=np.array([10, 20, 150])).shapes[0][2] == 160
 
@@ -187,16 +162,6 @@ def test_references_get_lengths_of_their_own():
     assert made.useful_reference_fraction == pytest.approx((3 * 20 + 64 + 128 + 384) / padded)
 
 
-def test_words_of_references_are_of_their_place():
-    made = order(seed=3)
-    batches = [made.batch(number) for number in range(2)]
-    first, second = (made.reference_words(batch, 6) for batch in batches)
-    assert first.shape == (len(batches[0].samples), 6) and len(np.unique(first)) == first.size
-    others = [second, order(4).reference_words(batches[0], 6), made.crops(batches[0])]
-    assert not any(np.isin(first, other).any() for other in others)
-    assert (order(seed=3).reference_words(batches[0], 6) == first).all()
-
-
 def test_crops_are_uniform_and_of_their_place():
     made, starts = order(seed=3), 7
     batches = [made.batch(number) for number in range(800)]
@@ -208,14 +173,6 @@ def test_crops_are_uniform_and_of_their_place():
     assert not np.isin(first, second).any() and not np.isin(first, order(4).crops(batches[0])).any()
     assert len(np.unique(first)) == len(first) == len(batches[0].samples)
     assert (order(seed=3).crops(batches[0]) == first).all()
-
-
-def test_given_edges():
-    made = policy([30, 40, 200], bucket_frames=[40, 100, 200])
-    assert made.edges == (40, 100, 200) and made.sample_counts == (2, 0, 1)
-    assert made.useful_fraction == pytest.approx(270 / 280)
-    with pytest.raises(ValueError, match="ends at 50 frames but a sample within max_frames"):
-        policy([20, 100], bucket_frames=[50])
 
 
 def test_selection():

@@ -2,13 +2,10 @@
 
 import dataclasses
 import errno
-import io
 import json
 import os
 import shutil
-import subprocess
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ import torch
 
 from tests.helpers.tars import npy, write_tar
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
-from torchtitan.models.dit_tts.data import dataset as dataset_module
 from torchtitan.models.dit_tts.data import index, local_reader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.local_reader import SampleExtents
@@ -81,7 +77,6 @@ def test_failed_write_leaves_the_old_shard(tmp_path, samples):
         ({"latents": np.zeros((0, CHANNELS), np.float16)}, "0 latent frames; .* at least one"),
         ({"latents": np.full((3, CHANNELS), 1e6)}, "not finite in float16"),
         ({"reference": np.zeros((3, CHANNELS + 1), np.float16)}, "same width"),
-        ({"metadata": {}}, 'no "text" string'),
         ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as "),
     ],
 )
@@ -108,39 +103,6 @@ def test_python_tars_with_long_names_interleaved_and_extra_members(tmp_path, sam
     interleaved.insert(9, (samples[0].key + ".wav", b"RIFF"))
     write_tar(tmp_path / "x.tar", interleaved, tar_format)
     check_equal(open_dataset(str(tmp_path), CHANNELS), samples)
-
-
-@pytest.mark.parametrize("tar_format", ["ustar", "gnu", "posix", "v7"])
-def test_tars_of_gnu_tar(tmp_path, samples, tar_format):
-    source = tmp_path / "source"
-    source.mkdir()
-    for sample in samples:
-        for name, data in members_of(sample).items():
-            (source / name).write_bytes(data)
-    # "-C folder ." writes a folder member and names that begin with "./".
-    pack = ["tar", f"--format={tar_format}", "--sort=name", "-cf", tmp_path / "x.tar"]
-    subprocess.run([*pack, "-C", source, "."], check=True)
-    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
-
-
-def test_webdataset_shard_writer_and_reader(tmp_path, samples):
-    """Written by webdataset and read here, written here and read by webdataset."""
-    import webdataset
-
-    with webdataset.ShardWriter(str(tmp_path / "x-%06d.tar"), maxcount=1000, verbose=0) as sink:
-        for sample in samples:
-            arrays = {"npy": sample.latents, "ref.npy": sample.reference}
-            sink.write({"__key__": sample.key, **arrays, "json": sample.metadata})
-    check_equal(open_dataset(str(tmp_path), CHANNELS), samples, prefix="x-000000:")
-
-    write_shard(tmp_path / "ours.tar", samples)
-    url = f"file:{tmp_path / 'ours.tar'}"
-    read = list(webdataset.WebDataset(url, shardshuffle=False).decode())
-    assert [sample["__key__"] for sample in read] == [sample.key for sample in samples]
-    for found, wanted in zip(read, samples, strict=True):
-        np.testing.assert_array_equal(found["npy"], wanted.latents)
-        np.testing.assert_array_equal(found["ref.npy"], wanted.reference)
-        assert found["json"]["text"] == wanted.metadata["text"]
 
 
 def test_float32_arrays_and_given_buffers(tmp_path, samples):
@@ -187,9 +149,7 @@ def flipped(data, position):
         (without_end, "without an end-of-archive marker"),
         (lambda data: without_end(data) + bytes(512), "only part of the end-of-archive marker"),
         (lambda data: data[: FIFTH + 612], "'utt000001.ref.npy' should end before byte"),
-        (lambda data: data[:FIFTH], "without an end-of-archive marker"),
         (lambda data: flipped(data, FIFTH + 3), "header at byte 5120: bad checksum"),
-        (lambda data: flipped(data, FIFTH + 150), "header at byte 5120: bad checksum"),
         (
             lambda data: data[:FIFTH] + bytes(512) + data[FIFTH + 512 :],
             "data follow a zero block",
@@ -220,17 +180,13 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
     "suffix, data, sentence",
     [
         ("npy", npy(np.array([[{}]], dtype=object)), "'utt000001.npy' has dtype '|O'; only"),
-        ("npy", npy(GOOD.astype(">f2")), "has dtype '>f2'"),
         ("npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "fortran_order True"),
-        ("npy", npy(GOOD[0]), "has shape (8,)"),
         ("npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
         ("npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "is no npy array"),
         ("npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
         ("ref.npy", npy(GOOD[:, :-1]), "the .ref.npy of sample 'utt000001' is 7 wide where 8"),
         ("ref.npy", None, "sample 'utt000001' is incomplete, it lacks .ref.npy"),
         ("json", b'{"words": 1}', 'is no utf-8 JSON object with a "text"'),
-        ("json", b'{"text": "\xff"}', "member 'utt000001.json'"),
-        ("json", b'["text"]', "member 'utt000001.json'"),
     ],
 )
 def test_unusable_members_are_one_sentence(tmp_path, samples, suffix, data, sentence):
@@ -257,20 +213,6 @@ def test_other_unusable_tars(tmp_path, samples):
     write_shard(tar, samples)
     with pytest.raises(ValueError, match="latent_channels = 128; set it to 8"):
         open_dataset(str(tar))
-
-
-def test_npy_versions_two_and_three(tmp_path, samples):
-    sample = samples[0]
-    members = members_of(sample)
-    for name, array, version in (
-        ("utt000000.npy", sample.latents, (2, 0)),
-        ("utt000000.ref.npy", sample.reference, (3, 0)),
-    ):
-        buffer = io.BytesIO()
-        np.lib.format.write_array(buffer, array, version=version)
-        members[name] = buffer.getvalue()
-    write_tar(tmp_path / "x.tar", members.items())
-    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), [sample])
 
 
 def test_paths(tmp_path):
@@ -314,26 +256,6 @@ def test_index_is_used_and_rebuilt_when_stale_or_corrupt(tmp_path, monkeypatch):
     os.utime(tar, ns=(1, 1))
     assert open_dataset(tar, CHANNELS).fingerprint == changed.fingerprint
     assert len(built) == 7
-
-
-def test_an_index_without_samples_is_used_too(tmp_path, monkeypatch):
-    tar = tmp_path / "000000.tar"
-    make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
-    tar.write_bytes(bytes(len(tar.read_bytes())))
-    first = index.load_index(str(tar))
-    assert not len(first) and first.problems
-    monkeypatch.setattr(index, "build_index", None)
-    assert index.load_index(str(tar)).problems == first.problems
-
-
-def test_several_starting_at_once_write_the_same_index(tmp_path):
-    make_shards(tmp_path, 30, channels=CHANNELS, shards=1)
-    tar = str(tmp_path / "000000.tar")
-    with ThreadPoolExecutor(6) as pool:
-        indexes = list(pool.map(index.load_index, [tar] * 12))
-    assert len({made.digest for made in indexes}) == 1
-    assert sorted(os.listdir(tmp_path)) == ["000000.tar", "000000.tar.idx"]
-    assert index._read_local(tar + ".idx").digest == indexes[0].digest
 
 
 def test_derived_columns_belong_to_the_contents_of_a_tar(tmp_path):
@@ -393,18 +315,6 @@ def test_fingerprint_is_of_contents_not_of_place_or_time(tmp_path):
         write_shard(tmp_path / f"{text}.tar", samples)
         digests.add(index.load_index(str(tmp_path / f"{text}.tar")).digest)
     assert len(digests) == 2
-
-
-def test_many_threads_few_open_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_reader, "MAX_OPEN_SHARDS", 2)
-    make_shards(tmp_path, 40, channels=CHANNELS, shards=8)
-    dataset = open_dataset(str(tmp_path), CHANNELS)
-    expected = [dataset.read(sample)[0] for sample in range(40)]
-    samples = np.random.default_rng(0).integers(0, 40, 800).tolist()
-    with ThreadPoolExecutor(4) as pool:
-        for sample, latents in zip(samples, pool.map(lambda i: dataset.read(i)[0], samples)):
-            np.testing.assert_array_equal(latents, expected[sample])
-    assert len(dataset._files._files) <= 2
 
 
 def test_shard_that_changes_during_a_run(tmp_path):
@@ -475,19 +385,6 @@ def test_labels_and_characters(tmp_path, samples):
     assert dataset.characters == "".join(
         sorted(set("".join(sample.metadata["text"] for sample in samples)))
     )
-
-
-def test_ranks_that_start_together_begin_with_other_shards(tmp_path, monkeypatch):
-    make_shards(tmp_path, 16, channels=CHANNELS, shards=8)
-    alone = open_dataset(str(tmp_path), CHANNELS)
-    order = []
-    load = index.load_index
-    monkeypatch.setattr(dataset_module, "load_index", lambda path: order.append(path) or load(path))
-    for number in range(3):
-        order.clear()
-        part = open_dataset(str(tmp_path), CHANNELS, part=(number, 3))
-        assert part.fingerprint == alone.fingerprint and part.tar_paths == alone.tar_paths
-        assert os.path.basename(order[0]) == f"{8 * number // 3:06d}.tar"
 
 
 def test_one_member_is_read_where_it_lies():

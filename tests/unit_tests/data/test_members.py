@@ -12,7 +12,6 @@ from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.members import ArrayMember
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.data.trim import trim_padding
 
 
 def f0_of(sample) -> np.ndarray:
@@ -44,16 +43,6 @@ def test_a_line_in_the_table_brings_an_array_from_the_tar_to_the_batch(tmp_path,
             assert not inputs["f0"][row, frames:].any()
             seen, cropped = seen + 1, cropped + (len(f0) > frames)
     assert cropped and seen > cropped
-
-
-def test_its_padding_is_trimmed_too(tmp_path, samples):
-    write_shard(tmp_path / "a.tar", samples.values())
-    trimmed = 0
-    for inputs, labels in take(build(tmp_path, num_buckets=1), 6):
-        frames = trim_padding(inputs, labels).shape[1]
-        assert inputs["f0"].shape[1] == inputs["latents"].shape[1] == frames
-        trimmed += frames < labels.shape[1]
-    assert trimmed
 
 
 def test_an_index_of_another_table_is_made_anew(tmp_path, samples, monkeypatch):

@@ -13,10 +13,8 @@ from tests.helpers.loaders import (
     build,
     build_and_load,
     global_batches,
-    joined,
     take,
 )
-from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data.references import MAX_JOINED, MIN_FRAMES, WORDS, DrawnReferences
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
@@ -163,18 +161,3 @@ def test_a_corrupt_utterance_counts_and_leaves_the_stored_reference(tmp_path):
                 )
             assert torch.equal(left["speaker"][row], expected)
     assert changed > 2 and counted == [bad] * (changed + replaced)
-
-
-def test_remote_references_are_requested_with_the_samples(tmp_path):
-    make_shards(tmp_path / "served", 120, seed=7, channels=CHANNELS)
-    local = take(build(tmp_path / "served", **DRAWN), 12)
-    with FolderServer(tmp_path / "served") as server:
-        urls = f"{server.url}/{{000000..000001}}.tar"
-        loader = build(None, path=urls, cache_folder=str(tmp_path / "cache"), **DRAWN)
-        server.hold_until = 14  # of 8 samples and more than 5 references; answers come only then
-        found = take(loader, 1)
-        assert server.peak_in_flight >= 14
-        server.hold_until = 0
-        found += take(loader, 11)
-    for left, right in zip(found, local, strict=True):
-        assert_same(joined([left]), joined([right]))

@@ -9,7 +9,7 @@ from tests.helpers.loaders import CHANNELS, SKIP, assert_same, build, joined, ta
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.range_cache import RangeReader
+from torchtitan.models.dit_tts.data.remote_cache import RangeReader
 
 
 @pytest.fixture
@@ -33,31 +33,6 @@ def test_same_batches_as_from_disk(server, tmp_path):
         assert_same(joined([left]), joined([right]))
 
 
-def test_the_samples_of_a_batch_are_requested_at_once(server, tmp_path):
-    loader = remote(server, tmp_path)
-    server.hold_until = 8  # answers come only when all samples of a batch have been asked for
-    take(loader, 1)
-    assert server.peak_in_flight >= 8
-
-
-def test_a_sidecar_beside_the_tar_spares_reading_it(server, tmp_path):
-    open_dataset(str(server.folder), CHANNELS)  # makes the sidecars
-    loader = remote(server, tmp_path)
-    assert len(loader.dataset) == 120
-    assert server.requests["GET"] <= 4  # the two sidecars, no more than a look at each tar
-
-
-@pytest.mark.long
-def test_corruption_at_the_origin_is_skipped_as_on_disk(server, tmp_path):
-    build(server.folder)  # sidecars of the valid tars
-    flip_bits(server.folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
-    local = take(build(server.folder, **SKIP), 40)
-    loader = remote(server, tmp_path, **SKIP)
-    for left, right in zip(take(loader, 40), local, strict=True):
-        assert_same(joined([left]), joined([right]))
-    assert sum(inputs["replaced"] for inputs, _ in local) >= 3
-
-
 def test_what_is_corrupt_on_its_way_is_read_once_more(server, tmp_path, monkeypatch):
     url, cache = f"{server.url}/000000.tar", str(tmp_path / "cache")
     dataset = open_dataset(url, CHANNELS, cache_folder=cache)
@@ -78,6 +53,18 @@ def test_what_is_corrupt_on_its_way_is_read_once_more(server, tmp_path, monkeypa
     ):
         assert read(dataset) == read(origin)
     assert broken == 4 * [True, False]
+
+
+def test_what_the_disk_corrupted_in_the_cache_is_read_from_its_origin(server, tmp_path, caplog):
+    expected = take(remote(server, tmp_path), 10)
+    (cached, *_) = (tmp_path / "cache").glob("*.data")
+    cached.write_bytes(bytes(255 - byte for byte in cached.read_bytes()))
+    server.requests.clear()
+    for _ in range(2):
+        for found, right in zip(take(remote(server, tmp_path), 10), expected, strict=True):
+            assert_same(joined([found]), joined([right]))
+    assert caplog.text.count("are corrupt and are read from there again") == 1
+    assert 0 < server.requests["GET"] <= 80  # once each, by the first of the two
 
 
 def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path):

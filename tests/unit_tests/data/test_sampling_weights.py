@@ -68,15 +68,6 @@ def test_durations_are_drawn_by_their_power():
     assert weights.mean() == pytest.approx(1, abs=1e-4)
 
 
-def test_balancing_is_within_each_dataset():
-    source = np.repeat([0, 1], [100, 100])
-    codes = np.concatenate([np.repeat([0, 1], [90, 10]), np.repeat([1, 2], [90, 10])])
-    weights = draws(source, weights=[1, 1], codes=codes, balance_beta=0.999999)
-    for dataset, classes in ((0, (0, 1)), (1, (1, 2))):
-        totals = [weights[(source == dataset) & (codes == c)].sum() for c in classes]
-        assert totals[0] == pytest.approx(totals[1], rel=1e-3)
-
-
 def test_epochs_of_a_weighted_order_hold_what_the_weights_ask():
     rng = np.random.default_rng(0)
     buckets = [np.arange(0, 70), np.arange(70, 100), np.arange(100, 104)]
@@ -91,8 +82,3 @@ def test_epochs_of_a_weighted_order_hold_what_the_weights_ask():
             assert abs(counts[sample] - epochs * w / ONE) <= 2 + w / ONE
     plain = GlobalBatchSampler(buckets, [8, 8, 16], 5)
     assert weighted.samples_fingerprint() != plain.samples_fingerprint()
-
-
-def test_a_weighted_dataset_without_samples():
-    with pytest.raises(ValueError, match="weights gives 2 to 'd1', of which no sample is used"):
-        draws([0, 0, 2], weights=[1, 2, 1])

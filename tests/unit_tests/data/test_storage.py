@@ -1,7 +1,6 @@
 """Shards are found and read wherever they lie: folders, patterns, web servers and S3."""
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import boto3
 import fsspec
 import numpy as np
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 
 from tests.helpers.sentences import sentence_of
@@ -17,7 +15,6 @@ from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
 from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
-from torchtitan.models.dit_tts.files import is_remote
 
 
 def content_of(number: int, size: int = 100_000) -> bytes:
@@ -67,11 +64,6 @@ def s3(folder, monkeypatch):
     server.stop()
 
 
-def test_is_remote():
-    paths = ["s3://bucket/x.tar", "http://host/x.tar", "file:///x.tar", "/data/x.tar", "data/a://b"]
-    assert [is_remote(path) for path in paths] == [True, True, False, False, False]
-
-
 def test_local_folder_file_glob_and_braces(folder, monkeypatch):
     shards = [str(folder / f"shard-{number:06d}.tar") for number in range(3)]
     assert find_shards(str(folder)) == shards
@@ -101,8 +93,6 @@ def test_local_mistakes_are_one_sentence(folder):
         (folder / "none", "/none' names no .tar file"),
         (folder / "empty", "/empty' names no .tar file"),
         ("a\0b", "names no .tar file"),
-        (folder / "*.txt", "/*.txt' names no .tar file"),
-        (folder / "shard-000000.tar.idx", "/shard-000000.tar.idx' names no .tar file"),
         (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),
         (folder / "shard-{000000..000001.tar", "is no pattern"),
         (folder.parent, f"so give {folder}"),
@@ -114,9 +104,7 @@ def test_local_mistakes_are_one_sentence(folder):
 @pytest.mark.parametrize(
     "path, held",
     [
-        ("{}/ready/train", [False]),
         ("{}/ready/heldout", [True]),
-        ("{}/ready/heldout/shard-0.tar", [True]),
         ("{}/ready/*/shard-*.tar", [True, False, True]),
         ("{}/ready/{{train,heldout}}", [True, False]),
         ("{}/ready/dev", [True]),
@@ -125,7 +113,6 @@ def test_local_mistakes_are_one_sentence(folder):
         ("{}/valentin", [False]),
         ("{}/test", [False]),
         ("http/ready/heldout/shard-0.tar?signature=/a/b", [True]),
-        ("http/ready/train/shard-0.tar", [False]),
         ("http/test/shard-0.tar", [False]),
     ],
 )
@@ -164,23 +151,6 @@ def test_local_source(folder):
         assert "is no regular file" in sentence_of(open_source, str(folder / name))
 
 
-def test_http_source_reads_ahead_in_few_requests(folder, server):
-    url = f"{server.url}/train/shard-000001.tar"
-    check_source(RemoteSource(url, read_ahead_bytes=30_000), content_of(1))
-    server.requests.clear()
-    source = open_source(url)
-    headers = [source.pread(512, offset) for offset in range(0, source.size, 512)]
-    assert b"".join(headers) == content_of(1)
-    assert server.requests == {"HEAD": 1, "GET": 1}
-    assert source.version == open_source(url).version > 0
-    (folder / "shard-000001.tar").write_bytes(content_of(7))
-    assert open_source(url).version != source.version
-    threads = source._cache._thread_executor._threads
-    assert threads
-    source.close()
-    assert not any(thread.is_alive() for thread in threads)
-
-
 def test_http_shards(folder, server):
     shards = [f"{server.url}/train/shard-{number:06d}.tar" for number in range(3)]
     assert find_shards(f"{server.url}/train") == shards
@@ -207,15 +177,7 @@ def test_http_mistakes_are_one_sentence(server):
     assert sentence.startswith(f"{url}: cannot be opened (status 403: access denied); ")
 
 
-def test_unreachable_host_is_tried_again_then_one_sentence(caplog):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/x.tar"
-        assert f"tried {remote.TRIES} times" in sentence_of(open_source, url)
-    assert len(caplog.records) == remote.TRIES - 1
-
-
-@pytest.mark.parametrize("status", [503, 500, 429, 425, 408])
+@pytest.mark.parametrize("status", [503, 429])
 def test_failures_that_pass_are_tried_again(server, caplog, status):
     server.fail_first, server.fail_status = 2, status
     assert len(find_shards(f"{server.url}/train/")) == 3
@@ -240,27 +202,6 @@ def test_filesystem_without_an_asynchronous_interface():
     assert shards == ["memory://sources/0.tar", "memory://sources/1.tar"]
     check_source(RemoteSource(shards[1], read_ahead_bytes=30_000), content_of(1))
     store.rm("/sources", recursive=True)
-
-
-class HostStore(MemoryFileSystem):
-    """Leaves a URL's host out of its names, as fsspec's ftp and hdfs do."""
-
-    protocol = "hosts"
-    store: dict = {}
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + path.split("://")[-1].partition("/")[2] if "://" in path else path.rstrip("/")
-
-
-def test_shards_keep_the_host_that_a_store_leaves_out():
-    fsspec.register_implementation("hosts", HostStore, clobber=True)
-    store = HostStore()
-    for number in range(2):
-        store.pipe_file(f"/corpus/{number}.tar", b"x")
-    shards = [f"hosts://user@server:21/corpus/{number}.tar" for number in range(2)]
-    assert find_shards("hosts://user@server:21/corpus") == shards
-    assert find_shards("hosts://user@server:21/corp*/?.tar") == shards
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
 """The stream's choices: corrupt samples skipped, over-long ones cropped, datasets mixed, epochs."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +21,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
@@ -59,24 +57,6 @@ def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
             else:
                 assert found == wanted
                 assert torch.equal(left["latents"][row], right["latents"][row])
-
-
-def test_skip_survives_a_resume_and_threads(corrupt):
-    wanted = take(build(corrupt, **SKIP), 30)
-    first = build(corrupt, **SKIP)
-    take(first, 11)
-    rest = build(corrupt, num_workers=3, **SKIP)
-    rest.load_state_dict(first.state_dict())
-    for left, right in zip(wanted[11:], take(rest, 19), strict=True):
-        assert_same(joined([left]), joined([right]))
-
-
-def test_each_shard_is_reported_once_and_too_many_corrupt_samples_end_the_run(corrupt, caplog):
-    take(build(corrupt, **SKIP), 60)
-    assert sum("Another sample replaces it" in record.message for record in caplog.records) == 2
-    few = build(corrupt, on_error="skip", max_corrupt_fraction=0.02)
-    with pytest.raises(ValueError, match="3 corrupt samples among 120"):
-        take(few, 60)
 
 
 class TenThousandSamples:
@@ -131,16 +111,6 @@ def test_replacements_keep_the_weights(tmp_path):
     loader = build(None, **settings, on_error="skip", max_corrupt_fraction=1.0)
     ids = [name for inputs, _ in take(loader, 60) for name in inputs["sample_id"]]
     assert sum(name.startswith("b/") for name in ids) / len(ids) < 0.04
-
-
-def test_edges_suit_what_is_drawn(tmp_path):
-    folder = make_shards(tmp_path, 300, seed=7, channels=CHANNELS)
-    short, even = build(folder, num_buckets=2, duration_alpha=-3.0), build(folder, num_buckets=2)
-    assert short.policy.edges[0] < even.policy.edges[0]
-    padded = valid = 0
-    for inputs, labels in take(short, 200):
-        padded, valid = padded + labels.numel(), valid + int((labels == 0).sum())
-    assert valid / padded == pytest.approx(short.policy.useful_fraction, abs=0.04)
 
 
 def test_overlong_samples_are_cropped(tmp_path):
@@ -217,28 +187,6 @@ def test_who_is_left_out_takes_nothing_of_the_others(tmp_path):
     of_b = [int(key[-2:]) for key in keys if key.startswith("b/")]
     assert len(of_b) / len(keys) == pytest.approx(0.75, abs=0.02)
     assert sum(number >= 15 for number in of_b) / len(of_b) == pytest.approx(0.5, abs=0.02)
-
-
-def test_epochs_set_the_steps(tmp_path):
-    folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
-    job = config(folder, epochs=3)
-    loader = build_dataloader(1, 0, byte_tokenizer(), job)
-    assert job.training.steps == loader.order.batches_before_epoch(3) > 0
-    assert loader.order.epoch_of(job.training.steps - 1) == 2
-    job = config(folder, epochs=1, batch_multiple=96, local=96)
-    with pytest.raises(ValueError, match="epochs = 1 of 60 samples are less than one"):
-        build_dataloader(1, 0, byte_tokenizer(), job)
-
-
-def test_limits_that_drop_much_of_the_data_are_refused(tmp_path):
-    folder = make_shards(
-        tmp_path, 40, channels=CHANNELS, frames=lambda generator: int(generator.choice([20, 90]))
-    )
-    with pytest.raises(ValueError, match="max_frames = 80") as caught:
-        build(folder, max_frames=80, max_dropped_fraction=0.1)
-    accepted = float(re.search(r"fraction = ([\d.]+)", str(caught.value))[1])
-    assert 0.1 < accepted < 1 and "the longest sample has 90 frames" in str(caught.value)
-    assert build(folder, max_frames=80, max_dropped_fraction=accepted)
 
 
 def test_held_out_shards_are_refused_unless_allowed(tmp_path):

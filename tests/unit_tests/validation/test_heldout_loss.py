@@ -125,20 +125,7 @@ def test_a_network_without_ears_for_the_text_gains_exactly_nothing(folders):
     assert mute["text_gain"].tolist() == mute["speaker_gain"].tolist() == [0.0] * 3
 
 
-def test_a_network_that_hears_both_gains(folders):
-    """The better one of two: another's condition costs."""
-    oracle_text = encode(fixed_set(folders[0], batch_size=5).load(0).inputs).text
-
-    def knows(noisy, t, mask, conditions):
-        # Right at the texts that belong to the rows, off by one at others.
-        right = torch.isclose(conditions.text, oracle_text)
-        return noisy + (~right)[:, None, None].float() * 10
-
-    found = measurer(folders[:1] * 2, knows, batch_size=5).measure(gains=True)
-    assert (found["text_gain"] > 50).all()  # loss with another's text - loss, not the other way
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("ranks", [2, 8])
 def test_the_same_on_any_number_of_ranks(folders, ranks, monkeypatch):
     alone = measurer(folders).measure(gains=True)
     passes = []
@@ -166,15 +153,6 @@ def test_the_same_on_any_number_of_ranks(folders, ranks, monkeypatch):
     assert (found[0, :, 0] / found[0, :, 1]).tolist() == alone["training_loss"].tolist()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_the_same_loss_at_any_batch_size(folders, batch_size):
-    expected = measurer(folders).measure(gains=False)
-    found = measurer(folders, batch_size=batch_size).measure(gains=True)
-    for name, values in expected.items():
-        assert found[name].tolist() == pytest.approx(values.tolist(), abs=1e-6)
-    assert found["text_gain"].isnan().all() == (batch_size == 1)  # alone in its batch
-
-
 def test_the_noise_is_fixed_and_of_its_own_seed(folders):
     one, other = measurer(folders), measurer(folders, seed=4)
     first, second = one.measure(gains=True), one.measure(gains=True)
@@ -196,36 +174,23 @@ def test_figures_of_a_row():
         "ema:0.9": losses([0.5, 1.5], [0.25, 1.0]),
         "ema:0.99": losses([2.0, 3.0], [1.0, 1.0], text_gain=[0.5, 0.25], speaker_gain=[nan, nan]),
     }
-    row = figures(by_weights, [0.9, 0.25], "ema:0.99")
-    assert row == {
-        "weights": "ema:0.99",
-        "heldout_loss": 2.5,
-        "heldout_loss_at_0.9": 2.0,
-        "heldout_loss_at_0.25": 3.0,
-        "training_loss": 1.0,
-        "training_loss_at_0.9": 1.0,
-        "training_loss_at_0.25": 1.0,
-        "gap": 1.5,
-        "gap_at_0.9": 1.0,
-        "gap_at_0.25": 2.0,
-        "text_gain": 0.375,
-        "text_gain_at_0.9": 0.5,
-        "text_gain_at_0.25": 0.25,
-        "speaker_gain": None,
-        "speaker_gain_at_0.9": None,
-        "speaker_gain_at_0.25": None,
-        "heldout_loss_raw": 1.5,
-        "training_loss_raw": 1.0,
-        "gap_raw": 0.5,
-        "heldout_loss_ema:0.9": 1.0,
-        "training_loss_ema:0.9": 0.625,
-        "gap_ema:0.9": 0.375,
-        "heldout_loss_ema:0.99": 2.5,
-        "training_loss_ema:0.99": 1.0,
-        "gap_ema:0.99": 1.5,
-        "best_heldout_loss": 1.0,
-        "best_weights": "ema:0.9",
-    }
+    expected = {"weights": "ema:0.99", "best_heldout_loss": 1.0, "best_weights": "ema:0.9"}
+    for name, mean, at_09, at_025 in (
+        ("heldout_loss", 2.5, 2.0, 3.0),
+        ("training_loss", 1.0, 1.0, 1.0),
+        ("gap", 1.5, 1.0, 2.0),
+        ("text_gain", 0.375, 0.5, 0.25),
+        ("speaker_gain", None, None, None),
+    ):
+        expected |= {name: mean, f"{name}_at_0.9": at_09, f"{name}_at_0.25": at_025}
+    for name, heldout, training, gap in (
+        ("raw", 1.5, 1.0, 0.5),
+        ("ema:0.9", 1.0, 0.625, 0.375),
+        ("ema:0.99", 2.5, 1.0, 1.5),
+    ):
+        means = {"heldout_loss": heldout, "training_loss": training, "gap": gap}
+        expected |= {f"{figure}_{name}": value for figure, value in means.items()}
+    assert figures(by_weights, [0.9, 0.25], "ema:0.99") == expected
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

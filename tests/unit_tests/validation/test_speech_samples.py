@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 from tests.helpers.fixed_sets import data_section, fixed_set, write_rows
 from tests.helpers.tiny_runs import Folder
@@ -20,7 +19,6 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
-from torchtitan.models.dit_tts.validation.validator import samples_sentence
 
 ROWS = [
     ("one", "ann", 20, 6),
@@ -71,13 +69,6 @@ def test_what_is_asked_for(tmp_path):
     # Never longer than what is trained on.
     long = prompts_of(folder, 3, bytes_per_frame=100.0)
     assert [prompt.request.frames for prompt in long] == [32, 32, 32]
-
-
-def test_texts_within_the_limits_of_training(tmp_path):
-    """Of others the model knows nothing: they would be said too fast."""
-    folder = write_rows(tmp_path / "heldout", [("a long text", "ann", 9, 4), *ROWS])
-    texts = [p.request.text for p in prompts_of(folder, 9, max_text_tokens=9, max_frames=16)]
-    assert texts == ["two", "three", "six"]
 
 
 HOSTILE = ["../../up", "/etc/x", "a" * 300, "日本語" * 60, "a b\tc", "x:y*?", "", "ann", "ANN"]
@@ -237,52 +228,6 @@ def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     assert "samples at step 3: speaker similarity" in caplog.text
 
 
-@pytest.mark.long
-def test_without_an_average_the_weights_themselves_speak(tmp_path, train, options, seen):
-    assert train("run", *options, "--ema.no-enable", "--samples.raw") == 0
-    folder = tmp_path / "run/samples/step-3"
-    assert not (folder / "raw").exists() and len(list(folder.glob("*.wav"))) == 4
-    assert json.loads((folder / "scores.json").read_text())["weights"] == "raw"
-    assert {name.partition("/")[0] for _, name, *_ in seen.audio} == {"speech"}
-    (row, *_) = speech_rows(tmp_path / "run")
-    assert "duration_error" in row and not any(name.endswith("_raw") for name in row)
-
-
-@pytest.mark.long
-def test_raw_weights_only_where_they_are_asked_for(tmp_path, train, options):
-    without = [each for each in options if "freq" not in each]
-    assert train("run", *options) == 0
-    assert not list((tmp_path / "run").glob("samples/*/raw"))
-    assert train("silent", *without) == 0
-    assert not any((tmp_path / "silent/samples").iterdir())
-    # They leave no trace in the training.
-    runs = [Folder(tmp_path / name) for name in ("run", "silent")]
-    assert runs[0].losses() == runs[1].losses()
-    found, expected = (run.checkpoint(3) for run in runs)
-    tensors = [name for name, each in expected.items() if isinstance(each, torch.Tensor)]
-    assert all(torch.equal(found[name], expected[name]) for name in tensors)
-
-
-@pytest.mark.long
-def test_the_same_prompts_sound_the_same_after_a_resume(tmp_path, train, options, after_step):
-    """Also where the kill came before any of a step's rows was written."""
-    options += ["--samples.count=2"]
-    assert train("unbroken", *options) == 0
-    steps = {3: lambda trainer: 1 / 0}
-    after_step(steps)
-    with pytest.raises(ZeroDivisionError):
-        train("killed", *options)
-    steps.clear()
-    (tmp_path / "killed/validation.jsonl").unlink()
-    assert train("killed", *options) == 0
-    for name in ("step-2/000-s0-u0.wav", "step-3/001-s1-u1.wav"):
-        found, expected = (tmp_path / run / "samples" / name for run in ("killed", "unbroken"))
-        assert found.read_bytes() == expected.read_bytes()
-    rows = [speech_rows(tmp_path / run) for run in ("killed", "unbroken")]
-    assert [row["step"] for row in rows[0]] == [2, 3]
-    assert [row["duration_error"] for row in rows[0]] == [row["duration_error"] for row in rows[1]]
-
-
 @pytest.mark.parametrize(
     "option, words",
     [
@@ -362,10 +307,3 @@ def test_every_rank_has_its_part_of_the_prompts(monkeypatch):
         assert len({len(each) for each in shares}) == 1
         own = sorted(prompt.request.text for each in shares for prompt, counts in each if counts)
         assert own == [f"t{n}" for n in range(5)]
-
-
-def test_a_sentence_leaves_out_what_was_not_measured():
-    row = {"step": 5, "seconds": 2.0, "wer": None, "duration_error": 0.0, "real_time_factor": 0.5}
-    assert samples_sentence(row) == (
-        "samples at step 5: duration error 0.0%, real-time factor 0.500; 2.0 s"
-    )

@@ -2,7 +2,7 @@
 
 The order's global batches stay as they are. While the ramp's divisor is d, one of G samples is delivered
 as d consecutive batches of G/d: its rows 0 ... G/d - 1 first. So nothing is left out or comes twice, and
-the place of a step's batch in the order is a closed form of the step's number.
+the position of a step's batch in the order is a closed form of the step's number.
 
 >>> ramp = BatchRamp((4, 2), 8)      # 8 steps of a quarter, 8 of a half, then complete ones
 >>> [ramp.place(number) for number in (0, 3, 4, 7, 8, 9, 15, 16)]
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchRamp:
-    """`number` is a step's place in the data, from 0, and `accumulation` the micro-batches of a complete
+    """`number` is a step's position in the data, from 0, and `accumulation` the micro-batches of a complete
     global batch.
 
     Attributes:
@@ -94,5 +94,5 @@ class BatchRamp:
 
 
 def batch_ramp(training: Training) -> BatchRamp:
-    """That of `[training] batch_ramp`."""
+    """The ramp that `[training] batch_ramp` sets."""
     return BatchRamp(tuple(training.batch_ramp), training.batch_ramp_steps)

@@ -61,7 +61,7 @@ class GlobalBatch:
     """One step's samples.
 
     Attributes:
-        number: the batch's place in training, from 0.
+        number: the batch's position in training, from 0.
         epoch: from 0.
         bucket: number of its length bucket.
         samples: (G_b,) int64 sample numbers, in row order.

@@ -64,7 +64,7 @@ class BatchPolicy:
             edges were given.
         useful_fraction: valid latent frames over all latent frames, expected over an epoch.
         useful_text_fraction, useful_reference_fraction: the same of text tokens and of reference frames,
-            those of cropped references.
+            which are counted after cropping.
     """
 
     edges: tuple[int, ...]
@@ -203,8 +203,8 @@ def choose_edges(
     each as often as it is drawn where `draws` (n,) are given.
     """
     rounded = np.minimum(_round_up(frames.astype(np.int64), ALIGNMENT), max_frames)
-    candidates, place = np.unique(rounded, return_inverse=True)
-    counts = np.bincount(place, draws)
+    candidates, index = np.unique(rounded, return_inverse=True)
+    counts = np.bincount(index, draws)
     m = len(candidates)
     below = np.concatenate([[0], np.cumsum(counts)])  # below[j]: samples under candidate j
     # cost[j]: fewest frames for the candidates 0..j-1 with the buckets used so far

@@ -35,11 +35,7 @@ class CorruptSampleCounter:
         self._lock = threading.Lock()
 
     def count(self, dataset: Dataset, sample: int, error: CorruptSampleError) -> None:
-        """Record a corrupt sample; a sample that comes again counts once.
-
-        Raises:
-            InputError: there are too many by now.
-        """
+        """Record a corrupt sample; a sample that comes again counts once."""
         with self._lock:
             self._corrupt.add(sample)
             shard = int(dataset.shard[sample])

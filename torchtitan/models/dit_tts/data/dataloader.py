@@ -150,7 +150,7 @@ class LatentDataLoader(BaseDataLoader):
         self.consumed = self.ramp.first_micro_batch(number, self.accumulation_steps)
 
     def micro_batches(self, number: int) -> Iterator[Batch]:
-        """Those of this rank in a global batch."""
+        """This rank's micro-batches of a global batch."""
         first = self.ramp.first_micro_batch(number, self.accumulation_steps)
         for step in range(self.ramp.accumulation(number, self.accumulation_steps)):
             yield self.micro_batch(first + step)
@@ -168,11 +168,7 @@ class LatentDataLoader(BaseDataLoader):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the saved position; ranks, accumulation, workers and prefetch may all have changed.
-
-        Raises:
-            InputError: the order of the batches is no longer the one of the checkpoint.
-        """
+        """Go to the saved position; ranks, accumulation, workers and prefetch may all have changed."""
         if not state_dict:
             return
         saved = _PARTS_ADDED | json.loads(state_dict["order_fingerprint"])

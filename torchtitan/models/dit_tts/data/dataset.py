@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.index import ShardIndex, load_index
 from torchtitan.models.dit_tts.data.local_reader import ExtentTable, LocalFiles, SampleExtents, fill
 from torchtitan.models.dit_tts.data.members import LABELS
-from torchtitan.models.dit_tts.data.range_cache import Extent, RangeReader
+from torchtitan.models.dit_tts.data.remote_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import Problem
 from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
 from torchtitan.models.dit_tts.errors import InputError
@@ -78,9 +78,6 @@ def open_dataset(
             `RangeReader`.
         part: (number, count) of processes that start together: each begins with other shards, so
             that together they make every missing index about once. The first shows progress.
-
-    Raises:
-        InputError: nothing there, a corrupt shard, or arrays of another width.
     """
     entries = [path] if isinstance(path, str) else list(path) or [""]
     found = [
@@ -256,8 +253,7 @@ class Dataset:
                 always the first.
 
         Raises:
-            CorruptSampleError: what is stored is not what was indexed.
-            InputError: the shard is gone or has changed.
+            CorruptSampleError: the stored bytes are not those that were indexed.
         """
         extents = self._extents[sample]
         stored = self._stored(sample, extents, fetched)
@@ -301,17 +297,13 @@ class Dataset:
         return objects
 
     def fetch(self, samples: Sequence[int] | np.ndarray) -> dict[int, bytearray]:
-        """The bytes of those samples that lie behind URLs, all requested at once.
-
-        Raises:
-            InputError: a server that cannot be reached or whose tar has changed.
-        """
+        """The bytes of those samples that lie behind URLs, all requested at once."""
         return self.fetch_with_latents(samples, ())[0]
 
     def fetch_with_latents(
         self, samples: Sequence[int] | np.ndarray, latents_of: Sequence[int]
     ) -> tuple[dict[int, bytearray], dict[int, bytearray]]:
-        """Likewise, and beside them the latents alone of further samples."""
+        """The bytes of remote samples, as `fetch`, and the latents alone of further samples."""
         if self._reader is None:
             return {}, {}
         remote = [int(sample) for sample in samples if self.is_remote(sample)]

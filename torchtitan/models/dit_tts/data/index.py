@@ -74,7 +74,7 @@ class ShardIndex:
 
     @property
     def payload(self) -> bytes:
-        """What is stored: everything that the tar's bytes determine, in a fixed order."""
+        """The stored bytes: everything that the tar's bytes determine, in a fixed order."""
         extras = {
             "labels": self.labels,
             "characters": self.characters,
@@ -101,22 +101,19 @@ def load_index(tar_path: str) -> ShardIndex:
     Args:
         tar_path: a local path or a URL. Beside a remote tar, `<url>.idx` is used if it was made from as
             many bytes and one sample matches its hash: a time means nothing there.
-
-    Raises:
-        InputError: the tar cannot be read at all. Corrupt parts of it are in `problems`.
     """
     source = open_source(tar_path)
     try:
-        places, tar = _sidecar_places(tar_path), (source.size, source.version)
-        for place in places:
-            index = _read_local(place)
+        paths, tar = _sidecar_paths(tar_path), (source.size, source.version)
+        for path in paths:
+            index = _read_local(path)
             # Not its truth: one without samples is false, and as fresh.
             if index is not None and (index.tar_bytes, index.tar_version) == tar:
                 return index
         index = _remote_sidecar(source) if isinstance(source, RemoteSource) else None
         if index is None:
             index = build_index(source)
-        _write_first(places, _sidecar_bytes(index))
+        _write_first(paths, _sidecar_bytes(index))
         return index
     finally:
         source.close()
@@ -132,9 +129,9 @@ def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
     Returns:
         None where there is none, or it is corrupt, or it belongs to other contents of the tar.
     """
-    for place in _sidecar_places(tar_path):
+    for path in _sidecar_paths(tar_path):
         try:
-            with open(f"{place}.{name}", "rb") as file:
+            with open(f"{path}.{name}", "rb") as file:
                 stored = file.read()
         except OSError:
             continue
@@ -155,16 +152,12 @@ def save_column(tar_path: str, digest: bytes, name: str, values: np.ndarray) -> 
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     data = buffer.getvalue()
-    places = [f"{place}.{name}" for place in _sidecar_places(tar_path)]
-    _write_first(places, digest + xxhash.xxh3_64_digest(data) + data)
+    paths = [f"{path}.{name}" for path in _sidecar_paths(tar_path)]
+    _write_first(paths, digest + xxhash.xxh3_64_digest(data) + data)
 
 
 def build_index(source: ShardFile) -> ShardIndex:
-    """Read the tar once, from its start to its end.
-
-    Raises:
-        InputError: the tar changed meanwhile.
-    """
+    """Read the tar once, from its start to its end."""
     contents = read_shard(source)
     if not is_remote(source.path):
         after = os.stat(source.path)
@@ -207,7 +200,7 @@ def build_index(source: ShardFile) -> ShardIndex:
     )
 
 
-def _sidecar_places(tar_path: str) -> list[str]:
+def _sidecar_paths(tar_path: str) -> list[str]:
     """Where the sidecar of a tar may be, in order of preference."""
     real = plain_name(tar_path) if is_remote(tar_path) else os.path.realpath(tar_path)
     digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:20]
@@ -215,11 +208,11 @@ def _sidecar_places(tar_path: str) -> list[str]:
     return [cached] if is_remote(tar_path) else [tar_path + ".idx", cached]
 
 
-def _write_first(places: list[str], content: bytes) -> None:
-    """Write to the first place that takes it; where none does, the next start makes it again."""
-    for place in places:
+def _write_first(paths: list[str], content: bytes) -> None:
+    """Write to the first path that takes it; where none does, the next start makes it again."""
+    for path in paths:
         try:
-            return write_atomic(place, content)
+            return write_atomic(path, content)
         except OSError:
             continue
 

@@ -119,7 +119,6 @@ class LocalFiles:
 
         Raises:
             OSError: the disk cannot read them.
-            InputError: the tar is gone or has changed.
         """
         size = 0
         for start, stop in spans:

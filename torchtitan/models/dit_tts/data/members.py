@@ -34,7 +34,7 @@ class ArrayMember:
             as many as the latents, and cropped and padded with them to T of the batch.
             "reference_frames" are padded to R, or cropped to R consecutive ones from any start.
         entry: name in the batch, where it is (B, T or R, width) float32, zero at padding.
-        width: None for that of the latents.
+        width: None: as the latents.
     """
 
     name: str
@@ -72,7 +72,7 @@ def index_dtype() -> np.dtype:
 
     Offsets are of array data (behind the npy header) or of the JSON, in bytes from the start of the tar;
     hashes are the XXH3 of these bytes; item bytes are 2 for float16 and 4 for float32; `key_end` is
-    where the sample's key ends in the joined utf-8 of all keys; codes are places in the label's list of
+    where the sample's key ends in the joined utf-8 of all keys; codes are indices in the label's list of
     values, -1 for none.
     """
     columns = [(name, "<i4") for name in length_columns()]

@@ -66,12 +66,12 @@ class DrawnReferences:
             sample: that the reference is for.
             max_frames: R of its batch; lengths up to it are equally likely.
         """
-        place = int(self._utterance[sample])
-        if place < 0 or self._count[place] < 2:
+        index = int(self._utterance[sample])
+        if index < 0 or self._count[index] < 2:
             return []
-        first, count = int(self._first[place]), int(self._count[place])
+        first, count = int(self._first[index]), int(self._count[index])
         number, length, offset, *picks = words
-        taken = [place - first]
+        taken = [index - first]
         for pick in picks[: 1 + number % min(MAX_JOINED, count - 1)]:
             chosen = pick % (count - len(taken))
             for other in sorted(taken):  # counted without those that are taken

@@ -80,9 +80,6 @@ def filesystem(url: str) -> tuple[Any, str]:
     Options and credentials come from where each store's own tools take them (for S3
     AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws ...; for http(s) ~/.netrc and HTTP_PROXY) and from
     fsspec's config files and FSSPEC_* variables.
-
-    Raises:
-        InputError: no such scheme, or the package for it is not installed.
     """
     import fsspec
 
@@ -148,9 +145,6 @@ def stat(url: str, *, fresh: bool = False) -> Stat:
 
     Args:
         fresh: ask the store even where a listing just gave them.
-
-    Raises:
-        InputError: not found, no rights, unreachable, or a size or ranges it does not give.
     """
     store, path = filesystem(url)
     if fresh:
@@ -187,11 +181,7 @@ class RangeClient:
         self._places: dict[str, tuple[Any, str]] = {}
 
     def fetch(self, extents: Sequence[Extent]) -> list[bytes]:
-        """The bytes of each extent, in order.
-
-        Raises:
-            InputError: one of them cannot be had; the others are then given up.
-        """
+        """The bytes of each extent, in order."""
         from fsspec.asyn import get_loop
 
         for wanted in extents:
@@ -296,11 +286,7 @@ def _ignores_ranges(extent: Extent) -> InputError:
 
 
 def _wait_seconds(url: str, doing: str, error: Exception, attempt: int, warn: bool = True) -> float:
-    """How long to wait before the next attempt.
-
-    Raises:
-        InputError: the failure cannot pass, or the attempts are used up.
-    """
+    """How long to wait before the next attempt."""
     reason, advice, may_pass = _explain(error)
     if not may_pass or attempt == TRIES - 1:
         times = f", tried {attempt + 1} times" if attempt else ""

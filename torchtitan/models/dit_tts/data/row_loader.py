@@ -33,16 +33,12 @@ class Tokenizer(Protocol):
     def encode_into(
         self, row: np.ndarray, text: str, metadata: Mapping[str, Any], drop: Sequence[bool]
     ) -> int:
-        """Write the ids to the start of row (L,) int64 and return their number.
-
-        Raises:
-            InputError: there are more than L.
-        """
+        """Write the ids to the start of row (L,) int64 and return their number."""
         ...
 
-    def places(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """(B, L) float32: where in its speech the middle of each of the ids (B, L) is to be expected, in
-        (0, 1); -1 where it is not of the text or mask (B, L) is false."""
+    def text_positions(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """(B, L) float32: expected position in the speech of the middle of each of the ids (B, L), in
+        (0, 1); -1 for ids that are not text or where mask (B, L) is false."""
         ...
 
 
@@ -65,8 +61,7 @@ class Features(Protocol):
         """Fill the first rows of out (L, h), which gets their bits, and return their number.
 
         Raises:
-            CorruptSampleError: what is stored is not what was written.
-            InputError: there are more than L.
+            CorruptSampleError: the stored bytes are not those that were written.
         """
         ...
 
@@ -131,7 +126,7 @@ class RowLoader:
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
         if into.reference:
             speaker_frames = self._load_reference(sample, fetched, into)
-        # A cropped sample is as long as what is left of it.
+        # A cropped sample is as long as its kept frames.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         stored = None if into.features is None else self._load_features(sample, into.features)
         try:
@@ -186,7 +181,7 @@ class RowLoader:
         return end
 
     def _load_features(self, sample: int, features: np.ndarray) -> int:
-        """Fill features (L, h) and return their number of tokens, with those of conditioning."""
+        """Fill features (L, h) and return their number of tokens, conditioning tokens included."""
         assert self.features is not None
         first = self.tokenizer.n_conditions
         end = first + self.features.read(sample, features[first:])

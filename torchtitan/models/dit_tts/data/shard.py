@@ -40,7 +40,7 @@ _PLAIN_NPY_HEADER = re.compile(
 
 
 class Problem(NamedTuple):
-    """What is wrong.
+    """A fault of a tar or of a sample.
 
     Attributes:
         kind: "shard" (the tar itself), or of a sample "incomplete", "not_finite", "changed" (not what
@@ -86,11 +86,11 @@ class ShardContents:
     characters: str = ""
 
 
-class _Unusable(Exception):
-    """A member that cannot be used, in a sentence without the tar's name, and its kind."""
+class InvalidSample(Exception):
+    """A member with a value that breaks a rule, and its kind of `Problem`. No text names the tar."""
 
-    def __init__(self, sentence: str, kind: str = "unusable"):
-        super().__init__(sentence)
+    def __init__(self, value: str, rule: str, kind: str = "unusable"):
+        super().__init__(f"{value}; {rule}")
         self.kind = kind
 
 
@@ -115,19 +115,20 @@ def read_shard(source: ShardFile) -> ShardContents:
         found = groups.setdefault(key, {})
         try:
             if suffix in found:
-                raise _Unusable(
-                    f"sample '{key}' has the member .{suffix} twice; keys must be unique within a tar"
+                raise InvalidSample(
+                    f"sample '{key}' has the member .{suffix} twice",
+                    "keys must be unique within a tar",
                 )
             found[suffix] = None
             if member.is_link:
-                raise _Unusable(
-                    f"member '{member.name}' is a link, which cannot be read by offset; write the tar "
-                    "again with --dereference --hard-dereference"
+                raise InvalidSample(
+                    f"member '{member.name}' is a link, which cannot be read by offset",
+                    "write the tar again with --dereference --hard-dereference",
                 )
             read = _read_metadata if suffix == METADATA_SUFFIX else _read_array
             found[suffix] = read(source, member)
-        except _Unusable as unusable:
-            contents.problems.append(Problem(unusable.kind, key, str(unusable)))
+        except InvalidSample as invalid:
+            contents.problems.append(Problem(invalid.kind, key, str(invalid)))
             broken.add(key)
     characters: set[str] = set()
     for key, found in groups.items():
@@ -135,8 +136,8 @@ def read_shard(source: ShardFile) -> ShardContents:
             continue
         try:
             sample = _complete(key, found, contents.channels)
-        except _Unusable as unusable:
-            contents.problems.append(Problem(unusable.kind, key, str(unusable)))
+        except InvalidSample as invalid:
+            contents.problems.append(Problem(invalid.kind, key, str(invalid)))
             continue
         contents.channels = sample.arrays["latents"].width
         contents.samples.append(sample)
@@ -153,33 +154,34 @@ def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:
     `channels`."""
     missing = [f".{suffix}" for suffix in members.suffixes() if suffix not in found]
     if missing:
-        raise _Unusable(
-            f"sample '{key}' is incomplete, it lacks {', '.join(missing)}; complete or remove it",
+        raise InvalidSample(
+            f"sample '{key}' is incomplete, it lacks {', '.join(missing)}",
+            "complete or remove it",
             "incomplete",
         )
     arrays = {array.name: found[array.suffix] for array in members.ARRAYS}
     metadata: StoredMetadata = found[METADATA_SUFFIX]
     frames = arrays["latents"].rows
     if frames == 0:
-        raise _Unusable(f"sample '{key}' has no latent frame; leave empty utterances out")
+        raise InvalidSample(f"sample '{key}' has no latent frame", "leave empty utterances out")
     for member in members.ARRAYS:
         array = arrays[member.name]
         where = f"the .{member.suffix} of sample '{key}'"
         width = member.width or channels or arrays["latents"].width
         if array.width != width:
-            raise _Unusable(
-                f"{where} is {array.width} wide where {width} is needed; all samples of a dataset must "
-                "have the same width"
+            raise InvalidSample(
+                f"{where} is {array.width} wide where {width} is needed",
+                "all samples of a dataset must have the same width",
             )
         if member.length == "frames" and array.rows != frames:
-            raise _Unusable(
-                f"{where} has {array.rows} rows for {frames} latent frames; write it again"
-            )
+            rows = f"{array.rows} rows for {frames} latent frames"
+            raise InvalidSample(f"{where} has {rows}", "write it again")
         written = metadata.written_hashes.get(member.suffix)
         if written is not None and written != f"{array.hash:016x}":
-            raise _Unusable(
+            raise InvalidSample(
                 f"{where} is not the one that was written (its {HASHES_KEY} in the JSON is {written}, "
-                f"found {array.hash:016x}), so it is corrupt; copy or write the tar again",
+                f"found {array.hash:016x}), so it is corrupt",
+                "copy or write the tar again",
                 "changed",
             )
     return StoredSample(key, arrays, metadata)
@@ -192,9 +194,10 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
     item_bytes = _ITEM_BYTES[descr]
     expected = data_start + shape[0] * shape[1] * item_bytes
     if member.size != expected or expected > _MAX_ARRAY_BYTES:
-        raise _Unusable(
+        raise InvalidSample(
             f"{where} has {member.size} bytes where its npy header (shape {shape}) needs "
-            f"{expected}, and at most {_MAX_ARRAY_BYTES} are read; write it again"
+            f"{expected}, and at most {_MAX_ARRAY_BYTES} are read",
+            "write it again",
         )
     data = _read(source, member, member.size)
     bits: np.ndarray = np.frombuffer(
@@ -202,8 +205,9 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
     )
     exponent = bits.dtype.type(_EXPONENTS[item_bytes])
     if ((bits & exponent) == exponent).any():
-        raise _Unusable(
-            f"{where} has values that are NaN or infinite; encode the utterance again or leave it out",
+        raise InvalidSample(
+            f"{where} has values that are NaN or infinite",
+            "encode the utterance again or leave it out",
             "not_finite",
         )
     array_hash = xxhash.xxh3_64_intdigest(memoryview(data)[data_start:])
@@ -223,19 +227,20 @@ def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
             read = np.lib.format.read_array_header_1_0
         shape, is_fortran, dtype = read(file)
     except Exception as error:  # numpy evaluates the text as a literal, which may fail in any way
-        raise _Unusable(
-            f"{where} is no npy array ({str(error)[:60]!r}); write it with numpy.save"
+        raise InvalidSample(
+            f"{where} is no npy array ({str(error)[:60]!r})", "write it with numpy.save"
         ) from None
     if dtype.str not in _ITEM_BYTES:
-        raise _Unusable(
-            f"{where} has dtype {dtype.str!r}; only little-endian float16 and float32 are read "
-            "(pickled objects never are), so convert it with astype(numpy.float16)"
+        raise InvalidSample(
+            f"{where} has dtype {dtype.str!r}",
+            "only little-endian float16 and float32 are read (pickled objects never are), so convert "
+            "it with astype(numpy.float16)",
         )
     is_shape = len(shape) == 2 and 0 <= shape[0] < 2**31 and 0 < shape[1] < 2**31
     if not is_shape or is_fortran:
-        raise _Unusable(
-            f"{where} has shape {str(shape)[:60]}, fortran_order {is_fortran}; it must be (rows, width) "
-            "in C order, so write it again through numpy.ascontiguousarray"
+        raise InvalidSample(
+            f"{where} has shape {str(shape)[:60]}, fortran_order {is_fortran}",
+            "it must be (rows, width) in C order, so write it again through numpy.ascontiguousarray",
         )
     return dtype.str, (shape[0], shape[1]), file.tell()
 
@@ -248,31 +253,34 @@ def _read(source: ShardFile, member: Member, size: int) -> bytes:
     except InputError as error:
         if is_remote(source.path):
             raise
-        sentence = f"member '{member.name}' cannot be read: {error}"
-        raise _Unusable(sentence, "unreadable") from error
+        what, _, rule = str(error).partition("; ")
+        where = f"member '{member.name}' cannot be read"
+        raise InvalidSample(f"{where}: {what}", rule, "unreadable") from error
 
 
 def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
     where = f"member '{member.name}'"
     if member.size > _MAX_JSON_BYTES:
-        raise _Unusable(f"{where} has {member.size} bytes; at most {_MAX_JSON_BYTES} are read")
+        raise InvalidSample(
+            f"{where} has {member.size} bytes", f"at most {_MAX_JSON_BYTES} are read"
+        )
     data = _read(source, member, member.size)
     try:
         metadata = json.loads(str(data, "utf-8"))
         text = metadata["text"]
         text.encode("utf-8")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _Unusable(
-            f'{where} is no utf-8 JSON object with a "text" string; every sample needs its text'
+        raise InvalidSample(
+            f'{where} is no utf-8 JSON object with a "text" string', "every sample needs its text"
         ) from None
     hashes = metadata.get(HASHES_KEY)
     if not isinstance(hashes, dict):
         hashes = {}
     written = hashes.get(METADATA_SUFFIX)
     if written is not None and written != metadata_hash(metadata):
-        raise _Unusable(
-            f"{where} is not the one that was written, so it is corrupt; copy or write the tar again, "
-            f'or take its key "{HASHES_KEY}" out if it was changed on purpose',
+        raise InvalidSample(
+            f"{where} is not the one that was written, so it is corrupt",
+            f'copy or write the tar again, or take its key "{HASHES_KEY}" out if it was changed on purpose',
             "changed",
         )
     labels = {name: label_of(metadata, name) for name in LABELS}

@@ -52,9 +52,6 @@ def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:
     """Write `samples` to the tar file `path`: deterministic bytes, atomic.
 
     Samples may come from a generator: one is held in memory at a time.
-
-    Raises:
-        InputError: a sample that the reader would refuse, or no sample at all.
     """
     keys: set[str] = set()
     channels: int | None = None

@@ -5,7 +5,7 @@
 >>> source = open_source("/data/train/shard-000000.tar")
 >>> header = source.pread(512, 0)
 
-A remote source is for reading a tar once from front to back, as an index is built; `range_cache` reads
+A remote source is for reading a tar once from front to back, as an index is built; `remote_cache` reads
 samples in any order.
 """
 
@@ -65,11 +65,7 @@ def sidecar_path(path: str) -> str:
 
 
 def open_source(path: str) -> ShardFile:
-    """Open one tar.
-
-    Raises:
-        InputError: not there, no rights, unreachable, or a server without range requests.
-    """
+    """Open one tar."""
     return RemoteSource(path) if is_remote(path) else LocalSource(local_path(path))
 
 
@@ -153,9 +149,6 @@ def find_shards(path: str) -> list[str]:
 
     Returns:
         Absolute paths or URLs, sorted by (file name, complete path).
-
-    Raises:
-        InputError: nothing there, or a file missing of those that a pattern names.
     """
     if not path:
         raise InputError(f"[data] path is empty; set it to {_KINDS}")

@@ -1,4 +1,4 @@
-"""Cuts off what is padding in every row of a micro-batch, for runs whose shapes need not be static."""
+"""Cuts off the padding that all rows of a micro-batch share, for runs whose shapes need not be static."""
 
 from typing import Any
 

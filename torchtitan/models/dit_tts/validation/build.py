@@ -52,9 +52,6 @@ def build_validator(
     Args:
         config: the run's.
         view: the same as upstream sees it.
-
-    Raises:
-        InputError: the held-out samples, the codec or a scorer cannot be used.
     """
     validation = config.validation
     assert_equal_across_ranks({"validation": validation.enable})

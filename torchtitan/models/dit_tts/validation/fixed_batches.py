@@ -44,13 +44,10 @@ class FixedSet:
     """An even selection of a dataset's samples, in batches of similar lengths.
 
     Args:
-        data: [data] of the run, whose limits hold.
+        data: its limits hold.
         count: maximum number of samples.
         batch_size: samples per batch.
         features: of the dataset's texts, for a run that reads them from files.
-
-    Raises:
-        InputError: no sample is within the limits, or one is corrupt and [data] on_error is "raise".
     """
 
     def __init__(
@@ -181,5 +178,5 @@ def _partners(count: int, differs: Callable[[int, int], bool]) -> list[int | Non
 
 
 def _filled(partners: list[int | None]) -> list[int]:
-    """Rows without a partner take their own place."""
+    """Rows without a partner keep their own entries."""
     return [row if partner is None else partner for row, partner in enumerate(partners)]

@@ -85,7 +85,7 @@ class HeldoutLoss:
         """The losses of the network's present weights, on every rank. A collective.
 
         Args:
-            gains: also those of text and speaker, of the held-out set.
+            gains: also the gains of text and speaker on the held-out set.
         """
         found: Losses = {}
         for number, (name, each) in enumerate(self.sets.items()):

@@ -126,15 +126,12 @@ class SpeechSamples:
     """Synthesizes and scores the prompts.
 
     Args:
-        config: of the run; the model of [samples] speaker_scorer = "own" is the run's.
+        config: the model of [samples] speaker_scorer = "own" is the run's.
         rank, ranks: of the data-parallel ranks, which share the prompts. All of them generate as many
             batches, as sharded weights need.
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
         reports: whether this rank writes and scores what it has made; false where another one makes the same.
-
-    Raises:
-        InputError: a scorer cannot be opened, or the recognizer cannot know the texts.
     """
 
     def __init__(
@@ -161,8 +158,8 @@ class SpeechSamples:
         self.own = [
             (prompts[n if n < len(prompts) else 0], reports and n < len(prompts)) for n in numbers
         ]
-        s, place = config.samples, str(self.device)
-        recognizer = open_recognizer(s.recognizer, place) if s.recognizer else None
+        s, device = config.samples, str(self.device)
+        recognizer = open_recognizer(s.recognizer, device) if s.recognizer else None
         if recognizer is not None:
             texts = [prompt.request.text for prompt in prompts]
             recognizer.check_texts(texts, [prompt.language for prompt in prompts])
@@ -170,8 +167,8 @@ class SpeechSamples:
         named = s.speaker_scorer and s.speaker_scorer != "own"
         self.scorers = Scorers(
             recognizer,
-            open_speaker_scorer(s.speaker_scorer, place) if named else None,
-            open_opinion_predictor(s.opinion, place) if s.opinion else None,
+            open_speaker_scorer(s.speaker_scorer, device) if named else None,
+            open_opinion_predictor(s.opinion, device) if s.opinion else None,
         )
 
     def make(
@@ -182,7 +179,7 @@ class SpeechSamples:
 
         Args:
             weights: their name, for scores.json.
-            suffix: "_raw" for the samples beside those of the average.
+            suffix: "_raw" for the samples of the trained weights, in addition to the average's.
         """
         began = time.perf_counter()
         with self.amp:
@@ -233,7 +230,7 @@ class SpeechSamples:
         )
 
     def _features_of(self, prompts: list[Prompt], ids: torch.Tensor) -> torch.Tensor:
-        """(B, L, h) stored features at the tokens of the texts, behind those of the conditions."""
+        """(B, L, h) stored features at the texts' tokens, which follow the conditioning tokens."""
         first = self.tokenizer.n_conditions
         assert prompts[0].features is not None
         found = prompts[0].features.new_zeros(*ids.shape, prompts[0].features.shape[1])

@@ -25,9 +25,8 @@ class Validator:
     """What upstream's training loop calls after each step.
 
     Args:
-        config: of the run.
         keep: called with the step whose weights are the best so far; saves them and keeps them.
-        ready: called before the weights change places: nothing may be copying them any more.
+        ready: called before the weights are exchanged: nothing may be copying them any more.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Validator:
 
     @property
     def names(self) -> list[str]:
-        """Of the weights: the trained ones, and the averages from the fastest on."""
+        """Names of the raw weights, then of each EMA, fastest decay first."""
         decays = sorted(self.ema.averages) if self.ema is not None else []
         return [RAW, *(weights_name(prefix(decay)) for decay in decays)]
 
