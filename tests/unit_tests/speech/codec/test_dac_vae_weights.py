@@ -57,9 +57,6 @@ def changed(file: Path, path: Path, change) -> Path:
     return path
 
 
-# ---- the layout
-
-
 def test_released_layout_is_covered_key_by_key():
     """Shapes only: all of the released model's 107,671,171 parameters have their place."""
     shapes = layout(RELEASED, RELEASED_WATERMARK)
@@ -72,7 +69,7 @@ def test_released_layout_is_covered_key_by_key():
     assert taken == set(layout(RELEASED, None))  # all but what adds the watermark
 
 
-def test_one_fingerprint_for_the_same_weights(file, codec, tmp_path):
+def test_one_fingerprint_for_the_same_weights_and_another_for_others(file, codec, tmp_path):
     def newer_names(content):
         state = content["state_dict"]
         for name in [name for name in state if name.endswith("weight_g")]:
@@ -80,46 +77,33 @@ def test_one_fingerprint_for_the_same_weights(file, codec, tmp_path):
             state[f"{layer}.parametrizations.weight.original0"] = state.pop(f"{layer}.weight_g")
             state[f"{layer}.parametrizations.weight.original1"] = state.pop(f"{layer}.weight_v")
 
-    write_safetensors(codec.network, tmp_path / "export.safetensors")
-
     def other_watermark(content):
         for name, tensor in content["state_dict"].items():
             if name not in layout(TINY, None):
                 tensor += 1
 
-    others = [
-        changed(file, tmp_path / "names.pth", newer_names),
-        changed(file, tmp_path / "watermark.pth", other_watermark),
-        tmp_path / "export.safetensors",
-    ]
+    def weight(content):
+        content["state_dict"][f"{NORMED}.weight_g"][0] *= 1.001
+
+    bare = tmp_path / "bare.safetensors"
+    stored = torch.load(file, weights_only=True)["state_dict"]
+    save_file(stored, bare)  # hop 1920, hence the released rate
     waveform = torch.sin(torch.arange(5000) * 0.05)
     latents = codec.encode(waveform)
-    for path in others:
+    for path in (
+        changed(file, tmp_path / "names.pth", newer_names),
+        changed(file, tmp_path / "watermark.pth", other_watermark),
+        bare,
+    ):
         other = build_codec(str(path))
         assert other.fingerprint == codec.fingerprint
         assert torch.equal(other.encode(waveform), latents)
         assert torch.equal(other.decode(latents), codec.decode(latents))
-
-
-def test_another_fingerprint_for_other_weights(file, codec, tmp_path):
-    def rate(content):
-        content["metadata"]["kwargs"]["sample_rate"] = 44_100
-
-    def weight(content):
-        content["state_dict"][f"{NORMED}.weight_g"][0] *= 1.001
-
-    for change in (rate, weight):
+    for change in (state(sample_rate=44_100), weight):
         other = build_codec(str(changed(file, tmp_path / "changed.pth", change)))
         assert other.fingerprint != codec.fingerprint
-
-
-def test_safetensors_of_others_with_and_without_a_header(file, codec, tmp_path):
-    content = torch.load(file, weights_only=True)
-    path = tmp_path / "mine.safetensors"
-    save_file(content["state_dict"], path)  # hop 1920, hence the released rate
-    assert build_codec(str(path)).fingerprint == codec.fingerprint
-    save_file(content["state_dict"], path, {"kwargs": json.dumps({"sample_rate": 24_000})})
-    assert build_codec(str(path)).sample_rate == 24_000
+    save_file(stored, bare, {"kwargs": json.dumps({"sample_rate": 24_000})})
+    assert build_codec(str(bare)).sample_rate == 24_000
 
 
 def test_export_command(file, codec, tmp_path, capsys):
@@ -130,56 +114,44 @@ def test_export_command(file, codec, tmp_path, capsys):
     with safe_open(out, "pt") as export:
         assert json.loads(export.metadata()["kwargs"])["encoder_rates"] == [2, 8, 10, 12]
         assert not any("post" in name or "weight_g" in name for name in export.keys())
-    for weights, output in ((file, "out.bin"), (file, "out.safetensors/x.safetensors")):
+    for weights, output in (
+        (file, "out.bin"),
+        (file, "out.safetensors/x.safetensors"),
+        ("nothing", "out.safetensors"),
+    ):
         assert titan_tts(["export-codec", str(weights), str(tmp_path / output)]) == 2
-    assert titan_tts(["export-codec", "nothing", str(out)]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
-# ---- names
-
-
-def test_name_is_good_from_any_folder(file, codec, tmp_path, monkeypatch):
+def test_names(file, codec, tmp_path, monkeypatch):
+    """A path is good from any folder; a hub name is downloaded."""
     monkeypatch.chdir(file.parent)
     relative, folder = build_codec("weights.pth"), build_codec(".")
     monkeypatch.chdir(tmp_path)
     assert relative.name == folder.name == codec.name == str(file)
-    assert build_codec(relative.name).fingerprint == codec.fingerprint
-
-
-def test_hub_name(file, codec, tmp_path, monkeypatch):
-    import huggingface_hub
-
     asked = []
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a: asked.append(a) or str(file))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a: asked.append(a) or str(file))
     found = build_codec("someone/dac.vae-48k")
     assert asked == [("someone/dac.vae-48k", "weights.pth")]
     assert found.name == "someone/dac.vae-48k" and found.fingerprint == codec.fingerprint
 
     def fail(*_):
-        raise huggingface_hub.errors.LocalEntryNotFoundError("no network\nmore")
+        raise OSError("no network\nmore")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
     refused(lambda: build_codec("someone/x"), "someone/x", "no network); download it elsewhere")
 
-
-def test_names_without_one_file_of_weights(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     for name, words in (
         (tmp_path, "must hold one .pth or .safetensors file, but holds none"),
         (tmp_path / "notes.txt", "end in .pth or .safetensors"),
         (tmp_path / "none.pth", "there is no file"),
-        ("mp3", "known are: mel_dct"),
-        ("https://a/b", "known are"),
+        ("https://a/b", "known are: mel_dct"),
     ):
         refused(lambda: build_codec(str(name)), words)
     for name in ("a.pth", "b.safetensors"):
         (tmp_path / name).write_bytes(b"x")
     refused(lambda: build_codec(str(tmp_path)), "but holds a.pth, b.safetensors")
-
-
-# ---- corrupt files
 
 
 def drop(*names):
@@ -199,25 +171,19 @@ def state(**kwargs):
     [
         (drop(f"{NORMED}.weight_v"), f"missing: {NORMED}.weight; unexpected: {NORMED}.weight_g"),
         (put("decoder.extra", torch.zeros(1)), "unexpected: decoder.extra"),
-        (put(f"{NORMED}.bias", torch.zeros(7)), rf"{NORMED}.bias \(7,\), not \(24,\)"),
-        (
-            put(f"{NORMED}.weight_g", torch.ones(1, 48, 1)),
-            r"weight_g \(1, 48, 1\), not \(48, 1, 1\)",
-        ),
-        (
-            put("encoder.block.5.alpha", torch.full((1, 64, 1), torch.nan)),
-            "not finite: encoder.snake1",
-        ),
+        (put(f"{NORMED}.bias", torch.zeros(7)), f"{NORMED}.bias (7,), not (24,)"),
+        (put(f"{NORMED}.weight_g", torch.ones(1, 48, 1)), "weight_g (1, 48, 1), not (48, 1, 1)"),
+        (put("encoder.block.5.alpha", torch.full((1, 64, 1), torch.nan)), "not finite: encoder.sn"),
         (state(encoder_dim=64), "metadata has encoder_dim = 64, but its weights 4"),
         (state(sample_rate="fast"), "sample_rate = 'fast'"),
         (drop("quantizer.out_proj.weight_v"), "is no DAC-VAE: it lacks quantizer.out_proj.weight"),
         (lambda content: content.pop("state_dict"), "has no 'state_dict'"),
-        (put("encoder.block.1.block.4.weight_v", torch.ones(8, 4, 3)), "strides .1, 8, 10, 12"),
+        (put("encoder.block.1.block.4.weight_v", torch.ones(8, 4, 3)), "strides [1, 8, 10, 12"),
     ],
 )
 def test_corrupt_checkpoints(file, tmp_path, change, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        build_codec(str(changed(file, tmp_path / "changed.pth", change)))
+    path = changed(file, tmp_path / "changed.pth", change)
+    refused(lambda: build_codec(str(path)), sentence)
 
 
 class Trap:
@@ -230,24 +196,16 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-def test_nothing_in_a_file_is_executed(tmp_path):
+def test_nothing_in_a_file_is_executed_and_no_file_is_taken_for_weights(tmp_path):
     path, sprung = tmp_path / "weights.pth", tmp_path / "sprung"
-    state = random_state_dict(TINY, TINY_WATERMARK)
-    torch.save({"state_dict": state, "metadata": {"kwargs": {}, "trap": Trap(sprung)}}, path)
-    with pytest.raises(ValueError, match="cannot be read as weights"):
-        build_codec(str(path))
+    stored = random_state_dict(TINY, TINY_WATERMARK)
+    torch.save({"state_dict": stored, "metadata": {"kwargs": {}, "trap": Trap(sprung)}}, path)
+    refused(lambda: build_codec(str(path)), "cannot be read as weights")
     assert not sprung.exists()
-
-
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_files_without_weights(tmp_path, suffix):
-    path = tmp_path / f"weights{suffix}"
-    for content in (b"", b"not weights", pickle.dumps([1, 2])):
-        path.write_bytes(content)
-        refused(lambda: build_codec(str(path)), str(path))
-
-
-# ---- preparation
+    for other in (path, tmp_path / "weights.safetensors"):
+        for content in (b"", b"not weights", pickle.dumps([1, 2])):
+            other.write_bytes(content)
+            refused(lambda: build_codec(str(other)), str(other))
 
 
 def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path):

@@ -16,16 +16,6 @@ RATE = 16_000
 WINDOW = int(9.01 * RATE)  # that the network hears at once
 
 
-@pytest.fixture(scope="module")
-def recording():
-    return torch.from_numpy(next(heldout()).samples)
-
-
-@pytest.fixture(scope="module")
-def predictor():
-    return open_opinion_predictor("dnsmos")
-
-
 @pytest.fixture
 def dnsmos(monkeypatch):
     """Their code, without librosa: it makes the input of a network that does not count here."""
@@ -43,22 +33,17 @@ def dnsmos(monkeypatch):
     sys.modules.pop("speechmos.dnsmos", None)
 
 
-def test_scores_are_those_of_the_package(recording, predictor, dnsmos):
-    long = torch.cat([recording] * (11 * RATE // len(recording) + 1))
-    for waveform in (recording, long):
-        wanted = dnsmos.run(waveform.numpy(), RATE)["ovrl_mos"]
-        found = predictor.score(Sound(waveform, RATE))
+def test_scores_are_those_of_the_package_and_fall_with_noise(dnsmos):
+    predictor, recording = open_opinion_predictor("dnsmos"), next(heldout()).samples
+    speech = np.resize(recording, 11 * RATE)
+    for waveform in (recording, speech):
+        found = predictor.score(Sound(torch.from_numpy(waveform), RATE))
         # They leave out some windows, whose length they round down.
-        assert found == pytest.approx(wanted, abs=0.01)
-
-
-def test_it_falls_with_noise(recording, predictor):
-    generator = torch.Generator().manual_seed(0)
-    scores = []
-    speech = torch.cat([recording] * (WINDOW // len(recording) + 1))[:WINDOW]
+        assert found == pytest.approx(dnsmos.run(waveform, RATE)["ovrl_mos"], abs=0.01)
+    generator, scores = torch.Generator().manual_seed(0), []
     for level in (0.0, 0.01, 0.1):
-        waveform = speech + level * torch.randn(speech.shape, generator=generator)
-        scores.append(predictor.score(Sound(waveform, RATE)))
+        noise = level * torch.randn(WINDOW, generator=generator)
+        scores.append(predictor.score(Sound(torch.from_numpy(speech[:WINDOW]) + noise, RATE)))
     assert scores[0] > scores[1] + 0.2 > scores[2] + 0.4
     silence = predictor.score(Sound(torch.zeros(WINDOW), RATE))
     assert predictor.score(Sound(torch.zeros(0), RATE)) == pytest.approx(silence)

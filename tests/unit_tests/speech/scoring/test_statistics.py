@@ -13,14 +13,6 @@ from torchtitan.models.dit_tts.speech.scoring.statistics import (
 )
 
 
-def fraction_that_hold(truth, draw, count):
-    hits = 0
-    for _ in range(count):
-        found = draw()
-        hits += found.low <= truth <= found.high
-    return hits / count
-
-
 @pytest.mark.parametrize("utterances", [8, 40])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(utterances):
     """Two seeds of an utterance are alike: a hard text, and noise of each seed."""
@@ -46,18 +38,16 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(utterances):
         return rate_interval(generator.poisson(easy * words, (2, utterances)), words, resamples=300)
 
     for truth, draw in ((0.0, mean), (0.1, of_two_systems), (0.1, rate)):
-        assert 0.90 <= fraction_that_hold(truth, draw, count) <= 0.99, draw.__name__
+        hits = sum(found.low <= truth <= found.high for found in (draw() for _ in range(count)))
+        assert 0.90 <= hits / count <= 0.99, draw.__name__
 
 
-def test_seeds_of_an_utterance_are_no_new_utterances():
-    """The same errors in ten seeds are not ten times as certain."""
+def test_values():
+    # The same errors in ten seeds are not ten times as certain.
     errors, words = np.array([0, 3, 1, 0, 0, 2, 5, 0]), np.array([4, 6, 5, 4, 6, 7, 9, 5])
     one, ten = rate_interval(errors, words), rate_interval(np.tile(errors, (10, 1)), words)
     assert one == ten and one.value == pytest.approx(11 / 46)
     assert 0 <= one.low < 0.12 < 0.35 < one.high < 0.6
-
-
-def test_values():
     assert rate_interval([1, 1, 0], [1, 2, 7]).value == 0.2  # not the mean of the rates
     assert rate_interval([[1, 1, 0], [3, 1, 0]], [[1, 2, 7], [1, 2, 7]]).value == 0.3
     assert mean_interval([1.0, None, 4.0, float("nan")]).value == 2.5
