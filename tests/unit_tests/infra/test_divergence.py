@@ -102,18 +102,6 @@ def test_a_resumed_guard_knows_the_lowest_level_of_the_run():
     assert judged(guard, 400, 6.0, 0.5) and judged(resumed, 400, 6.0, 0.5)
 
 
-def test_bad_steps_are_counted_among_the_last():
-    guard = guard_after(3)
-    for step in range(4, 7):
-        judged(guard, step, math.nan, 1.0)
-    assert guard.bad_recently == 3
-    resumed = DivergenceGuard(SIGMAS)
-    resumed.load_state_dict(guard.state_dict())
-    for step in range(7, 7 + 31):
-        assert not judged(resumed, step, 1.0, 0.5)
-    assert resumed.bad_recently == 1
-
-
 def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(monkeypatch):
     def reduce_with_a_bad_rank(bad, op, group):
         assert op == dist.ReduceOp.MAX and group == "all ranks"
@@ -123,6 +111,12 @@ def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(monkeypatch):
     guard = DivergenceGuard(SIGMAS)
     skipped = guard.judge(1, 0, torch.tensor(1.0), torch.tensor(0.5), "all ranks")
     assert skipped == 1.0 and guard.read().bad and guard.bad_recently == 1
+    resumed = DivergenceGuard(SIGMAS)
+    resumed.load_state_dict(guard.state_dict())
+    assert resumed.bad_recently == 1
+    for step in range(2, 40):  # counted among the last steps alone
+        assert not judged(resumed, step, 1.0, 0.5)
+    assert resumed.bad_recently == 0
 
 
 def curve(steps: int, seed: int = 0) -> list[float]:
@@ -137,13 +131,6 @@ def test_a_loss_that_grows_is_found_however_slowly(growth):
         assert not judged(guard, step, loss, 1.0)
     grown = [loss * growth**step for step, loss in enumerate(curve(300, seed=1))]
     assert next(loss for loss in grown if judged(guard, 64, loss, 1.0)) < 0.5 * 5 * 1.3
-
-
-def test_a_rare_kind_of_batch_is_trained():
-    """One in twenty has 2.3 times the loss of the others."""
-    guard = DivergenceGuard(SIGMAS)
-    for step, loss in enumerate(curve(400), 1):
-        assert not judged(guard, step, loss * (2.3 if step % 20 == 19 else 1.0), 1.0)
 
 
 @pytest.mark.parametrize("name", CURVES)
