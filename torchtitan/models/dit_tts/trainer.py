@@ -51,12 +51,9 @@ from torchtitan.train import Trainer
 class DiTTTSTrainer(Trainer):
     """Trains `DiTTTSModel`.
 
-    `config` is the run's resolved config; `job_config` is the same as upstream sees it, with the run
-    folder in `dump_folder`.
-
-    `train_step` does what upstream's does, which waits for the device at every micro-batch: it counts
-    the valid frames of all micro-batches, accumulates, clips and steps. What diffusion adds is
-    `forward_pass`.
+    `config` is the run's resolved config; `job_config` is upstream's view of it, with the run folder in
+    `dump_folder`. `train_step` counts the valid frames of all micro-batches, accumulates, clips and steps, as
+    upstream's does, which waits for the device at every micro-batch. `forward_pass` adds the diffusion.
     """
 
     job_config: JobConfig
@@ -70,7 +67,7 @@ class DiTTTSTrainer(Trainer):
     def __init__(self, config: JobConfig, run_folder: RunFolder, stop_signal: StopSignal):
         dp_degree = data_parallel_degree(config, int(os.environ["WORLD_SIZE"]))
         view = upstream_view(config, run_folder.path, dp_degree)
-        # Upstream's checkpoint manager is replaced below: with this it starts no thread and no group.
+        # Upstream's checkpoint manager is replaced below; so configured it starts no thread and no group.
         checkpoint = view.checkpoint
         view.checkpoint = replace(checkpoint, async_mode="disabled", keep_latest_k=0)
         # Ours is built below, when there are averages to validate.
@@ -80,7 +77,7 @@ class DiTTTSTrainer(Trainer):
         super().__init__(view)
         view.checkpoint, view.validation = checkpoint, validation
         if self.parallel_dims.tp_enabled and not self.parallel_dims.fsdp_enabled:
-            # Upstream would train in float32 here, and says so.
+            # Upstream would train in float32 here.
             dtype = TORCH_DTYPE_MAP[view.training.mixed_precision_param]
             self.maybe_enable_amp = torch.autocast(self.device.type, dtype)
         # Nothing changes it from here on; it is the run's config.toml.
@@ -156,7 +153,7 @@ class DiTTTSTrainer(Trainer):
         return dims
 
     def _begin(self) -> None:
-        """Brings the run folder to the step that was loaded."""
+        """Brings the run folder to the loaded step."""
         steps = self.config.training.steps
         if self.step >= steps:
             logger.info(
@@ -186,7 +183,7 @@ class DiTTTSTrainer(Trainer):
 
     def _continue_from_step(self) -> None:
         self.run_folder.resume_at(self.step)
-        # Rank 0's, since what is kept depends on them.
+        # All ranks use rank 0's rows, which decide the checkpoints that are kept.
         rank = self.run_folder.rank
         rows = gather_from_ranks(self.run_folder.validation.read() if rank == 0 else [])[0]
         best = best_row(rows, self.config.validation.keep_best)
@@ -200,12 +197,12 @@ class DiTTTSTrainer(Trainer):
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, Any], torch.Tensor]]
     ) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
-        """Upstream's, with asynchronous copies to the device. Metrics are taken of each micro-batch
-        while it is on the CPU; `valid_frames` is the number of frames its loss is a sum over."""
+        """Upstream's, with asynchronous copies to the device. Metrics count each micro-batch while it is on
+        the CPU; `valid_frames` is the number of frames in its loss."""
         config = self.job_config
         on_padding = config.objective.loss_on_padding
-        # A compiled graph is of one shape; a benchmark times each bucket's; padding may be trained on; and
-        # views are not copied to a GPU from pinned memory.
+        # Not trimmed: a compiled graph has one shape, a benchmark times each bucket, padding may be trained on,
+        # and views are not copied to a GPU from pinned memory.
         static = config.compile.enable or config.benchmark.enable or on_padding
         trims = self.device.type == "cpu" and not static
         batches: Iterator[Any] = super().batch_generator(data_iterable)
@@ -231,9 +228,8 @@ class DiTTTSTrainer(Trainer):
         labels: torch.Tensor,
         global_valid_tokens: torch.Tensor,
     ) -> torch.Tensor:
-        """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided
-        by the number of valid frames in the global batch. The loss of the alignment head, which is
-        divided alike, is in the gradients only."""
+        """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided by the
+        valid frames of the global batch. The alignment head's loss, divided alike, is in the gradients only."""
         self.micro_batch += 1
         reduce_gradients(
             self.model_parts[0],
@@ -281,11 +277,8 @@ class DiTTTSTrainer(Trainer):
         super().close()
 
     def train_step(self, data_iterator: Iterator[tuple[dict[str, Any], torch.Tensor]]) -> None:
-        """One step of the optimizer.
-
-        Only where it is logged is a value read from the device, and nothing is copied to it from memory
-        that is not pinned: so the host stays ahead, and the device does not wait for it.
-        """
+        """One step of the optimizer. Only logged steps read values from the device, and copies to it come from
+        pinned memory: so the host stays ahead, and the device does not wait for it."""
         self.step_ids = []
         self.micro_batch = 0
         self.progress.at(self.step, 0)
@@ -314,7 +307,7 @@ class DiTTTSTrainer(Trainer):
             loss = sum_over_samples(torch.stack(losses).sum(), self.parallel_dims)
             self.checkpointer.maybe_wait_for_staging()
             if self._settle(self.divergence.read()):
-                return  # of the step before: this one is made again
+                return  # the step before was bad: this one is repeated
             self.settled_ids = self.step_ids
             self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
             everyone = dist.group.WORLD if self.parallel_dims.world_size > 1 else None
@@ -333,22 +326,19 @@ class DiTTTSTrainer(Trainer):
         if should_log:
             self.run_folder.set_state("running", self.step)
         if 1 < self.step == self.metrics_processor.first_step + 1:
-            # Upstream sets it after step 1, which a resumed run does not make.
+            # Upstream sets it after step 1, which a resumed run skips.
             limit = timedelta(seconds=self.job_config.comm.train_timeout_seconds)
             dist_utils.set_pg_timeouts(limit, self.parallel_dims)
 
     def _mark(self, part: str) -> None:
-        """The end of a part of the step, for a benchmark."""
+        """Marks the end of a part of the step, for a benchmark."""
         if self.benchmark is not None:
             self.benchmark.mark(part)
 
     def _settle(self, stats: StepStats | None) -> bool:
-        """Ends a step once its stats is known. A bad one, which the optimizer has left out, is undone:
-        the run is where it was before it, and its batch is skipped. Where bad steps pile up, the weights
-        themselves are the cause, and the run goes back to its last checkpoint.
-
-        Returns:
-            Whether the run has gone back.
+        """Ends a step once its stats are known. A bad step, which the optimizer has skipped, is undone, and its
+        batch is skipped. If bad steps pile up, the weights are the cause, and the run goes back to its last
+        checkpoint. Returns whether the run has gone back.
         """
         if stats is None:
             return False
@@ -398,7 +388,7 @@ class DiTTTSTrainer(Trainer):
     def _valid_frames(
         self, micro_batches: list[tuple[dict[str, Any], torch.Tensor]]
     ) -> torch.Tensor:
-        """Valid frames of a step's micro-batches on all ranks, int64."""
+        """Number of valid frames of a step's micro-batches on all ranks, int64."""
         count = sum(batch["valid_frames"] for batch, _ in micro_batches)
         frames = torch.full((), count, dtype=torch.int64, device=self.device)
         return sum_over_samples(frames, self.parallel_dims)

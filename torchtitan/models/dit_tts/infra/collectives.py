@@ -70,7 +70,7 @@ def run_on_all_ranks(
 
     Args:
         function: called with this process's rank, 0 without a process group.
-        what: what it does, for the error message: "load the model".
+        what: its task, for the error message: "load the model".
         group: of all ranks; None: the default one.
 
     Raises:

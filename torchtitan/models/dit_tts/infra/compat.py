@@ -1,7 +1,7 @@
-"""Private names of other libraries that the product uses.
+"""Private names of other libraries that the product uses; a release may move or drop any of them.
 
-A release may move or drop any of them. What can be imported is imported from here; `ATTRIBUTES` lists
-what is reached through an object. The test of this file lists what the installed versions lack.
+Importable names are imported from here; `ATTRIBUTES` lists names that are reached through an object. The test
+of this file lists the names that the installed versions lack.
 """
 
 # Read in torch 2.13 (and the same in 2.11)

@@ -69,7 +69,7 @@ def apply_compile(
         backend: of torch.compile.
         shapes: maximum number of static shapes of the data.
         mode: of torch.compile; only the backend "inductor" has modes.
-        components: "model" for the decoder's blocks, "encoders" for those of the learned encoders.
+        components: "model" (the decoder's blocks) and "encoders" (the learned encoders' blocks).
     """
     compiled = stacks(model, components)
     # Times 2 for training and evaluation mode. Blocks with and without checkpointing are separate

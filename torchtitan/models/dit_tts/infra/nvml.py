@@ -1,4 +1,4 @@
-"""Power, utilisation and memory of this process's GPU, as NVIDIA's management library (NVML) gives them."""
+"""Power, utilisation and memory of this process's GPU, from NVIDIA's management library (NVML)."""
 
 import time
 from dataclasses import dataclass
@@ -9,18 +9,17 @@ import torch
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Of one GPU, by all processes on it."""
+    """Use of one GPU by all processes."""
 
     power_watts: float
-    """mean since the reading before; on GPUs without a counter of energy that of the moment"""
+    """mean since the last reading; momentary on GPUs without an energy counter"""
     utilization: float
     """fraction of the last second or less in which any kernel ran"""
     memory_used_gib: float
 
 
 class GpuMonitor:
-    """Reads the GPU that is torch's current device. Without NVIDIA's driver or the package nvidia-ml-py
-    there is nothing to read."""
+    """Reads torch's current GPU, if there are NVIDIA's driver and the package nvidia-ml-py."""
 
     def __init__(self) -> None:
         self._device: Any = None
@@ -32,7 +31,7 @@ class GpuMonitor:
         except ImportError:
             return
         self._nvml = pynvml
-        # NVML counts all GPUs of the machine, torch those of CUDA_VISIBLE_DEVICES.
+        # NVML numbers all GPUs of the machine, torch the visible ones.
         uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
         try:
             pynvml.nvmlInit()
@@ -41,7 +40,6 @@ class GpuMonitor:
             pass
 
     def read(self) -> GpuUse | None:
-        """What the GPU does; None where that is not known."""
         if self._device is None:
             return None
         try:

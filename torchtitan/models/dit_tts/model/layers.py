@@ -108,9 +108,9 @@ def rope_table(
 ) -> torch.Tensor:
     """Rotary angles (Su et al. 2021) in the layout of `apply_rope`, (2, ..., L, G, 1, head_dim) float32.
 
-    Channels (i, i + head_dim/2) turn by position·theta^(-2i/head_dim) in those of the G groups of heads
-    that are `rotated`, and by zero in the others. The first entry is each channel's cosine, the second its
-    sine, negative in the first half.
+    Channels (i, i + head_dim/2) turn by position·theta^(-2i/head_dim) in the G groups of heads that are
+    `rotated`, and by zero in the others. The first entry is each channel's cosine, the second its sine,
+    negative in the first half.
 
     Args:
         positions: (..., L) float32.
