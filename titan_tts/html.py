@@ -1,6 +1,10 @@
 """Parts of all HTML pages: templates that escape, counts with their nouns, plots as SVG."""
 
-from collections.abc import Mapping
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +29,27 @@ PLOT_STYLE: Any = {
     "legend.frameon": False,
 }
 """matplotlib's rcParams"""
+
+
+@contextmanager
+def plot_style(title: str, **style: Any) -> Iterator[None]:
+    """matplotlib's settings for a plot of a page."""
+    import matplotlib
+
+    # The salt keeps the ids of one plot apart from another's on the same page.
+    settings = PLOT_STYLE | style | {"svg.hashsalt": title}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # matplotlib guesses the widths of glyphs that its own font lacks, which is near enough.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def svg_element(figure: Any) -> str:
+    """A figure as an `<svg>` element without a date."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def noun(count: int, word: str) -> str:

@@ -30,7 +30,7 @@ FAMILY_LAYERS = [
     {"main"},
 ]
 COMMAND_LAYERS = [
-    {"html"},
+    {"html", "tables"},
     {"launch.supervisor"},
     {"plan", "prepare", "doctor"},
     {"speak", "grids"},

@@ -1,4 +1,4 @@
-"""From indexes and measurements to findings. Each check is one concern, and none reads the arrays."""
+"""From indexes and measurements to findings. No check reads the arrays."""
 
 import json
 import os
@@ -7,15 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from titan_tts.doctor.findings import Example, Finding, Limits, all_kinds
-from titan_tts.doctor.scan import (
-    ALL_ZERO,
-    CHANGING,
-    CONSTANT,
-    CORRUPT,
-    NAMED,
-    OTHER,
-    Measurements,
-)
+from titan_tts.doctor.scan import ALL_ZERO, CHANGING, CONSTANT, CORRUPT, NAMED, OTHER, Measurements
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
@@ -31,7 +23,7 @@ MIN_OUTLIER_RATIO = 2.0
 # Peaks spread more than levels do.
 MIN_PEAK_RATIO = 4.0
 
-# Of a problem's kind in data/shard.py.
+# A problem's kind in data/shard.py -> code.
 _PROBLEM_CODES = {
     "shard": "corrupt_shard",
     "incomplete": "incomplete_sample",
@@ -76,12 +68,11 @@ class _Checks:
         detail: Callable[[int], str],
         score: np.ndarray | None = None,
     ) -> None:
-        """Cases that are samples.
+        """Cases that are samples, (k,).
 
         Args:
-            samples: (k,) their numbers.
-            detail: sample -> what is the matter with it.
-            score: (k,) how bad each is, to show the worst first; None: in the given order.
+            detail: sample -> its fault in words.
+            score: (k,) the worst is shown first; None: the given order.
         """
         order = np.arange(len(samples)) if score is None else np.argsort(-score, kind="stable")
         shown = [int(sample) for sample in samples[order[: self.limits.examples]]]
@@ -89,12 +80,11 @@ class _Checks:
         self.add(code, len(samples), examples)
 
     def index_problems(self) -> None:
-        """What the indexes could not use."""
+        """Shards and samples that the indexes refused."""
         names = dict(zip(self.dataset.tar_paths, self.dataset.shard_names, strict=True))
         for tar_path, problem in self.dataset.problems:
             where = f"{names[tar_path]}:{problem.key}" if problem.key else tar_path
-            example = Example(where, problem.sentence)
-            self.add(_PROBLEM_CODES[problem.kind], 1, [example])
+            self.add(_PROBLEM_CODES[problem.kind], 1, [Example(where, problem.sentence)])
 
     def prepare_record(self) -> None:
         """Local shards against the sizes in the prepare.json of their folder or the one above."""
@@ -111,15 +101,13 @@ class _Checks:
                 self.add("shard_changed", 1, [example])
 
     def lengths(self) -> None:
-        frames, tokens = self.dataset.frames, text_tokens(self.dataset, self.limits)
-        long_latents = np.flatnonzero(frames > self.limits.max_frames)
-        long_text = np.flatnonzero(tokens > self.limits.max_text_tokens)
-        self.add_samples(
-            "long_latents", long_latents, lambda one: f"{frames[one]} frames", frames[long_latents]
-        )
-        self.add_samples(
-            "long_text", long_text, lambda one: f"{tokens[one]} tokens", tokens[long_text]
-        )
+        tokens, limits = text_tokens(self.dataset, self.limits), self.limits
+        for code, unit, lengths, limit in (
+            ("long_latents", "frames", self.dataset.frames, limits.max_frames),
+            ("long_text", "tokens", tokens, limits.max_text_tokens),
+        ):
+            long = np.flatnonzero(lengths > limit)
+            self.add_samples(code, long, lambda one: f"{lengths[one]} {unit}", lengths[long])
 
     def speech_rates(self) -> None:
         """Each language is compared with itself: Chinese has three characters where English has ten."""
@@ -134,15 +122,13 @@ class _Checks:
                 rate[group], rate[group] > 0, self.limits.outlier_sigmas, MIN_OUTLIER_RATIO
             )
             outside[group] = distance[group] > limit
-        self.add_samples(
-            "chars_per_second_outlier",
-            np.flatnonzero(outside),
-            lambda one: (
-                f"{rate[one]:.1f} characters per second, the median of its language is "
-                f"{centre[one]:.1f}"
-            ),
-            distance[outside],
-        )
+
+        def detail(one: int) -> str:
+            value, median = f"{rate[one]:.1f}", f"{centre[one]:.1f}"
+            return f"{value} characters per second, the median of its language is {median}"
+
+        cases = np.flatnonzero(outside)
+        self.add_samples("chars_per_second_outlier", cases, detail, distance[outside])
 
     def speakers(self) -> None:
         codes, values = self.dataset.labels("speaker")
@@ -151,9 +137,8 @@ class _Checks:
         self.add_samples(
             "single_utterance_speaker", single, lambda one: f"speaker '{values[codes[one]]}'"
         )
-        self.add_samples(
-            "no_speaker", np.flatnonzero(codes < 0), lambda one: "no speaker in its JSON"
-        )
+        without = np.flatnonzero(codes < 0)
+        self.add_samples("no_speaker", without, lambda one: "no speaker in its JSON")
 
     def arrays(self) -> None:
         """Samples that could not be read, and values of the arrays that were read."""
@@ -193,45 +178,38 @@ class _Checks:
         excess = np.abs(frames - duration * fps)
         mismatch = found.where((duration > 0) & (excess > DURATION_TOLERANCE))
         rate = measured_frame_rate(self.dataset, found, fps)
-        self.add_samples(
-            "duration_mismatch",
-            mismatch,
-            lambda one: (
-                f"{frames[one]} frames for {duration[one]:.3f} seconds, which are "
-                f"{duration[one] * fps:.1f} frames at {fps:g} per second (the median sample has "
-                f"{rate:.4g} per second)"
-            ),
-            excess[mismatch],
-        )
-        self.add_samples(
-            "bad_duration", found.where(duration == -1), lambda one: "no positive number"
-        )
-        self.add_samples(
-            "no_duration", found.where(np.isnan(duration)), lambda one: "no target_duration"
-        )
+
+        def detail(one: int) -> str:
+            seconds = duration[one]
+            return (
+                f"{frames[one]} frames for {seconds:.3f} seconds, which are {seconds * fps:.1f} frames "
+                f"at {fps:g} per second (the median sample has {rate:.4g} per second)"
+            )
+
+        self.add_samples("duration_mismatch", mismatch, detail, excess[mismatch])
+        bad, absent = found.where(duration == -1), found.where(np.isnan(duration))
+        self.add_samples("bad_duration", bad, lambda one: "no positive number")
+        self.add_samples("no_duration", absent, lambda one: "no target_duration")
 
     def references(self) -> None:
         found, rows, lengths = self.found, self.found.rows, self.dataset.reference_frames
+        empty, constant = np.flatnonzero(lengths == 0), found.where(rows["reference"] != CHANGING)
+        self.add_samples("no_reference", empty, lambda one: "an empty reference")
         self.add_samples(
-            "no_reference", np.flatnonzero(lengths == 0), lambda one: "an empty reference"
+            "constant_reference", constant, lambda one: f"{lengths[one]} reference frames"
         )
-        self.add_samples(
-            "constant_reference",
-            found.where(rows["reference"] != CHANGING),
-            lambda one: f"{lengths[one]} reference frames",
-        )
-        self.add_samples(
-            "reference_from_target",
-            found.where((rows["reference_source"] != OTHER) & (lengths > 0)),
-            lambda one: (
-                "its reference_key is its own key"
-                if rows["reference_source"][one] == NAMED
-                else "its reference has frames of its latents"
-            ),
-        )
+        leaks = found.where((rows["reference_source"] != OTHER) & (lengths > 0))
+
+        def detail(one: int) -> str:
+            named = rows["reference_source"][one] == NAMED
+            return (
+                f"its reference{'_key is its own key' if named else ' has frames of its latents'}"
+            )
+
+        self.add_samples("reference_from_target", leaks, detail)
 
     def duplicates(self) -> None:
-        """The same latents or text again, and texts that are none."""
+        """Repeated latents, repeated texts and empty texts."""
         found, rows, name = self.found, self.found.rows, self.dataset.sample_id
         latents, first = repeats(self.dataset.latents_hash)
         self.add_samples(
@@ -246,7 +224,7 @@ class _Checks:
         )
 
     def held_out(self) -> None:
-        """Samples of folders whose name is that of a held-out split, and those of other folders."""
+        """Latents both in a folder with a held-out split's name and in another folder."""
         dataset = self.dataset
         folders = [os.path.dirname(os.path.abspath(plain_name(one))) for one in dataset.tar_paths]
         names = map(os.path.basename, folders)
@@ -263,11 +241,11 @@ class _Checks:
 
 def _recorded_sizes(folder: str) -> dict[str, int]:
     """Bytes of the shards of `folder` by path, as the nearest prepare.json lists them; else {}."""
-    for place in (folder, os.path.dirname(folder)):
+    for parent in (folder, os.path.dirname(folder)):
         try:
-            with open(os.path.join(place, RECORD_NAME), encoding="utf-8") as file:
+            with open(os.path.join(parent, RECORD_NAME), encoding="utf-8") as file:
                 shards = json.load(file)["shards"]
-            sizes = {os.path.join(place, name): int(one["bytes"]) for name, one in shards.items()}
+            sizes = {os.path.join(parent, name): int(one["bytes"]) for name, one in shards.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         return {path: size for path, size in sizes.items() if os.path.dirname(path) == folder}
@@ -319,14 +297,9 @@ def log_distance(
 
 
 def repeats(hashes: np.ndarray, samples: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Which samples have the hash of an earlier one.
+    """((k,) samples that have the hash of an earlier one, (n,) the first sample with each hash).
 
-    Args:
-        hashes: (n,) one per sample.
-        samples: (m,) ascending numbers of those that count; None: all.
-
-    Returns:
-        (k,) ascending numbers of the repeats, and (n,) the first sample with each one's hash.
+    `samples` (m,) are the ones compared, ascending; None: all.
     """
     samples = np.arange(len(hashes)) if samples is None else samples
     first = np.arange(len(hashes))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from titan_tts.doctor.findings import Limits
-from titan_tts.doctor.inspect_command import Paths, check_input
+from titan_tts.doctor.inspect_command import DatasetOptions, check_input
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import is_remote, local_path, write_atomic
 
@@ -15,15 +15,10 @@ if TYPE_CHECKING:
     from titan_tts.doctor.scan import Measurements
     from torchtitan.models.dit_tts.data.dataset import Dataset
 
-EXIT_ERRORS_FOUND = 1
-
 
 @dataclass
-class Options:
+class Options(DatasetOptions):
     """Read every sample of a dataset, list what is wrong with it and suggest batches."""
-
-    path: Paths
-    """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
 
     output: str = ""
     """HTML page; outputs/DATASET-doctor.html by default."""
@@ -34,20 +29,11 @@ class Options:
     threads: int = 0
     """Threads that read; 0: as many as cores, at most 8."""
 
-    latent_channels: int = 128
-    """Width of a latent frame."""
-
     max_speaker_frames: int = 384
     """Maximum length of a reference, as [data] max_speaker_frames."""
 
     batch_frames: int = 0
     """Latent frames per global batch, for the suggestion; 0: 32 of the longest samples."""
-
-    top: int = 10
-    """Speakers (languages ...) listed at either end."""
-
-    json: bool = False
-    """Print one JSON object and nothing else."""
 
     limits: Limits = Limits()
 
@@ -77,11 +63,11 @@ def run(options: Options) -> int:
         show_json(result)
     else:
         show("\n".join(report_lines(result)))
-    return EXIT_ERRORS_FOUND if result["status"] == "errors" else 0
+    return int(result["status"] == "errors")
 
 
 def default_output(paths: Sequence[str]) -> str:
-    """By the first path's last folders that are no pattern: outputs/data-train-doctor.html for /x/data/train."""
+    """outputs/data-train-doctor.html for /x/data/train: from the first path's last folders without a pattern."""
     path = paths[0] if is_remote(paths[0]) else local_path(paths[0])
     parts = [part for part in re.split(r"[/\\]+", path) if part and not set(part) & set("*?[]{}:")]
     count = 3 if parts[-1:] and parts[-1].endswith(".tar") else 2
@@ -90,7 +76,7 @@ def default_output(paths: Sequence[str]) -> str:
 
 
 def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Measurements"]:
-    """Everything that the page and the JSON hold, and the measurements for the plots."""
+    """The content of page and JSON, and the measurements for the plots."""
     from tqdm import tqdm
 
     from titan_tts.doctor.checks import check_dataset, measured_frame_rate

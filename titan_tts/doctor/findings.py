@@ -150,7 +150,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Example:
-    """One sample or shard, by its id, and what is the matter with it."""
+    """The id and the fault of a sample or shard."""
 
     where: str
     detail: str
@@ -158,7 +158,7 @@ class Example:
 
 @dataclass
 class Finding:
-    """The cases of one kind of fault, with the first or the worst as examples."""
+    """The cases of one kind of fault; the first or the worst are examples."""
 
     code: str
     severity: str

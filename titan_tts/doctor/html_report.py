@@ -1,8 +1,5 @@
 """The doctor's HTML page: one file with its styles and plots inside, opened by any browser."""
 
-import io
-import re
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,13 +11,8 @@ from titan_tts.doctor.checks import characters_per_second
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.scan import ChannelMoments, Measurements
 from titan_tts.doctor.summary import QUANTILES
-from titan_tts.doctor.text_report import (
-    LENGTHS,
-    short_number,
-    size_text,
-    thousands,
-)
-from titan_tts.html import PLOT_STYLE, page_template
+from titan_tts.doctor.text_report import LENGTHS, short_number, size_text, thousands
+from titan_tts.html import page_template, plot_style, svg_element
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import check_writable
@@ -32,11 +24,7 @@ _BLUE, _ORANGE = "#3465a4", "#d9730d"
 
 
 def check_output(path: str) -> Path:
-    """The page's path, once it is known that it can be written and replaces nothing else.
-
-    Raises:
-        InputError: matplotlib is not installed, no file can be written there, or another's file exists.
-    """
+    """The page's path; an InputError where it cannot be written or another file stands."""
     require_modules("matplotlib")
     check_writable(path, "--output")
     output = Path(path).expanduser().absolute()
@@ -49,12 +37,7 @@ def check_output(path: str) -> Path:
 
 
 def render(result: dict[str, Any], plots: dict[str, str]) -> str:
-    """The page.
-
-    Args:
-        result: as `examine` makes it.
-        plots: title -> SVG.
-    """
+    """The page of `examine`'s result, with plots by title."""
     filters = {"thousands": thousands, "size": size_text, "short": short_number}
     template = page_template(__package__, "doctor.html.jinja", filters)
     return template.render(
@@ -70,11 +53,7 @@ def render(result: dict[str, Any], plots: dict[str, str]) -> str:
 def draw_plots(
     dataset: Dataset, found: Measurements, limits: Limits, edges: list[int]
 ) -> dict[str, str]:
-    """Title -> SVG of every plot; none of an empty dataset.
-
-    Args:
-        edges: of the suggested buckets, in frames.
-    """
+    """Title -> SVG of every plot; `edges` are those of the suggested buckets, in frames."""
     if not len(dataset):
         return {}
     fps = limits.frames_per_second
@@ -82,18 +61,12 @@ def draw_plots(
     # Far ends are gathered in the outermost bins.
     rate = np.clip(rate, *np.quantile(rate, [0.001, 0.999]))
     characters, text_bytes = dataset.text_chars, dataset.text_bytes
+    bucket_ends = [edge / fps for edge in edges], "ends of the suggested buckets"
+    median = [np.median(rate)], "median"
     plots = {
-        "Length of latents": partial(
-            _histogram,
-            dataset.frames / fps,
-            "seconds",
-            [edge / fps for edge in edges],
-            "ends of the suggested buckets",
-        ),
+        "Length of latents": partial(_histogram, dataset.frames / fps, "seconds", *bucket_ends),
         "Length of texts": partial(_histogram, characters, "characters"),
-        "Speech rate": partial(
-            _histogram, rate, "characters per second", [np.median(rate)], "median"
-        ),
+        "Speech rate": partial(_histogram, rate, "characters per second", *median),
     }
     if (characters != text_bytes).any():
         plots["Length of texts in bytes"] = partial(_histogram, text_bytes, "bytes")
@@ -104,24 +77,13 @@ def draw_plots(
 
 def _draw(title: str, paint: Callable[..., None]) -> str:
     """An `<svg>` element without the title, which the page has; `paint` gets the axes to draw on."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    # A salt of its own keeps the ids of one plot apart from another's on the same page.
-    with matplotlib.rc_context(PLOT_STYLE | {"svg.hashsalt": title}):
-        # Of the width at which two stand in a row of the page, so that letters are as large as its own.
+    with plot_style(title):
+        # Two plots stand in a row of the page: at this width letters are as large as the page's.
         figure = Figure(figsize=(5.0, 2.6), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
-        paint(axes=axes)
-        buffer = io.StringIO()
-        with warnings.catch_warnings():
-            # Widths of glyphs that matplotlib's own font lacks are guessed, which is near enough.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    return re.sub(r"\s*<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+        paint(axes=figure.add_subplot())
+        return svg_element(figure)
 
 
 def _histogram(

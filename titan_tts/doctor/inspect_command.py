@@ -13,14 +13,11 @@ Paths = Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="PATH [
 
 
 @dataclass
-class Options:
-    """What a dataset holds, from its indexes alone."""
+class DatasetOptions:
+    """Options of `inspect` and `doctor`."""
 
     path: Paths
     """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
-
-    frames_per_second: float = 25.0
-    """Latent frames per second of audio."""
 
     latent_channels: int = 128
     """Width of a latent frame."""
@@ -30,6 +27,14 @@ class Options:
 
     json: bool = False
     """Print one JSON object and nothing else."""
+
+
+@dataclass
+class Options(DatasetOptions):
+    """What a dataset holds, from its indexes alone."""
+
+    frames_per_second: float = 25.0
+    """Latent frames per second of audio."""
 
 
 def run(options: Options) -> int:
@@ -49,7 +54,7 @@ def run(options: Options) -> int:
 
 
 def check_input(paths: list[str], frames_per_second: float) -> None:
-    """Raises InputError where nothing can come of it."""
+    """Raises InputError for options that no dataset fits."""
     if not 0 < frames_per_second < math.inf:
         raise InputError(
             f"--frames-per-second = {frames_per_second}, but it must be positive and finite"

@@ -5,7 +5,7 @@ order in which they lie in the shards. Memory holds `ROW.itemsize` bytes per sam
 one sample (a chunk where it is fetched from a URL), however large the dataset is.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -40,29 +40,20 @@ ROW = np.dtype(
 )
 
 
-@dataclass(frozen=True)
 class ChannelMoments:
-    """Of every channel over some frames: sum, sum of squares and extremes, (C,) each."""
+    """Sum, sum of squares and extremes of every channel over some frames, (C,) each."""
 
-    frames: int
-    total: np.ndarray
-    squares: np.ndarray
-    lowest: np.ndarray
-    highest: np.ndarray
+    def __init__(self, channels: int):
+        self.frames = 0
+        self.total, self.squares = np.zeros(channels), np.zeros(channels)
+        self.lowest, self.highest = np.full(channels, np.inf), np.full(channels, -np.inf)
 
-    @staticmethod
-    def of_nothing(channels: int) -> "ChannelMoments":
-        zeros = np.zeros(channels)
-        return ChannelMoments(0, zeros, zeros, zeros + np.inf, zeros - np.inf)
-
-    def plus(self, other: "ChannelMoments") -> "ChannelMoments":
-        return ChannelMoments(
-            self.frames + other.frames,
-            self.total + other.total,
-            self.squares + other.squares,
-            np.minimum(self.lowest, other.lowest),
-            np.maximum(self.highest, other.highest),
-        )
+    def add(self, other: "ChannelMoments") -> None:
+        self.frames += other.frames
+        self.total += other.total
+        self.squares += other.squares
+        np.minimum(self.lowest, other.lowest, out=self.lowest)
+        np.maximum(self.highest, other.highest, out=self.highest)
 
     @property
     def mean(self) -> np.ndarray:
@@ -76,16 +67,11 @@ class ChannelMoments:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What the pass leaves."""
+    """The result of a pass."""
 
-    rows: np.ndarray
-    """(n,) `ROW`, one per sample of the dataset"""
-
-    channels: ChannelMoments
-    """of the latents that were read"""
-
-    messages: dict[int, str]
-    """sample -> why it could not be read, for the first `MAX_MESSAGES`"""
+    rows: np.ndarray  # (n,) `ROW`, one per sample of the dataset
+    channels: ChannelMoments  # of the latents that were read
+    messages: dict[int, str]  # sample -> why it could not be read, for the first `MAX_MESSAGES`
 
     def where(self, mask: np.ndarray) -> np.ndarray:
         """Numbers of the samples that were read and for which `mask` (n,) holds."""
@@ -107,40 +93,32 @@ def measure(
     threads: int,
     progress: Callable[[int], Any] = lambda count: None,
 ) -> Measurements:
-    """Read `samples` with `threads` threads; `progress` is called with how many more are done.
-
-    Raises:
-        InputError: a shard was removed or changed during the pass.
-    """
+    """Read `samples` with `threads` threads; `progress` is called with the number of new ones."""
     rows = np.zeros(len(dataset), ROW)
-    channels = ChannelMoments.of_nothing(dataset.latent_channels)
+    channels = ChannelMoments(dataset.latent_channels)
     messages: dict[int, str] = {}
     chunks = [
         samples[start : start + CHUNK_SAMPLES] for start in range(0, len(samples), CHUNK_SAMPLES)
     ]
     pool = ThreadPoolExecutor(threads, thread_name_prefix="doctor")
     try:
-        # In the order of the chunks, so that sums do not depend on which thread was faster.
+        # In the order of the chunks, so that sums do not depend on the threads' speed.
         results = pool.map(lambda chunk: _measure_chunk(dataset, chunk), chunks)
-        for chunk, (chunk_rows, chunk_channels, chunk_messages) in zip(
-            chunks, results, strict=True
-        ):
-            rows[chunk] = chunk_rows
-            channels = channels.plus(chunk_channels)
+        for chunk, part in zip(chunks, results, strict=True):
+            rows[chunk] = part.rows
+            channels.add(part.channels)
             if len(messages) < MAX_MESSAGES:
-                messages.update(chunk_messages)
+                messages.update(part.messages)
             progress(len(chunk))
     finally:
         pool.shutdown(cancel_futures=True)
     return Measurements(rows, channels, messages)
 
 
-def _measure_chunk(
-    dataset: Dataset, samples: Iterable[int]
-) -> tuple[np.ndarray, ChannelMoments, dict[int, str]]:
-    numbers = [int(sample) for sample in samples]
+def _measure_chunk(dataset: Dataset, samples: np.ndarray) -> Measurements:
+    numbers = samples.tolist()
     rows = np.zeros(len(numbers), ROW)
-    channels = ChannelMoments.of_nothing(dataset.latent_channels)
+    channels = ChannelMoments(dataset.latent_channels)
     messages: dict[int, str] = {}
     fetched = dataset.fetch(numbers)
     for row, sample in zip(rows, numbers, strict=True):
@@ -150,31 +128,33 @@ def _measure_chunk(
             row["state"], messages[sample] = CORRUPT, str(error)
             continue
         row["state"] = READ
-        channels = channels.plus(_measure_arrays(row, loaded.latents, loaded.reference))
+        channels.add(_measure_arrays(row, loaded.latents, loaded.reference))
         _measure_metadata(row, loaded.metadata, dataset.key(sample))
-    return rows, channels, messages
+    return Measurements(rows, channels, messages)
 
 
 def _measure_arrays(row: np.void, latents: np.ndarray, reference: np.ndarray) -> ChannelMoments:
     """`latents` (T, C) and `reference` (R, C), finite float32."""
+    moments = ChannelMoments(latents.shape[1])
     wide = latents.astype(np.float64)  # squares of large values overflow in float32
-    total, squares = wide.sum(axis=0), np.einsum("tc,tc->c", wide, wide)
-    mean = total.sum() / latents.size
-    row["std"] = np.sqrt(max(squares.sum() / latents.size - mean**2, 0.0))
-    lowest, highest = latents.min(axis=0), latents.max(axis=0)
-    row["peak"] = max(float(highest.max()), -float(lowest.min()))
+    moments.frames = len(latents)
+    moments.total, moments.squares = wide.sum(axis=0), np.einsum("tc,tc->c", wide, wide)
+    moments.lowest, moments.highest = latents.min(axis=0), latents.max(axis=0)
+    mean = moments.total.sum() / latents.size
+    row["std"] = np.sqrt(max(moments.squares.sum() / latents.size - mean**2, 0.0))
+    row["peak"] = max(float(moments.highest.max()), -float(moments.lowest.min()))
     row["latents"] = _constancy(latents)
     row["reference"] = _constancy(reference) if len(reference) else CHANGING
     if is_leak(reference, latents):
         row["reference_source"] = CROP
-    return ChannelMoments(len(latents), total, squares, lowest, highest)
+    return moments
 
 
 def _constancy(array: np.ndarray) -> int:
-    """Of (T, C): ALL_ZERO, CONSTANT (all frames alike, or one frame all alike) or CHANGING."""
-    first = array[0]
-    alike = (first == first[0]).all() and len(first) > 1 if len(array) == 1 else True
-    if not alike or not (array == first).all():
+    """ALL_ZERO, CONSTANT (all frames alike; one frame: all channels alike) or CHANGING, of (T, C)."""
+    frame = array[0]
+    varies = len(array) == 1 and (len(frame) == 1 or (frame != frame[0]).any())
+    if varies or (array != frame).any():
         return CHANGING
     return CONSTANT if array.any() else ALL_ZERO
 

@@ -1,4 +1,4 @@
-"""Which length buckets and batch sizes suit a dataset, and how much padding each choice costs."""
+"""Length buckets and batch sizes that suit a dataset, and the padding of each choice."""
 
 import json
 import os
@@ -30,15 +30,11 @@ def suggest(
     max_speaker_frames: int,
     batch_frames: int = 0,
 ) -> dict[str, Any] | None:
-    """Suggested [data] and [training] keys for the training samples within the limits.
+    """Suggested [data] and [training] keys for the training samples within the limits, if any.
 
     Args:
-        paths: the doctor's paths, as the user gave them; held-out shards are left out.
-        max_speaker_frames: maximum reference, as in [data]; a multiple of the speaker patch.
+        paths: the doctor's paths, as the user gave them.
         batch_frames: latent frames per global batch; 0: `GLOBAL_BATCH_SIZE` of the longest samples.
-
-    Returns:
-        Plain JSON; None where no training sample is within the limits.
     """
     tokens = text_tokens(dataset, limits)
     training = ~np.array(heldout_shards(dataset.tar_paths))[dataset.shard]
@@ -110,7 +106,7 @@ def suggest(
 
 
 def training_paths(dataset: Dataset, paths: Sequence[str]) -> list[str]:
-    """`paths` without held-out shards: an entry that names both kinds becomes the folders of the others."""
+    """`paths` without held-out shards: an entry with both kinds becomes the folders of the others."""
     held = heldout_shards(dataset.tar_paths)
     kept: dict[str, None] = {}
     for number, path in enumerate(paths):
@@ -127,38 +123,28 @@ def bucket_choices(frames: np.ndarray, max_frames: int) -> list[dict[str, Any]]:
     for buckets in range(1, MAX_BUCKETS + 1):
         edges = np.array(choose_edges(frames, buckets, max_frames))
         padded = edges[np.searchsorted(edges, frames)].sum()
-        choices.append(
-            {
-                "buckets": buckets,
-                "edges": [int(edge) for edge in edges],
-                "useful_fraction": round(float(frames.sum() / padded), 6),
-            }
-        )
+        useful = round(float(frames.sum() / padded), 6)
+        choices.append({"buckets": buckets, "edges": edges.tolist(), "useful_fraction": useful})
     return choices
 
 
 def fewest_buckets(useful_fractions: Sequence[float]) -> int:
     """Index of the first choice that is at most `WASTE_TOLERANCE` below the best."""
-    best = max(useful_fractions)
-    return next(
-        number for number, useful in enumerate(useful_fractions) if useful >= best - WASTE_TOLERANCE
-    )
+    enough = max(useful_fractions) - WASTE_TOLERANCE
+    return next(index for index, useful in enumerate(useful_fractions) if useful >= enough)
 
 
 def toml_tables(sections: dict[str, dict[str, Any]]) -> str:
-    """Sections of a config as TOML."""
-    # JSON's strings, numbers and lists of them are TOML's.
-    return "\n\n".join(
-        f"[{section}]\n"
-        + "\n".join(
-            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()
-        )
-        for section, keys in sections.items()
-    )
+    tables = []
+    for section, keys in sections.items():
+        # JSON's strings, numbers and lists of them are TOML's.
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in keys.items()]
+        tables.append("\n".join([f"[{section}]", *lines]))
+    return "\n\n".join(tables)
 
 
 def command_line(sections: dict[str, dict[str, Any]]) -> str:
-    """The same as options, whose lists have commas."""
+    """Sections of a config as options, whose lists have commas."""
     return shlex.join(
         f"--{section}.{key}={','.join(map(str, value)) if isinstance(value, list) else value}"
         for section, keys in sections.items()

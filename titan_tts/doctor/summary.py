@@ -16,13 +16,7 @@ HISTOGRAM_BINS = 24
 def summarize(
     dataset: Dataset, paths: Sequence[str], frames_per_second: float, top: int = 10
 ) -> dict[str, Any]:
-    """Counts, lengths and labels of a dataset.
-
-    Args:
-        paths: the entries of [data] path, as the user gave them.
-        frames_per_second: latent frames per second of audio.
-        top: values of each label that are listed at either end.
-    """
+    """Counts, lengths and labels of a dataset; `top` values of a label are listed at either end."""
     frames = dataset.frames.astype(np.int64)
     seconds = np.maximum(frames, 1) / frames_per_second
     references = dataset.reference_frames
@@ -61,16 +55,11 @@ def summarize(
 def distribution(values: np.ndarray) -> dict[str, Any]:
     """Total, extremes, mean, quantiles and an evenly spaced histogram from 0 to the maximum."""
     if not len(values):
-        return {
-            "total": 0,
-            **dict.fromkeys(("min", "max", "mean")),
-            "quantiles": {},
-            "histogram": {"edges": [], "counts": []},
-        }
+        nothing: dict[str, Any] = {"total": 0, "min": None, "max": None, "mean": None}
+        return nothing | {"quantiles": {}, "histogram": {"edges": [], "counts": []}}
     quantiles = np.quantile(values, QUANTILES)
-    counts, edges = np.histogram(
-        values, bins=HISTOGRAM_BINS, range=(0, max(float(values.max()), 1.0))
-    )
+    limits = 0, max(float(values.max()), 1.0)
+    counts, edges = np.histogram(values, bins=HISTOGRAM_BINS, range=limits)
     return {
         "total": _number(values.sum(dtype=np.float64)),
         "min": _number(values.min()),
@@ -104,7 +93,7 @@ def shard_table(dataset: Dataset, frames_per_second: float) -> list[dict[str, An
 def _samples_and_hours(
     codes: np.ndarray, dataset: Dataset, count: int, frames_per_second: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(count,) each, of the samples (n,) by their code in 0..count-1; -1 is of none."""
+    """(count,) samples and hours by code (n,) in 0..count-1; -1 is no code."""
     known = codes >= 0
     samples = np.bincount(codes[known], minlength=count)
     frames = np.bincount(codes[known], weights=dataset.frames[known], minlength=count)

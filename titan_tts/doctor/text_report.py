@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from titan_tts.doctor.summary import QUANTILES
+from titan_tts.tables import aligned
 from torchtitan.models.dit_tts.errors import show
 
 _BAR_CELLS = 40
@@ -46,16 +47,8 @@ def size_text(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of text in columns, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            ["", row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for row in rows
-    ]
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"  {line}" for line in aligned(rows)]
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
@@ -74,17 +67,15 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     lines = [", ".join(summary["path"]), *(f"  {name:13}{text}" for name, text in facts.items())]
     if len(summary["sources"]) > 1:
         rows = [["source", "samples", "hours"]]
-        rows += [
-            [one["path"], thousands(one["samples"]), short_number(one["hours"])]
-            for one in summary["sources"]
-        ]
-        lines += ["", *table(rows)]
+        for one in summary["sources"]:
+            rows.append([one["path"], thousands(one["samples"]), short_number(one["hours"])])
+        lines += ["", *_table(rows)]
     rows = [["", "min", *(f"{100 * fraction:g} %" for fraction in QUANTILES), "max", "mean"]]
     for name, title in LENGTHS.items():
         one = summary[name]
         quantiles = [one["quantiles"].get(str(fraction)) for fraction in QUANTILES]
         rows.append([title, *map(short_number, (one["min"], *quantiles, one["max"], one["mean"]))])
-    lines += ["", *table(rows), "", *_histogram(summary["frames"]["histogram"], fps)]
+    lines += ["", *_table(rows), "", *_histogram(summary["frames"]["histogram"], fps)]
     for name, label in summary["labels"].items():
         lines += _label_lines(name, label)
     if summary["problems"]:
@@ -96,38 +87,26 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
 def _histogram(histogram: dict[str, list], frames_per_second: float) -> list[str]:
     counts, edges = histogram["counts"], [edge / frames_per_second for edge in histogram["edges"]]
     digits = 1 if len(edges) > 1 and edges[1] >= 0.5 else 2
-    rows = [
-        [
-            f"{low:.{digits}f} - {high:.{digits}f} s",
-            thousands(samples),
-            ("#" * -(-samples * _BAR_CELLS // max(counts))).ljust(_BAR_CELLS),
-        ]
-        for low, high, samples in zip(edges, edges[1:], counts)
-    ]
-    return table(rows) if rows else []
+    rows = []
+    for low, high, samples in zip(edges, edges[1:], counts):
+        bar = ("#" * -(-samples * _BAR_CELLS // max(counts))).ljust(_BAR_CELLS)
+        rows.append([f"{low:.{digits}f} - {high:.{digits}f} s", thousands(samples), bar])
+    return _table(rows) if rows else []
 
 
 def _label_lines(name: str, label: dict[str, Any]) -> list[str]:
     if not label["count"]:
         return []
-
-    def rows(values: list[dict[str, Any]]) -> list[list[str]]:
-        return [
-            [
-                f"  {one['value']}",
-                thousands(one["samples"]),
-                short_number(one["hours"]),
-                f"{100 * one['fraction']:.2f} %",
-            ]
-            for one in values
-        ]
-
+    most, least = label["most"], label["least"][::-1]
     without = f", {thousands(label['without'])} samples without" if label["without"] else ""
     title = f"{name}: {thousands(label['count'])} different{without}"
-    left = label["count"] - len(label["most"]) - len(label["least"])
-    more = [[f"  ... {thousands(left)} more", "", "", ""]] if left > 0 else []
-    header = [title, "samples", "hours", "fraction"]
-    return ["", *table([header, *rows(label["most"]), *more, *rows(label["least"][::-1])])]
+    rows = [[title, "samples", "hours", "fraction"]]
+    for one in most + least:
+        figures = thousands(one["samples"]), short_number(one["hours"])
+        rows.append([f"  {one['value']}", *figures, f"{100 * one['fraction']:.2f} %"])
+    if (more := label["count"] - len(most) - len(least)) > 0:
+        rows.insert(1 + len(most), [f"  ... {thousands(more)} more", "", "", ""])
+    return ["", *_table(rows)]
 
 
 def report_lines(result: dict[str, Any]) -> list[str]:
@@ -139,10 +118,8 @@ def report_lines(result: dict[str, Any]) -> list[str]:
         count = thousands(finding["count"])
         lines.append(f"  {finding['severity']:8}{count:>9}  {finding['title']}")
         lines.append(f"{'':21}{finding['advice']}")
-        lines += [
-            f"{'':21}{example['where']}: {example['detail']}"
-            for example in finding["examples"][:_EXAMPLES]
-        ]
+        for example in finding["examples"][:_EXAMPLES]:
+            lines.append(f"{'':21}{example['where']}: {example['detail']}")
     if result["suggestion"]:
         lines += ["", "Suggestion", *_suggestion_lines(result["suggestion"])]
     else:
@@ -151,11 +128,10 @@ def report_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
-    """Padding by number of buckets, and the config to use."""
-    held_out = thousands(suggestion["held_out"])
-    lines = [f"  for training, without the {held_out} held-out samples"] * bool(
-        suggestion["held_out"]
-    )
+    lines = []
+    if suggestion["held_out"]:
+        held_out = thousands(suggestion["held_out"])
+        lines.append(f"  for training, without the {held_out} held-out samples")
     rows = [["buckets", "padding"]]
     for one in suggestion["choices"]:
         mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
@@ -165,10 +141,6 @@ def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
         f"  with these, {suggestion['text_padding_fraction']:.1%} of the text tokens and "
         f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding"
     )
-    lines += [
-        *table(rows),
-        others,
-        "",
-        "  In the config, each key in the one table of its section:",
-    ]
-    return [*lines, *toml, "", "  or as options:", f"  {suggestion['command_line']}"]
+    lines += [*_table(rows), others, ""]
+    lines += ["  In the config, each key in the one table of its section:", *toml]
+    return [*lines, "", "  or as options:", f"  {suggestion['command_line']}"]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from titan_tts.evaluate.prompts import Prompt
+from titan_tts.tables import aligned
 from torchtitan.models.dit_tts.speech.scoring.scores import UtteranceScore
 from torchtitan.models.dit_tts.speech.scoring.statistics import (
     Interval,
@@ -278,14 +279,14 @@ def text_tables(report: dict[str, Any]) -> str:
             value, limits = figure.text(interval and interval["value"]), figure.limits(interval)
             cells.append(f"{value} ({limits})" if limits else value)
         table.append([*cells, SPEED.text(row.get("real_time_factor"))])
-    lines = _aligned(table)
+    lines = aligned(table)
     speakers = sorted({s for row in report["rows"] for s in row["wer_by_speaker"]})
     if 1 < len(speakers) <= 8:
         by_speaker = [["WER by speaker", *speakers]]
         for row in report["rows"]:
             rates = row["wer_by_speaker"]
             by_speaker.append([row["name"], *(FIGURES["wer"].text(rates.get(s)) for s in speakers)])
-        lines += ["", *_aligned(by_speaker)]
+        lines += ["", *aligned(by_speaker)]
     if report["differences"]:
         rows = [["difference", "figure", "", "95 % interval", ""]]
         for each in report["differences"]:
@@ -294,16 +295,5 @@ def text_tables(report: dict[str, Any]) -> str:
             value, limits = figure.text(each["value"], True), figure.limits(each, True)
             pair = f"{each['first']} - {each['second']}"
             rows.append([pair, figure.head, value, limits, verdict])
-        lines += ["", *_aligned(rows)]
+        lines += ["", *aligned(rows)]
     return "\n".join(lines)
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]

@@ -1,14 +1,12 @@
 """What the plots of an analysis share: colors, style, labels, panels, axes; and files of a figure."""
 
 import io
-import re
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_tts.grids.effects import NO_ALTERNATIVES
-from titan_tts.html import PLOT_STYLE
+from titan_tts.html import plot_style, svg_element
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
@@ -25,7 +23,6 @@ _PREFIXES = {
     "batch": "batch ",
 }
 _UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
-_STYLE = PLOT_STYLE | {"legend.fontsize": 8.5}
 
 
 def value_text(name: str, value: Any) -> str:
@@ -45,20 +42,14 @@ def label(levels: Mapping[str, Any]) -> str:
 
 def draw(title: str, paint: Any, *given: Any) -> dict[str, Any]:
     """`paint` gets an empty figure and `given`."""
-    import matplotlib
     from matplotlib.figure import Figure
 
-    # A salt of its own keeps the ids of one plot apart from another's on the same page.
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": title}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with plot_style(title, **{"legend.fontsize": 8.5}):
         figure = Figure(figsize=(10, 4), layout="constrained")
         paint(figure, *given)
-        png, svg = io.BytesIO(), io.StringIO()
+        png = io.BytesIO()
         figure.savefig(png, format="png", dpi=130)
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    element = "<svg" + svg.getvalue().partition("<svg")[2]
-    element = re.sub(r"\s*<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-    return {"title": title, "svg": element, "png": png.getvalue()}
+        return {"title": title, "svg": svg_element(figure), "png": png.getvalue()}
 
 
 def legend(figure: Any, handles: Sequence[Any], widest: int) -> None:

@@ -1,11 +1,9 @@
 """`titan-tts data inspect` and `data doctor`: output, page and exit status."""
 
 import html
-import io
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,15 +50,6 @@ def test_inspect_prints_a_table_or_json(folder, capsys):
     assert "titan-tts data doctor" in capsys.readouterr().out
 
 
-def test_inspect_shows_what_the_terminal_cannot(folder, monkeypatch):
-    samples = [changed(one, metadata={"speaker": "王小明"}) for one in sound_samples(6)]
-    write_shards(folder / "set", samples)
-    latin = io.TextIOWrapper(io.BytesIO(), "latin-1")
-    monkeypatch.setattr(sys, "stdout", latin)
-    assert data("inspect", "set") == 0
-    assert b"\\u738b" in latin.buffer.getvalue()
-
-
 @pytest.mark.parametrize("command", ["inspect", "doctor"])
 def test_bad_input_is_one_sentence(folder, capsys, command):
     write_shards(folder / "prepared" / "train", sound_samples())
@@ -85,9 +74,6 @@ def test_doctor_of_valid_data(folder, capsys):
     assert f"page: {folder}/{name}" in printed
     page = (folder / name).read_text()
     assert "None: every check passed." in page and page.count("<svg") == 4
-    assert page.count("<figcaption>") == 4 and "<figcaption>Speech rate</figcaption>" in page
-    for meaning in ("ends of the suggested buckets", "median"):  # of the orange lines
-        assert page.count(f">{meaning}<") == 1
     assert "<b>24</b><span>samples</span>" in page and "of 24 samples read" in page
     # A page is replaced, and nothing else is.
     assert data("doctor", "set", "--output", name, "--max-samples=5", "--json") == 0
@@ -124,15 +110,12 @@ def test_doctor_of_corrupt_data(folder, capsys):
     assert not re.search(r"<(script|link|img)|@import|url\((?!#)|href=.(?!#)|src=", page)
     assert set(re.findall(r"""(\S*)=["']?https?:""", page)) <= {"xmlns", "xmlns:xlink"}
 
-
-def test_doctor_of_data_without_a_valid_sample(folder, capsys):
     (sample,) = sound_samples(1)
     del sample.metadata["text"]
     write_raw(folder / "bad.tar", raw_members(sample))
     assert data("doctor", "bad.tar", "--output=page.html") == 1
     printed = capsys.readouterr().out
-    assert "cannot be parsed" in printed and "Write them again or remove them" in printed
-    assert "No suggestion: " in printed
+    assert "cannot be parsed" in printed and "No suggestion: " in printed
     assert "<svg" not in (folder / "page.html").read_text()
 
 
@@ -156,10 +139,8 @@ def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
     [
         ("/x/data/train", "data-train"),
         ("/x/data/train/shard-000000.tar", "data-train-shard-000000"),
-        ("/x/data/train/*.tar", "data-train"),
         ("/x/my set/shard-{000000..000003}.tar", "x-my_set"),
         ("s3://bucket/sets/train", "sets-train"),
-        ("/*.tar", "data"),
         (".", "-".join(Path.cwd().parts[-2:])),
     ],
 )

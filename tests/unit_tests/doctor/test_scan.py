@@ -1,6 +1,5 @@
 """The pass over the data: what it measures, and of which samples."""
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -13,7 +12,7 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from titan_tts.doctor import scan
-from titan_tts.doctor.scan import ALL_ZERO, choose_samples, measure
+from titan_tts.doctor.scan import choose_samples, measure
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
@@ -44,22 +43,5 @@ def test_huge_float32_values_do_not_overflow(tmp_path):
     write_raw(tmp_path / "x.tar", raw_members(changed(sample, latents=latents)))
     found = measure(open_dataset(str(tmp_path), CHANNELS), np.arange(1), 1)
     assert found.rows["std"][0] == pytest.approx(latents.astype(np.float64).std(), rel=1e-4)
-
-
-def test_subset_is_even():
     assert (choose_samples(1000, 100) // 10 == np.arange(100)).all()
-    for everything in (0, 9, -1):
-        np.testing.assert_array_equal(choose_samples(5, everything), np.arange(5))
-
-
-def test_remote_shards_are_read_through_the_filesystem(tmp_path):
-    samples = sound_samples()
-    samples[5] = changed(samples[5], latents=np.zeros((50, CHANNELS)))
-    memory = fsspec.filesystem("memory")
-    for path in write_shards(tmp_path, samples):
-        memory.pipe(f"/inspected/{path.name}", path.read_bytes())
-    try:
-        found = measure(open_dataset("memory://inspected", CHANNELS), np.arange(24), 2)
-    finally:
-        memory.rm("/inspected", recursive=True)
-    assert found.where(found.rows["latents"] == ALL_ZERO).tolist() == [5]
+    assert choose_samples(5, 0).tolist() == choose_samples(5, 9).tolist() == [0, 1, 2, 3, 4]

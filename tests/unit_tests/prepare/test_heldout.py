@@ -1,4 +1,4 @@
-"""An honest held-out split: of a miniature LibriTTS-R to a training step, and by speaker."""
+"""An honest held-out split: of a miniature LibriTTS-R, and by speaker."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,7 @@ import pytest
 import soundfile
 
 from tests.helpers import speech_corpora as corpora
-from tests.helpers.loaders import build, take
 from tests.helpers.sentences import refused
-from tests.helpers.tiny_runs import Folder
 from titan_tts.doctor.checks import check_dataset
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.scan import choose_samples, measure
@@ -18,8 +16,6 @@ from titan_tts.prepare.recordings import drawn
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 
 AS_IS = {"audio": corpora.AS_IS}
-# The tiny model of the tests on latents of the codec.
-LATENTS = ["--data.latent_channels=128", "--data.max_frames=64", "--training.steps=1"]
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +56,7 @@ def test_references_of_a_speaker_disjoint_corpus(prepared):
             np.testing.assert_array_equal(reference, source)
     counts = {split: summary[split]["without_reference"] for split in ("train", "heldout")}
     assert counts == {"train": 0, "heldout": 1}
-    assert "251_7_000000_000000" in heldout
     assert "heldout samples without a reference" in (output / "report.md").read_text()
-
-
-def test_the_doctor_finds_no_leak(prepared):
-    output, _ = prepared
     leaks = {"reference_from_target", "heldout_in_training"}
     assert not leaks & codes_of(output / "train", output / "heldout")
 
@@ -95,83 +86,30 @@ def test_overlapping_segments_are_no_references_of_each_other(tmp_path, referenc
         assert len(reference) == 50 * len(names)
 
 
-@pytest.mark.long
-def test_held_out_samples_are_loaded_and_trained_on(prepared, train, tmp_path):
-    """Also where no sample of a batch has a reference."""
-    output, _ = prepared
-    seen = set()
-    heldout = {"allow_heldout": True, "latent_channels": 128, "num_buckets": 1}
-    for inputs, _ in take(build(output / "heldout", **heldout), 5):
-        alone = [sample_id.endswith("251_7_000000_000000") for sample_id in inputs["sample_id"]]
-        assert inputs["speaker_frames"].bool().tolist() == [not one for one in alone]
-        seen |= set(alone)
-    assert seen == {True, False}
-    assert train("all", f"--data.path={output}/heldout", "--data.allow-heldout", *LATENTS) == 0
-
-    for number in range(4):
-        soundfile.write(tmp_path / f"{number}.wav", corpora.tone(1), corpora.RATE)
-    rows = [{"audio": f"{n}.wav", "text": "x", "speaker": f"s{n}"} for n in range(4)]
-    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    record = corpora.prepare(tmp_path / "list.jsonl", tmp_path / "out", **AS_IS)
-    assert record["summary"]["train"]["without_reference"] == 4
-    [(inputs, _)] = take(build(tmp_path / "out/train", latent_channels=128), 1)
-    assert inputs["speaker"].shape[1] >= 4 and not inputs["speaker_frames"].any()
-    assert train("none", f"--data.path={tmp_path}/out/train", *LATENTS) == 0
-    for name in ("all", "none"):
-        [step] = Folder(tmp_path / name).metrics()
-        assert np.isfinite(step["loss"]) and np.isfinite(step["grad_norm"])
-
-
-def write_list(folder: Path, speakers: str, **columns: str) -> Path:
-    """Two recordings of each speaker: a0 a1 b0 b1 ..., without a column of the speaker."""
-    rows = []
-    for speaker in speakers:
-        for number in range(2):
-            name = f"{speaker}{number}.wav"
-            soundfile.write(
-                folder / name, corpora.tone(0.2, hertz=200 + 9 * len(rows)), corpora.RATE
-            )
-            rows.append({"audio": name, "text": "x"} | columns)
-    path = folder / "list.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
-def test_held_out_by_speaker(tmp_path):
-    """The speakers are found in the keys; all of one go together, whoever else is there."""
-    pattern = {"speaker_pattern": "^(.)", "heldout_by": "speaker", "heldout_fraction": 0.4}
-    splits = []
-    for name, speakers in (("six", "abcdef"), ("eight", "abcdefgh")):
-        (tmp_path / name).mkdir()
-        source = write_list(tmp_path / name, speakers)
-        corpora.prepare(source, tmp_path / name / "out", **AS_IS, **pattern)
-        found = {split: by_key(tmp_path / name / "out" / split) for split in ("train", "heldout")}
-        for split in found.values():
-            for key, (_, reference, metadata) in split.items():
-                other = metadata["speaker"] + str(1 - int(key[1]))
-                assert metadata["reference_key"] == other and other in split and len(reference)
-        splits.append({key[0]: split for split in found for key in found[split]})
-    assert splits[0] == {speaker: splits[1][speaker] for speaker in "abcdef"}
-    assert set(splits[0].values()) == {"train", "heldout"}
-
-
 @pytest.mark.parametrize("by", ["speaker", "utterance"])
-def test_nothing_held_out_is_refused_before_encoding(tmp_path, by):
-    source = write_list(tmp_path, "bcde")
-
-    def prepare(fraction: float, name: str = "out", **options: str) -> dict:
-        options = {"speaker_pattern": "^(.)", "heldout_by": by} | options
-        return corpora.prepare(
-            source, tmp_path / name, heldout_fraction=fraction, **AS_IS, **options
-        )
-
-    refused(lambda: prepare(0.0001), f"{source}: ", "= 0.0001 holds nothing out", "another --seed")
+def test_held_out_by(tmp_path, by):
+    """Speakers are read from the keys; a fraction that holds nothing out is refused before encoding."""
     keys = [speaker + number for speaker in "bcde" for number in "01"]
+    for number, key in enumerate(keys):
+        soundfile.write(
+            tmp_path / f"{key}.wav", corpora.tone(0.2, hertz=200 + 9 * number), corpora.RATE
+        )
+    (tmp_path / "list.jsonl").write_text(
+        "\n".join(json.dumps({"audio": f"{key}.wav", "text": "x"}) for key in keys)
+    )
+    output = tmp_path / "out"
+
+    def prepare(fraction: float) -> dict:
+        options = {"speaker_pattern": "^(.)", "heldout_by": by, "heldout_fraction": fraction}
+        return corpora.prepare(tmp_path / "list.jsonl", output, **AS_IS, **options)
+
     fraction, name = min((drawn(one, 0), one) for one in ("bcde" if by == "speaker" else keys))
-    refused(lambda: prepare(fraction), "nothing out")
+    refused(lambda: prepare(fraction), f"{tmp_path}/list", "holds nothing out", "another --seed")
+    assert not output.exists()
     prepare(fraction + 1e-6)
-    held = by_key(tmp_path / "out/heldout")
+    train, held = by_key(output / "train"), by_key(output / "heldout")
     assert {key[: len(name)] for key in held} == {name} and len(held) == 3 - len(name)
-    write_list(tmp_path, "ab", split="train")
-    refused(lambda: prepare(0.5, "given"), "nothing out", "its own splits")
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]
+    for split in (train, held) if by == "speaker" else ():
+        for key, (_, reference, metadata) in split.items():
+            other = key[0] + str(1 - int(key[1]))
+            assert metadata["reference_key"] == other and other in split and len(reference)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 
 from tests.helpers import speech_corpora as corpora
@@ -75,12 +74,6 @@ def read_shards(folder: Path) -> dict[str, dict]:
     return samples
 
 
-def contains(latents: np.ndarray, part: np.ndarray) -> bool:
-    """Whether `part` is a run of frames of `latents`."""
-    starts = range(len(latents) - len(part) + 1)
-    return any(np.array_equal(latents[start : start + len(part)], part) for start in starts)
-
-
 def test_triplets_and_references(corpus, tmp_path):
     codec = build_codec("mel_dct")
     record = prepare(corpus, tmp_path / "out", **SMALL)
@@ -105,7 +98,7 @@ def test_triplets_and_references(corpus, tmp_path):
         # ann has another held-out utterance, bob has not.
         others = heldout if key in ("ann-held", "ann-held2") else train
         assert source != key and others[source]["json"]["speaker"] == metadata["speaker"]
-        assert contains(others[source]["npy"], reference)
+        np.testing.assert_array_equal(others[source]["npy"], reference)
     frames = [len(sample["npy"]) for sample in train.values()]
     expected = {"samples": 8, "frames": sum(frames), "shards": 3, "without_reference": 1}
     assert summary["train"] == expected | {"hours": round(sum(frames) / 25 / 3600, 4)}
@@ -116,47 +109,20 @@ def test_triplets_and_references(corpus, tmp_path):
         content = (tmp_path / "out" / name).read_bytes()
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert shard["bytes"] == len(content) and (tmp_path / "out" / f"{name}.idx").exists()
-    assert len(open_dataset(str(tmp_path / "out/train"))) == 8
-    report = (tmp_path / "out/report.md").read_text()
-    assert "- speakers: 3" in report
-    assert (
-        "- train samples without a reference, as their speaker has no other recording: 1 (12.5%)"
-        in report
-    )
+    assert "no other recording: 1 (12.5%)" in (tmp_path / "out/report.md").read_text()
 
 
-def test_references_of_several_utterances(corpus, tmp_path):
-    prepare(corpus, tmp_path / "out", **SMALL, references=3, max_reference_frames=25)
-    train = read_shards(tmp_path / "out/train")
-    heldout = read_shards(tmp_path / "out/heldout")
-    assert not {"reference_key", "reference_keys"} & train.pop("cat-0")["json"].keys()
-    for key, sample in (train | heldout).items():
-        keys, reference = sample["json"]["reference_keys"], sample["ref.npy"]
-        assert keys[0] == sample["json"]["reference_key"] and len(set(keys)) == len(keys)
-        assert key not in keys
-        parts = [(train | heldout)[one]["npy"] for one in keys]
-        assert contains(np.concatenate(parts), reference)
-        # Training ones have 10 frames: 25 are of three of ann's others, or bob's two have 20.
-        assert len(reference) == min(25, sum(map(len, parts)))
-        assert len(keys) == 1 if "ann-held" in key else len(keys) >= 2
-
-
-def test_a_reference_does_not_depend_on_other_speakers(members, tmp_path):
-    one = write_corpus(tmp_path / "one.tar", members)
-    members |= recording("zoe-0", "zoe", "train") | recording("zoe-1", "zoe", "train")
-    two = write_corpus(tmp_path / "two.tar", members)
-    for source in (one, two):
-        prepare(source, source.with_suffix(""), **SMALL)
-    one, two = read_shards(tmp_path / "one/train"), read_shards(tmp_path / "two/train")
-    assert all(one[key]["json"] == two[key]["json"] for key in one) and len(two) == len(one) + 2
-
-
-def test_latents_that_tables_hold(tmp_path):
-    """The source's duration where it fits the frames, theirs where not; its reference is kept. One
-    table has two small row groups, the other one of more rows than are read at once."""
+def write_table(path: Path, rows: list[dict], group: int = 10) -> None:
     import pyarrow
     from pyarrow import parquet
 
+    path.parent.mkdir(exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=group)
+
+
+def test_latents_that_tables_hold(tmp_path):
+    """The source's duration is kept where it fits the frames, and its reference. One table has two small
+    row groups, the other one of more rows than are read at once."""
     durations = (0.41, 9.0, None)
     values = np.arange(41 * 10 * 128).reshape(41, 10, 128) % 1009
     rows = []
@@ -164,10 +130,8 @@ def test_latents_that_tables_hold(tmp_path):
         row = {"id": f"k{number}", "text": f"text {number}", "speaker": "s"}
         row |= {"latents": own.tolist(), "reference": (own[5:9] + 100).tolist()}
         rows.append(row | {"target_duration": durations[number % 3]})
-    (tmp_path / "source").mkdir()
     for name, part, group in (("a", rows[:20], 10), ("b", rows[20:], 21)):
-        table = pyarrow.Table.from_pylist(part)
-        parquet.write_table(table, tmp_path / f"source/{name}.parquet", row_group_size=group)
+        write_table(tmp_path / f"source/{name}.parquet", part, group)
     record = prepare(tmp_path / "source", tmp_path / "out", max_reference_frames=3)
     dataset = open_dataset(str(tmp_path / "out/train"), 128)
     assert len(dataset) == len(rows) and record["summary"]["replaced_reference"] == 0
@@ -181,28 +145,27 @@ def test_latents_that_tables_hold(tmp_path):
 
 
 def test_a_tables_reference_that_is_a_part_of_its_latents_is_replaced(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
     values = np.random.default_rng(0).standard_normal((3, 30, 128))
-    references = (values[0][9:21], values[0][3:9], values[1][:14])  # own, own, another's
+    # Of its own latents, of another's, of its own and without another utterance, of another's.
+    samples = (
+        ("s", values[0], values[0][9:21]),
+        ("s", values[1], values[1][:14]),
+        ("t", values[0], values[0][3:9]),
+        ("s", values[2], values[1][:14]),
+    )
     rows = [
-        {"id": f"k{n}", "text": "x", "speaker": "s", "reference_key": "source's"}
-        | {"latents": values[n].tolist(), "reference": references[n].tolist()}
-        for n in range(2)
+        {"id": f"k{n}", "text": "x", "speaker": speaker, "reference_key": "source's"}
+        | {"latents": own.tolist(), "reference": reference.tolist()}
+        for n, (speaker, own, reference) in enumerate(samples)
     ]
-    rows[1]["reference"] = references[2].tolist()
-    rows.append(rows[0] | {"id": "k2", "speaker": "t", "reference": references[1].tolist()})
-    rows.append(rows[1] | {"id": "k3", "latents": values[2].tolist()})
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    write_table(tmp_path / "t.parquet", rows)
     summary = prepare(tmp_path / "t.parquet", tmp_path / "out")["summary"]
     assert summary["replaced_reference"] == 3 and summary["train"]["without_reference"] == 1
     train = read_shards(tmp_path / "out/train")
     found = {key: one["json"].get("reference_key") for key, one in train.items()}
-    assert found == {"k0": found["k0"], "k1": found["k1"], "k2": None, "k3": "source's"}
     assert found["k0"] in ("k1", "k3") and found["k1"] in ("k0", "k3")
+    assert (found["k2"], found["k3"]) == (None, "source's")
     np.testing.assert_array_equal(train["k3"]["ref.npy"], values[1][:14].astype(np.float16))
-    assert len(train["k2"]["ref.npy"]) == 0
 
 
 def test_every_reason_is_counted(tmp_path):
@@ -299,11 +262,3 @@ def test_a_mistake_leaves_nothing_behind(corpus, tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         prepare(corpus, "/proc/nowhere/out", **SMALL)
     assert sorted(os.listdir(tmp_path)) == ["corpus.tar", "h.tar"]
-
-
-def test_names_that_are_no_characters_stand_in_the_report(tmp_path):
-    soundfile.write(tmp_path / "a.wav", tone(1), 16_000)
-    rows = [{"audio": name, "text": "x", "speaker": "ann"} for name in ("a.wav", "\udcff.wav")]
-    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    prepare(tmp_path / "list.jsonl", tmp_path / "out", **SMALL, **SKIP)
-    assert "udcff" in (tmp_path / "out/report.md").read_text()

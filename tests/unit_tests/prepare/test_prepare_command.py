@@ -28,43 +28,23 @@ def test_options_on_the_command_line(monkeypatch, capsys):
     assert "--loudness = 'loud', but it must be a number or off" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [("references", 0), ("workers", -1), ("heldout_fraction", 2), ("max_corrupt_fraction", -0.1)],
-)
-def test_numbers_out_of_range(name, value):
-    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} = {value}, but"):
-        Options("in", "out", **{name: value}).check()
+MISTAKES = [
+    ({"references": 0}, "--references = 0, but"),
+    ({"workers": -1}, "--workers = -1, but"),
+    ({"heldout_fraction": 2}, "--heldout-fraction = 2, but"),
+    ({"audio": AudioSettings(loudness=-71)}, "--loudness = -71, but"),
+    ({"audio": AudioSettings(max_silence=float("nan"))}, "--max-silence = nan, but"),
+    ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
+    ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression \("),
+    ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* has no group; put parentheses"),
+    ({"heldout_by": "speaker"}, "--heldout-by speaker holds nobody out, as --heldout-fraction is"),
+]
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression \("),
-        ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* has no group; put parentheses"),
-        (
-            {"heldout_by": "speaker"},
-            "--heldout-by speaker holds nobody out, as --heldout-fraction is",
-        ),
-    ],
-)
+@pytest.mark.parametrize("options, message", MISTAKES)
 def test_options_that_cannot_work(options, message):
     with pytest.raises(InputError, match=message):
         Options("in", "out", **options).check()
-    Options("in", "out", speaker_pattern="^(a)", heldout_by="speaker", heldout_fraction=0.1).check()
-
-
-def test_what_changes_the_split_changes_the_shards():
-    settings = Options("in", "out", speaker_pattern="(a)", heldout_by="speaker").of_shards()
-    assert settings["speaker_pattern"] == "(a)" and settings["heldout_by"] == "speaker"
-
-
-@pytest.mark.parametrize("name", AudioSettings.__dataclass_fields__)
-def test_numbers_of_the_audio_are_finite(name):
-    for value in (float("inf"), float("nan"), -71):
-        with pytest.raises(InputError, match=f"--{name.replace('_', '-')} = "):
-            Options("in", "out", audio=AudioSettings(**{name: value})).check()
-    Options("in", "out", audio=AudioSettings(min_seconds=1, max_silence=0)).check()
 
 
 def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
@@ -88,28 +68,19 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "codec, text, config",
     [
-        ("facebook/dacvae-watermarked", {}, "800m"),
         ("mel_dct", {}, "one_gpu"),
-        ("mel_dct", {"encode_text": "some/encoder"}, "800m"),
         ("/my weights.pth", {}, "800m"),
-        (
-            "mel_dct",
-            {"encode_text": "e", "text_dtype": "float32", "text_feature_dtype": "float16"},
-            "800m",
-        ),
+        ("mel_dct", {"text_dtype": "float32", "text_feature_dtype": "float16"}, "800m"),
     ],
 )
 def test_the_suggested_command_has_codec_and_features_of_the_data(codec, text, config):
+    text = text | {"encode_text": "some/encoder"} if text else {}
     options = Options("in", "out", codec=codec, **text)
     name, *keys = prepare_command._config_for(options)
-    assert name == config
     suggested = load_config([f"--job.config_file={find_config(name)}", *keys])
-    assert suggested.sampling.codec == codec
     encoder = suggested.encoder
+    assert (name, suggested.sampling.codec) == (config, codec)
     assert encoder.cache_features == bool(text)
     if text:
-        assert encoder.model == options.encode_text
-        assert (encoder.dtype, encoder.cache_dtype) == (
-            options.text_dtype,
-            options.text_feature_dtype,
-        )
+        given = {"model": "some/encoder", "dtype": "float32", "cache_dtype": "float16"}
+        assert {key: getattr(encoder, key) for key in given} == given

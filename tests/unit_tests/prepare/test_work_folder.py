@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 import soundfile
-from pyarrow import parquet
 
 from tests.helpers.speech_corpora import AS_IS, RATE, prepare, tone
 from tests.helpers.tars import write_tar
@@ -23,8 +21,8 @@ from titan_tts.prepare import (
     work_folder,
 )
 from titan_tts.prepare.audio_reader import Loader
-from titan_tts.prepare.formats import table
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 
 SMALL = {"samples_per_shard": 2, "chunk_items": 2, "audio": AS_IS}
@@ -132,119 +130,6 @@ def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch):
     assert beside(out) == ["out"]
 
 
-@pytest.mark.parametrize("name", ["load_index", "write_atomic"])
-def test_a_chunk_that_is_killed_half_way_is_encoded_again(name, corpus, out, monkeypatch):
-    prepare(corpus, out.with_name("complete"), **SMALL)
-    killed(monkeypatch, encode, name, corpus, out, **SMALL)
-    record = prepare(corpus, out, **SMALL)
-    assert record["throughput"]["recordings_encoded"] == 6
-    assert shards(out) == shards(out.with_name("complete"))
-
-
-def test_shards_of_other_chunks_are_written_again(corpus, out, monkeypatch):
-    """A corrupt chunk is removed, as its message asks, and encoded again with one recording more."""
-    real = Loader.load
-
-    def load(self, place, channels):
-        if place["file"] == "0.wav":
-            raise InputError("not audio")
-        return real(self, place, channels)
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Loader, "load", load)
-        patched.setattr(report, "markdown", kill)
-        prepare(corpus, out, **SMALL, **SKIP)
-    chunk = out.with_name("out.partial") / "chunks/train/00000000.tar"
-    content = bytearray(chunk.read_bytes())
-    content[1500] ^= 1
-    chunk.write_bytes(content)
-    with pytest.raises(InputError, match="chunks and start again"):
-        prepare(corpus, out, **SMALL, **SKIP)
-    chunk.unlink()
-    summary = prepare(corpus, out, **SMALL, **SKIP)["summary"]
-    dataset = open_dataset(str(out / "train"))
-    assert [dataset.key(sample) for sample in range(6)] == list("012345")
-    assert summary["train"]["samples"] == len(dataset) == 6 and not summary["dropped"]
-
-
-def test_overwrite_starts_over_where_skipped_recordings_are_missed(corpus, out, monkeypatch):
-    audio = corpus.parent / "0.wav"
-    content = audio.read_bytes()
-    audio.write_bytes(bytes(len(content)))
-    os.utime(audio, ns=(0, 0))
-    killed(monkeypatch, pipeline, "_shard_stage", corpus, out, **SMALL, **SKIP)
-    audio.write_bytes(content)
-    os.utime(audio, ns=(0, 0))
-    with pytest.raises(InputError, match="skip left it out.*start over with --overwrite"):
-        prepare(corpus, out, **SMALL)
-    record = prepare(corpus, out, **SMALL, overwrite=True)
-    assert record["summary"]["train"]["samples"] == 6 and not record["summary"]["dropped"]
-
-
-@pytest.mark.parametrize("step", ["list", "read", "part", "tar", "table"])
-def test_a_failing_disk_makes_no_recording_corrupt(step, corpus, out, monkeypatch):
-    """Or a store that is away for an hour would cost all of its recordings."""
-
-    def fail(*args, **kwargs):
-        raise OSError(errno.EIO, "Input/output error")
-
-    if step == "part":
-        text = corpus.read_text().replace('"text": "text 0"', '"text": "x", "offset": 0')
-        corpus.write_text(text)
-        monkeypatch.setattr(audio_reader, "open", fail, raising=False)
-        monkeypatch.setattr(audio_reader, "decode", lambda *args: refuse("the audio cannot be"))
-    elif step == "tar":
-        corpus = corpus.parent / "c.tar"
-        data = (corpus.parent / "0.wav").read_bytes()
-        write_tar(corpus, [("a.wav", data), ("a.json", b'{"text": "x", "speaker": "s"}')])
-        monkeypatch.setattr(audio_reader, "open_source", lambda path: refuse("status 503"))
-    elif step == "table":
-        corpus = corpus.parent / "t.parquet"
-        parquet.write_table(
-            pyarrow.Table.from_pylist([{"audio": b"x", "text": "x", "speaker": "s"}]), corpus
-        )
-        monkeypatch.setattr(table.TableCursor, "row", lambda *args: next(cells()))
-        real = table.Table.batches
-
-        def cells():
-            with monkeypatch.context() as patched:
-                patched.setattr(pyarrow.parquet.ParquetFile, "iter_batches", fail)
-                yield from real(table.Table(str(corpus)), 0, ["audio"], 1)
-
-    elif step == "read":
-        monkeypatch.setattr(Path, "read_bytes", fail)
-    else:
-        real_stat = os.stat
-        bad = str(corpus.parent / "3.wav")
-        monkeypatch.setattr(
-            listing.os, "stat", lambda path, **k: fail() if path == bad else real_stat(path, **k)
-        )
-    with pytest.raises(InputError, match="Input/output error|status 503") as caught:
-        prepare(corpus, out, **SMALL, **SKIP)
-    assert "--on-error" not in str(caught.value)
-
-
-def refuse(sentence):
-    raise InputError(sentence)
-
-
-def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
-    killed(monkeypatch, report, "markdown", corpus, out, **SMALL)
-    partial = out.with_name("out.partial")
-    (corpus.parent / "five.jsonl").write_text(corpus.read_text().partition("\n")[2])
-    prepare(corpus.parent / "five.jsonl", out.with_name("five"), **SMALL)
-    of_one = (out.with_name("five") / "train/shard-000002.tar").read_bytes()
-    shard, chunk = partial / "train/shard-000002.tar", partial / "chunks/train/00000002.tar"
-    of_two = shard.read_bytes()
-    shard.write_bytes(of_one)
-    with pytest.raises(InputError, match="holds 1 valid samples of 2; remove it"):
-        prepare(corpus, out, **SMALL)
-    shard.write_bytes(of_two)
-    chunk.write_bytes(of_one)
-    with pytest.raises(InputError, match="chunks hold 5 samples of 6"):
-        prepare(corpus, out, **SMALL)
-
-
 def test_killed_in_the_last_steps(corpus, out, monkeypatch):
     """After prepare.json is written, between the two renames, and after them."""
     partial = out.with_name("out.partial")
@@ -273,90 +158,6 @@ def test_killed_in_the_last_steps(corpus, out, monkeypatch):
     assert sorted(os.listdir(out)) == OUTPUT_NAMES and beside(out) == ["out"]
 
 
-def test_complete_work_of_another_source_is_not_put_in_place(corpus, out, monkeypatch):
-    killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
-    os.utime(corpus.parent / "0.wav", (1, 1))
-    with pytest.raises(InputError, match="earlier run on a source that has changed since"):
-        prepare(corpus, out, **SMALL)
-    assert beside(out) == ["out.partial"]
-
-
-def test_two_runs_do_not_meet(corpus, out):
-    at_work = pytest.raises(InputError, match="another titan-tts prepare is at work")
-    with work_folder.locked(out), at_work:
-        prepare(corpus, out, **SMALL)
-    assert beside(out) == [] and not (out.parent / ".out.lock").exists()
-
-
-@pytest.mark.parametrize("record", [None, '{"mine": 1}'])
-def test_a_foreign_folder_is_not_replaced(record, corpus, out):
-    out.mkdir()
-    (out / "thesis.tex").write_text("ten years of work")
-    if record:
-        (out / "prepare.json").write_text(record)
-    for overwrite in (False, True):
-        with pytest.raises(InputError, match="no prepare.json of this command.*not replaced"):
-            prepare(corpus, out, **SMALL, overwrite=overwrite)
-    assert (out / "thesis.tex").exists() and beside(out) == ["out"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_what_appears_in_the_output_meanwhile_stays(overwrite, corpus, out, monkeypatch):
-    def appear(*args):
-        out.mkdir()
-        (out / "thesis.tex").write_text("ten years of work")
-        return real(*args)
-
-    real = pipeline._shard_stage
-    with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_shard_stage", appear)
-        with pytest.raises(InputError, match="changed by others.*kept in"):
-            prepare(corpus, out, **SMALL, overwrite=overwrite)
-    assert os.listdir(out) == ["thesis.tex"] and beside(out) == ["out", "out.partial"]
-    out.rename(out.with_name("elsewhere"))
-    monkeypatch.setattr(pipeline, "_build", kill)  # the work is complete: only the rename is left
-    assert prepare(corpus, out, **SMALL)["reused"] is False
-    assert sorted(os.listdir(out)) == OUTPUT_NAMES
-
-
-def test_an_output_of_an_earlier_version_may_be_overwritten(corpus, out):
-    out.mkdir()
-    (out / "prepare.json").write_text('{"version": 1, "settings": {}, "shards": {}}')
-    with pytest.raises(InputError, match="another version; pass --overwrite"):
-        prepare(corpus, out, **SMALL)
-    (out / "thesis.tex").write_text("ten years of work")
-    with pytest.raises(InputError, match="holds thesis.tex, which --overwrite would remove"):
-        prepare(corpus, out, **SMALL, overwrite=True)
-    (out / "thesis.tex").unlink()
-    prepare(corpus, out, **SMALL, overwrite=True)
-    assert sorted(os.listdir(out)) == OUTPUT_NAMES
-
-
-def test_an_output_behind_a_link(corpus, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for target in ("empty", "absent"):
-        link = tmp_path / f"to_{target}"
-        link.symlink_to(target)
-        assert prepare(corpus, link, **SMALL)["reused"] is False
-        assert prepare(corpus, link, **SMALL)["reused"] is True
-        assert link.is_symlink() and sorted(os.listdir(tmp_path / target)) == OUTPUT_NAMES
-
-
-@pytest.mark.parametrize(
-    "place, name",
-    [(encode, "write_shard"), (pack_shards, "write_shard")],
-)
-def test_a_failing_file_system_is_one_sentence(place, name, corpus, out, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(place, name, full)
-        with pytest.raises(InputError, match="No space left on device.*finished work is kept"):
-            prepare(corpus, out, **SMALL)
-    assert prepare(corpus, out, **SMALL)["reused"] is False
-
-
 def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
     killed(monkeypatch, pipeline, "_shard_stage", corpus, out, **SMALL)
     for place, name, value, message in (
@@ -372,3 +173,168 @@ def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
     # A complete output mixes nothing.
     monkeypatch.setattr(pipeline, "library_versions", lambda: {"torch": "99"})
     assert prepare(corpus, out, **SMALL)["reused"] is True
+
+
+def test_a_chunk_that_is_killed_half_way_is_encoded_again(corpus, out, monkeypatch):
+    prepare(corpus, out.with_name("complete"), **SMALL)
+    for name in ("load_index", "write_atomic"):
+        killed(monkeypatch, encode, name, corpus, out, **SMALL)
+    record = prepare(corpus, out, **SMALL)
+    assert record["throughput"]["recordings_encoded"] == 6
+    assert shards(out) == shards(out.with_name("complete"))
+
+
+def test_overwrite_starts_over_where_skipped_recordings_are_missed(corpus, out, monkeypatch):
+    audio = corpus.parent / "0.wav"
+    content = audio.read_bytes()
+    audio.write_bytes(bytes(len(content)))
+    os.utime(audio, ns=(0, 0))
+    killed(monkeypatch, pipeline, "_shard_stage", corpus, out, **SMALL, **SKIP)
+    audio.write_bytes(content)
+    os.utime(audio, ns=(0, 0))
+    with pytest.raises(InputError, match="skip left it out.*start over with --overwrite"):
+        prepare(corpus, out, **SMALL)
+    record = prepare(corpus, out, **SMALL, overwrite=True)
+    assert record["summary"]["train"]["samples"] == 6 and not record["summary"]["dropped"]
+
+
+@pytest.mark.parametrize("step", ["list", "read", "tar"])
+def test_a_failing_disk_makes_no_recording_corrupt(step, corpus, out, monkeypatch):
+    """Or a store that is away for an hour would cost all of its recordings."""
+
+    def fail(*args, **kwargs):
+        raise OSError(errno.EIO, "Input/output error")
+
+    def refuse(path):
+        raise InputError("status 503")
+
+    if step == "tar":
+        data = (corpus.parent / "0.wav").read_bytes()
+        corpus = corpus.parent / "c.tar"
+        write_tar(corpus, [("a.wav", data), ("a.json", b'{"text": "x", "speaker": "s"}')])
+        monkeypatch.setattr(audio_reader, "open_source", refuse)
+    elif step == "read":
+        monkeypatch.setattr(Path, "read_bytes", fail)
+    else:
+        real, bad = os.stat, str(corpus.parent / "3.wav")
+        monkeypatch.setattr(
+            listing.os, "stat", lambda path, **k: fail() if path == bad else real(path, **k)
+        )
+    with pytest.raises(InputError, match="Input/output error|status 503") as caught:
+        prepare(corpus, out, **SMALL, **SKIP)
+    assert "--on-error" not in str(caught.value)
+
+
+def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
+    killed(monkeypatch, report, "markdown", corpus, out, **SMALL)
+    partial = out.with_name("out.partial")
+    shard, chunk = partial / "train/shard-000002.tar", partial / "chunks/train/00000002.tar"
+    of_two = open_dataset(str(shard))
+    of_one = partial / "one.tar"
+    latents, reference = of_two.read(0)
+    write_shard(of_one, [Triplet(of_two.key(0), latents, reference, of_two.metadata(0))])
+    content = shard.read_bytes()
+    shard.write_bytes(of_one.read_bytes())
+    with pytest.raises(InputError, match="holds 1 valid samples of 2; remove it"):
+        prepare(corpus, out, **SMALL)
+    shard.write_bytes(content)
+    chunk.write_bytes(of_one.read_bytes())
+    with pytest.raises(InputError, match="chunks hold 5 samples of 6"):
+        prepare(corpus, out, **SMALL)
+
+
+def test_complete_work_of_another_source_is_not_put_in_place(corpus, out, monkeypatch):
+    killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
+    os.utime(corpus.parent / "0.wav", (1, 1))
+    with pytest.raises(InputError, match="earlier run on a source that has changed since"):
+        prepare(corpus, out, **SMALL)
+    assert beside(out) == ["out.partial"]
+
+
+def test_two_runs_do_not_meet(corpus, out):
+    at_work = pytest.raises(InputError, match="another titan-tts prepare is at work")
+    with work_folder.locked(out), at_work:
+        prepare(corpus, out, **SMALL)
+    assert os.listdir(out.parent) == ["corpus"]
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        (None, "no prepare.json of this command.*not replaced"),
+        ('{"mine": 1}', "no prepare.json of this command.*not replaced"),
+        ('{"version": 1, "settings": {}, "shards": {}}', "another version; pass --overwrite"),
+    ],
+)
+def test_foreign_files_are_not_replaced(record, message, corpus, out):
+    out.mkdir()
+    (out / "thesis.tex").write_text("ten years of work")
+    if record:
+        (out / "prepare.json").write_text(record)
+    with pytest.raises(InputError, match=message):
+        prepare(corpus, out, **SMALL)
+    with pytest.raises(InputError, match="not replaced|holds thesis.tex, which --overwrite would"):
+        prepare(corpus, out, **SMALL, overwrite=True)
+    assert (out / "thesis.tex").exists() and beside(out) == ["out"]
+    if "version" in (record or ""):
+        (out / "thesis.tex").unlink()
+        prepare(corpus, out, **SMALL, overwrite=True)
+        assert sorted(os.listdir(out)) == OUTPUT_NAMES
+
+
+def test_a_full_disk_is_one_sentence_and_an_output_may_be_a_link(corpus, out, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for module in (encode, pack_shards):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "write_shard", full)
+            with pytest.raises(InputError, match="No space left on device.*finished work is kept"):
+                prepare(corpus, out, **SMALL)
+    (out.parent / "link").symlink_to("out")
+    assert prepare(corpus, out.parent / "link", **SMALL)["reused"] is False
+    assert (out.parent / "link").is_symlink() and sorted(os.listdir(out)) == OUTPUT_NAMES
+
+
+def test_shards_of_other_chunks_are_written_again(corpus, out, monkeypatch):
+    """A corrupt chunk is removed, as its message asks, and encoded again with one recording more."""
+    real = Loader.load
+
+    def load(self, place, channels):
+        if place["file"] == "0.wav":
+            raise InputError("not audio")
+        return real(self, place, channels)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Loader, "load", load)
+        patched.setattr(report, "markdown", kill)
+        prepare(corpus, out, **SMALL, **SKIP)
+    chunk = out.with_name("out.partial") / "chunks/train/00000000.tar"
+    content = bytearray(chunk.read_bytes())
+    content[1500] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(InputError, match="chunks and start again"):
+        prepare(corpus, out, **SMALL, **SKIP)
+    chunk.unlink()
+    summary = prepare(corpus, out, **SMALL, **SKIP)["summary"]
+    dataset = open_dataset(str(out / "train"))
+    assert [dataset.key(sample) for sample in range(6)] == list("012345")
+    assert not summary["dropped"]
+
+
+def test_what_appears_in_the_output_meanwhile_stays(corpus, out, monkeypatch):
+    def appear(*args):
+        out.mkdir()
+        (out / "thesis.tex").write_text("ten years of work")
+        return real(*args)
+
+    real = pipeline._shard_stage
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "_shard_stage", appear)
+        with pytest.raises(InputError, match="changed by others.*kept in"):
+            prepare(corpus, out, **SMALL, overwrite=True)
+    assert os.listdir(out) == ["thesis.tex"] and beside(out) == ["out", "out.partial"]
+    out.rename(out.with_name("elsewhere"))
+    monkeypatch.setattr(pipeline, "_build", kill)  # the work is complete: only the rename is left
+    assert prepare(corpus, out, **SMALL)["reused"] is False
+    assert sorted(os.listdir(out)) == OUTPUT_NAMES
