@@ -21,11 +21,8 @@ _MARK = re.compile(r"<!-- not run \(([^)]*)\)(?:: (.*?))? -->")
 class Block:
     """Commands that stand together."""
 
-    commands: list[str]
-    """to run, in order"""
-
-    left_out: list[tuple[str, str]]
-    """command, and why it is not run"""
+    commands: list[str]  # to run, in order
+    left_out: list[tuple[str, str]]  # command, and why it is not run
 
 
 def documents() -> list[str]:
@@ -37,9 +34,7 @@ def documents() -> list[str]:
 def blocks(page: str, root: Path = ROOT) -> list[Block]:
     found = []
     for marks, text in _BLOCK.findall((root / page).read_text()):
-        left_out = []
-        commands = []
-        rules = _MARK.findall(marks)
+        left_out, commands, rules = [], [], _MARK.findall(marks)
         for command in _commands(text):
             reasons = [why for why, start in rules if command.startswith(start)]
             if reasons:

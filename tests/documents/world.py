@@ -1,8 +1,7 @@
-"""What the documents' commands find: recordings, prepared data, runs, models of the hub, all small.
+"""The world of the documents' commands: recordings, prepared data, runs, models of the hub, all small.
 
-A page is followed in a folder of its own, which looks like a checkout in which its reader has done what the
-page takes for granted. Of the commands as printed only what `as_here` names is changed, and trainings are
-made small (SMALL).
+A page is followed in a folder of its own, like a checkout whose reader has done what the page takes for
+granted. Only what `as_here` names is changed in the printed commands, and trainings are small (SMALL).
 """
 
 import json
@@ -10,24 +9,17 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet
 import soundfile
 
+from tests.helpers import speech_corpora as corpora
 from tests.helpers.benchmark_runs import combinations, write_grid
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.speech_checkpoints import write_tiny_wavlm, write_tiny_whisper
-from tests.helpers.speech_corpora import (
-    RATE,
-    Speech,
-    speech,
-    write_libritts_r,
-    write_ljspeech,
-    write_parquet,
-    write_webdataset,
-)
 from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from tools.harness.forked import ROOT, environment
 
@@ -39,11 +31,8 @@ SMALL = (
     " --validation.samples=4 --sampling.steps=2 --samples.count=1 --metrics.log_freq=1"
     " --lr_scheduler.warmup_steps=1 --alignment.ctc_layer=0 --sampling.codec=mel_dct"
 )
-STEPS = 2
-"""of a training on a page"""
-
-BASE_STEPS = 40
-"""of the run that pages start from"""
+STEPS = 2  # of a training on a page
+BASE_STEPS = 40  # of the run that pages start from
 
 _DURATION = SMALL.replace("--model.flavor=debug", "--model.flavor=duration")
 _PROGRAM = f"""#!/bin/sh
@@ -84,13 +73,10 @@ class World:
     """The small things, made once."""
 
     folder: Path
-    program: Path
-    """the command without the seconds of its start"""
+    program: Path  # the command without the seconds of its start
+    hub: dict[str, str]  # variables of the environment
 
-    hub: dict[str, str]
-    """variables of the environment"""
-
-    def page(self, folder: Path, assumed: tuple[str, ...]) -> "Reader":
+    def page(self, folder: Path, assumed: Sequence[str]) -> "Reader":
         """A folder in which a page can be followed; `assumed` are paths there."""
         for entry in _tracked():
             if entry != "benchmarks":  # which write beside themselves
@@ -131,11 +117,9 @@ class Reader:
 
     folder: Path
     environment: dict[str, str]
-    last_step: int
-    """of the checkpoints that the page names"""
+    last_step: int  # of the checkpoints that the page names
 
     def path(self, printed: str) -> Path:
-        """Of a path as it is printed."""
         return Path(self.folder, as_here(printed, self.folder, self.last_step))
 
     def run(self, script: str, **variables: str) -> str:
@@ -177,18 +161,18 @@ def write_hub(folder: Path) -> dict[str, str]:
 
 
 def build(folder: Path, program: Path, hub: dict[str, str]) -> World:
-    """Makes the rest of the world in `folder`."""
     folder.mkdir(parents=True)
-    utterances = speech(each=12)
+    utterances = corpora.speech(each=12)
     _write_list(folder / "recordings", utterances, {"kal16": "anna"})
     one_voice = [each for each in utterances if each.speaker == "awb"]
     _write_list(folder / "one_voice", one_voice, {"awb": "new"})
-    write_ljspeech(folder / "ljspeech", one_voice)
-    write_libritts_r(folder / "libritts_r", utterances)
-    [table] = write_parquet(folder / "parquet", utterances).iterdir()
+    corpora.write_ljspeech(folder / "ljspeech", one_voice)
+    corpora.write_libritts_r(folder / "libritts_r", utterances)
+    [table] = corpora.write_parquet(folder / "parquet", utterances).iterdir()
     rows = pyarrow.parquet.read_table(table).rename_columns({"speaker_id": "voice"})
     pyarrow.parquet.write_table(rows, table)
-    for number, tar in enumerate(sorted(write_webdataset(folder / "tars", utterances).iterdir())):
+    tars = corpora.write_webdataset(folder / "tars", utterances)
+    for number, tar in enumerate(sorted(tars.iterdir())):
         tar.rename(tar.with_name(f"EN-B{number:06d}.tar"))
     _write_list(folder / "patterned", utterances, {}, speakers=False)
     (folder / "dacvae").mkdir()
@@ -262,14 +246,14 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _write_list(
-    folder: Path, utterances: list[Speech], names: dict[str, str], speakers: bool = True
+    folder: Path, utterances: list[corpora.Speech], names: dict[str, str], speakers: bool = True
 ) -> None:
     """manifest.jsonl with absolute paths to wavs/, and the first recording as wavs/voice.wav."""
     (folder / "wavs").mkdir(parents=True)
     lines = []
     for number, one in enumerate(utterances):
         path = folder / "wavs" / (f"{one.key}.wav" if speakers else f"p{number % 4}_{number}.wav")
-        soundfile.write(path, one.samples, RATE, subtype="PCM_16")
+        soundfile.write(path, one.samples, corpora.RATE, subtype="PCM_16")
         row = {"audio": str(path), "text": one.text}
         row |= {"speaker": names.get(one.speaker, one.speaker)} if speakers else {}
         lines.append(json.dumps(row) + "\n")
