@@ -34,9 +34,9 @@ _PROBLEM_CODES = {
 }
 
 
-def check_dataset(dataset: Dataset, found: Measurements, limits: Limits) -> list[Finding]:
+def check_dataset(dataset: Dataset, measured: Measurements, limits: Limits) -> list[Finding]:
     """All checks, the worst findings first."""
-    check = _Checks(dataset, found, limits)
+    check = _Checks(dataset, measured, limits)
     check.index_problems()
     check.prepare_record()
     check.lengths()
@@ -51,8 +51,8 @@ def check_dataset(dataset: Dataset, found: Measurements, limits: Limits) -> list
 
 
 class _Checks:
-    def __init__(self, dataset: Dataset, found: Measurements, limits: Limits):
-        self.dataset, self.found, self.limits = dataset, found, limits
+    def __init__(self, dataset: Dataset, measured: Measurements, limits: Limits):
+        self.dataset, self.measured, self.limits = dataset, measured, limits
         self.findings = all_kinds()
 
     def add(self, code: str, count: int, examples: list[Example]) -> None:
@@ -142,14 +142,14 @@ class _Checks:
 
     def arrays(self) -> None:
         """Samples that could not be read, and values of the arrays that were read."""
-        found, rows, frames = self.found, self.found.rows, self.dataset.frames
+        measured, rows, frames = self.measured, self.measured.rows, self.dataset.frames
         corrupt = np.flatnonzero(rows["state"] == CORRUPT)
-        self.add_samples("corrupt_sample", corrupt, lambda one: found.messages.get(one, ""))
+        self.add_samples("corrupt_sample", corrupt, lambda one: measured.messages.get(one, ""))
         for code, state in (("zero_latents", ALL_ZERO), ("constant_latents", CONSTANT)):
-            cases = found.where(rows["latents"] == state)
+            cases = measured.where(rows["latents"] == state)
             self.add_samples(code, cases, lambda one: f"{frames[one]} frames")
         valid = np.zeros(len(rows), bool)
-        valid[found.where(rows["latents"] == CHANGING)] = True
+        valid[measured.where(rows["latents"] == CHANGING)] = True
         for code, name, word, ratio in (
             ("std_outlier", "std", "standard deviation", MIN_OUTLIER_RATIO),
             ("peak_outlier", "peak", "maximum magnitude", MIN_PEAK_RATIO),
@@ -166,18 +166,18 @@ class _Checks:
                 distance[cases],
             )
 
-        lowest, highest = found.channels.lowest, found.channels.highest
-        dead = np.flatnonzero((lowest == highest) & (found.channels.frames > 1))
+        lowest, highest = measured.channels.lowest, measured.channels.highest
+        dead = np.flatnonzero((lowest == highest) & (measured.channels.frames > 1))
         examples = [Example(f"channel {one}", f"always {lowest[one]:.4g}") for one in dead]
         self.add("constant_channel", len(dead), examples)
 
     def durations(self) -> None:
         """Lengths against the durations in the JSON."""
-        found, fps, frames = self.found, self.limits.frames_per_second, self.dataset.frames
-        duration = found.rows["duration"]
+        measured, fps, frames = self.measured, self.limits.frames_per_second, self.dataset.frames
+        duration = measured.rows["duration"]
         excess = np.abs(frames - duration * fps)
-        mismatch = found.where((duration > 0) & (excess > DURATION_TOLERANCE))
-        rate = measured_frame_rate(self.dataset, found, fps)
+        mismatch = measured.where((duration > 0) & (excess > DURATION_TOLERANCE))
+        rate = measured_frame_rate(self.dataset, measured, fps)
 
         def detail(one: int) -> str:
             seconds = duration[one]
@@ -187,18 +187,21 @@ class _Checks:
             )
 
         self.add_samples("duration_mismatch", mismatch, detail, excess[mismatch])
-        bad, absent = found.where(duration == -1), found.where(np.isnan(duration))
+        bad, absent = measured.where(duration == -1), measured.where(np.isnan(duration))
         self.add_samples("bad_duration", bad, lambda one: "no positive number")
         self.add_samples("no_duration", absent, lambda one: "no target_duration")
 
     def references(self) -> None:
-        found, rows, lengths = self.found, self.found.rows, self.dataset.reference_frames
-        empty, constant = np.flatnonzero(lengths == 0), found.where(rows["reference"] != CHANGING)
+        measured, rows, lengths = self.measured, self.measured.rows, self.dataset.reference_frames
+        empty, constant = (
+            np.flatnonzero(lengths == 0),
+            measured.where(rows["reference"] != CHANGING),
+        )
         self.add_samples("no_reference", empty, lambda one: "an empty reference")
         self.add_samples(
             "constant_reference", constant, lambda one: f"{lengths[one]} reference frames"
         )
-        leaks = found.where((rows["reference_source"] != OTHER) & (lengths > 0))
+        leaks = measured.where((rows["reference_source"] != OTHER) & (lengths > 0))
 
         def detail(one: int) -> str:
             named = rows["reference_source"][one] == NAMED
@@ -210,17 +213,17 @@ class _Checks:
 
     def duplicates(self) -> None:
         """Repeated latents, repeated texts and empty texts."""
-        found, rows, name = self.found, self.found.rows, self.dataset.sample_id
+        measured, rows, name = self.measured, self.measured.rows, self.dataset.sample_id
         latents, first = repeats(self.dataset.latents_hash)
         self.add_samples(
             "duplicate_latents", latents, lambda one: f"the latents of {name(first[one])}"
         )
-        texts, first_text = repeats(rows["text_hash"], found.where(~rows["blank_text"]))
+        texts, first_text = repeats(rows["text_hash"], measured.where(~rows["blank_text"]))
         self.add_samples(
             "duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"
         )
         self.add_samples(
-            "empty_text", found.where(rows["blank_text"]), lambda one: "its text is empty"
+            "empty_text", measured.where(rows["blank_text"]), lambda one: "its text is empty"
         )
 
     def held_out(self) -> None:
@@ -264,11 +267,11 @@ def characters_per_second(dataset: Dataset, frames_per_second: float) -> np.ndar
 
 
 def measured_frame_rate(
-    dataset: Dataset, found: Measurements, frames_per_second: float
+    dataset: Dataset, measured: Measurements, frames_per_second: float
 ) -> float | None:
     """Median of frames over target_duration; None where no sample has one."""
-    duration = found.rows["duration"]
-    known = found.where(duration > 0)
+    duration = measured.rows["duration"]
+    known = measured.where(duration > 0)
     if not len(known):
         return None
     frames, seconds = dataset.frames[known], duration[known]

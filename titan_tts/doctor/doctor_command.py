@@ -54,9 +54,9 @@ def run(options: Options) -> int:
         )
     output = check_output(options.output or default_output(options.path))
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
-    result, found = examine(dataset, options)
+    result, measured = examine(dataset, options)
     edges = result["suggestion"]["bucket_frames"] if result["suggestion"] else []
-    page = render(result, draw_plots(dataset, found, limits, edges))
+    page = render(result, draw_plots(dataset, measured, limits, edges))
     write_atomic(output, page.encode("utf-8", "backslashreplace"))
     result["page"] = str(output)
     if options.json:
@@ -88,19 +88,19 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
     threads = options.threads if options.threads > 0 else min(8, os.cpu_count() or 1)
     samples = choose_samples(len(dataset), options.max_samples)
     with tqdm(total=len(samples), desc="reading", unit=" samples", mininterval=1.0) as bar:
-        found = measure(dataset, samples, threads, bar.update)
-    findings = check_dataset(dataset, found, limits)
+        measured = measure(dataset, samples, threads, bar.update)
+    findings = check_dataset(dataset, measured, limits)
     worst = findings[0].severity if findings else "note"
-    rate = measured_frame_rate(dataset, found, limits.frames_per_second)
+    rate = measured_frame_rate(dataset, measured, limits.frames_per_second)
     result = {
         "status": {"error": "errors", "warning": "warnings", "note": "healthy"}[worst],
         "summary": summarize(dataset, options.path, limits.frames_per_second, options.top),
         "read": {
             "samples": len(samples),
-            "valid_samples": int((found.rows["state"] == READ).sum()),
+            "valid_samples": int((measured.rows["state"] == READ).sum()),
             "frames_per_second_measured": None if rate is None else round(rate, 4),
-            "channel_mean": [round(float(value), 5) for value in found.channels.mean],
-            "channel_std": [round(float(value), 5) for value in found.channels.std],
+            "channel_mean": [round(float(value), 5) for value in measured.channels.mean],
+            "channel_std": [round(float(value), 5) for value in measured.channels.std],
             "scope": (
                 "Every sample was read."
                 if len(samples) == len(dataset)
@@ -118,4 +118,4 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
         ),
         "shards": shard_table(dataset, limits.frames_per_second),
     }
-    return result, found
+    return result, measured

@@ -51,7 +51,7 @@ def render(result: dict[str, Any], plots: dict[str, str]) -> str:
 
 
 def draw_plots(
-    dataset: Dataset, found: Measurements, limits: Limits, edges: list[int]
+    dataset: Dataset, measured: Measurements, limits: Limits, edges: list[int]
 ) -> dict[str, str]:
     """Title -> SVG of every plot; `edges` are those of the suggested buckets, in frames."""
     if not len(dataset):
@@ -70,8 +70,8 @@ def draw_plots(
     }
     if (characters != text_bytes).any():
         plots["Length of texts in bytes"] = partial(_histogram, text_bytes, "bytes")
-    if found.channels.frames:
-        plots["Latent channels"] = partial(_channel_moments, found.channels)
+    if measured.channels.frames:
+        plots["Latent channels"] = partial(_channel_moments, measured.channels)
     return {title: _draw(title, paint) for title, paint in plots.items()}
 
 

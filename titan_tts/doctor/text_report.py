@@ -22,7 +22,7 @@ LENGTHS = {
 
 def show_json(value: dict[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
-    show(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
+    show(re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def thousands(value: float | None) -> str:

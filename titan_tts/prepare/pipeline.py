@@ -145,12 +145,12 @@ def _build(
     """All stages in the work folder, up to prepare.json."""
     options = run.options
     plan = read_plan(folder) or write_plan(reader, options, folder)
-    found, missing = _so_far(folder, plan)
-    _check_corrupt(options, plan, found)
+    counted, missing = _so_far(folder, plan)
+    _check_corrupt(options, plan, counted)
     jobs = max(len(missing), -(-plan.items // options.samples_per_shard))
     workers = options.workers or default_workers(jobs, devices, options.engine)
     with open_engine(options.engine, workers, devices) as runner:
-        encoded = _encode_stage(folder, plan, options, runner, missing, found)
+        encoded = _encode_stage(folder, plan, options, runner, missing, counted)
         # In the list's order, whatever chunk was encoded first.
         total, missing = _so_far(folder, plan)
         if missing:
@@ -191,12 +191,12 @@ def _build(
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
 
 
-def _check_corrupt(options: Options, plan: Plan, found: Chunk) -> None:
+def _check_corrupt(options: Options, plan: Plan, counted: Chunk) -> None:
     """Raises InputError where too many of the recordings seen so far are corrupt."""
-    count = found.dropped.get("undecodable", 0)
+    count = counted.dropped.get("undecodable", 0)
     if not count:
         return
-    key, sentence = found.problems[-1]
+    key, sentence = counted.problems[-1]
     if options.on_error == "raise":
         raise InputError(
             f"{options.source}: {key}: {sentence}; an earlier run with --on-error skip left it out: "
@@ -212,9 +212,9 @@ def _check_corrupt(options: Options, plan: Plan, found: Chunk) -> None:
 
 
 def _encode_stage(
-    folder: Path, plan: Plan, options: Options, runner: Runner, missing: list[int], found: Chunk
+    folder: Path, plan: Plan, options: Options, runner: Runner, missing: list[int], counted: Chunk
 ) -> int:
-    """Encode the missing chunks, and add them to `found`; the number of recordings in them."""
+    """Encode the missing chunks, and add them to `counted`; the number of recordings in them."""
     size = options.chunk_items
     wanted = sum(min(size, plan.items - number * size) for number in missing)
     results = runner("encode:encode_chunk", [(str(folder), number) for number in missing])
@@ -224,22 +224,22 @@ def _encode_stage(
         for result in results:
             if "error" in result:
                 raise InputError(result["error"])
-            found.add(Chunk(**result["chunk"]))
-            _check_corrupt(options, plan, found)
+            counted.add(Chunk(**result["chunk"]))
+            _check_corrupt(options, plan, counted)
             bar.update(result["items"])
     return wanted
 
 
 def _so_far(folder: Path, plan: Plan) -> tuple[Chunk, list[int]]:
     """The sum of the list and the chunks that are there, and the numbers of the missing chunks."""
-    found, missing = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems)), []
+    counted, missing = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems)), []
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)
         if chunk is None:
             missing.append(number)
         else:
-            found.add(chunk)
-    return found, missing
+            counted.add(chunk)
+    return counted, missing
 
 
 def _leaves_out(folder: Path) -> bool:

@@ -40,8 +40,9 @@ NOISY_DB = 20.0
 ABOVE_NOISE_DB = 6.0
 
 # Fields of `Processed` and `ReadyLatents` that are summed over a corpus.
-COUNTED = ("peak_limited", "mixed_channels", "resampled", "silence_cut_seconds")
-COUNTED += ("replaced_reference",)
+COUNTED = tuple(
+    "peak_limited mixed_channels resampled silence_cut_seconds replaced_reference".split()
+)
 
 
 @dataclass(frozen=True)

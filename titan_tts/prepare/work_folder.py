@@ -100,13 +100,13 @@ def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
     """Set the work folder up for `state`, or find it set up; with `overwrite` other work is removed."""
     record = read_record(folder)
     # Without its state.json a folder was killed in the last steps of `finish`.
-    found = _read_json(folder / STATE_NAME) or record
-    if found is not None and (change := _change(found, state)) and not overwrite:
+    earlier = _read_json(folder / STATE_NAME) or record
+    if earlier is not None and (change := _change(earlier, state)) and not overwrite:
         raise InputError(
             f"{folder}: holds the work of an earlier run {change}; pass --overwrite to drop it, or "
             "remove the folder"
         )
-    if found is None or record is not None or _change(found, state):
+    if earlier is None or record is not None or _change(earlier, state):
         clear(folder)
         write_atomic(folder / STATE_NAME, json.dumps(state))
 

@@ -127,9 +127,8 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     manifest = tmp_path / "train.jsonl"
     manifest.write_text("\ufeff" + "\n".join(json.dumps(row) for row in rows) + "\n\n")
     items = items_of(manifest)
-    assert [item.key for item in items] == [
-        *("long-00000000", "long-00000500", "long-00000750", "my_id")
-    ]
+    keys = ["long-00000000", "long-00000500", "long-00000750", "my_id"]
+    assert [item.key for item in items] == keys
     assert [item.speaker for item in items] == ["7", "7", "7", "8"]
     assert items[2].metadata["snr"] is None and items[2].metadata["tags"] == ["x", 1]
     loader = Loader(str(tmp_path))
@@ -144,6 +143,7 @@ def table_of(tmp_path: Path, **columns: object) -> Path:
 
 
 ROW = '{"audio": "a.wav", "text": "x", "speaker": "s"}'
+NO_DATE = pyarrow.array([2**62], pyarrow.timestamp("us"))  # for which Python has no date
 BAD_SOURCES = [
     ("m.jsonl", '["x"]', "m.jsonl line 1: is no JSON object"),
     ("m.jsonl", '{"text": "x", "speaker": "s"}', "names no audio file"),
@@ -165,12 +165,7 @@ BAD_SOURCES = [
     ("c.tar", {"x.flac": None, "x.json": None, "x.png": b""}, "holds no recording"),
     ("t.arrow", "PAR1 no table at all", "t.arrow: cannot be read as a table"),
     ("t.parquet", {}, "has the columns text, speaker; one of latents, audio"),
-    # A date that Python lacks.
-    (
-        "t.parquet",
-        {"audio": [b"x"], "when": pyarrow.array([2**62], pyarrow.timestamp("us"))},
-        "t.parquet: cannot be read as a table",
-    ),
+    ("t.parquet", {"audio": [b"x"], "when": NO_DATE}, "t.parquet: cannot be read as a table"),
 ]
 
 
@@ -326,10 +321,8 @@ def test_table_of_paths_and_split_by_file(bytes_type, tmp_path):
             table = table.set_column(0, "audio", table["audio"].cast(audio))
         parquet.write_table(table, tmp_path / "data" / name)
     items = items_of(tmp_path)
-    assert [(item.key, item.split) for item in items] == [
-        ("k", "heldout"),
-        ("train-0-00000000", "train"),
-    ]
+    named = [(item.key, item.split) for item in items]
+    assert named == [("k", "heldout"), ("train-0-00000000", "train")]
     assert "blob" not in items[0].metadata and items[0].audio == {"file": "clips/a.wav"}
     (tmp_path / "data/clips/a.wav").unlink()
     assert len(problems_of(tmp_path)) == 2

@@ -210,8 +210,7 @@ def test_every_reason_is_counted(tmp_path):
 @pytest.mark.long
 def test_processing_is_recorded(tmp_path):
     """Stereo at another rate, long silence, peaks: they are counted, and noted per sample."""
-    one = corpora.speech(each=1, voices=("rms",))[1]
-    silence = np.zeros(16_000, np.float32)
+    one, silence = corpora.speech(each=1, voices=("rms",))[1], np.zeros(16_000, np.float32)
     samples = np.concatenate([silence, 0.1 * one.samples, silence])
     recordings = [replace(one, samples=samples), replace(one, key="b")]
     path = corpora.write_manifest(tmp_path / "m", recordings)

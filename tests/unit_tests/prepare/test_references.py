@@ -50,12 +50,10 @@ def test_references_are_other_utterances_of_the_speaker(count, longest):
 
 def test_references_differ_by_sample_and_seed():
     table = make_table()
-
-    def drawn(seed: int) -> list:
-        samples = np.flatnonzero((table.speaker == 0) & table.train)
-        return [choose(table, sample, seed=seed, max_frames=5)[0] for sample in samples]
-
-    first, second = drawn(0), drawn(1)
+    samples = np.flatnonzero((table.speaker == 0) & table.train)
+    first, second = (
+        [choose(table, sample, seed=seed, max_frames=5)[0] for sample in samples] for seed in (0, 1)
+    )
     assert len({span.sample for span in first}) > 15  # of 40 draws out of 39
     assert len({span.start for span in first}) > 10
     assert sum(a.sample != b.sample for a, b in zip(first, second)) > 30

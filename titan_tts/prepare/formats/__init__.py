@@ -67,11 +67,11 @@ def find_format(source: str, name: str = "auto") -> str:
         raise InputError(f"--format = {name!r}, but known are auto, {kinds}")
     if is_remote(source):
         return "webdataset"  # behind a URL only tars are read
-    found = [known for known in FORMATS if _reader_class(known).recognizes(source)]
-    if len(found) != 1:
-        state = f"could be {' or '.join(found)}" if found else "has no known layout"
+    matching = [known for known in FORMATS if _reader_class(known).recognizes(source)]
+    if len(matching) != 1:
+        state = f"could be {' or '.join(matching)}" if matching else "has no known layout"
         raise InputError(f"{source}: {state}; name it with --format ({kinds})")
-    return found[0]
+    return matching[0]
 
 
 def open_corpus(options: Options) -> Reader:
@@ -100,10 +100,10 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
     elif has_pattern(source) and not os.path.exists(source):
         paths = []
         for pattern in braceexpand(source):
-            found = glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
-            if "{" in source and not (found and all(map(os.path.isfile, found))):
+            matches = glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
+            if "{" in source and not (matches and all(map(os.path.isfile, matches))):
                 raise InputError(f"{source}: {pattern} does not exist; correct the pattern")
-            paths += found
+            paths += matches
     else:
         paths = [source]
     paths = [os.path.abspath(path) for path in paths if path.endswith(suffixes)]

@@ -85,8 +85,8 @@ class WebDataset:
         for kind, needed in (("audio", "an audio member"), ("json", "KEY.json")):
             if kind not in members:
                 return Unusable(key, f"is incomplete: it lacks {needed}")
-        for kind, found in members.items():
-            if len(found) > 1 or found[0][0].is_link:
+        for kind, candidates in members.items():
+            if len(candidates) > 1 or candidates[0][0].is_link:
                 return Unusable(key, f"has more than one {kind} member, or a link as one")
         try:
             row = json.loads(members["json"][0][1])
