@@ -1,6 +1,5 @@
 """Parts of the GPU check that start no stage: how runs are waited for, and what is timed."""
 
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -13,9 +12,8 @@ from benchmarks.encoder import check_same
 from titan_tts.launch.supervisor import RunProcess
 from tools.gpu_check import block, ceilings, sampling, steps, train_runs
 from tools.gpu_check.items import NotMeasured, is_out_of_memory
-from tools.gpu_check.models import BACKWARDS, Mode, built
+from tools.gpu_check.models import Mode, built
 from tools.gpu_check.settings import Settings
-from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 
 TINY = DiTTTSModelArgs(
@@ -78,17 +76,6 @@ def test_how_a_run_ends_otherwise(tmp_path, monkeypatch):
     assert started[0].process.returncode is not None
 
 
-def test_a_plan_is_waited_for_within_the_stages_time(tmp_path):
-    plans = steps.Plans(settings(tmp_path, seconds=0.2))
-    plans.asked["debug", 1] = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(1000)"]
-    )
-    began = time.time()
-    assert "not ready" in plans.of("debug", 1)["plan"]
-    assert time.time() - began < 5
-    assert plans.asked["debug", 1].wait(timeout=5) != 0
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "varlen"])
 def test_the_timed_block_keeps_no_gradients_and_counts_full_lengths(attention):
     mode = Mode(attention, "bfloat16")
@@ -103,16 +90,6 @@ def test_the_timed_block_keeps_no_gradients_and_counts_full_lengths(attention):
     masks = ("frame_mask", "text_mask", "speaker_mask", "keep_text", "keep_speaker")
     assert all(full[name].all() for name in masks)
     assert padded["frame_mask"].sum(1).tolist() == [13, 14, 16] and padded["keep_text"].all()
-
-
-def test_a_choice_of_the_backward_passes_ends_with_its_measurement():
-    applies = cpu_kernels.use_cpu_kernels
-    weights = block.random_weights(TINY, seed=0)
-    elsewhere = torch.empty(0, device="meta")  # not on a CPU, as on a GPU
-    for backward in BACKWARDS:
-        with built(TINY, Mode(backward=backward), "cpu", weights):
-            assert cpu_kernels.use_cpu_kernels(elsewhere) == (backward == "by hand")
-        assert cpu_kernels.use_cpu_kernels is applies
 
 
 def test_steps_stand_beside_the_other_way_of_running_blocks(tmp_path):
@@ -151,17 +128,6 @@ def test_sampling_counts_the_networks_rows_and_compares_latents(tmp_path, monkey
         monkeypatch.setattr(sampling, "run", compiled)
         values = sampling.measure("tiny", "float32", "reduce-overhead", 2, here)
         assert values["passed"] is is_passed
-
-
-def test_attention_is_timed_on_the_models_layout_and_keeps_no_gradients(tmp_path):
-    seen = []
-
-    def kernel(q, k, v, mask):
-        seen.extend((q, k, v))
-        return q * (k.mean(2, keepdim=True) + v.mean(2, keepdim=True))
-
-    ceilings.attention(TINY, kernel, False, settings(tmp_path))
-    assert all(x.transpose(1, 2).is_contiguous() and x.grad is None for x in seen)
 
 
 @pytest.mark.parametrize(
