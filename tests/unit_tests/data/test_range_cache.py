@@ -1,7 +1,6 @@
 """Range reads are right, many at once, and cheap the second time, whatever happens to the cache."""
 
 import contextlib
-import errno
 import os
 import random
 import shutil
@@ -241,23 +240,3 @@ def test_changed_tars_and_servers_without_ranges(server, tars):
     )
     (server.folder / "0.tar").write_bytes(tars[0][:1000])
     assert "0.tar: has another content than" in sentence_of(RangeReader(None, 0).fetch, extents[1:])
-
-
-def test_a_full_disk_is_one_warning(server, tars, tmp_path, caplog, monkeypatch):
-    extents = extents_of(server, 0, 4)
-    reader = RangeReader(str(tmp_path), 1 << 20)
-    reader.fetch(extents[:1])
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(disk_cache.os, "pwrite", full)
-    for _ in range(3):
-        assert reader.fetch(extents) == right(tars, extents)
-    assert len(caplog.records) == 1 and "cannot be used as a cache" in caplog.text
-    # What was cached before is still read from there, until it is forgotten.
-    for requests in (0, 1):
-        server.requests.clear()
-        assert reader.fetch(extents[:1]) == right(tars, extents[:1])
-        assert server.requests["GET"] == requests
-        reader.forget(extents[0])

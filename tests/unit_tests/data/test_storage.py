@@ -1,7 +1,6 @@
 """Shards are found and read wherever they lie: folders, patterns, web servers and S3."""
 
 import os
-import sys
 from pathlib import Path
 
 import boto3
@@ -14,7 +13,7 @@ from tests.helpers.sentences import sentence_of
 from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
-from torchtitan.models.dit_tts.data.storage import RemoteSource, find_shards, open_source
+from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 
 
 def content_of(number: int, size: int = 100_000) -> bytes:
@@ -182,26 +181,6 @@ def test_failures_that_pass_are_tried_again(server, caplog, status):
     server.fail_first, server.fail_status = 2, status
     assert len(find_shards(f"{server.url}/train/")) == 3
     assert len(caplog.records) == 2 and f"status {status}" in caplog.text
-
-
-def test_unknown_schemes_and_missing_packages(monkeypatch):
-    assert "floppy://a/b is no URL of a store" in sentence_of(find_shards, "floppy://a/b")
-    # As where s3fs was never installed: neither imported nor importable.
-    monkeypatch.setattr(sys.modules["fsspec.registry"], "registry", {})
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    sentence = sentence_of(open_source, "s3://bucket/x.tar")
-    assert 'pip install "titan-tts[remote]"' in sentence
-
-
-def test_filesystem_without_an_asynchronous_interface():
-    store = fsspec.filesystem("memory")
-    for number in range(2):
-        store.pipe_file(f"/sources/{number}.tar", content_of(number))
-    shards = find_shards("memory://sources")
-    assert shards == find_shards("memory://sources/*.tar")
-    assert shards == ["memory://sources/0.tar", "memory://sources/1.tar"]
-    check_source(RemoteSource(shards[1], read_ahead_bytes=30_000), content_of(1))
-    store.rm("/sources", recursive=True)
 
 
 @pytest.mark.long

@@ -73,17 +73,6 @@ class ShardIndex:
         return self.keys[int(ends[row - 1]) if row else 0 : int(ends[row])].decode("utf-8")
 
     @property
-    def payload(self) -> bytes:
-        """The stored bytes: everything that the tar's bytes determine, in a fixed order."""
-        extras = {
-            "labels": self.labels,
-            "characters": self.characters,
-            "problems": [list(problem) for problem in self.problems],
-        }
-        extras_json = json.dumps(extras, sort_keys=True).encode("ascii")
-        return self.columns.tobytes() + self.keys + extras_json
-
-    @property
     def digest(self) -> bytes:
         """SHA-256 over the samples' keys, lengths and hashes; the same wherever and whenever the tar
         was copied, and whatever this file's format and the problems' words come to be."""
@@ -218,6 +207,7 @@ def _write_first(paths: list[str], content: bytes) -> None:
 
 
 def _sidecar_bytes(index: ShardIndex) -> bytes:
+    """The same wherever the tar lies: columns, keys, and the rest as JSON."""
     header = _HEADER.pack(
         INDEX_VERSION,
         _members_hash(),
@@ -227,7 +217,13 @@ def _sidecar_bytes(index: ShardIndex) -> bytes:
         len(index),
         len(index.keys),
     )
-    content = header + index.payload
+    extras = {
+        "labels": index.labels,
+        "characters": index.characters,
+        "problems": [list(problem) for problem in index.problems],
+    }
+    extras_json = json.dumps(extras, sort_keys=True).encode("ascii")
+    content = header + index.columns.tobytes() + index.keys + extras_json
     return _MAGIC + xxhash.xxh3_64_digest(content) + content
 
 

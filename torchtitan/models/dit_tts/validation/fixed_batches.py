@@ -64,10 +64,8 @@ class FixedSet:
             tokens = features.tokens + tokenizer.n_conditions
         else:
             tokens = tokenizer.max_tokens(dataset)
-        dropping = "crop" if data.on_too_long == "crop" else "drop"
-        selection = select_samples(
-            dataset.frames, tokens, replace(data, on_too_long=dropping), dataset.sample_id
-        )
+        limits = replace(data, on_too_long="crop" if data.on_too_long == "crop" else "drop")
+        selection = select_samples(dataset.frames, tokens, limits, dataset.sample_id)
         uncropped = dataset.frames[selection.samples] <= data.max_frames
         self.fitting = selection.samples[uncropped | ~uncropped.any()]
         """(n,) samples of the dataset that are within all limits; if none is, those that are cropped"""

@@ -96,14 +96,10 @@ class HeldoutLoss:
             if name == "heldout_loss":
                 means = sums[0, :, 3:].T / each.count
                 found |= dict(zip(self.row_figures, means, strict=True))
-            for kind, (right, valid, wrong) in zip(kinds[1:], self._pairs(sums), strict=True):
+            for kind, of_kind in zip(kinds[1:], sums[1:], strict=True):
+                wrong, valid, right, *_ = of_kind.unbind(-1)  # of rows with another text or speaker
                 found[kind] = (wrong - right) / valid
         return found
-
-    @staticmethod
-    def _pairs(sums: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """(loss with the right condition, frames, loss with another one), of rows that have another."""
-        return [(one[:, 2], one[:, 1], one[:, 0]) for one in sums[1:]]
 
     def _sums(self, each: _SetLoss, kinds: list[str], set_number: int) -> torch.Tensor:
         """(kinds, times, 3 + row figures) sums over the samples: the loss, the frames, the loss with the
