@@ -24,13 +24,13 @@ UNMOVED = [*TRAINED, "--optimizer.encoder_lr=0"]
 WAYS = {
     "frozen_sharded": (2, [*FSDP, "--encoder.fsdp_min_gib=0"]),
     "frozen_whole_beside_shards": (2, FSDP),
-    "trained": (1, UNMOVED),
     "trained_fsdp": (2, [*UNMOVED, *FSDP]),
-    "cached": (1, ["--encoder.cache_features"]),
     "cached_fsdp": (2, ["--encoder.cache_features", *FSDP]),
 }
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 MATRIX_WAYS = {
+    "trained": (1, UNMOVED),
+    "cached": (1, ["--encoder.cache_features"]),
     "frozen_sharded_tp": (4, [*TP, *FSDP, "--encoder.fsdp_min_gib=0"]),
     "frozen_whole_tp": (2, TP),
     "cached_tp_ddp": (4, ["--encoder.cache_features", *TP, *DDP]),
