@@ -14,7 +14,7 @@ class Options:
     """Compare every file of a run's checkpoints with its manifest; changes nothing."""
 
     action: tyro.conf.Positional[Literal["verify"]]
-    """What to do."""
+    """Action."""
 
     run: tyro.conf.Positional[str]
     """The run's folder, outputs/NAME, or one checkpoint, outputs/NAME/checkpoint/step-N."""

@@ -1,9 +1,10 @@
-"""A run to sample from, with shards whose samples, voices and lengths can be distinguished."""
+"""A run to sample from (`loaded`, a fixture), with `shards` whose samples, voices and lengths can be distinguished."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from tests.helpers.row_model import CHANNELS, RowModel
@@ -68,3 +69,13 @@ def make_run(folder: Path, shards: Path) -> LoadedRun:
     return LoadedRun(
         folder, config, RowModel(), None, TOKENIZER, FlowMatching(), 7, torch.device("cpu")
     )
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory) -> Path:
+    return write_numbered_shards(tmp_path_factory.mktemp("shards"))
+
+
+@pytest.fixture
+def loaded(tmp_path, shards) -> LoadedRun:
+    return make_run(tmp_path, shards)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.sampled_run import Echo, make_run
 from titan_tts.speak.lengths import open_lengths
 from titan_tts.speak.speech_data import open_speech_data
@@ -18,3 +20,8 @@ def make_synthesizer(folder: Path, shards: Path) -> Synthesizer:
     )
     lengths = open_lengths("fit", 1.0, loaded, lambda: speech_data.durations)
     return Synthesizer(loaded, Echo(), speech_data, sampling, lambda: lengths, data.path)
+
+
+@pytest.fixture
+def synthesizer(tmp_path, shards) -> Synthesizer:
+    return make_synthesizer(tmp_path, shards)

@@ -109,7 +109,7 @@ class Evaluation:
         return rows
 
     def _through_codec(self, prompt: Prompt) -> Sound:
-        """The decoded latents. The model's own encoder compares latents: those of the decoded sound."""
+        """The decoded latents. The model's own encoder compares latents, so the sound is encoded again."""
         assert prompt.latents is not None
         sound = decoded(self.codec, prompt.latents)
         if self.own_voice:

@@ -31,23 +31,23 @@ class Options(SamplingOptions):
     """prepared, seed_tts, librispeech_pc or a format of prepare; auto detects it."""
 
     recognizer: str = ""
-    """What writes down the speech: words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
-    package.module:factory; [samples] recognizer of the run by default."""
+    """Recognizer of the speech: words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
+    package.module:factory; the run's [samples] recognizer by default."""
 
     speaker_scorer: str = ""
-    """What compares voices: own, xvector:NAME or package.module:factory; that of [samples] by default."""
+    """Scorer of voices: own, xvector:NAME or package.module:factory; the run's [samples] speaker_scorer by default."""
 
     opinion: str = ""
-    """What predicts opinion scores: dnsmos or package.module:factory; that of [samples] by default."""
+    """Predictor of opinion scores: dnsmos or package.module:factory; the run's [samples] opinion by default."""
 
     seeds: int = 2
     """Noise seeds per text, from --seed on."""
 
     max_utterances: int = 0
-    """Take so many utterances, evenly over the speakers; 0: all."""
+    """Number of utterances, evenly over the speakers; 0: all."""
 
     batch_size: int = 16
-    """Texts that are synthesized together."""
+    """Texts per batch."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Precision of the network. In float32 what is said does not depend on the batch; in bfloat16, which is
@@ -55,8 +55,8 @@ class Options(SamplingOptions):
 
     out: str = ""
     """Folder to write to, in the place of what an earlier evaluation wrote there; RUN/evaluation/step-N-TEST by
-    default, with chosen weights step-N-WEIGHTS-TEST, or evaluation-TEST-SYSTEMS beside the first of several
-    runs."""
+    default, with chosen weights step-N-WEIGHTS-TEST, or evaluation-TEST-SYSTEMS next to the first of
+    several runs."""
 
     on_page: int = 24
     """Utterances to hear on the page, the worst first."""

@@ -58,7 +58,7 @@ class Checkpoint:
     """The checkpoint of a system."""
 
     folder: str
-    """of the run"""
+    """the run's folder"""
 
     step: int
     weights: str

@@ -23,7 +23,7 @@ class ServerOptions(SamplingOptions):
     """Port to listen at; 0: a free one, which is printed."""
 
     voice: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """NAME=FILE: a voice of a recording, beside the speakers; may be repeated."""
+    """NAME=FILE: a voice of a recording, in addition to the speakers; may be repeated."""
 
 
 def check_server_options(options: ServerOptions) -> None:

@@ -32,7 +32,7 @@ class Refusal(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What OpenAI's clients read."""
+        """The body that OpenAI's clients read."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}

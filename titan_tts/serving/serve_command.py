@@ -22,14 +22,13 @@ class Options(ServerOptions):
     """Name of the model in requests; by default the last name of RUN."""
 
     max_batch: int = 16
-    """Texts that are said together."""
+    """Texts per batch."""
 
     window_ms: float = 20.0
-    """How long a text waits for others to be said with it."""
+    """Time that a text waits for others to join its batch."""
 
     max_waiting: int = 64
-    """Pieces of texts that a client may have asked for, and clients at a time; more requests are answered
-    with status 429."""
+    """Limit of a client's unfinished pieces of texts, and of clients; further requests get status 429."""
 
     max_characters: int = 4096
     """Longest text of a request."""

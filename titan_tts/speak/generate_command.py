@@ -42,27 +42,27 @@ class Options(SamplingOptions):
     which under torchrun are divided among its processes."""
 
     text: str | None = None
-    """What to say."""
+    """Text to say."""
 
     text_file: str = ""
-    """File of what to say; - is the standard input."""
+    """File of the text; - is the standard input."""
 
     text_list: str = ""
     """File of many texts, - the standard input: a JSON object per line with text and any of name, reference,
-    reference_text, speaker, seconds, conditions; what a line leaves out is as the options have it."""
+    reference_text, speaker, seconds, conditions; the options are the defaults."""
 
     out: str = "generated.wav"
     """File to write, .wav, .flac, .ogg or .mp3; - is the standard output, as soon as there is something to
     hear. With --text-list the folder of a NAME.wav and a NAME.json for each text."""
 
     format: Literal["", "wav", "flac", "ogg", "mp3", "pcm"] = ""
-    """Of the files of --text-list and of the standard output; wav by default, pcm (16 bits) for the latter only."""
+    """Format of --text-list's files and of the standard output; wav by default, pcm (16 bits) for the latter only."""
 
     reference: str = ""
     """The speaker: an audio file, or .npy of latents (frames, channels)."""
 
     reference_text: str = ""
-    """What the reference says, if it is known: its rate then counts for the length."""
+    """Text of the reference, if it is known: its rate then counts for the length."""
 
     reference_loudness: float | Literal["off"] | None = None
     """LUFS of the reference, or off; by default as --loudness was for the training data."""
@@ -78,13 +78,13 @@ class Options(SamplingOptions):
     """Length in seconds, instead of --duration; the text is then said at once."""
 
     takes: int = 1
-    """Ways to say each piece, of which the recognizer chooses the one with the fewest wrong words."""
+    """Candidates of each piece; the recognizer chooses the one with the fewest wrong words."""
 
     recognizer: str = ""
-    """What hears the takes, as for evaluate; [samples] recognizer of the run by default."""
+    """Recognizer of the takes, as for evaluate; the run's [samples] recognizer by default."""
 
     batch_size: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
-    """Pieces, times --takes, that are said together."""
+    """Pieces, times --takes, per batch."""
 
     overwrite: bool = False
     """Replace the files of --text-list that are there."""

@@ -60,7 +60,7 @@ def push_folder(folder: Path, name: str, private: bool) -> str:
             allow_patterns=list(FILES),
             commit_message="titan-tts export",
         )
-    except Exception as error:  # those of the library's HTTP client have no common kind
+    except Exception as error:  # the library's HTTP errors have no common class
         raise InputError(
             f"--push {name}: the hub did not take it ({first_line(error)}); log in with hf auth login, or "
             f"give HF_TOKEN of an account that may write there; {folder} is complete"

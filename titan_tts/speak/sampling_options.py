@@ -39,10 +39,10 @@ class ModelOptions:
     it was measured with), else the slowest average, or raw where there is none."""
 
     encoder: str = ""
-    """Where a frozen text encoder is now; [encoder] model of the run by default."""
+    """Present path of a frozen text encoder; the run's [encoder] model by default."""
 
     codec: str = ""
-    """Where the codec is now; [sampling] codec of the run by default."""
+    """Present path of the codec; the run's [sampling] codec by default."""
 
     data: str = ""
     """Training shards, which lengths of texts and voices are taken from; the run's [data] path by default."""
@@ -74,9 +74,9 @@ class SamplingOptions(ModelOptions):
     """Seed of the noise."""
 
     duration: str = ""
-    """What tells how long a text takes: the folder of a duration predictor; fit, its letters as fitted on the
-    training data; or rate, the reference's rate, whose text must be known. By default the predictor in the
-    run's folder or beside it (duration/), else fit."""
+    """Estimator of lengths: the folder of a duration predictor; fit, the letters as fitted on the training data;
+    or rate, the rate of the reference, whose text must be known. By default the predictor in the run's folder or
+    next to it (duration/), else fit."""
 
     duration_scale: float = 1.0
     """Factor of these lengths."""

@@ -1,4 +1,4 @@
-"""What a model is asked to say, in whose voice, and the speech that it makes."""
+"""Utterances, their voices, and the speech that a model makes of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

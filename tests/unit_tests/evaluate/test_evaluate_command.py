@@ -82,14 +82,12 @@ def test_codecs_are_compared_by_what_they_are(monkeypatch):
 
     def config(folder):
         codec = "mel_dct" if str(folder) == "d" else f"{folder}/codec/weights.safetensors"
-        return SimpleNamespace(
-            data=SimpleNamespace(path=str(folder)), sampling=SimpleNamespace(codec=codec)
-        )
+        data, sampling = SimpleNamespace(path=str(folder)), SimpleNamespace(codec=codec)
+        return SimpleNamespace(data=data, sampling=sampling)
 
-    def records(path):
-        if path == "d":  # copied without prepare.json
-            return []
-        return [RecordedCodec(path, "dac_vae", "1" if path in ("a", "b") else "2", {})]
+    def records(path):  # d was copied without prepare.json
+        number = {"a": "1", "b": "1", "c": "2"}.get(path)
+        return [RecordedCodec(path, "dac_vae", number, {})] if number else []
 
     monkeypatch.setattr(manager, "load_run_config", config)
     monkeypatch.setattr(hub, "find_folder", Path)

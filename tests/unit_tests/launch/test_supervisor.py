@@ -125,17 +125,14 @@ def test_processes_in_sessions_of_their_own_are_killed_too():
     wait_until(ended, 30)
 
 
-@pytest.mark.parametrize(
-    "args, said",
-    [
+def test_the_first_line_says_what_is_started(capsys):
+    for args, said in (
         ("train.py", "the default config, 1 process"),
         ("--nproc_per_node 2 -m titan_tts train --job.config-file=a.toml", "a.toml, 2 processes"),
         (
             "--nnodes 3 --nproc_per_node 8 train.py --job.config_file a.toml --job.config_file b.toml",
             "b.toml, 8 processes on each of 3 machines",
         ),
-    ],
-)
-def test_the_first_line_says_what_is_started(args, said, capsys):
-    launcher.say_start(args.split())
-    assert capsys.readouterr().out == f"titan-tts train: {said}, starting\n"
+    ):
+        launcher.say_start(args.split())
+        assert capsys.readouterr().out == f"titan-tts train: {said}, starting\n"

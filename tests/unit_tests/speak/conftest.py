@@ -1,29 +1,16 @@
-"""A run to sample from, its shards, and `titan-tts generate` with it."""
+"""`titan-tts generate` with a run to sample from."""
 
 import pytest
 
-from tests.helpers import sampled_run, served
+from tests.helpers import sampled_run
+from tests.helpers.sampled_run import loaded, shards  # noqa: F401
+from tests.helpers.served import synthesizer  # noqa: F401
 from titan_tts.cli import main
 from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 
 
-@pytest.fixture(scope="session")
-def shards(tmp_path_factory):
-    return sampled_run.write_numbered_shards(tmp_path_factory.mktemp("shards"))
-
-
 @pytest.fixture
-def loaded(tmp_path, shards):
-    return sampled_run.make_run(tmp_path, shards)
-
-
-@pytest.fixture
-def synthesizer(tmp_path, shards):
-    return served.make_synthesizer(tmp_path, shards)
-
-
-@pytest.fixture
-def generate(loaded, tmp_path, monkeypatch):
+def generate(loaded, tmp_path, monkeypatch):  # noqa: F811
     """`titan-tts generate run` in the test's folder; `asked` has what the sampler was given."""
     asked = []
 

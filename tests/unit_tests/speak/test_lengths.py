@@ -96,29 +96,26 @@ def config_of(run, flavor: str, **data):
     return replace(run.config, model=model, data=replace(run.config.data, **data))
 
 
-@pytest.mark.parametrize(
-    "place, flavor, path, found",
-    [
+def test_where_a_predictor_is_found(alone, tmp_path, monkeypatch):
+    """In the run's folder, or next to it one of the same data."""
+    for place, flavor, path, found in (
         ("run/duration", "duration", "other data", True),
-        ("duration", "duration", None, True),
-        ("duration", "duration", "other data", False),  # next to the run: of the same data only
-        ("run/duration", "debug", None, False),
-        ("elsewhere", "duration", None, False),
-    ],
-)
-def test_where_a_predictor_is_found(alone, tmp_path, monkeypatch, place, flavor, path, found):
-    there = tmp_path / place
-    config = config_of(alone, flavor, path=path or alone.config.data.path)
+        ("duration", "duration", alone.config.data.path, True),
+        ("duration", "duration", "other data", False),
+        ("run/duration", "debug", alone.config.data.path, False),
+        ("elsewhere", "duration", alone.config.data.path, False),
+    ):
+        there, config = tmp_path / place, config_of(alone, flavor, path=path)
 
-    def load(folder):
-        if folder != there:
-            raise lengths.InputError("nothing")
-        return config
+        def load(folder, there=there, config=config):
+            if folder != there:
+                raise lengths.InputError("nothing")
+            return config
 
-    monkeypatch.setattr(lengths, "load_run_config", load)
-    monkeypatch.setattr(lengths, "find_checkpoint", lambda *_: (5, ""))
-    wanted = there if found else None
-    assert lengths.find_predictor(alone.folder, alone.config) == wanted
+        monkeypatch.setattr(lengths, "load_run_config", load)
+        monkeypatch.setattr(lengths, "find_checkpoint", lambda *_: (5, ""))
+        wanted = there if found else None
+        assert lengths.find_predictor(alone.folder, alone.config) == wanted
 
 
 def test_which_predictors_are_refused(alone, tmp_path, monkeypatch):

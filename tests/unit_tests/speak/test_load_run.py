@@ -6,14 +6,10 @@ import torch.distributed.checkpoint as dcp
 
 from tests.helpers.sentences import refused
 from tests.helpers.small_models import small_args
-from titan_tts.cli import main
-from titan_tts.evaluate.evaluate import Evaluation
-from titan_tts.evaluate.options import Options as EvaluateOptions
 from titan_tts.evaluate.systems import find_checkpoints
 from titan_tts.speak.load_run import load_run, untrained_model
 from torchtitan.models.dit_tts import DiTTTSModel, model_config, model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter
@@ -114,50 +110,28 @@ def test_which_weights_are_loaded(run, initial):
 
 
 def test_validation_chooses_step_and_weights(run, initial):
+    """The best step has the weights that its figure was measured with."""
     rows = [
         {"step": 2, "best_heldout_loss": 0.5, "best_weights": "raw"},
         {"step": 6, "best_heldout_loss": 0.3, "best_weights": "raw"},
+        {"step": 6, "wer_raw": 0.1, "wer": 0.4, "weights": "ema:0.9"},
         {"step": 10, "best_heldout_loss": 0.4, "best_weights": "ema:0.9"},
-        {"step": 10, "wer": 0.1, "weights": "ema:0.99"},
+        {"step": 10, "wer_raw": 0.2, "wer": 0.1, "weights": "ema:0.99"},
         # A kill may come between a row and its checkpoint.
-        {"step": 12, "best_heldout_loss": 0.1, "best_weights": "raw", "wer": 0.0},
+        {"step": 12, "best_heldout_loss": 0.1, "best_weights": "raw", "wer": 0.0, "wer_raw": 0.0},
     ]
     for row in rows:
         JsonLines(run / "validation.jsonl").append(row)
     assert which(load_run(run), initial) == (10, "ema:0.9", 11)
-    assert which(load_run(run, step="best"), initial) == (6, "raw", 6)
-    # By another figure: with the weights that it was measured with.
-    (run / "config.toml").write_text(CONFIG + '[validation]\nkeep_best = "wer"\n')
-    assert which(load_run(run, step="best"), initial) == (10, "ema:0.99", 12)
-
-
-def test_the_best_of_the_raw_weights_is_spoken_by_them(run, initial, tmp_path, monkeypatch):
-    """Also where an average has the lowest loss of that step; by every command."""
-    (run / "config.toml").write_text(CONFIG + '[validation]\nkeep_best = "wer_raw"\n')
-    for row in (
-        {"step": 6, "best_heldout_loss": 0.3, "best_weights": "ema:0.9"},
-        {"step": 6, "wer_raw": 0.1, "wer": 0.4, "weights": "ema:0.9"},
-        {"step": 10, "wer_raw": 0.2, "wer": 0.1, "weights": "ema:0.99"},
+    for figure, step, weights, above in (
+        ("best_heldout_loss", 6, "raw", 6),
+        ("wer", 10, "ema:0.99", 12),
+        ("wer_raw", 6, "raw", 6),
     ):
-        JsonLines(run / "validation.jsonl").append(row)
-    loaded = []
-
-    def load(*arguments):
-        loaded.append(which(load_run(*arguments), initial))
-        raise InputError("that is enough")
-
-    monkeypatch.setattr("titan_tts.speak.load_run.load_run", load)
-    monkeypatch.setattr("titan_tts.speak.speech_data.open_speech_data", lambda *_: object())
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"text": "one"}')
-    for said in (["--text=one"], ["--text-list", str(texts)]):
-        out = f"--out={tmp_path / 'new.wav'}"
-        assert main(["generate", str(run), "--step=best", out, *said]) == 2
-    options = EvaluateOptions(run=str(run), step="best", test="")
-    for places in (find_checkpoints([str(run)], "best"), find_checkpoints([f"{run}@best"])):
-        evaluation = Evaluation(options, tmp_path, places, None, None, False)
-        refused(evaluation.rows, "that is enough")
-    assert loaded == [(6, "raw", 6)] * 4
+        (run / "config.toml").write_text(CONFIG + f'[validation]\nkeep_best = "{figure}"\n')
+        assert which(load_run(run, step="best"), initial) == (step, weights, above)
+        for found in (find_checkpoints([str(run)], "best"), find_checkpoints([f"{run}@best"])):
+            assert [(each.step, each.weights) for each in found] == [(step, weights)]
 
 
 def test_the_untrained_model_is_the_one_that_training_started_from(run, initial):

@@ -59,16 +59,3 @@ def test_alone_as_among_many(short):
         torch.testing.assert_close(together, sound, atol=1e-5, rtol=0)
         assert len(sound) == short.samples(each)
     assert list(narrator.synthesize_all([])) == []
-
-
-def test_a_stream_begins_with_a_short_piece_alone(short, monkeypatch):
-    narrator = Narrator(short, batch_size=4)
-    utterance = Utterance("One two one two. Two. " * 8, short.speaker("ann"))
-    pieces = short.pieces(utterance, low_latency=True)
-    assert pieces[0].text == "One two one two." and len(pieces[1].text) > len(pieces[0].text)
-    batches, speak = [], short.speak
-    monkeypatch.setattr(short, "speak", lambda r, *more: batches.append(r) or speak(r, *more))
-    stream = narrator.stream(pieces, low_latency=True)
-    next(stream)
-    assert [[each.text for each in batch] for batch in batches] == [[pieces[0].text]]
-    assert len(list(stream)) == len(pieces) - 1

@@ -57,14 +57,16 @@ def test_reference_of_any_rate_channels_and_level(codec, tmp_path):
 def test_references_without_a_voice(codec, tmp_path):
     path = tmp_path / "voice.wav"
 
-    def encode(settings: AudioSettings = AudioSettings()) -> torch.Tensor:
-        return encode_reference(path, codec, settings, 384)
+    def encode(loudness: float = -16.0) -> torch.Tensor:
+        return encode_reference(path, codec, AudioSettings(loudness), 384)
 
-    write(path, np.zeros(48_000, np.float32))
-    refused(encode, f"--reference {path}: ", "quieter than -70 LUFS")
-    write(path, recording(0.1, 48_000))
-    refused(encode, f"--reference {path}: ", "has 0.100 s beside silence")
-    refused(lambda: encode(AudioSettings(loudness=3.0)), "--reference-loudness = 3.0, but")
+    for samples, words in (
+        (np.zeros(48_000, np.float32), "quieter than -70 LUFS"),
+        (recording(0.1, 48_000), "has 0.100 s beside silence"),
+    ):
+        write(path, samples)
+        refused(encode, f"--reference {path}: ", words)
+    refused(lambda: encode(3.0), "--reference-loudness = 3.0, but")
     path.write_text("no audio")
     refused(encode, f"--reference {path}: ")
 
