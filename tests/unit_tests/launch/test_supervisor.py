@@ -12,7 +12,6 @@ from titan_tts.launch import supervisor
 from titan_tts.launch.supervisor import RunProcess, kill_tree, last_line
 from tools.harness.runs import wait_until
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
-from torchtitan.models.dit_tts.run import launcher
 
 
 def start(folder: Path, code: str, **options) -> RunProcess:
@@ -123,16 +122,3 @@ def test_processes_in_sessions_of_their_own_are_killed_too():
         return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
     wait_until(ended, 30)
-
-
-def test_the_first_line_says_what_is_started(capsys):
-    for args, said in (
-        ("train.py", "the default config, 1 process"),
-        ("--nproc_per_node 2 -m titan_tts train --job.config-file=a.toml", "a.toml, 2 processes"),
-        (
-            "--nnodes 3 --nproc_per_node 8 train.py --job.config_file a.toml --job.config_file b.toml",
-            "b.toml, 8 processes on each of 3 machines",
-        ),
-    ):
-        launcher.say_start(args.split())
-        assert capsys.readouterr().out == f"titan-tts train: {said}, starting\n"
