@@ -192,22 +192,6 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     assert rows(tmp_path)[-1]["seconds_per_step"] == pytest.approx(2.5)
 
 
-def test_peak_memory_is_per_logged_step_and_the_maximum_of_the_run(tmp_path, one_process_group):
-    metrics = started(tmp_path)
-    peaks = [2.0]
-    metrics.device_memory_monitor = SimpleNamespace(
-        get_peak_stats=lambda: SimpleNamespace(
-            max_reserved_gib=peaks[-1], max_active_gib=peaks[-1] / 2
-        ),
-        reset_peak_stats=lambda: peaks.append(1.0),
-    )
-    for step in (1, 2):
-        log(metrics, step)
-    assert [row["peak_memory_gib"] for row in rows(tmp_path)] == [2.0, 1.0]
-    assert [row["peak_allocated_gib"] for row in rows(tmp_path)] == [1.0, 0.5]
-    assert metrics.max_memory_gib() == (1.0, 2.0)
-
-
 def logged_scalars(folder, name: str) -> dict[int, float]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

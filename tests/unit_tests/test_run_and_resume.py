@@ -1,7 +1,6 @@
 """A training run in this process, and its resume from a checkpoint."""
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torchtitan.distributed import utils
 
-from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.tiny_runs import Folder
 from titan_tts import cli
 from tools.harness.http_server import FolderServer
@@ -265,51 +263,6 @@ def test_epochs_set_the_steps_and_replaced_samples_are_counted(tmp_path, train, 
     assert folder.state()["step"] == steps == len(folder.audit())
     # In two epochs, less what does not fill a batch.
     assert 4 <= sum(row["replaced_samples"] for row in folder.metrics()) <= 8
-
-
-@pytest.mark.long
-def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_path, train, capsys):
-    encoder = write_tiny_t5gemma2(tmp_path / "encoder")
-    arguments = [
-        f"--encoder.model={encoder}",
-        "--encoder.dtype=float32",
-        "--training.global_batch_size=4",
-    ]
-    folder = Folder(tmp_path / "run")
-    assert train("run", *arguments, "--training.steps=2") == 0
-    names = folder.checkpoint(2).keys()
-    assert "text_input.weight" in names and not [n for n in names if n.startswith("text_encoder.")]
-    write_tiny_t5gemma2(encoder, seed=1)
-    before = folder.metrics()
-    assert train("run", *arguments, "--training.steps=4") == 2
-    assert (
-        "restore the encoder that the run had" in capsys.readouterr().err
-        and folder.metrics() == before
-    )
-
-
-@pytest.mark.long
-def test_a_scorer_that_is_not_there_is_told_before_data_are_read(tmp_path, train, capfd):
-    scorer = "--samples.recognizer=whisper:/nowhere/model"
-    missing = ["--data.path=/nowhere", "--validation.path=/nowhere", "--validation.enable"]
-    assert train("run", *missing, "--samples.freq=1", scorer) == 2
-    said = capfd.readouterr().err
-    assert ":/nowhere/model' cannot be loaded" in said and "there is no such folder" in said
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
-def test_a_benchmark_leaves_its_warm_up_out(tmp_path, train):
-    benchmark = ["--benchmark.enable", "--benchmark.steps=3", "--benchmark.warmup_steps=2"]
-    lengths = ["--benchmark.mean_seconds=1", "--data.frames_per_second=16"]
-    assert train("bench", *benchmark, *lengths) == 0
-    report = json.loads((tmp_path / "bench" / "benchmark.json").read_text())
-    assert report["warm_up_steps"] == 4 and report["steps"] == len(report["step_seconds"]) == 3
-    assert sum(shape["micro_batches"] for shape in report["shapes"]) == 3 * 2
-    split = report["step_split"]
-    assert split.pop("exchange") == 0 < min(split.values()) and len(split) == 5
-    folder = Folder(tmp_path / "bench")
-    assert list(folder.losses()) == list(range(1, 8)) and not (folder.path / "checkpoint").exists()
 
 
 @pytest.mark.long

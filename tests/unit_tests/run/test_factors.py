@@ -32,6 +32,8 @@ def test_all_factors_of_the_debug_config():
         "lengths": "data",
     }
     assert tuple(of([])) == FACTORS
+    assert of([], gpus=1)["layout"] == "single"
+    assert of([], gpus=12, gpus_per_node=8)["nodes"] == 2
 
 
 @pytest.mark.parametrize(
@@ -56,8 +58,3 @@ def test_each_setting_changes_its_factor_alone(args, expected):
     assert {name: found[name] for name in FACTORS if found[name] != plain[name]} == {
         name: value for name, value in expected.items() if plain[name] != value
     }
-
-
-def test_nodes_and_one_gpu():
-    assert of([], gpus=1)["layout"] == "single"
-    assert of([], gpus=12, gpus_per_node=8)["nodes"] == 2

@@ -65,35 +65,23 @@ def test_a_file_where_the_run_has_a_folder_is_refused_at_the_start(tmp_path, con
     assert files_below(tmp_path) == sorted([name, "run.lock"])
 
 
-def test_only_the_first_rank_writes_but_for_its_audit(tmp_path, config):
-    folder = RunFolder(tmp_path, 1)
-    folder.start(config)
-    folder.confirm(config)
-    folder.set_state("running", 3)
-    folder.resume_at(0)
-    assert files_below(tmp_path) == []
-    folder.audit.append({"step": 1, "ids": []})
-    assert files_below(tmp_path) == ["audit/rank1.jsonl"]
-
-
-def test_resume_brings_every_line_file_back(tmp_path):
+def test_resume_brings_every_line_file_back(tmp_path, config):
+    """The first rank does it for all: another writes its audit alone."""
     folders = [RunFolder(tmp_path, rank) for rank in range(2)]
-    for folder in folders:
-        for row in rows(1, 2, 3):
-            folder.audit.append(row)
+    folders[1].start(config)
+    folders[1].confirm(config)
+    folders[1].set_state("running", 3)
     for row in rows(1, 2, 3):
-        folders[0].metrics.append(row)
-        folders[0].validation.append(row)
-    folders[1].resume_at(1)  # the first rank does it for all
-    assert folders[0].metrics.read() == rows(1, 2, 3)
+        folders[1].audit.append(row)
+    assert files_below(tmp_path) == ["audit/rank1.jsonl"]
+    files = [folders[0].metrics, folders[0].validation, folders[0].audit, folders[1].audit]
+    for row in rows(1, 2, 3):
+        for file in files[:3]:
+            file.append(row)
+    folders[1].resume_at(1)
+    assert files[0].read() == rows(1, 2, 3)
     folders[0].resume_at(2)
-    for file in (
-        folders[0].metrics,
-        folders[0].validation,
-        folders[0].audit,
-        folders[1].audit,
-    ):
-        assert file.read() == rows(1, 2)
+    assert [file.read() for file in files] == [rows(1, 2)] * 4
 
 
 @pytest.mark.parametrize(
