@@ -249,6 +249,7 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
     config, longest, device = planner.config, planner.longest, cluster.device
     step = planner.step(config, cluster, factor, longest)
     largest = planner.largest(config, device, longest)
+    step = replace(step, largest=largest)
     buckets = []
     _, policy = synthetic_data(config, planner.ranks)
     for fraction, batches in _buckets(policy, planner.ranks, longest.accumulation):

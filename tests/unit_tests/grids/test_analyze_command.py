@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from tests.helpers.analysis_table import check_page, check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.browser import dom_after_scripts
 from titan_tts import cli
-from titan_tts.grids.drawing import panel_title
 from titan_tts.grids.plots import _lost_cells
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,12 +109,6 @@ def test_every_plot_is_a_picture_and_on_the_page(analysis):
         assert text in svg
 
 
-def test_the_title_of_a_panel_is_as_wide_as_the_panel():
-    grid = Figure().subplots(2, 3)
-    panel_title(grid[0, 0], "800M, 8 GPUs, mixed lengths, fp8, a device with a long name, " * 2)
-    assert max(map(len, grid[0, 0].get_title().splitlines())) <= 36
-
-
 def test_a_lost_cell_has_the_color_of_its_own_configuration_only():
     content = {
         "constant": {"size": "800M", "compile": "off"},
@@ -173,15 +165,6 @@ def test_no_run_is_changed(tmp_path):
 
 
 @pytest.mark.long
-def test_without_repeats_the_page_says_so(tmp_path):
-    write_grid(tmp_path / "grid", combinations(batch=[2, 4], compile=["off", "default"]), 1, 0.01)
-    out = analyze(tmp_path / "grid", tmp_path / "out")
-    page = (out / "index.html").read_text()
-    assert "there are no intervals" in page and "2 % is taken as noise" in page
-    assert all(row["equal_batch"]["low"] is None for row in summary(out)["effects"]["mfu"])
-
-
-@pytest.mark.long
 def test_a_single_run_on_a_cpu(tmp_path):
     """No MFU, nothing to compare; TFLOP/s stands in for MFU."""
     result = report(BASE, 100.0, mfu=None, goodput_mfu=None, hfu=None, peak_tflops=None)
@@ -222,12 +205,6 @@ def test_another_page_is_not_overwritten(tmp_path, capsys):
     assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
     assert "its index.html is no page of the analysis" in capsys.readouterr().err
     assert (tmp_path / "index.html").read_text() == "mine"
-
-
-def test_no_run_at_all(tmp_path, capsys):
-    assert cli.main(["analyze", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: RUNS = {tmp_path}, but no run is in there")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long
