@@ -145,14 +145,14 @@ class Cells:
         name = _name((replicas, shards), found, repeat if options.repeats > 1 else None)
         name += f"_{layout}" if refused and layout in _LAYOUTS else ""
         folder = folder or self.folder / name
-        placed = {"dump_folder": str(folder.parent), "experiment": folder.name}
-        content["job"] |= placed
+        placed = replace(config.job, dump_folder=str(folder.parent), experiment=folder.name)
+        content["job"] |= {"dump_folder": placed.dump_folder, "experiment": placed.experiment}
         return Cell(
             name=name,
             axes=axes,
             repeat=repeat,
             settings=changed,
-            config=replace(config, job=replace(config.job, **placed)),
+            config=replace(config, job=placed),
             content=content,
             factors=found,
             gpus=gpus,

@@ -71,8 +71,16 @@ class Activations:
             budget = options.memory_budget if kind == "memory_budget" else None
             key = kind, budget, stacks, sharded, tensor, samples, lengths
             if key not in self._kinds:
-                same = {"sharded": sharded, "encoders": self._encoders, "tensor": tensor}
-                self._kinds[key] = kind_memory(config, self._args, samples, lengths, kind, **same)
+                self._kinds[key] = kind_memory(
+                    config,
+                    self._args,
+                    samples,
+                    lengths,
+                    kind,
+                    sharded=sharded,
+                    encoders=self._encoders,
+                    tensor=tensor,
+                )
             found[kind] = self._kinds[key]
         return activation_memory(blocks, found), [each.graphs for each in found.values()]
 

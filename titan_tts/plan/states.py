@@ -101,8 +101,16 @@ class StateMemory:
 def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
     """The first rank of a layout, as the only process; collectives do nothing."""
     assert not dist.is_initialized(), "a process group would be replaced"
-    degrees = {"dp_replicate": layout.replicas, "dp_shard": layout.shards, "tp": layout.tensor}
-    dims = ParallelDims(**degrees, cp=1, pp=1, ep=1, etp=1, world_size=layout.gpus)
+    dims = ParallelDims(
+        dp_replicate=layout.replicas,
+        dp_shard=layout.shards,
+        tp=layout.tensor,
+        cp=1,
+        pp=1,
+        ep=1,
+        etp=1,
+        world_size=layout.gpus,
+    )
     if layout.gpus == 1:
         yield dims
         return

@@ -58,8 +58,9 @@ def build_page(
                 chosen = voices.get(voice) or synthesizer.speaker(voice)
             conditions = synthesizer.conditions(chosen)
             pieces = synthesizer.pieces(Utterance(text, chosen, conditions, speed=speed))
-            scales = {"text_scale": text_scale, "speaker_scale": speaker_scale}
-            chosen_sampling = replace(sampling, steps=int(steps), **scales)
+            chosen_sampling = replace(
+                sampling, steps=int(steps), text_scale=text_scale, speaker_scale=speaker_scale
+            )
             check_sampling(chosen_sampling)
             requests = synthesizer.requests(pieces)
             spoken = synthesizer.speak_sorted(requests, int(seed), _BATCH, chosen_sampling)
