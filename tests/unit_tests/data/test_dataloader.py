@@ -18,7 +18,9 @@ from tests.helpers.loaders import (
     take,
 )
 from tools.harness.synthetic import make_samples, make_shards
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -194,6 +196,26 @@ def test_another_order_is_refused_and_named(folder, changes, sentence):
     saved = build(folder, **edges).state_dict()
     with pytest.raises(ValueError, match=sentence):
         build_and_load(folder, saved, **changes)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_thread_reaches_the_consumer_and_skips_nothing(folder, workers, monkeypatch):
+    loader = build(folder, num_workers=workers)
+    bad = take(build(folder), 3)[2][0]["sample_id"][1]
+    load = loader.dataset.load
+
+    def failing(sample, *buffers):
+        if loader.dataset.sample_id(sample) == bad:
+            raise CorruptSampleError(f"sample '{bad}': disk gone")
+        return load(sample, *buffers)
+
+    iterator = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(loader.dataset, "load", failing)
+        next(iterator), next(iterator)
+        with pytest.raises(InputError, match=f"sample '{bad}': disk gone"):
+            next(iterator)
+    assert next(iter(loader))[0]["global_batch"] == 2
 
 
 @pytest.mark.long

@@ -2,9 +2,11 @@
 
 import dataclasses
 import errno
+import io
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 
 import numpy as np
@@ -103,6 +105,41 @@ def test_python_tars_with_long_names_interleaved_and_extra_members(tmp_path, sam
     interleaved.insert(9, (samples[0].key + ".wav", b"RIFF"))
     write_tar(tmp_path / "x.tar", interleaved, tar_format)
     check_equal(open_dataset(str(tmp_path), CHANNELS), samples)
+
+
+@pytest.mark.parametrize("tar_format", ["ustar", "gnu", "posix", "v7"])
+def test_tars_of_gnu_tar(tmp_path, samples, tar_format):
+    """Of any version of npy."""
+    (tmp_path / "source").mkdir()
+    for number, sample in enumerate(samples):
+        buffer = io.BytesIO()
+        np.lib.format.write_array(buffer, sample.latents, version=(1 + number % 3, 0))
+        members = members_of(sample) | {f"{sample.key}.npy": buffer.getvalue()}
+        for name, data in members.items():
+            (tmp_path / "source" / name).write_bytes(data)
+    # "-C folder ." writes a folder member and names that begin with "./".
+    pack = ["tar", f"--format={tar_format}", "--sort=name", "-cf", tmp_path / "x.tar"]
+    subprocess.run([*pack, "-C", tmp_path / "source", "."], check=True)
+    check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
+
+
+def test_webdataset_writes_and_reads_shards(tmp_path, samples):
+    import webdataset
+
+    with webdataset.ShardWriter(str(tmp_path / "x-%06d.tar"), maxcount=1000, verbose=0) as sink:
+        for sample in samples:
+            arrays = {"npy": sample.latents, "ref.npy": sample.reference}
+            sink.write({"__key__": sample.key, **arrays, "json": sample.metadata})
+    check_equal(open_dataset(str(tmp_path), CHANNELS), samples, prefix="x-000000:")
+
+    write_shard(tmp_path / "ours.tar", samples)
+    url = f"file:{tmp_path / 'ours.tar'}"
+    read = list(webdataset.WebDataset(url, shardshuffle=False).decode())
+    assert [sample["__key__"] for sample in read] == [sample.key for sample in samples]
+    for found, wanted in zip(read, samples, strict=True):
+        np.testing.assert_array_equal(found["npy"], wanted.latents)
+        np.testing.assert_array_equal(found["ref.npy"], wanted.reference)
+        assert found["json"]["text"] == wanted.metadata["text"]
 
 
 def test_float32_arrays_and_given_buffers(tmp_path, samples):

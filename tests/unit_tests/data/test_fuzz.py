@@ -158,6 +158,19 @@ def test_tars_corrupt_after_they_were_indexed(valid, tmp_path, how):
     fuzz(valid, tmp_path, how, at_least=0.3, after_index=True)
 
 
+@pytest.mark.parametrize(
+    "size", [b"-0000001000\0", b"-77777777777", b"0x000000010\0", b"1_000000000\0", b"\xff" * 12]
+)
+def test_sizes_that_no_tar_has(tmp_path, size):
+    """With a checksum that agrees: a negative one must not be an endless loop."""
+    write_shard(tmp_path / "a.tar", SAMPLES)
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[124:136], data[148:156] = size, b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "a.tar").write_bytes(data)
+    assert outcome(tmp_path)
+
+
 def test_a_huge_foreign_npy_is_not_read(tmp_path):
     write_shard(tmp_path / "a.tar", SAMPLES)
     data = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")

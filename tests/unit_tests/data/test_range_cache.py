@@ -1,6 +1,8 @@
 """Range reads are right, many at once, and cheap the second time, whatever happens to the cache."""
 
 import contextlib
+import errno
+import itertools
 import os
 import random
 import shutil
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from tests.helpers.sentences import sentence_of
 from tools.harness.http_server import FolderServer
@@ -119,6 +122,80 @@ def test_what_is_left_of_a_cache(server, tars, tmp_path):
     for path in (data, records):
         path.unlink()
         check(20)
+
+
+def test_a_disk_that_takes_nothing_is_one_warning(server, tars, tmp_path, caplog, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    extents = extents_of(server, 0, 4)
+    no_folder, full = (RangeReader(str(tmp_path / name), 1 << 20) for name in ("file/x", "cache"))
+    full.fetch(extents[:1])
+
+    def pwrite(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_cache.os, "pwrite", pwrite)
+    for warnings, reader in enumerate((no_folder, full), start=1):
+        for _ in range(3):
+            assert reader.fetch(extents) == right(tars, extents)
+        assert caplog.text.count("cannot be used as a cache") == len(caplog.records) == warnings
+    # What was cached before is still read from there, until it is forgotten.
+    for requests in (0, 1):
+        server.requests.clear()
+        assert full.fetch(extents[:1]) == right(tars, extents[:1])
+        assert server.requests["GET"] == requests
+        full.forget(extents[0])
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.long
+def test_killed_before_any_change_to_the_disk(server, tars, tmp_path):
+    """A kill before the k-th change, for each k of a fetch that evicts; files of others stay."""
+    groups = [extents_of(server, number, 4, size=20_000) for number in range(3)]
+    others = {name: os.urandom(30_000) for name in ("thesis.data", "0.extents", "a" * 32)}
+
+    def killed_at(change: int) -> bool:
+        """Whether the fetch makes so many changes."""
+        cache, changes = tmp_path / f"cache{change}", itertools.count(1)
+        cache.mkdir()
+        for name, data in others.items():
+            (cache / name).write_bytes(data)
+        reader = RangeReader(str(cache), 220_000)
+        reader.fetch(groups[0])
+        reader.fetch(groups[1])
+
+        def killing(function):
+            def call(*arguments):
+                if next(changes) >= change:
+                    raise Killed
+                return function(*arguments)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("pwrite", "truncate", "ftruncate", "unlink"):
+                patch.setattr(disk_cache.os, name, killing(getattr(os, name)))
+            with contextlib.suppress(Killed):
+                reader.fetch(groups[2])
+                return False
+        for number in (2, 1, 0, 2):
+            again = RangeReader(str(cache), 220_000).fetch(groups[number])
+            assert again == right(tars, groups[number])
+        assert {name: (cache / name).read_bytes() for name in others} == others
+        return True
+
+    # Bytes 4 times, extents once, creating once or twice, removing a tar 4 times.
+    assert len(list(itertools.takewhile(killed_at, itertools.count(1)))) >= 10
+
+
+def test_a_stopped_process_does_not_hold_up_the_others(server, tars, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk_cache, "_LOCK_SECONDS", 0.05)
+    reader, extents = RangeReader(str(tmp_path / "cache"), 1 << 20), extents_of(server, 0, 2)
+    reader.fetch(extents[:1])
+    with FileLock(tmp_path / "cache" / "titan-tts-cache.lock"):
+        assert reader.fetch(extents) == right(tars, extents)
 
 
 @pytest.mark.long

@@ -45,6 +45,10 @@ def test_skip_is_the_same_on_any_split(corrupt, ranks, accumulation):
     for left, right in zip(wanted, split, strict=True):
         assert_same(left, right)
     replaced = sum(batch["replaced"] for batch in wanted)
+    state = build(corrupt, **SKIP).state_dict() | {"global_batch": 11}
+    resumed = global_batches(corrupt, ranks, accumulation, 19, state, num_workers=3, **SKIP)
+    for left, right in zip(wanted[11:], resumed, strict=True):
+        assert_same(left, right)
     assert replaced >= len(BAD) and not BAD & {i for b in wanted for i in b["sample_id"]}
 
 

@@ -21,6 +21,8 @@ from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
+from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
 from torchtitan.models.dit_tts.validation.validator import Validator, _undisturbed
 
@@ -74,12 +76,19 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         assert torch.equal(found[name], value), name
 
 
-def kill(trainer) -> None:
+def kill(*_) -> None:
     raise RuntimeError("killed")
 
 
-def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog):
+def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog, monkeypatch):
     caplog.set_level("INFO")
+    excluded, exclude_time = [], TTSMetricsProcessor.exclude_time
+
+    def noted(metrics, seconds):
+        excluded.append(seconds)
+        exclude_time(metrics, seconds)
+
+    monkeypatch.setattr(TTSMetricsProcessor, "exclude_time", noted)
     arguments = [*options, "--training.steps=8", "--ema.decays=0.9,0.05", "--metrics.log_freq=5"]
     assert train("run", *arguments) == 0
     run = Folder(tmp_path / "run")
@@ -95,6 +104,8 @@ def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog):
         assert math.isfinite(row["text_gain"]) and math.isfinite(row["speaker_gain"])
         each = [row["heldout_loss_at_0.9"], row["heldout_loss_at_0.3"]]
         assert row["heldout_loss"] == pytest.approx(sum(each) / 2)
+    # Throughput leaves it out.
+    assert sum(excluded) >= sum(row["seconds"] for row in found) > 0
     assert caplog.text.count("validation at step ") == 3
     assert "validation at step 8: held-out loss " in caplog.text
     assert "held-out samples: " not in caplog.text  # nine were asked for
@@ -165,6 +176,20 @@ def test_a_kill_within_a_validation_leaves_no_row_out(tmp_path, train, options, 
     assert train("killed", *arguments) == 0  # once more, and nothing is due
     assert measured(killed) == measured(expected)
     assert_equal(weights(killed, 8), weights(expected, 8))
+
+
+def test_a_kill_between_the_row_and_its_checkpoint(tmp_path, train, options, monkeypatch):
+    """The best step of no regular save: its row goes, with the steps that are trained again."""
+    arguments = [*options, "--training.steps=4", "--checkpoint.interval=100"]
+    with monkeypatch.context() as patch:
+        patch.setattr(RunCheckpointer, "keep", kill)
+        with pytest.raises(RuntimeError, match="killed"):
+            train("run", *arguments)
+    run = Folder(tmp_path / "run")
+    before = measured(run)
+    assert [row["step"] for row in before] == [3] and not (run.path / "checkpoint").exists()
+    assert train("run", *arguments) == 0
+    assert [row["step"] for row in rows(run)] == [3, 4] and measured(run)[:1] == before
 
 
 def test_undone_steps_are_validated_once(tmp_path, train, options, monkeypatch):
