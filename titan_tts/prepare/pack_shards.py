@@ -13,6 +13,7 @@ from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.references import SpeakerTable, choose_references
 from titan_tts.prepare.settings import Options
 from titan_tts.prepare.work_folder import cannot_write
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.heldout import is_leak
 from torchtitan.models.dit_tts.data.index import load_index
@@ -96,7 +97,8 @@ def _triplets(
                 metadata["reference_key"] = keys[0]
             if keys and options.references > 1:
                 metadata["reference_keys"] = keys
-        yield Triplet(key, loaded.latents, reference, metadata)
+        others = {each.name: array for each, array in zip(members.ARRAYS[2:], loaded.arrays[2:])}
+        yield Triplet(key, loaded.latents, reference, metadata, others)
 
 
 def _drawn_parts(

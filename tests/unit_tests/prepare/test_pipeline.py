@@ -15,11 +15,13 @@ import torch
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.speech_corpora import AS_IS, prepare, tone
 from tests.helpers.tars import write_tar
-from titan_tts.prepare import audio_reader, pipeline
+from titan_tts.prepare import audio_reader, encode, pipeline
 from titan_tts.prepare.processing import REASONS
 from titan_tts.prepare.settings import AudioSettings
 from tools.harness.http_server import FolderServer
+from torchtitan.models.dit_tts.data import members as members_table
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.members import ArrayMember
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.codec import build_codec
 
@@ -110,6 +112,23 @@ def test_triplets_and_references(corpus, tmp_path):
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert shard["bytes"] == len(content) and (tmp_path / "out" / f"{name}.idx").exists()
     assert "no other recording: 1 (12.5%)" in (tmp_path / "out/report.md").read_text()
+
+
+def test_another_array_comes_from_the_recording_to_the_shard(corpus, tmp_path, monkeypatch):
+    """A line in the table of members, and its values where the triplet is made."""
+    level = ArrayMember("level", "level.npy", length="frames", entry="level", width=1)
+    monkeypatch.setattr(members_table, "ARRAYS", (*members_table.ARRAYS, level))
+    triplet = encode._triplet
+
+    def with_level(run, item, outcome, latents):
+        return replace(
+            triplet(run, item, outcome, latents), other_arrays={"level": latents[:, :1] + 1}
+        )
+
+    monkeypatch.setattr(encode, "_triplet", with_level)
+    prepare(corpus, tmp_path / "out", **SMALL)
+    for sample in read_shards(tmp_path / "out/train").values():
+        np.testing.assert_allclose(sample["level.npy"], sample["npy"][:, :1] + 1, atol=1e-2)
 
 
 def write_table(path: Path, rows: list[dict], group: int = 10) -> None:

@@ -14,7 +14,9 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config, upstream_view
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.members import ArrayMember
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
@@ -98,6 +100,15 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
         assert len(ids.unique()) > 20
     values = torch.cat(values)
     assert (values != 0).all() and abs(values.std() - LATENT_STD) < 0.05
+
+
+def test_another_array_of_the_samples_is_random_too(tmp_path, monkeypatch):
+    level = ArrayMember("level", "level.npy", length="frames", entry="level", width=1)
+    monkeypatch.setattr(members, "ARRAYS", (*members.ARRAYS, level))
+    batch, labels = next(iter(loader_of(config(tmp_path))))
+    valid = labels != IGNORE_INDEX
+    assert batch["level"].shape == (*labels.shape, 1)
+    assert batch["level"][valid].all() and not batch["level"][~valid].any()
 
 
 def test_every_shape_comes_in_the_warm_up_and_then_the_order(tmp_path):

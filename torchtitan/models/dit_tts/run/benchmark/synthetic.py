@@ -15,6 +15,7 @@ import torch
 
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
 from torchtitan.models.dit_tts.errors import InputError
@@ -130,11 +131,12 @@ class SyntheticDataset(Dataset):
         a reference are alike random, so `crop` chooses none."""
         assert out is not None
         arrays = []
-        lengths = self.frames[sample], self.reference_frames[sample]
-        for start, length, target in zip(self._starts[sample], lengths, out, strict=True):
-            length = min(int(length), len(target))
+        streams = {"frames": (self.frames, 0), "reference_frames": (self.reference_frames, 1)}
+        for member, target in zip(members.ARRAYS, out, strict=True):
+            lengths, stream = streams[member.length]
+            length, start = min(int(lengths[sample]), len(target)), self._starts[sample, stream]
             arrays.append(target[:length])
-            arrays[-1][:] = self._pool[start : start + length]
+            arrays[-1][:] = self._pool[start : start + length, : target.shape[1]]
         start, letters = self._starts[sample, 0], int(self._letters_per_frame * lengths[0])
         text = self._letters[start : start + letters]
         metadata = {"text": text, "tokens": int(self.tokens[sample]), "sample": sample}
