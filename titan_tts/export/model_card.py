@@ -8,6 +8,7 @@ from titan_tts.export.options import Options
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
 from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.vocabulary import named
 from torchtitan.models.dit_tts.validation.history import read_rows
 
@@ -81,7 +82,7 @@ speech.waveform, speech.sample_rate
 |---|---|---|
 | weights | `model.safetensors` | {options.license if options.license != "unknown" else _FILL_IN} |
 | training data | {", ".join(f"`{_short(path)}`" for path in paths)} | {_FILL_IN} |
-| codec | {"fixed transform, no weights" if codec.name == "mel_dct" else "DAC-VAE"} | {"none needed" if codec.name == "mel_dct" else _FILL_IN} |
+| codec | {"fixed transform, no weights" if codec.name in WITHOUT_WEIGHTS else "DAC-VAE"} | {"none needed" if codec.name in WITHOUT_WEIGHTS else _FILL_IN} |
 
 Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """

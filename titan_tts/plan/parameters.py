@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts import get_train_spec, model_flavors
 from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import HUB_NAME, SUFFIXES
+from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.hf_files import weight_files
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary
@@ -169,7 +170,7 @@ def downloads(config: JobConfig, source: HFEncoderSpec | None) -> list[Download]
             here = here and not source.built_in and _cached(name, "tokenizer.json")
         found.append(Download("text encoder", name, here, "" if folder else f"hf download {name}"))
     name = config.sampling.codec
-    if name != "mel_dct":
+    if name not in WITHOUT_WEIGHTS:
         path, purpose = Path(name).expanduser(), "codec, for preparation and generation"
         # As the codec takes a name: what exists or ends like a file of weights is a path.
         if path.exists() or path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):

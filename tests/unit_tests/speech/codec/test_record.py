@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.helpers.sentences import refused
-from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec import build_codec, interface
 from torchtitan.models.dit_tts.speech.codec.record import (
     check_codec,
     check_kind,
@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.speech.codec.record import (
 def write_record(folder, fingerprint="0" * 16, **settings):
     """The record of a folder that prepare made with the embedded codec."""
     (folder / "train").mkdir(parents=True, exist_ok=True)
-    settings |= {"codec": "mel_dct", "codec_fingerprint": fingerprint}
+    settings = {"codec": "mel_dct", "codec_fingerprint": fingerprint} | settings
     (folder / "prepare.json").write_text(json.dumps({"settings": settings}))
     for number in range(2):
         (folder / "train" / f"{number:06d}.tar").touch()
@@ -41,6 +41,14 @@ def test_the_codec_of_the_data_passes_and_another_does_not(prepared, tmp_path):
     for heldout, data in ((path, path), (str(tmp_path / "x"), path), (other, str(tmp_path / "x"))):
         check_same_codec(heldout, data)
     refused(lambda: check_same_codec(other, path), "other/prepare.json names another codec", "0000")
+
+
+def test_the_name_of_a_codec_without_weights_is_its_kind(tmp_path, monkeypatch):
+    monkeypatch.setattr(interface, "WITHOUT_WEIGHTS", ("mel_dct", "toy"))
+    path = str(write_record(tmp_path / "out", codec="toy") / "train")
+    check_kind("toy", path)
+    for other in ("mel_dct", "facebook/dacvae-watermarked"):
+        refused(lambda: check_kind(other, path), f"{other!r}", "are toy's")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ if TYPE_CHECKING:  # commands import this package, and torch takes seconds
 STATISTICS_NAME = "mel_dct_stats.json"
 """the file of mel_dct's constants; its path, too, names that codec"""
 
+WITHOUT_WEIGHTS = ("mel_dct",)
+"""Codecs that need no weights; the name of one is its kind"""
+
 
 @runtime_checkable
 class Codec(Protocol):
@@ -71,6 +74,7 @@ def check_latents(latents: "Tensor", channels: int) -> None:
 
 
 def codec_kind(name: str) -> str:
-    """The kind of the codec called `name`, wherever its weights are: mel_dct or dac_vae."""
-    is_mel_dct = name == "mel_dct" or name.rpartition("/")[2] == STATISTICS_NAME
-    return "mel_dct" if is_mel_dct else "dac_vae"
+    """The kind of the codec called `name`, wherever its weights are: one of WITHOUT_WEIGHTS, or dac_vae."""
+    if name in WITHOUT_WEIGHTS:
+        return name
+    return "mel_dct" if name.rpartition("/")[2] == STATISTICS_NAME else "dac_vae"
