@@ -2,13 +2,17 @@
 
 import re
 import tomllib
+from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import config_from_dict, resolve
+from torchtitan.models.dit_tts.config.marks import Bounds
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model_config import model_flavors
 
@@ -19,6 +23,30 @@ def validate(toml: str, world_size: int = 1, accelerator: str | None = None) -> 
     """Statements of TOML with a semicolon between them."""
     config = config_from_dict(tomllib.loads(toml.replace("; ", "\n")), "test")
     validate_config(resolve(config), world_size, FLAVORS, accelerator)
+
+
+@pytest.mark.parametrize(
+    "bounds, words",
+    [
+        (Bounds(0), "not be negative"),
+        (Bounds(50), "be at least 50"),
+        (Bounds(50, open_low=True), "be greater than 50"),
+        (Bounds(high=50), "be at most 50"),
+        (Bounds(high=50, open_high=True), "be below 50"),
+        (Bounds(0, 50), "be from 0 to 50"),
+        (Bounds(0, 50, open_high=True), "be from 0 to below 50"),
+        (Bounds(0, 50, open_low=True), "be greater than 0 and at most 50"),
+    ],
+)
+def test_a_number_is_refused_with_its_bounds(bounds, words):
+    @dataclass
+    class Section:
+        key: Annotated[float, bounds]
+
+    check_numbers(Section(25.0 if bounds.high == 50 else 75.0), "section")
+    with pytest.raises(InputError) as refusal:
+        check_numbers(Section(-1.0 if bounds.low > -1 else 75.0), "section")
+    assert str(refusal.value).endswith(f"but it must {words}")
 
 
 # Processes | settings | words of the message: key, value found, what is allowed
