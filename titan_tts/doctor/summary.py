@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.members import LABELS
 
-LABELS = ("speaker", "language", "quality", "class")
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 HISTOGRAM_BINS = 24
 
