@@ -149,6 +149,28 @@ def test_readme_names_every_room(folder):
     assert named <= rooms, "the README names what is not there"
 
 
+@pytest.mark.parametrize("building", FOLDERS)
+def test_readme_and_layers_agree(building):
+    """`2 to 9` and `2, 6, 7` are a room of several layers; its row names parts with theirs: `audio.py` (2)."""
+    text = (FOLDERS[building] / "README.md").read_text()
+    rows = re.findall(r"^\| (`[^|]+`) \| ([\d, to]+) \|(.*)", text, re.M)
+    told = {}
+    for names, layers, rest in rows:
+        for room in re.findall(r"`([a-z_]+)(?:/|\.py)`", names):
+            told[room] = layers
+            parts = re.findall(r"((?:`[a-z_]+(?:/|\.py)`(?:, )?)+) \((\d+)\)", rest)
+            for several, layer in parts:
+                for part in re.findall(r"`([a-z_]+)", several):
+                    assert LEVEL[building][f"{room}.{part}"] + 1 == int(layer), f"{room}/{part}"
+    for room, layers in told.items():
+        levels = [
+            level + 1 for part, level in LEVEL[building].items() if part.split(".")[0] == room
+        ]
+        numbers = [int(number) for number in re.findall(r"\d+", layers)]
+        assert (min(levels), max(levels)) == (numbers[0], numbers[-1]), room
+    assert set(told) == {part.split(".")[0] for part in LEVEL[building]}
+
+
 def test_who_imports_whom_outside_the_product():
     """No test imports a test, no benchmark or tool imports a test, the product imports none of them."""
     for path in ROOT.glob("tests/**/*.py"):
