@@ -10,6 +10,7 @@ import pytest
 import torch
 from torchtitan.distributed import utils
 
+from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tests.helpers.tiny_runs import Folder
 from titan_tts import cli
 from tools.harness.http_server import FolderServer
@@ -263,6 +264,20 @@ def test_epochs_set_the_steps_and_replaced_samples_are_counted(tmp_path, train, 
     assert folder.state()["step"] == steps == len(folder.audit())
     # In two epochs, less what does not fill a batch.
     assert 4 <= sum(row["replaced_samples"] for row in folder.metrics()) <= 8
+
+
+@pytest.mark.long
+def test_a_frozen_encoder_is_no_part_of_the_checkpoint_and_stays_the_same(tmp_path, train, capsys):
+    encoder = write_tiny_t5gemma2(tmp_path / "encoder")
+    arguments = [f"--encoder.model={encoder}", "--encoder.dtype=float32"]
+    folder = Folder(tmp_path / "run")
+    assert train("run", *arguments, "--training.steps=1") == 0
+    names = folder.checkpoint(1).keys()
+    assert "text_input.weight" in names and not [n for n in names if n.startswith("text_encoder.")]
+    write_tiny_t5gemma2(encoder, seed=1)
+    assert train("run", *arguments, "--training.steps=2") == 2
+    assert "restore the encoder that the run had" in capsys.readouterr().err
+    assert list(folder.losses()) == [1]
 
 
 @pytest.mark.long

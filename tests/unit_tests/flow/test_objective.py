@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.flow import counter_rng
 from torchtitan.models.dit_tts.flow.counter_rng import (
     _bits,
     normal,
     permuted,
     stream_keys,
+    uniform,
 )
 from torchtitan.models.dit_tts.flow.objective import (
     FlowMatching,
@@ -48,6 +50,14 @@ def test_splitmix64_known_answers_and_distinct_keys():
         ]
     )
     assert keys.unique().numel() == keys.numel()
+
+
+@pytest.mark.parametrize("bits", [0, -1, -(2**40), 2**32 - 1])
+def test_no_bits_give_infinity(bits, monkeypatch):
+    monkeypatch.setattr(counter_rng, "_bits", lambda keys, n: torch.full((len(keys), n), bits))
+    key = torch.tensor([0])
+    assert 0 < uniform(key).item() < 1 and torch.special.ndtri(uniform(key)).isfinite()
+    assert normal(key, (2,)).abs().max() < 6
 
 
 def test_normal_moments():

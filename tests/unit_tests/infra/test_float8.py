@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.distributed import ParallelDims
@@ -10,6 +13,7 @@ from tests.helpers.small_models import full_inputs, initialized_model, small_arg
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
+from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 DIMS = ParallelDims(1, 1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
@@ -106,3 +110,15 @@ def test_a_width_or_a_gpu_that_fp8_cannot_take(monkeypatch):
     monkeypatch.setattr(place, lambda *_: False)
     with pytest.raises(InputError, match="this GPU has no fp8.*emulate = true"):
         Float8Converter(load_config(FLOAT8[:1]), DIMS)
+
+
+@pytest.mark.long
+def test_sharded_it_trains_as_whole(one_process_group):
+    """On a mesh of one rank, where the weights are DTensors; a bfloat16 run takes what it saves."""
+    model = converted()
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+    apply_fsdp(model, mesh, MixedPrecisionPolicy(), reshard_after_forward=True, cpu_offload=False)
+    assert torch.allclose(losses(model, steps=3), losses(converted(), steps=3), rtol=0.01)
+    state = model.state_dict()
+    assert isinstance(state["layers.0.mlp.down.weight"], DTensor) and len(names_of(model)) == 12
+    small_model().load_state_dict({name: value.full_tensor() for name, value in state.items()})
