@@ -114,6 +114,19 @@ def test_triplets_and_references(corpus, tmp_path):
     assert "no other recording: 1 (12.5%)" in (tmp_path / "out/report.md").read_text()
 
 
+def test_references_of_several_utterances(corpus, tmp_path):
+    prepare(corpus, tmp_path / "out", **SMALL, references=3)
+    train = read_shards(tmp_path / "out/train")
+    assert "reference_keys" not in train.pop("cat-0")["json"]
+    for key, sample in train.items():
+        keys, speaker = sample["json"]["reference_keys"], sample["json"]["speaker"]
+        assert keys[0] == sample["json"]["reference_key"]
+        assert 2 <= len(set(keys)) == len(keys) and key not in keys
+        assert {train[one]["json"]["speaker"] for one in keys} == {speaker}
+        parts = np.concatenate([train[one]["npy"] for one in keys])
+        np.testing.assert_array_equal(parts, sample["ref.npy"])
+
+
 def test_another_array_comes_from_the_recording_to_the_shard(corpus, tmp_path, monkeypatch):
     """A line in the table of members, and its values where the triplet is made."""
     level = ArrayMember("level", "level.npy", length="frames", entry="level", width=1)
