@@ -33,6 +33,16 @@ def test_same_batches_as_from_disk(server, tmp_path):
         assert_same(joined([left]), joined([right]))
 
 
+def test_the_samples_of_a_batch_are_requested_at_once(server, tmp_path):
+    """And a sidecar beside the tar spares reading the tar."""
+    open_dataset(str(server.folder), CHANNELS)  # makes the sidecars
+    loader = remote(server, tmp_path)
+    assert len(loader.dataset) == 120 and server.requests["GET"] <= 4
+    server.hold_until = 8  # answers come only when all samples of a batch have been asked for
+    take(loader, 1)
+    assert server.peak_in_flight >= 8
+
+
 def test_what_is_corrupt_on_its_way_is_read_once_more(server, tmp_path, monkeypatch):
     url, cache = f"{server.url}/000000.tar", str(tmp_path / "cache")
     dataset = open_dataset(url, CHANNELS, cache_folder=cache)

@@ -13,11 +13,12 @@ from torchtitan.components.loss import IGNORE_INDEX
 
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
-from torchtitan.models.dit_tts.config.manager import load_config, upstream_view
+from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config, upstream_view
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.members import ArrayMember
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
     MicroBatch,
@@ -440,3 +441,29 @@ def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):
         made = recorder(tmp_path, f"--benchmark.duration_seconds={seconds}")
         assert made.outlook(0, made.remaining_steps(0)) == (6 + 5, None, 0.0)
         assert run_steps(made, clock, [1.0]) == 6 + steps
+
+
+def test_conventions_count_the_text_encoder():
+    sizes = TextEncoderSizes(matmul_parameters=500, n_layers=2, attention_dim=8, trained=False)
+    args = replace(model_flavors()["debug"], text_encoder_sizes=sizes)
+    batch = MicroBatch((2, 64, 24, 30), [(64, 24, 30), (40, 10, 9)], [(1, 36)])
+    with_encoder = flops_by_convention(args, 1000, [batch])
+    without = flops_by_convention(replace(args, text_encoder_sizes=None), 1000, [batch])
+
+    def forward(*tokens):
+        return sum(2 * 500 * n + 4 * 2 * 8 * n**2 for n in tokens)
+
+    differences = [some - other for some, other in zip(with_encoder, without, strict=True)]
+    assert differences == [forward(36), forward(24, 10), 0, 0]
+
+
+def test_the_report_has_what_repeats_the_run_and_no_secret(tmp_path, clock, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret")
+    made = recorder(tmp_path, "--job.experiment=bm")
+    run_steps(made, clock, [1.0])
+    report = made.finish(tmp_path / "bm")
+    assert config_from_dict(report["config"], "bm") == made.job_config
+    variables = report["environment"]["variables"]
+    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert not {"PATH", "HOME"} & variables.keys() and "a-secret" not in json.dumps(report)
