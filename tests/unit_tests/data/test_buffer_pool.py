@@ -1,7 +1,6 @@
 """Memory of batches is reused, and never while anybody holds the batch."""
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -24,14 +23,3 @@ def test_memory_comes_back_when_the_last_view_is_gone():
     del array
     gc.collect()
     assert pool.tensor(6, 4).data_ptr() == address
-
-
-def test_threads_never_share_a_block():
-    pool = BufferPool(1000)
-
-    def has_own_block(number: int) -> bool:
-        tensor = pool.tensor(1000).fill_(number)
-        return bool((tensor == number).all())
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(has_own_block, range(800)))

@@ -22,13 +22,7 @@ from torchtitan.models.dit_tts.model.attention_backends import guided_keys
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.initialization import plain_name
-from torchtitan.models.dit_tts.model.layers import (
-    HeadRMSNorm,
-    RMSNorm,
-    apply_rope,
-    rms_norm,
-    rope_table,
-)
+from torchtitan.models.dit_tts.model.layers import apply_rope, rope_table
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 VOCABULARY = 40
@@ -237,22 +231,10 @@ def test_the_first_half_of_the_heads_is_rotated():
     assert rotated_groups(1) == (False,)
 
 
-@torch.no_grad()
-def test_norms_and_rotation_are_computed_in_float32():
-    """bfloat16 has 8 significant bits: float32 rounded once is off by at most half of the last."""
-    x = 30 * torch.randn(2, 7, 4, 64, generator=torch.Generator().manual_seed(0))
-    x = x.bfloat16()
-    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt()
+def test_rotation_is_computed_in_float32():
+    x = 30 * torch.randn(2, 7, 4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     rope = rope_table(torch.arange(7.0), 64, 10000.0)
-    pairs = [(rms_norm(x, 1e-6), exact), (apply_rope(x, rope), apply_rope(x.double(), rope))]
-    for norm in (RMSNorm(64, 1e-6), HeadRMSNorm(4, 64, 1e-6)):
-        norm.weight.copy_(torch.linspace(0.5, 2, norm.weight.numel()).view_as(norm.weight))
-        norm.bfloat16()
-        pairs.append((norm(x), exact * norm.weight.double()))
-    for found, wanted in pairs:
-        assert found.dtype == torch.bfloat16
-        error = (found.double() - wanted.double()).abs()
-        assert (error <= 2**-8 * 1.01 * wanted.abs() + 1e-6).all()
+    assert torch.equal(apply_rope(x, rope), apply_rope(x.float(), rope).bfloat16())
 
 
 def test_weights_in_bfloat16_leave_time_and_output_in_float32():
