@@ -217,12 +217,15 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
     "suffix, data, sentence",
     [
         ("npy", npy(np.array([[{}]], dtype=object)), "'utt000001.npy' has dtype '|O'; only"),
+        ("npy", npy(GOOD.astype(">f2")), "has dtype '>f2'"),
         ("npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "fortran_order True"),
+        ("npy", npy(GOOD[0]), "has shape (8,)"),
         ("npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
         ("npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "is no npy array"),
         ("npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
         ("ref.npy", npy(GOOD[:, :-1]), "the .ref.npy of sample 'utt000001' is 7 wide where 8"),
         ("ref.npy", None, "sample 'utt000001' is incomplete, it lacks .ref.npy"),
+        ("json", b'{"text": "\xff"}', "member 'utt000001.json'"),
         ("json", b'{"words": 1}', 'is no utf-8 JSON object with a "text"'),
     ],
 )
