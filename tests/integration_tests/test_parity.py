@@ -18,7 +18,7 @@ DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_d
 HSDP = [*DDP, "--training.local_batch_size=2", "--parallelism.data_parallel_shard_degree=2"]
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 
-# The decoder's blocks; the cases "compile" and "inductor" have the encoders' too.
+# The decoder's blocks; the case "inductor" has the encoders' too, "compile" also the noising and the loss.
 INDUCTOR = ["--compile.enable", "--compile.components", "model"]
 # Traces, partitions and runs the graphs; Inductor's kernels take minutes to compile.
 TRACED = [*INDUCTOR, "--compile.backend=aot_eager"]
@@ -37,7 +37,7 @@ LAYOUTS = {
     "full_checkpointing": (1, ["--activation_checkpoint.mode=full"]),
     "every_2nd_block": (1, [SELECTIVE, "--activation_checkpoint.selective_ac_option=2"]),
     "per_op_checkpointing": (1, PER_OP),
-    "compile": (1, ["--compile.enable", "--compile.backend=aot_eager"]),
+    "compile": (1, ["--compile.backend=aot_eager", *INDUCTOR, "encoders", "loss"]),
     "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=full"]),
     "fsdp_memory_budget": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=memory_budget"]),
     "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
