@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.heldout import is_leak
+from torchtitan.models.dit_tts.data.leak import is_leak
 
 CHUNK_SAMPLES = 64
 # Messages of samples that could not be read are kept up to this number; all are counted.

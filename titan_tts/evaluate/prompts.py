@@ -32,7 +32,7 @@ from titan_tts.prepare.processing import process
 from titan_tts.prepare.recordings import Item, drawn
 from titan_tts.prepare.settings import AudioSettings, Options
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.heldout import is_leak
+from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import walk_members
 from torchtitan.models.dit_tts.errors import InputError

@@ -15,8 +15,8 @@ from titan_tts.prepare.settings import Options
 from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.heldout import is_leak
 from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 
