@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from torchtitan.models.dit_tts.data.heldout import LEAK_FRAMES, is_leak
+from torchtitan.models.dit_tts.data.leak import LEAK_FRAMES, is_leak
 
 
 def speech(frames: int, seed: int = 0, channels: int = 8) -> np.ndarray:
