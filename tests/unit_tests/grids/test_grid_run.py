@@ -87,6 +87,7 @@ def test_all_runs_are_run_once(tmp_path, capsys):
     assert "ETA 0:00:00" in said and "6 completed" in said
     before = files_of(tmp_path)
     assert start(tmp_path).run("the grid") == 0 and files_of(tmp_path) == before
+    assert "6 runs, of which 6 are done" in capsys.readouterr().out
 
 
 def test_larger_batches_are_skipped_after_an_oom_in_every_repeat(tmp_path):
