@@ -37,7 +37,11 @@ from torchtitan.models.dit_tts.run.benchmark.loader import (
     build_synthetic_tokenizer,
 )
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
-from torchtitan.models.dit_tts.run.benchmark.synthetic import LATENT_STD, utterance_frames
+from torchtitan.models.dit_tts.run.benchmark.synthetic import (
+    BYTES_PER_SECOND,
+    LATENT_STD,
+    utterance_frames,
+)
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 SMALL = [
@@ -101,6 +105,13 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
         assert len(ids.unique()) > 20
     values = torch.cat(values)
     assert (values != 0).all() and abs(values.std() - LATENT_STD) < 0.05
+
+
+def test_texts_of_the_alignment_loss_are_as_long_as_their_speech(tmp_path):
+    batch, _ = next(iter(loader_of(config(tmp_path, "--alignment.ctc_weight=0.1"))))
+    frames = batch["frames"].tolist()
+    assert len(set(frames)) > 1 and batch["aligns"].all()
+    assert batch["ctc_lengths"] == [(each, int(each * BYTES_PER_SECOND / 25)) for each in frames]
 
 
 def test_another_array_of_the_samples_is_random_too(tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ class SyntheticDataset(Dataset):
             length, start = min(int(lengths[sample]), len(target)), self._starts[sample, stream]
             arrays.append(target[:length])
             arrays[-1][:] = self._pool[start : start + length, : target.shape[1]]
-        start, letters = self._starts[sample, 0], int(self._letters_per_frame * lengths[0])
+        start, letters = self._starts[sample, 0], int(self._letters_per_frame * self.frames[sample])
         text = self._letters[start : start + letters]
         metadata = {"text": text, "tokens": int(self.tokens[sample]), "sample": sample}
         return LoadedSample(arrays, metadata)
