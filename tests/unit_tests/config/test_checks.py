@@ -55,6 +55,7 @@ REFUSED = """
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.seq_len = 4096 | [training] seq_len = 4096 | use [data] max_frames
 1 | training.max_norm = nan | [training] max_norm = nan | finite
+1 | training.steps = 1000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000 | [training] steps = 1000 | below 2^63
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
 1 | training = {batch_ramp = [4], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
 4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16

@@ -37,7 +37,9 @@ def check_numbers(config: Any, section: str = "") -> None:
         in_section, _, key = name.rpartition(".")
         shown = f"[{in_section}] {key} = {value}, but it must"
         unlimited = value == math.inf and name == "training.max_norm"
-        require(math.isfinite(value) or unlimited, f"{shown} be finite")
+        # An integer may be too large for `isfinite`.
+        finite = isinstance(value, int) or math.isfinite(value)
+        require(finite or unlimited, f"{shown} be finite")
         require(abs(value) < 2**63 or unlimited, f"{shown} be below 2^63")
         for bounds in given:
             if isinstance(bounds, Bounds):
