@@ -160,7 +160,7 @@ class DiskCache:
             if not self._warned_of_corruption:
                 self._warned_of_corruption = True
                 logger.warning(
-                    "%s: cached bytes of %s are corrupt and are read from there again; check the disk",
+                    "%s: cached bytes of %s are corrupt and are read from there again; if that helps, check the disk",
                     self.folder,
                     shown(extent.path),
                 )
