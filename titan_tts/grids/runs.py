@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from titan_tts.grids.grid_file import AUTO
 from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import INPUT, WORKLOAD
 from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
@@ -56,6 +57,7 @@ WORK = marked(INPUT, WORKLOAD)
 """Keys that become factors where runs differ in them: runs of other work are no repeats."""
 
 _EVENTS = "events.out.tfevents."
+_COUNTS = ("tensor_parallel", "gpus", "nodes", "batch", "accumulation")
 _MAX_TEXT = 400
 
 # Tag of upstream's MetricsProcessor -> (figure, factor). Ours are grouped names of metrics.jsonl.
@@ -162,6 +164,7 @@ def read_run(folder: str, top: str) -> Run:
             reason = f"{os.path.basename(error.filename)}: {error.strerror}"
         run.state, run.reason = "unreadable", _text(reason)
         run.factors, run.figures, run.predicted, run.source = {}, {}, {}, ""
+        run.notes, run.workload = {}, {}
     return run
 
 
@@ -172,7 +175,10 @@ def _read(run: Run, folder: Path) -> None:
     _set_state(run, record, report, state)
     run.name = _text(record.get("name") or report.get("run_name") or run.name)
     run.grid, run.repeat = _text(record.get("grid") or ""), record.get("repeat")
-    run.factors = _plain(record.get("factors") or {})
+    given = record.get("factors") or {}
+    if given.get("batch") == AUTO:  # none was found
+        given = given | {"batch": None}
+    run.factors = _factors("run.json", given)
     if report:
         run.source, run.mfu_convention = "benchmark", "exact"
         _read_report(run, report)
@@ -192,7 +198,11 @@ def _read(run: Run, folder: Path) -> None:
     if run.factors and environment:
         run.factors.setdefault("device", _device(environment))
     forecast = record.get("forecast") or {}
-    run.predicted = {n: forecast[n] for n in PREDICTED if forecast.get(n) is not None}
+    for name in PREDICTED:
+        value = forecast.get(name)
+        if value is not None:
+            fits = name == "fits" and isinstance(value, bool)
+            run.predicted[name] = value if fits else _figure("run.json: forecast", name, value)
 
 
 def _set_state(run: Run, record: dict, report: dict, state: dict) -> None:
@@ -222,10 +232,25 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _factors(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Factors that can be sorted and multiplied, beside the columns of a row; ValueError for others."""
+    found = _plain(values)
+    for name, value in found.items():
+        if name in (*COLUMNS, *FIGURES) or name.startswith("predicted_"):
+            raise ValueError(f"{where}: a factor is named {name!r:.60}, as a column is")
+        if name in _COUNTS and value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{where}: {name} = {value!r:.60}, but it must be a positive integer")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{where}: {name} = {value!r:.60}, but it must be finite")
+    return found
+
+
 def _object(path: Path) -> dict[str, Any]:
     """A file's JSON object, {} if the file is not there."""
     if not os.path.lexists(path):
         return {}
+    if not path.is_file():  # a FIFO may have no end
+        raise ValueError(f"{path.name} is no file")
     content = path.read_bytes()
     if not content:
         raise ValueError(f"{path.name} is empty")
@@ -239,11 +264,11 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _figure(where: str, name: str, value: Any) -> float:
-    """A finite number; steps take time. Raises ValueError for anything else."""
+    """A finite number; only losses may be negative, and steps take time. Raises ValueError for others."""
     positive = name in ("seconds_per_step", "samples_per_second")
     number = type(value) in (int, float) and math.isfinite(value)
-    if not number or (positive and value <= 0):
-        limit = " above 0" if positive else ""
+    if not number or (positive and value <= 0) or (name != "loss" and value < 0):
+        limit = " above 0" if positive else "" if name == "loss" else " of at least 0"
         raise ValueError(f"{where}: {name} = {value!r:.60}, but it must be a finite number{limit}")
     return float(value)
 
@@ -264,16 +289,20 @@ def _read_report(run: Run, report: dict[str, Any]) -> None:
     config = report.get("config", {})
     # Reports of the first grids have no factors.
     known = report.get("factors") or factors(config, report["gpus"], report["gpus_per_node"])
-    run.factors |= _plain(known) | {"device": _device(report.get("environment", {}))}
+    run.factors |= _factors("benchmark.json", known)
+    run.factors["device"] = _device(report.get("environment", {}))
+    if missing := [name for name in FACTORS if run.factors.get(name) is None]:
+        raise ValueError(f"benchmark.json: factors has no {missing[0]}")
     run.workload = _workload(config)
+    peak = report.get("peak_tflops")
     notes = ("conventions_note", "hfu_note", "attention_note", "step_split_note")
     run.notes = {
         "conventions": {
             _text(each["convention"]): _text(each["counts"])
             for each in report.get("conventions", [])
         },
-        "peak": report.get("peak_tflops"),
-        "compiles": report.get("compiles_while_timed", 0),
+        "peak": None if peak is None else _figure("benchmark.json", "peak_tflops", peak),
+        "compiles": _figure("benchmark.json", "compiles", report.get("compiles_while_timed", 0)),
         **{name: _text(report.get(name) or "") for name in notes},
     }
 
@@ -342,7 +371,7 @@ def _read_config(run: Run, folder: Path, environment: Mapping[str, Any]) -> None
     try:
         config = tomllib.loads((folder / "config.toml").read_text())
         gpus = environment["world_size"], environment["gpus_per_node"]
-        run.factors |= _plain(factors(config, *gpus))
+        run.factors |= _factors("config.toml", factors(config, *gpus))
         run.workload = _workload(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         why = f"its factors are not known: {type(error).__name__}: {error}"

@@ -178,6 +178,13 @@ UNREADABLE = {
     "half": (changed()[:200], "benchmark.json is no JSON"),
     "deep": ("[" * 100_000, "recursion"),
     "no median": (changed(seconds_per_step={}), "median"),
+    "negative": (changed(mfu=-0.1), "mfu = -0.1, but it must be a finite number of at least 0"),
+    "peak": (changed(peak_tflops="x"), "peak_tflops = 'x', but it must be a finite number"),
+    "compiles": (changed(compiles_while_timed="x"), "compiles = 'x', but it must be a finite"),
+    "count": (changed(factors=BASE | {"batch": "8"}), "batch = '8', but it must be a positive int"),
+    "factor": (changed(factors=BASE | {"a": math.nan}), "a = nan, but it must be finite"),
+    "no factor": (changed(factors={"size": "800M"}), "benchmark.json: factors has no "),
+    "column": (changed(factors=BASE | {"mfu": 1}), "a factor is named 'mfu', as a column is"),
 }
 
 
@@ -185,11 +192,26 @@ UNREADABLE = {
 def test_an_unreadable_benchmark_disturbs_no_other(tmp_path, kind):
     content, reason = UNREADABLE[kind]
     write_run(tmp_path / "good", report(BASE, 100.0))
-    (write_run(tmp_path / "bad") / "benchmark.json").write_text(content)
+    (write_run(tmp_path / "bad", factors={}) / "benchmark.json").write_text(content)
     bad, good = find_runs([str(tmp_path)])
     assert (bad.state, good.state) == ("unreadable", "completed")
     assert reason in bad.reason and len(bad.reason) < 500 and "\n" not in bad.reason
     assert not bad.figures and not bad.measured and good.measured
+
+
+def test_an_unreadable_forecast(tmp_path):
+    write_run(tmp_path / "a", report(BASE, 100.0), forecast={"fits": True, "gib": "much"})
+    run = only(tmp_path)
+    assert run.state == "unreadable" and "forecast: gib = 'much', but it must be" in run.reason
+    assert not run.notes and not run.workload
+
+
+def test_a_run_without_any_batch_that_fits_is_skipped(tmp_path):
+    """The analysis then has no batch, rather than the axis's word for one."""
+    reason = "not even a batch of 1 fits"
+    write_run(tmp_path / "a", state="skipped", reason=reason, factors=BASE | {"batch": "auto"})
+    run = only(tmp_path)
+    assert (run.state, run.reason, run.factors["batch"]) == ("skipped", reason, None)
 
 
 def test_other_unreadable_files(tmp_path):
