@@ -84,9 +84,10 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
             return record | {"reused": True}
         replaces = work_folder.read_record(output)  # None, or --overwrite is given
         if not finishing:
+            work_folder.begin(folder, state, options.overwrite)
             if options.overwrite and options.on_error == "raise" and _leaves_out(folder):
                 work_folder.clear(folder)
-            work_folder.begin(folder, state, options.overwrite)
+                work_folder.begin(folder, state, options.overwrite)
             shape = codec.latent_channels, codec.sample_rate, codec.hop_length
             run = Run(reader.root, reader.files(), *shape, options)
             write_run(folder, run)

@@ -173,6 +173,14 @@ def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
     assert prepare(corpus, out, **SMALL)["reused"] is True
 
 
+def test_overwrite_drops_work_that_this_version_cannot_read(corpus, out):
+    work = out.with_name("out.partial")
+    (work / "chunks").mkdir(parents=True)
+    (work / "state.json").write_text('{"version": 1, "settings": {}, "source_digest": ""}')
+    (work / "plan.json").write_text('{"items": 6, "chunks": 1, "of_another_version": 1}')
+    assert prepare(corpus, out, **SMALL, overwrite=True)["summary"]["train"]["samples"] == 6
+
+
 def test_a_chunk_that_is_killed_half_way_is_encoded_again(corpus, out, monkeypatch):
     prepare(corpus, out.with_name("complete"), **SMALL)
     for name in ("load_index", "write_atomic"):
