@@ -50,7 +50,7 @@ class Options(SamplingOptions):
     """Texts per batch."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
-    """Precision of the network. In float32 what is said does not depend on the batch; in bfloat16, which is
+    """Precision of the network. In float32 speech does not depend on its batch; in bfloat16, which is
     faster, it does. auto is bfloat16 on a GPU and float32 on a CPU."""
 
     out: str = ""

@@ -114,7 +114,7 @@ def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
 
 
 def test_defaults_of_scorers_and_precision():
-    """The run's own scorers; and float32, as in bfloat16 what is said depends on the batch."""
+    """The run's own scorers; and float32, as in bfloat16 speech depends on its batch."""
     options = SimpleNamespace(recognizer="", speaker_scorer="", opinion="dnsmos")
     samples = SimpleNamespace(recognizer="whisper:base", speaker_scorer="own", opinion="")
     found = scorer_specs(options, SimpleNamespace(samples=samples))

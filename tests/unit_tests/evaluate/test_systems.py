@@ -1,4 +1,4 @@
-"""The systems that are compared: their checkpoints, and how each prompt is said."""
+"""Systems under evaluation: their checkpoints, and how they synthesize each prompt."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -86,7 +86,7 @@ def test_attention_written_out_in_float64(backend, monkeypatch):
     expected = written_out(q, keys, values, VALID)
     expected_gradients = torch.autograd.grad((expected * seen).sum(), tensors)
     if backend == "flex itself":
-        # PyTorch has a backward pass of flex attention on the CPU but refuses to be asked for it.
+        # PyTorch has a backward pass of flex attention on the CPU but refuses to run it by default.
         monkeypatch.setattr(flex_module, "_validate_device", lambda *tensors: None)
         monkeypatch.setattr(attention_backends, "FlexKeys", ByFlexAttention)
         torch._dynamo.reset()

@@ -41,12 +41,12 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(generate, said, tmp_p
     assert json.loads((new / "000001.json").read_text())["text"] == "one two"
     assert "3 texts from step 7" in capsys.readouterr().out
     said.append("--format=flac")
-    # A file is replaced only if that is asked for.
+    # A file is replaced only with --overwrite.
     (new / "a_b.flac").unlink()
     before = (new / "000001.flac").stat().st_mtime_ns
     assert generate(*said) == 2 and "new/000001.flac exists" in capsys.readouterr().err
     assert not complete() and (new / "000001.flac").stat().st_mtime_ns == before and complete()
-    # Training goes on: another checkpoint does not continue the list unless it is named.
+    # After more training, another checkpoint continues the list only if --step names it.
     (tmp_path / "run/checkpoint/step-8").mkdir()
     assert generate(*said, "--resume") == 2 and "give its --step" in capsys.readouterr().err
     said.append("--step=7")

@@ -1,4 +1,4 @@
-"""The prompts of a run: which they are, what is written of them, and what is said before it starts."""
+"""Speech samples of a run: the choice of prompts, the files written, and the checks before training."""
 
 import json
 import sys

@@ -43,7 +43,7 @@ class SpeechRequest:
     """another number is another noise"""
 
     def noise_row(self) -> int:
-        """Number that keys the request's noise, in addition to the seed. It depends on what is said, not
+        """Number that keys the request's noise, in addition to the seed. It depends on the content, not
         on the position in a batch, the length or the reference, which may differ by a rounding."""
         parts = [self.text, str(self.metadata.get("speaker", "")), self.candidate]
         content = json.dumps(parts if self.candidate else parts[:2])

@@ -31,7 +31,7 @@ class Sound:
 
 
 class Recognizer(Protocol):
-    """Writes down what is said.
+    """Transcribes speech.
 
     Attributes:
         name: for tables and reports, such as "Whisper large-v3".
