@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.small_models import until
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.guidance import (
     branches_at,
     guided_velocity,
-    projection_scale,
     rescaled_velocity,
 )
 
@@ -19,10 +19,6 @@ def branch_values(latents, copies):
     return latents + values.repeat_interleave(len(latents) // len(copies))[:, None, None]
 
 
-JOINT = {"guidance": "joint"}
-TURNS = {"guidance": "alternating"}
-
-
 @pytest.mark.parametrize(
     "text_scale, speaker_scale, t, step, mode, expected, rows",
     [
@@ -31,18 +27,20 @@ TURNS = {"guidance": "alternating"}
         (3.0, 5.0, 0.5, 0, {}, 111, 2),
         (3.0, 5.0, 0.9, 0, {"max_t": 0.9}, 111 + 3 * 10 + 5 * 100, 6),
         (3.0, 5.0, 0.9, 0, {"max_t": 0.8}, 111, 2),
-        (4.0, 4.0, 0.9, 0, JOINT, 111 + 4 * 110, 4),
-        (3.0, 5.0, 0.9, 0, TURNS, 111 + 3 * 10, 4),
-        (3.0, 5.0, 0.9, 1, TURNS, 111 + 5 * 100, 4),
-        (3.0, 5.0, 0.4, 1, TURNS, 111, 2),
+        (4.0, 4.0, 0.9, 0, {"guidance": "joint"}, 111 + 4 * 110, 4),
+        (3.0, 5.0, 0.9, 0, {"guidance": "alternating"}, 111 + 3 * 10, 4),
+        (3.0, 5.0, 0.9, 1, {"guidance": "alternating"}, 111 + 5 * 100, 4),
+        (3.0, 5.0, 0.4, 1, {"guidance": "alternating"}, 111, 2),
     ],
 )
 def test_guidance(text_scale, speaker_scale, t, step, mode, expected, rows):
     seen = []
 
     def network(latents, copies):
+        """Its answer has its branch, 1 + 10·text + 100·speaker, and its row."""
         seen.append(len(latents))
-        return branch_values(latents, copies)
+        values = torch.tensor([1.0 + 10.0 * text + 100.0 * speaker for text, speaker in copies])
+        return latents + values.repeat_interleave(len(latents) // len(copies))[:, None, None]
 
     settings = Sampling(text_scale=text_scale, speaker_scale=speaker_scale, **mode)
     latents = torch.arange(24.0).view(2, 3, 4)
@@ -55,24 +53,10 @@ def some(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_alpha_is_the_least_squares_scale_of_each_row():
-    velocity, other = some(3, 5, 4), some(3, 5, 4, seed=1)
-    lengths = [5, 2, 4]
-    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
-    found = projection_scale(velocity, other, mask)
-    assert found.shape == (3, 1, 1)
-    for row, frames in enumerate(lengths):
-        a, b = (each[row, :frames].numpy().reshape(-1, 1) for each in (other, velocity))
-        [[expected]] = np.linalg.lstsq(a, b, rcond=None)[0]
-        assert float(found[row]) == pytest.approx(float(expected), rel=1e-5)
-    # A branch that says nothing has a finite scale.
-    assert projection_scale(velocity, torch.zeros_like(other), mask).isfinite().all()
-
-
-def test_cfg_zero_star_is_the_papers_sum():
+def test_cfg_zero_star_is_the_papers_sum_with_the_least_squares_scale_of_each_row():
     """(1 - ω)·α·v_branch + ω·v with ω = 1 + scale; padding does not count."""
-    velocity, other = some(2, 6, 4), some(2, 6, 4, seed=1)
-    mask = torch.arange(6) < torch.tensor([6, 3])[:, None]
+    velocity, other, lengths = some(3, 5, 4), some(3, 5, 4, seed=1), [5, 2, 4]
+    mask = until(lengths, 5)
     settings = Sampling(text_scale=2.5, cfg_zero_star=True)
 
     def network(latents, copies):
@@ -82,12 +66,15 @@ def test_cfg_zero_star_is_the_papers_sum():
     def guided(frame_mask):
         return guided_velocity(network, velocity, branches_at(settings, 0, 1.0), frame_mask)
 
-    expected = 3.5 * velocity - 2.5 * projection_scale(velocity, other, mask) * other
-    torch.testing.assert_close(guided(mask), expected)
     torch.testing.assert_close(guided(None), 3.5 * velocity - 2.5 * other)
-    valid = guided(mask)[1, :3]
-    other[1, 3:] = 1e4
-    torch.testing.assert_close(guided(mask)[1, :3], valid)
+    other[~mask] = 1e4
+    found = guided(mask)
+    for row, frames in enumerate(lengths):
+        branch, v = other[row, :frames], velocity[row, :frames]
+        [[alpha]] = np.linalg.lstsq(branch.reshape(-1, 1), v.reshape(-1, 1), rcond=None)[0]
+        torch.testing.assert_close(found[row, :frames], 3.5 * v - 2.5 * float(alpha) * branch)
+    other.zero_()  # a branch that says nothing has a finite scale
+    torch.testing.assert_close(guided(mask), 3.5 * velocity)
 
 
 def gaussian_velocity(x, t, deviation):

@@ -1,14 +1,15 @@
 """The objective and its randomness keyed by position."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
 
+from tests.helpers.small_models import until
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow import counter_rng
 from torchtitan.models.dit_tts.flow.counter_rng import (
-    _bits,
     normal,
     permuted,
     stream_keys,
@@ -37,19 +38,35 @@ def kolmogorov_smirnov(values: torch.Tensor) -> float:
     return max((steps[1:] - values).max().item(), (values - steps[:-1]).max().item())
 
 
-def test_splitmix64_known_answers_and_distinct_keys():
-    bits = _bits(torch.tensor([0]), 3)[0]
-    known = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert [value % 2**64 for value in bits.tolist()] == known
-    keys = torch.cat(
-        [
-            keys_of(seed, batch, 16, stream)
-            for seed in (0, 1, 2, 2**62)
-            for batch in range(16)
-            for stream in range(4)
-        ]
-    )
-    assert keys.unique().numel() == keys.numel()
+GAMMA = 0x9E3779B97F4A7C15
+
+
+def splitmix64(x: int) -> int:
+    x %= 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def test_numbers_are_splitmix64s_in_python():
+    known = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # as published
+    assert [splitmix64(number * GAMMA) for number in (1, 2, 3)] == known
+    for seed, batch, row, stream in ((0, 0, 0, 0), (2**62, 7, 5, 4)):
+        keys = keys_of(seed, batch, [row], stream)
+        key = seed
+        for part in (stream, batch, row):
+            key = splitmix64(key + GAMMA ^ splitmix64(part + GAMMA))
+        assert keys.item() % 2**64 == key
+        bits = [splitmix64(key + number * GAMMA) for number in range(1, 9)]
+        assert uniform(keys).tolist() == [((bits[0] >> 12) + 0.5) / 2**52]
+        expected = []
+        for each in bits:
+            radius = math.sqrt(-2 * math.log(((each >> 40) + 0.5) / 2**24))
+            angle = 2 * math.pi * (each % 2**32 >> 8) / 2**24
+            expected += [radius * math.cos(angle), radius * math.sin(angle)]
+        found = normal(keys, (5, 3))  # an odd number
+        assert found.dtype == torch.float32 and found.shape == (1, 5, 3)
+        assert found.flatten().tolist() == pytest.approx(expected[:15], abs=1e-4)
 
 
 @pytest.mark.parametrize("bits", [0, -1, -(2**40), 2**32 - 1])
@@ -60,43 +77,26 @@ def test_no_bits_give_infinity(bits, monkeypatch):
     assert normal(key, (2,)).abs().max() < 6
 
 
-def test_normal_moments():
-    z = normal(keys_of(0, 0, 64), (50, 128))
-    assert z.dtype == torch.float32 and z.shape == (64, 50, 128)
-    z = z.double()
+def test_normal_numbers_have_the_moments_and_are_independent():
+    z = normal(keys_of(0, 0, 64), (50, 128)).double()
     n = z.numel()
     assert abs(z.mean()) < 4 / math.sqrt(n)
     assert abs(z.std() - 1) < 4 / math.sqrt(2 * n)
     assert abs(z.pow(3).mean()) < 4 * math.sqrt(15 / n)
     assert abs(z.pow(4).mean() - 3) < 4 * math.sqrt(96 / n)
     assert kolmogorov_smirnov(torch.special.ndtr(z.flatten())) < 1.95 / math.sqrt(n)
-
-
-@pytest.mark.parametrize("other", [{"rows": [1]}, {"batch": 1}, {"seed": 1}, {"stream": 1}])
-def test_normal_is_independent_across(other):
-    shape, one = (400, 128), {"seed": 0, "batch": 0, "rows": [0]}
-    a = normal(keys_of(**one), shape)
-    b = normal(keys_of(**one | other), shape)
-    bound = 4.5 / math.sqrt(a.numel())
-    assert abs(correlation(a, b)) < bound
-    assert abs(correlation(a.square(), b.square())) < bound
-
-
-def test_normal_is_independent_within_a_row():
-    z = normal(keys_of(5, 3, [2]), (400, 128))[0]
-    bound = 4.5 / math.sqrt(z.numel() / 2)
-    flat = z.flatten()
+    one = {"seed": 0, "batch": 0, "rows": [0]}
+    first, *others = (
+        normal(keys_of(**one | other), (400, 128)).flatten()
+        for other in ({}, {"rows": [1]}, {"batch": 1}, {"seed": 1}, {"stream": 1})
+    )
+    pairs = [(first, other) for other in others]
     # Lag 1 holds the cosine and the sine of one pair.
-    for lag in (1, 2, 3, 128, 256):
-        assert abs(correlation(flat[:-lag], flat[lag:])) < bound
-        assert abs(correlation(flat[:-lag].square(), flat[lag:].square())) < bound
-    assert abs(correlation(flat[0::2].square(), flat[1::2].square())) < bound
-
-
-@pytest.mark.parametrize("channels", [128, 5])
-def test_longer_padding_leaves_earlier_frames(channels):
-    keys = keys_of(0, 7, 3)
-    assert torch.equal(normal(keys, (31, channels))[:, :9], normal(keys, (9, channels)))
+    pairs += [(first[:-lag], first[lag:]) for lag in (1, 2, 3, 128, 256)]
+    for a, b in (*pairs, (first[0::2], first[1::2])):
+        bound = 4.5 / math.sqrt(len(a))
+        assert abs(correlation(a, b)) < bound
+        assert abs(correlation(a.square(), b.square())) < bound
 
 
 def corrupted(objective: FlowMatching, latents: torch.Tensor, batch: int = 0, rows=None, of=None):
@@ -110,58 +110,40 @@ def some_latents(rows: int = 6, frames: int = 10, channels: int = 8) -> torch.Te
     return torch.randn(rows, frames, channels, generator=torch.Generator().manual_seed(0))
 
 
-def test_identities_of_velocity_and_noise():
-    latents = some_latents()
-    noisy = corrupted(FlowMatching(), latents)
-    noise = corrupted(FlowMatching(prediction="noise"), latents)
-    assert torch.equal(noise.latents, noisy.latents) and torch.equal(noise.t, noisy.t)
-    t = noisy.t[:, None, None]
-    torch.testing.assert_close(noisy.latents - t * noisy.target, latents, rtol=0, atol=1e-5)
-    sum_ = noisy.latents + (1 - t) * noisy.target
-    torch.testing.assert_close(sum_, noise.target, rtol=0, atol=1e-5)
-    assert noise.target.std() == pytest.approx(1, abs=0.15)
-
-
-def test_velocity_from_either_prediction():
+def test_noise_and_velocity():
     latents = some_latents()
     velocity, noise = FlowMatching(), FlowMatching(prediction="noise")
-    noisy = corrupted(velocity, latents)
+    noisy, other = corrupted(velocity, latents, 3), corrupted(noise, latents, 3)
+    assert torch.equal(other.latents, noisy.latents) and torch.equal(other.t, noisy.t)
+    t, target = noisy.t[:, None, None], other.target
+    assert torch.equal(target, normal(keys_of(0, 3, 6, 0), (10, 8)))
+    torch.testing.assert_close(noisy.latents, (1 - t) * latents + t * target, rtol=0, atol=1e-6)
+    torch.testing.assert_close(noisy.target, target - latents, rtol=0, atol=1e-6)
     assert velocity.velocity(noisy.target, noisy.latents, noisy.t) is noisy.target
-    target = corrupted(noise, latents).target
     found = noise.velocity(target, noisy.latents, noisy.t)
     torch.testing.assert_close(found, noisy.target, rtol=0, atol=1e-4)
     # At t = 1 the identity is 0 / 0. An error of the prediction moves the sample by no more than itself
     # in a first step of 1/10.
     one, error = torch.ones(len(latents)), torch.full_like(target, 0.01)
     assert torch.equal(noise.velocity(target, target, one), torch.zeros_like(target))
-    moved = 0.1 * noise.velocity(target + error, target, one, smallest_step=0.1)
-    torch.testing.assert_close(moved, error, rtol=0, atol=1e-5)
-
-
-def strata(objective: FlowMatching, t: torch.Tensor) -> torch.Tensor:
-    """Times mapped back to uniform numbers."""
-    if objective.time_distribution == "uniform":
-        return t.double()
-    return torch.special.ndtr(
-        (torch.logit(t.double()) - objective.logit_mean) / objective.logit_std
-    )
+    for step, smallest in ((0.1, {"smallest_step": 0.1}), (1e-3, {})):
+        moved = step * noise.velocity(target + error, target, one, **smallest)
+        torch.testing.assert_close(moved, error, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "objective",
-    [
-        FlowMatching(),
-        FlowMatching(time_distribution="uniform"),
-        FlowMatching(logit_mean=0.6, logit_std=0.7),
-    ],
-    ids=["logit_normal", "uniform", "shifted"],
+    "given", [{}, {"time_distribution": "uniform"}, {"logit_mean": 0.6, "logit_std": 0.7}]
 )
-def test_times_are_stratified_and_follow_the_distribution(objective):
+def test_times_are_stratified_and_follow_the_distribution(given):
     n, pooled, of_rows = 48, [], []
+    objective = FlowMatching(**given)
     for batch in range(100):
         t = objective.sample_times(torch.tensor(batch), torch.arange(n), torch.tensor(n))
         assert t.dtype == torch.float32 and 0 < t.min() and t.max() < 1
-        u = strata(objective, t)
+        u = t.double()  # mapped back to uniform numbers
+        if objective.time_distribution == "logit_normal":
+            mean, deviation = given.get("logit_mean", 0.0), given.get("logit_std", 1.0)
+            u = torch.special.ndtr((torch.logit(u) - mean) / deviation)
         # Exactly one time in each of n equal parts of the distribution, whichever rows have them.
         taken = (u * n).floor().long()
         assert torch.equal(taken.sort().values, torch.arange(n))
@@ -201,27 +183,19 @@ def test_the_mean_of_the_logit_moves_with_the_progress():
         assert mean(FlowMatching(logit_mean=0.5), progress) == mean(FlowMatching(logit_mean=0.5))
 
 
-def test_condition_dropout_rates_and_independence():
-    objective = FlowMatching(time_distribution="uniform", text_dropout=0.1, speaker_dropout=0.3)
-    latents, drawn = torch.zeros(500, 1, 2), []
-    for batch in range(100):
-        noisy = corrupted(objective, latents, batch)
-        place = noisy.t.double() * 500 % 1
-        noise = noisy.latents[:, 0] / noisy.t[:, None]
-        kept = [~noisy.keep_text, ~noisy.keep_speaker]
-        drawn.append(torch.stack([*kept, noisy.t, place, noise[:, 0], noise.norm(dim=1)]))
-    text, speaker, *others = torch.cat(drawn, dim=1).double()
-    n = len(text)
-    assert text.mean().item() == pytest.approx(0.1, abs=4 * math.sqrt(0.1 * 0.9 / n))
-    assert speaker.mean().item() == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / n))
-    assert abs(correlation(text, speaker)) < 4 / math.sqrt(n)
-    # Neither goes with the time, its place within the stratum, or the noise.
-    for other in others:
-        assert abs(correlation(text, other)) < 4 / math.sqrt(n)
-        assert abs(correlation(speaker, other)) < 4 / math.sqrt(n)
-    # Nor does the time with the noise, whose radius and angle come from bits of their own.
-    _, place, *noise = others
-    assert all(abs(correlation(place, other)) < 4 / math.sqrt(n) for other in noise)
+def test_time_and_dropout_have_streams_of_their_own():
+    n, latents = 2000, torch.zeros(2000, 1, 2)
+    objective = FlowMatching("velocity", "uniform", text_dropout=0.1, speaker_dropout=0.3, seed=4)
+    noisy = corrupted(objective, latents, 6)
+    drawn = [uniform(keys_of(4, 6, n, stream)) for stream in range(5)]
+    stratum = permuted(torch.arange(n), keys_of(4, 6, [0] * n, 4), n)
+    assert torch.equal(noisy.t, ((stratum + drawn[1]) / n).float())
+    assert torch.equal(noisy.keep_text, drawn[2] >= 0.1)
+    assert torch.equal(noisy.keep_speaker, drawn[3] >= 0.3)
+    assert noisy.keep_text.double().mean().item() == pytest.approx(0.9, abs=0.03)
+    assert noisy.keep_speaker.double().mean().item() == pytest.approx(0.7, abs=0.04)
+    for a, b in combinations(drawn, 2):
+        assert abs(correlation(a, b)) < 4 / math.sqrt(n)
 
 
 def test_corruption_does_not_depend_on_split_or_padding():
@@ -245,31 +219,19 @@ def test_objective_from_the_config():
     assert build_objective(load_config([])) == FlowMatching()
 
 
-def test_loss_sums_over_any_split_and_leaves_padding_out():
-    prediction, target = some_latents(4), some_latents(4).roll(1, 0)
-    mask = torch.arange(10) < torch.tensor([10, 3, 7, 1])[:, None]
+def test_the_loss_is_a_sum_per_row_without_padding():
+    prediction, target, frames = some_latents(4), some_latents(4).roll(1, 0), [10, 3, 7, 1]
+    mask = until(frames, 10)
     whole = squared_error_sums(prediction, target, mask)
-    for rows in ([0], [1, 2], [3]):
-        part = squared_error_sums(prediction[rows], target[rows], mask[rows])
-        torch.testing.assert_close(part, whole[rows])
-    for row, frames in enumerate([10, 3, 7, 1]):
-        error = (prediction[row, :frames] - target[row, :frames]).square().mean(1).sum()
+    for row, length in enumerate(frames):
+        error = (prediction[row, :length] - target[row, :length]).square().mean(1).sum()
         assert whole[row].item() == pytest.approx(error.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("garbage", [1e4, math.nan])
-def test_padding_has_neither_loss_nor_gradient(garbage):
-    target = some_latents(2)
-    mask = torch.arange(10) < torch.tensor([10, 4])[:, None]
-    prediction = torch.zeros_like(target)
-    clean = squared_error_sums(prediction, target, mask).sum()
-    prediction[~mask] = garbage
+    for garbage in (math.nan, 1e4):
+        prediction[~mask] = garbage
+        assert torch.equal(squared_error_sums(prediction, target, mask), whole)
     prediction.requires_grad_()
-    loss = squared_error_sums(prediction, target, mask).sum()
-    assert torch.equal(loss, clean)
-    if math.isfinite(garbage):
-        loss.backward()
-        assert not prediction.grad[~mask].any() and prediction.grad[mask].all()
-    frames = torch.ones(1, 4096, 1, dtype=torch.bfloat16)  # summed in float32
-    loss = squared_error_sums(frames, torch.zeros_like(frames), frames[..., 0].bool()).sum()
+    squared_error_sums(prediction, target, mask).sum().backward()
+    assert not prediction.grad[~mask].any() and prediction.grad[mask].all()
+    ones = torch.ones(1, 4096, 1, dtype=torch.bfloat16)  # summed in float32
+    [loss] = squared_error_sums(ones, torch.zeros_like(ones), ones[..., 0].bool())
     assert loss.dtype == torch.float32 and loss == 4096

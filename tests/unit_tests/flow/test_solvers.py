@@ -9,39 +9,32 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import EPSS_INTERVALS, Sampling
 from torchtitan.models.dit_tts.flow.solvers import (
     integrate,
-    linear_times,
     network_passes,
     plan_steps,
     schedule_times,
     swayed,
 )
 
-SOLVERS = ("euler", "midpoint", "heun")
 MAX_SWAY = 2 / (math.pi - 2)
 
 
-def solved(velocity, x=1.0, **settings) -> float:
-    """What becomes of x at t = 1 by velocity(x, t), at t = 0."""
-    start = torch.full((1, 1, 1), x, dtype=torch.float64)
-    steps = plan_steps(Sampling(**settings))
-    return float(integrate(lambda x, t, step: velocity(x, t), start, steps))
-
-
-def test_sway_at_minus_one_is_a_cosine():
+def test_sway():
+    """At -1 it is a cosine; the times fall within the limits of the coefficient."""
     times = schedule_times(Sampling(steps=9, schedule="sway"))
     assert times == pytest.approx([math.cos(math.pi / 2 * k / 9) for k in range(10)], abs=1e-12)
     assert swayed(0.3, 0.0) == 0.3
     # By hand: t = 1/2 loses s·(cos(π/4) - 1/2).
     assert swayed(0.5, 1.0) == pytest.approx(1 - math.sqrt(0.5))
-
-
-@pytest.mark.parametrize(
-    "coefficient, falls", [(-1, 1), (0.5, 1), (MAX_SWAY, 1), (-1.1, 0), (2, 0)]
-)
-def test_swayed_times_fall_within_the_limits_of_the_coefficient(coefficient, falls):
-    times = schedule_times(Sampling(steps=1000, schedule="sway", sway=coefficient))
-    assert times[0] == 1.0 and times[-1] == 0.0
-    assert all(t > end for t, end in pairwise(times)) == bool(falls)
+    for coefficient, falls in (
+        (-1, True),
+        (0.5, True),
+        (MAX_SWAY, True),
+        (-1.1, False),
+        (2, False),
+    ):
+        times = schedule_times(Sampling(steps=1000, schedule="sway", sway=coefficient))
+        assert times[0] == 1.0 and times[-1] == 0.0
+        assert all(t > end for t, end in pairwise(times)) == falls
 
 
 @pytest.mark.parametrize("intervals", EPSS_INTERVALS)
@@ -56,47 +49,37 @@ def test_epss_leaves_out_steps_of_32(intervals):
     assert widths == sorted(widths) and widths[0] <= 2
 
 
-def test_each_solver_is_its_quadrature_rule():
-    """Of x' = t², for which the rules differ."""
-    edges = linear_times(5)
+def test_each_solver_is_its_rule_written_out():
+    """Of x' = x²·t, whose rate depends on both, in uneven steps."""
 
-    def by(rule):
-        return 1.0 + sum((end - t) * rule(t, end) for t, end in pairwise(edges))
+    def f(x, t):
+        return x**2 * t
 
-    def square(x, t):
-        return t**2
-
-    found = {s: solved(square, solver=s, steps=5 * (1 + (s != "euler"))) for s in SOLVERS}
-    assert found["euler"] == pytest.approx(by(lambda t, end: t**2))
-    assert found["midpoint"] == pytest.approx(by(lambda t, end: ((t + end) / 2) ** 2))
-    assert found["heun"] == pytest.approx(by(lambda t, end: (t**2 + end**2) / 2))
-
-
-@pytest.mark.parametrize("solver, order", [("euler", 1), ("midpoint", 2), ("heun", 2)])
-def test_order_of_the_error(solver, order):
-    """Twice the steps: half the error of Euler's method, a quarter of the others'. Of x' = x²·t, whose
-    1/x grows by 1/2."""
-
-    def error(steps):
-        settings = {"solver": solver, "schedule": "sway", "steps": steps}
-        return solved(lambda x, t: x**2 * t, **settings) - 2 / 3
-
-    assert math.log2(error(320) / error(640)) == pytest.approx(order, abs=0.05)
+    rules = {
+        "euler": lambda x, t, h: f(x, t),
+        "midpoint": lambda x, t, h: f(x + h / 2 * f(x, t), t + h / 2),
+        "heun": lambda x, t, h: (f(x, t) + f(x + h * f(x, t), t + h)) / 2,
+    }
+    for solver, rule in rules.items():
+        x, count = 1.0, 1 if solver == "euler" else 2  # evaluations
+        settings = Sampling(steps=5 * count, solver=solver, schedule="sway")
+        for t, end in pairwise(schedule_times(settings)):
+            x += (end - t) * rule(x, t, end - t)
+        start = torch.ones(1, 1, 1, dtype=torch.float64)
+        found = integrate(lambda x, t, step: f(x, t), start, plan_steps(settings))
+        assert found.item() == pytest.approx(x, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "solver, expected",
-    [
+def test_steps_are_evaluations():
+    for solver, expected in (
         ("euler", [1.0, 0.75, 0.5, 0.25]),
         ("midpoint", [1.0, 0.75, 0.5, 0.25]),
         ("heun", [1.0, 0.5, 0.5, 0.0]),
-    ],
-)
-def test_steps_are_evaluations(solver, expected):
-    steps = plan_steps(Sampling(steps=4, solver=solver, text_scale=0.0))
-    assert [t for step in steps for t in step.times] == expected
-    assert sum(step.width for step in steps) == -1.0
-    assert network_passes(steps) == 4
+    ):
+        steps = plan_steps(Sampling(steps=4, solver=solver, text_scale=0.0))
+        assert [t for step in steps for t in step.times] == expected
+        assert sum(step.width for step in steps) == -1.0
+        assert network_passes(steps) == 4
 
 
 @pytest.mark.parametrize(
