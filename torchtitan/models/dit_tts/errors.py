@@ -46,16 +46,7 @@ LEFT_OUT = "***"
 # Module -> the extra of titan-tts that installs it.
 _EXTRAS = {
     **dict.fromkeys(
-        (
-            "soundfile",
-            "soxr",
-            "pyloudnorm",
-            "pyarrow",
-            "pocketsphinx",
-            "matplotlib",
-            "av",
-            "jiwer",
-        ),
+        ("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx", "matplotlib", "av", "jiwer"),
         "speech",
     ),
     **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),

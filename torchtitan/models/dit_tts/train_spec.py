@@ -18,10 +18,7 @@ from torchtitan.models.dit_tts.infra.collectives import (
     long_timeout_group,
     run_on_all_ranks,
 )
-from torchtitan.models.dit_tts.infra.optimizer import (
-    build_tts_lr_schedulers,
-    build_tts_optimizers,
-)
+from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor

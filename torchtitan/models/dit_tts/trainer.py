@@ -20,10 +20,7 @@ from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, measure
-from torchtitan.models.dit_tts.infra.collectives import (
-    gather_from_ranks,
-    sum_over_samples,
-)
+from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -222,11 +219,7 @@ class DiTTTSTrainer(Trainer):
             yield batch, torch.zeros_like(labels) if on_padding else labels
 
     def forward_backward_step(
-        self,
-        *,
-        input_dict: dict[str, Any],
-        labels: torch.Tensor,
-        global_valid_tokens: torch.Tensor,
+        self, *, input_dict: dict[str, Any], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided by the
         valid frames of the global batch. The alignment head's loss, divided alike, is in the gradients only."""

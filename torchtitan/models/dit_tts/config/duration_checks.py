@@ -1,9 +1,10 @@
 """Checks of `[model] flavor = "duration"`."""
 
+from operator import attrgetter
 from typing import Any
 
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 
 _NEEDED: dict[str, tuple[Any, str]] = {
     "model.text_positions": ("none", "positions of the text follow from the length"),
@@ -17,24 +18,23 @@ _NEEDED: dict[str, tuple[Any, str]] = {
 
 
 def check_duration(config: JobConfig) -> None:
-    """Raises InputError for settings that a predictor of lengths would ignore or misunderstand."""
+    """Refuses settings that a predictor of lengths would ignore or misunderstand."""
     if config.model.flavor != DURATION_FLAVOR:
         return
     for name, (needed, why) in _NEEDED.items():
         section, _, key = name.partition(".")
-        found = getattr(getattr(config, section), key)
-        if found != needed:
-            raise InputError(
-                f"[{section}] {key} = {found!r} with [model] flavor = 'duration', but {why}; set it to "
-                f"{needed!r}"
-            )
-    if config.data.on_too_long == "crop":
-        raise InputError(
-            "[data] on_too_long = 'crop' with [model] flavor = 'duration', but a cropped utterance is "
-            "shorter than its text; set it to 'drop'"
+        found = attrgetter(name)(config)
+        require(
+            found == needed,
+            f"[{section}] {key} = {found!r} with [model] flavor = 'duration', but {why}; set it to {needed!r}",
         )
-    if "duration" in config.data.conditioning:
-        raise InputError(
-            "[data] conditioning has 'duration' with [model] flavor = 'duration', but that is what is to be "
-            "predicted; take it out of the list"
-        )
+    require(
+        config.data.on_too_long != "crop",
+        "[data] on_too_long = 'crop' with [model] flavor = 'duration', but a cropped utterance is shorter than "
+        "its text; set it to 'drop'",
+    )
+    require(
+        "duration" not in config.data.conditioning,
+        "[data] conditioning has 'duration' with [model] flavor = 'duration', which predicts it; take it out "
+        "of the list",
+    )

@@ -27,12 +27,8 @@ from torchtitan.models.dit_tts.errors import InputError
 
 FORMAT, VERSION = "titan-tts", 1
 
-CONFIG, WEIGHTS, CARD, FINE_TUNE = (
-    "config.json",
-    "model.safetensors",
-    "README.md",
-    "fine_tune.toml",
-)
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CARD, FINE_TUNE = "README.md", "fine_tune.toml"
 MEL_DCT, DAC_VAE = "codec/mel_dct_stats.json", "codec/weights.safetensors"
 DURATIONS = "duration"
 VOICES = "voices/voices.safetensors"
@@ -46,14 +42,8 @@ READ = (
 """Files that are read, in addition to TEXT_ENCODER, and to DURATIONS, which has its own manifest"""
 
 _DATA = (
-    "latent_channels",
-    "frames_per_second",
-    "max_frames",
-    "max_speaker_frames",
-    "speaker_patch_size",
-    "max_text_tokens",
-    "conditioning",
-    "conditioning_dropout",
+    *("latent_channels", "frames_per_second", "max_frames", "max_speaker_frames"),
+    *("speaker_patch_size", "max_text_tokens", "conditioning", "conditioning_dropout"),
     "duration_token_seconds",
 )
 KEPT: dict[str, tuple[str, ...] | None] = {
@@ -68,11 +58,8 @@ KEPT: dict[str, tuple[str, ...] | None] = {
 _FINE_TUNE: dict[str, tuple[str, ...] | None] = KEPT | {
     "data": (*_DATA, "num_buckets", "batch_multiple"),  # global_batch_size is a multiple of it
     "training": (
-        "global_batch_size",
-        "max_norm",
-        "dtype",
-        "mixed_precision_param",
-        "mixed_precision_reduce",
+        *("global_batch_size", "max_norm", "dtype"),
+        *("mixed_precision_param", "mixed_precision_reduce"),
     ),
     "optimizer": None,
     "lr_scheduler": None,

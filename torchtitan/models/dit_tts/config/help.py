@@ -48,12 +48,7 @@ def print_help(every_key: bool) -> int:
     rest = (
         "" if every_key else "--help-all also lists upstream's keys that this family does not use."
     )
-    tyro.cli(
-        config,
-        description=_DESCRIPTION + rest,
-        args=["--help"],
-        registry=custom_registry,
-    )
+    tyro.cli(config, description=_DESCRIPTION + rest, args=["--help"], registry=custom_registry)
     return 0
 
 

@@ -92,6 +92,13 @@ def run_on_all_ranks(
     return [cast(T, value) for value, _ in gathered]
 
 
+def share_of(count: int, rank: int, ranks: int) -> list[tuple[int, bool]]:
+    """(number, whether its result counts) of this rank's part of `count` batches or samples. Every rank has
+    as many, since all of them gather sharded weights at once: one without any left repeats the first."""
+    numbers = range(rank, -(-count // ranks) * ranks, ranks)
+    return [(number, True) if number < count else (0, False) for number in numbers]
+
+
 def assert_equal_across_ranks(parts: dict[str, Any]) -> None:
     """Raises InputError on every rank if `parts` differ between ranks.
 

@@ -10,11 +10,7 @@ import torch
 from torch import nn
 
 from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, JobConfig
-from torchtitan.models.dit_tts.infra.compat import (
-    dynamo_config,
-    dynamo_counters,
-    list_mode_options,
-)
+from torchtitan.models.dit_tts.infra.compat import dynamo_config, dynamo_counters, list_mode_options
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.tools.logging import logger

@@ -59,9 +59,7 @@ class Float8Converter(ModelConverter):
                 )
         wanted = set(linears.values())
         convert_to_float8_training(
-            model,
-            module_filter_fn=lambda module, name: module in wanted,
-            config=self._recipe(),
+            model, module_filter_fn=lambda module, name: module in wanted, config=self._recipe()
         )
         recipe = self.options.recipe_name or "tensorwise"
         logger.info(

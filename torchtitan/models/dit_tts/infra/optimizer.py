@@ -52,7 +52,7 @@ class TTSOptimizers(OptimizersContainer):
         """Steps unless `bad`, () on the device, is 1: then weights and state stay as they are. The host
         waits for the device only if an optimizer cannot read `bad` itself."""
         # torch's fused optimizers read `found_inf`, which its gradient scaler sets.
-        looking = [each for each in self.optimizers if _looks_at_found_inf(each)]
+        looking = [o for o in self.optimizers if isinstance(o, Muon) or o.defaults.get("fused")]
         for optimizer in looking:
             optimizer.found_inf = bad  # type: ignore[attr-defined]
         if len(looking) == len(self.optimizers) or not bad:
@@ -70,10 +70,6 @@ class TTSOptimizers(OptimizersContainer):
             optim_state_dict={**settings, **states},
             options=_OPTIONS,
         )
-
-
-def _looks_at_found_inf(optimizer: Optimizer) -> bool:
-    return isinstance(optimizer, Muon) or bool(optimizer.defaults.get("fused"))
 
 
 def _is_state(name: str) -> bool:

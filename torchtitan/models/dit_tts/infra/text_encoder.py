@@ -30,10 +30,7 @@ from torchtitan.models.dit_tts.text.feature_store import (
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, blocks_of, find_source
 from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
-from torchtitan.models.dit_tts.text.text_encoder import (
-    PretrainedTextEncoder,
-    load_text_encoder,
-)
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 from torchtitan.tools.logging import logger
 
 

@@ -136,7 +136,7 @@ class CheckpointWriter(dcp.FileSystemWriter):
 
 
 def write_manifest(folder: Path, names: Collection[str], trained_with: dict[str, Any]) -> None:
-    """The manifest of files that lie in a folder."""
+    """Writes the manifest of files that lie in a folder."""
     files = [(name, *_size_and_hash(folder / name)) for name in names]
     _write_manifest(folder, files, trained_with)
 
@@ -349,15 +349,13 @@ def checkpoint_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a run's checkpoint folder, ascending. Only a folder of the exact name
     step-N is one, or a link to one, which may be on a disk that is away; its files may still be corrupt."""
     with _reading(folder):
-        if not folder.is_dir():
-            return []
-        found = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()]
-        there = [
-            match
-            for match, path in found
-            if match and (path.is_dir() or (path.is_symlink() and not path.exists()))
-        ]
-    return sorted(int(match.group(1)) for match in there)
+        paths = folder.iterdir() if folder.is_dir() else ()
+        return sorted(
+            int(match[1])
+            for path in paths
+            if (match := _STEP.fullmatch(path.name))
+            and (path.is_dir() or (path.is_symlink() and not path.exists()))
+        )
 
 
 def remove_left_behind(folder: Path) -> list[str]:

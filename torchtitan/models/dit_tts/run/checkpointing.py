@@ -12,12 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
-from torchtitan.components.checkpoint import (
-    MODEL,
-    OPTIMIZER,
-    AsyncMode,
-    CheckpointManager,
-)
+from torchtitan.components.checkpoint import MODEL, OPTIMIZER, AsyncMode, CheckpointManager
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.exported import is_exported

@@ -7,20 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 FACTORS = (
-    "size",
-    "backend",
-    "layout",
-    "tensor_parallel",
-    "gpus",
-    "nodes",
-    "batch",
-    "accumulation",
-    "checkpointing",
-    "compile",
-    "precision",
-    "attention",
-    "optimizer",
-    "lengths",
+    *("size", "backend", "layout", "tensor_parallel", "gpus", "nodes", "batch", "accumulation"),
+    *("checkpointing", "compile", "precision", "attention", "optimizer", "lengths"),
 )
 """Names of all factors. `batch` is the micro-batch: samples of the longest bucket on one rank."""
 

@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.config.job_config import Validation
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, valid_mask
+from torchtitan.models.dit_tts.infra.collectives import share_of
 from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
 
@@ -28,30 +29,12 @@ Losses = dict[str, torch.Tensor]
 """(times,) float64 on the CPU by figure; nan where nothing was measured"""
 
 
-class _SetLoss:
-    """Losses of one set; each rank computes a part of the batches.
-
-    Args:
-        rank, ranks: which of the data-parallel ranks this is. Every rank runs as many forward passes,
-            as sharded weights need: one without a batch of its own repeats the first.
-    """
-
-    def __init__(self, fixed: FixedSet, rank: int, ranks: int):
-        numbers = range(rank, -(-len(fixed.batches) // ranks) * ranks, ranks)
-        self.batches = [
-            (fixed.load(n if n < len(fixed.batches) else 0), n < len(fixed.batches))
-            for n in numbers
-        ]
-        self.count = len(fixed)
-
-
 class HeldoutLoss:
     """Measures a held-out set and a training set.
 
     Args:
         forward_pass: of the network; every rank calls it at once.
-        rank, ranks: of the data-parallel ranks.
-        group: of these ranks; None for one.
+        rank, ranks, group: of the data-parallel ranks; no group for one.
         error_sums: the loss function.
         row_figures: further figures of the held-out set, means over its samples, by name: of each a
             function of the network's output and frame_mask to (B,).
@@ -72,9 +55,10 @@ class HeldoutLoss:
             str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
         ] = _NO_FIGURES,
     ):
-        self.sets = {
-            "heldout_loss": _SetLoss(heldout, rank, ranks),
-            "training_loss": _SetLoss(training, rank, ranks),
+        self.sets = {"heldout_loss": heldout, "training_loss": training}
+        self._batches = {
+            name: [(each.load(n), counts) for n, counts in share_of(len(each.batches), rank, ranks)]
+            for name, each in self.sets.items()
         }
         self.times, self.seed, self.objective = validation.times, validation.seed, objective
         self.forward_pass, self.device, self.group = forward_pass, forward_pass.device, group
@@ -90,37 +74,37 @@ class HeldoutLoss:
         found: Losses = {}
         for number, (name, each) in enumerate(self.sets.items()):
             kinds = ["", TEXT, SPEAKER] if gains and name == "heldout_loss" else [""]
-            sums = self._sums(each, kinds, number)
+            sums = self._sums(self._batches[name], len(each), kinds, number)
             loss, frames = sums[0, :, 0], sums[0, :, 1]
             found[name] = loss / frames
             if name == "heldout_loss":
-                means = sums[0, :, 3:].T / each.count
+                means = sums[0, :, 3:].T / len(each)
                 found |= dict(zip(self.row_figures, means, strict=True))
             for kind, of_kind in zip(kinds[1:], sums[1:], strict=True):
                 wrong, valid, right, *_ = of_kind.unbind(-1)  # of rows with another text or speaker
                 found[kind] = (wrong - right) / valid
         return found
 
-    def _sums(self, each: _SetLoss, kinds: list[str], set_number: int) -> torch.Tensor:
-        """(kinds, times, 3 + row figures) sums over the samples: the loss, the frames, the loss with the
-        right condition of the same samples, and the row figures."""
-        width = 3 + len(self.row_figures)
-        values = torch.zeros(
-            len(kinds), len(self.times), each.count, width, dtype=torch.float64, device=self.device
-        )
-        for fixed, counts in each.batches:
+    def _sums(
+        self,
+        batches: list[tuple[FixedBatch, bool]],
+        samples: int,
+        kinds: list[str],
+        set_number: int,
+    ) -> torch.Tensor:
+        """(kinds, times, 3 + row figures) sums over the samples of a set: the loss, the frames, the loss with
+        the right condition of the same samples, and the row figures."""
+        shape = len(kinds), len(self.times), samples, 3 + len(self.row_figures)
+        values = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        for fixed, counts in batches:
             inputs = self.forward_pass.to_device(fixed.inputs)
             mask = valid_mask(inputs["frames"], inputs["latents"].shape[1])
             frames = inputs["frames"].double()
             rows = fixed.rows.to(self.device)
             variants = self._variants(fixed, inputs, kinds)
             for position, t in enumerate(self.times):
-                keys = stream_keys(
-                    self.seed,
-                    torch.tensor(position, device=self.device),
-                    rows,
-                    _STREAM + set_number,
-                )
+                place = torch.tensor(position, device=self.device)
+                keys = stream_keys(self.seed, place, rows, _STREAM + set_number)
                 times = torch.full((len(rows),), t, device=self.device)
                 noisy, target = self.objective.add_noise_at(inputs["latents"], times, keys)
                 right = None
@@ -129,9 +113,7 @@ class HeldoutLoss:
                     loss = self.error_sums(output, target, mask).double()
                     right = loss if right is None else right
                     if counts:
-                        more = [
-                            of_row(output, mask).double() for of_row in self.row_figures.values()
-                        ]
+                        more = [each(output, mask).double() for each in self.row_figures.values()]
                         row = torch.stack([loss, frames, right, *more], -1) * measured[:, None]
                         values[kind, position, rows] = row
         if self.group is not None:

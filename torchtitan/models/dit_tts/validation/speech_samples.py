@@ -22,7 +22,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
-from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
+from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, share_of
 from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
@@ -40,7 +40,6 @@ from torchtitan.models.dit_tts.speech.scoring.plugins import (
 )
 from torchtitan.models.dit_tts.speech.scoring.scores import (
     Scorers,
-    UtteranceScore,
     corpus_scores,
     score,
 )
@@ -127,8 +126,7 @@ class SpeechSamples:
 
     Args:
         config: the model of [samples] speaker_scorer = "own" is the run's.
-        rank, ranks: of the data-parallel ranks, which share the prompts. All of them generate as many
-            batches, as sharded weights need.
+        rank, ranks: of the data-parallel ranks, which share the prompts.
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
         reports: whether this rank writes and scores what it has made; false where another one makes the same.
@@ -154,10 +152,8 @@ class SpeechSamples:
         self.model, self.text_encoder = forward_pass.model, forward_pass.text_encoder
         self.device, self.amp = forward_pass.device, forward_pass.amp
         self._sounds: dict[int, torch.Tensor] = {}
-        numbers = range(rank, -(-len(prompts) // ranks) * ranks, ranks)
-        self.own = [
-            (prompts[n if n < len(prompts) else 0], reports and n < len(prompts)) for n in numbers
-        ]
+        share = share_of(len(prompts), rank, ranks)
+        self.own = [(prompts[number], reports and counts) for number, counts in share]
         s, device = config.samples, str(self.device)
         recognizer = open_recognizer(s.recognizer, device) if s.recognizer else None
         if recognizer is not None:
@@ -182,8 +178,10 @@ class SpeechSamples:
             suffix: "_raw" for the samples of the trained weights, in addition to the average's.
         """
         began = time.perf_counter()
+        prompts, latents = [prompt for prompt, _ in self.own], []
         with self.amp:
-            latents = [each for batch in self._batches() for each in self._generate(batch)]
+            for first in range(0, len(prompts), _BATCH):
+                latents += self._generate(prompts[first : first + _BATCH])
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
         similarities = self._similarities(latents)
@@ -197,8 +195,13 @@ class SpeechSamples:
                     row["score"] = replace(row["score"], speaker_similarity=similarity)
                 rows.append(row)
         made = sum(map(len, waveforms)) / self.codec.sample_rate
-        gathered = gather_from_ranks((rows, seconds, made))
-        found, rows = self._summary(gathered)
+        of_ranks, spent, lengths = zip(*gather_from_ranks((rows, seconds, made)), strict=True)
+        rows = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["name"])
+        found = {
+            **corpus_scores([row["score"] for row in rows]),
+            "duration_error": sum(row["duration_error"] for row in rows) / len(rows),
+            "real_time_factor": sum(spent) / sum(lengths),
+        }
         if self.writes:
             listed = [{**row, "score": asdict(row["score"])} for row in rows]
             report = {"step": step, "weights": weights, **found, "prompts": listed}
@@ -208,10 +211,6 @@ class SpeechSamples:
                 name = row["name"]
                 self._show(trackers, f"speech{suffix}/{name}", folder / name, step)
         return found
-
-    def _batches(self) -> list[list[Prompt]]:
-        prompts = [prompt for prompt, _ in self.own]
-        return [prompts[first : first + _BATCH] for first in range(0, len(prompts), _BATCH)]
 
     def _generate(self, prompts: list[Prompt]) -> list[torch.Tensor]:
         encoder: Any = self.text_encoder
@@ -287,25 +286,6 @@ class SpeechSamples:
         if id(latents) not in self._sounds:
             self._sounds[id(latents)] = self.codec.decode(latents)
         return self._sounds[id(latents)]
-
-    @staticmethod
-    def _summary(
-        gathered: list[tuple[list[dict[str, Any]], float, float]],
-    ) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
-        """The figures, and the rows of all ranks.
-
-        Args:
-            gathered: of each rank its rows, the seconds of sampling and decoding, and those it made.
-        """
-        of_ranks, spent, made = zip(*gathered, strict=True)
-        rows = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["name"])
-        scores: list[UtteranceScore] = [row["score"] for row in rows]
-        found = {
-            **corpus_scores(scores),
-            "duration_error": sum(row["duration_error"] for row in rows) / len(rows),
-            "real_time_factor": sum(spent) / sum(made),
-        }
-        return found, rows
 
     def _show(self, trackers: Trackers, name: str, path: Path, step: int) -> None:
         import soundfile

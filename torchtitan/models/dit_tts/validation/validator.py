@@ -48,10 +48,6 @@ class Validator:
         self.rows: list[dict[str, Any]] = []
         """of validation.jsonl up to the present step"""
 
-    def _best_step(self) -> int | None:
-        best = best_row(self.rows, self.config.validation.keep_best)
-        return None if best is None else best["step"]
-
     def due(self, step: int) -> tuple[bool, bool]:
         """Whether the loss is still to be measured after a step, and samples to be made."""
         last, freq = step == self.config.training.steps, self.config.samples.freq
@@ -78,7 +74,8 @@ class Validator:
             if speak and self.samples is not None:
                 self._make_samples(self.samples, step)
         self.metrics.exclude_time(time.perf_counter() - began)
-        if self._best_step() == step:
+        best = best_row(self.rows, self.config.validation.keep_best)
+        if best is not None and best["step"] == step:
             self.keep(step)
 
     @contextmanager
@@ -106,7 +103,7 @@ class Validator:
             with self._weights(name):
                 measured[name] = self.loss.measure(gains=name == plain)
         row = figures(measured, self.config.validation.times, plain)
-        return {**row, "samples": self.loss.sets["heldout_loss"].count}
+        return {**row, "samples": len(self.loss.sets["heldout_loss"])}
 
     def _make_samples(self, samples: SpeechSamples, step: int) -> None:
         began = time.perf_counter()

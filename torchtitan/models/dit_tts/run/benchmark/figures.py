@@ -43,7 +43,7 @@ CONVENTIONS = {
     "exact": "padded shapes, as PyTorch's counter",
     "exact goodput": "real lengths only",
     "6N T": "6·N·T + 12·L·D·T² over all parameters, padded shapes",
-    "6N (T+Lt+Ls)": ("6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes"),
+    "6N (T+Lt+Ls)": "6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes",
 }
 """Convention -> what it counts. `mfu` uses the first, `goodput_mfu` the second. The 6N rules come from
 language models: they take every parameter to work on all positions, whereas here the speaker
@@ -93,14 +93,8 @@ def convention_table(
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile, minimum and maximum."""
-    p10, median, p90 = np.percentile(values, [10, 50, 90])
-    return {
-        "median": float(median),
-        "p10": float(p10),
-        "p90": float(p90),
-        "min": float(min(values)),
-        "max": float(max(values)),
-    }
+    low, p10, median, p90, high = np.percentile(values, [0, 10, 50, 90, 100]).tolist()
+    return {"median": median, "p10": p10, "p90": p90, "min": low, "max": high}
 
 
 @dataclass

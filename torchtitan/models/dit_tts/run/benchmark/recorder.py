@@ -244,12 +244,10 @@ class BenchmarkRecorder:
         for step_seconds, step in zip(seconds, self.steps, strict=True):
             by_shape[step[0].shape].append(step_seconds)
             batches[step[0].shape] += len(step)
+        names = ("samples", "frames", "text_tokens", "speaker_frames")
         return [
             {
-                "samples": shape[0],
-                "frames": shape[1],
-                "text_tokens": shape[2],
-                "speaker_frames": shape[3],
+                **dict(zip(names, shape, strict=True)),
                 "steps": len(times),
                 "micro_batches": batches[shape],
                 "seconds_per_step": figures.spread(times),
