@@ -65,6 +65,34 @@ def full_inputs(
     }
 
 
+def one_rank(**degrees: int) -> Any:
+    """Dimensions of one process, or of as many as `degrees` say."""
+    from torchtitan.distributed import ParallelDims
+
+    sizes = dict(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
+    return ParallelDims(**{**sizes, **degrees})
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """To the bit, with the same names and dtypes."""
+    assert expected
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def sharded_alone(
+    model: DiTTTSModel, precision: Any = None, reshard_after_forward: bool = True
+) -> DiTTTSModel:
+    """By FSDP2 on a mesh of this process, for which there is a group."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
+
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
+    apply_fsdp(model, mesh, precision or MixedPrecisionPolicy(), reshard_after_forward, False)
+    return model
+
+
 def until(lengths: list[int], padded: int) -> torch.Tensor:
     """Masks (B, padded), true at each row's first frames or tokens."""
     return torch.arange(padded) < torch.tensor(lengths)[:, None]

@@ -1,5 +1,4 @@
-"""Training runs of a tiny model in the test's process: `train` and `after_step` are fixtures of all unit
-tests."""
+"""Training runs of a tiny model in the test's process; the fixtures are those of all unit tests."""
 
 import gc
 import json
@@ -70,6 +69,18 @@ class Folder:
         file = self.path.with_suffix(".pt")
         dcp_to_torch_save(self.path / f"checkpoint/step-{step}", file)
         return torch.load(file, weights_only=False)
+
+    def tensors(self, step: int) -> dict:
+        """Weights and averages of a checkpoint."""
+        import torch
+
+        saved = self.checkpoint(step)
+        averages = {f"ema.{name}": value for name, value in saved.get("ema", {}).items()}
+        every = {**saved, **averages}.items()
+        return {name: value for name, value in every if isinstance(value, torch.Tensor)}
+
+    def validation(self) -> list[dict]:
+        return JsonLines(self.path / "validation.jsonl").read()
 
     def checkpoints(self) -> set[str]:
         return {each.name for each in (self.path / "checkpoint").iterdir()}
@@ -158,3 +169,40 @@ def after_step(monkeypatch):
         monkeypatch.setattr(DiTTTSTrainer, "train_step", watched)
 
     return patch
+
+
+@pytest.fixture
+def bad_batches(monkeypatch):
+    """Sets what the losses of global batches, by their number, are multiplied by."""
+    from torchtitan.models.dit_tts.forward_pass import ForwardPass
+
+    factors: dict[int, float] = {}
+    loss_sums = ForwardPass.loss_sums
+
+    def planted(forward_pass, batch, labels, step):
+        factor = factors.get(int(batch["global_batch"]), 1.0)
+        return tuple(each * factor for each in loss_sums(forward_pass, batch, labels, step))
+
+    monkeypatch.setattr(ForwardPass, "loss_sums", planted)
+    return factors
+
+
+@pytest.fixture
+def skip_from_the_start(monkeypatch):
+    """Trains without these global batches."""
+    from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+
+    init = LatentDataLoader.__init__
+
+    def patch(numbers) -> None:
+        def skipping(loader, *arguments, **options):
+            init(loader, *arguments, **options)
+            loader.skipped = set(numbers)
+
+        monkeypatch.setattr(LatentDataLoader, "__init__", skipping)
+
+    return patch
+
+
+def killed(*_) -> None:
+    raise RuntimeError("killed")

@@ -4,7 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.helpers.tiny_runs import after_step, tiny_data, train  # noqa: F401
+from tests.helpers.tiny_runs import (  # noqa: F401
+    after_step,
+    bad_batches,
+    skip_from_the_start,
+    tiny_data,
+    train,
+)
 
 
 @pytest.fixture(autouse=True, scope="session")

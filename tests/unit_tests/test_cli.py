@@ -239,10 +239,7 @@ def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch
     [
         ("debug --ema.no-enable", f"--job.config_file {DEBUG} --ema.no-enable"),
         ("--job.config_file x", "--job.config_file x"),
-        (
-            "debug --dry-run --nproc 4 --nodes 2",
-            f"--job.config_file {DEBUG} --dry-run-gpus 8",
-        ),
+        ("debug --dry-run --nproc 4 --nodes 2", f"--job.config_file {DEBUG} --dry-run-gpus 8"),
         ("--help-config", "--help"),
     ],
 )

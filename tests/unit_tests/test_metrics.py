@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torchtitan.distributed import ParallelDims
 
+from tests.helpers.small_models import one_rank
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -44,8 +44,7 @@ def flops(*lengths: tuple[int, int, int]) -> int:
 
 def processor(*arguments: str) -> TTSMetricsProcessor:
     config = load_config(["--training.steps=20", "--metrics.no-enable-tensorboard", *arguments])
-    dims = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
-    made = TTSMetricsProcessor(config, dims, ARGS)
+    made = TTSMetricsProcessor(config, one_rank(), ARGS)
     made.data_loading_times.append(0.0)
     return made
 

@@ -44,10 +44,7 @@ def test_a_trained_encoder_is_built_from_what_can_be_logged(tmp_path):
     assert args.text_encoder().width == args.text_dim
 
 
-@pytest.mark.parametrize(
-    "flavor, fitting",
-    [("800M", {1, 2, 5, 10}), ("3B", {1, 2, 4, 5, 10, 20})],
-)
+@pytest.mark.parametrize("flavor, fitting", [("800M", {1, 2, 5, 10}), ("3B", {1, 2, 4, 5, 10, 20})])
 def test_degrees_of_tensor_parallelism(flavor, fitting):
     config = JobConfig()
     config.model.flavor = flavor

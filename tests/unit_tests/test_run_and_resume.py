@@ -15,10 +15,7 @@ from tests.helpers.tiny_runs import Folder
 from titan_tts import cli
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits
-from torchtitan.models.dit_tts.run.checkpoint_storage import (
-    CheckpointWriter,
-    read_manifest,
-)
+from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter, read_manifest
 
 
 @torch.no_grad()

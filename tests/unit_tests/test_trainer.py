@@ -19,7 +19,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.train import Trainer
 
-from tests.helpers.small_models import small_args
+from tests.helpers.small_models import one_rank, small_args
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
@@ -43,7 +43,6 @@ CONFIG = [
 ]
 MICRO_BATCHES = 3
 LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(2, 2)]
-ONE = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 
 
 class NoWaiting(TorchDispatchMode):
@@ -186,8 +185,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     """The mean loss, clipping, AdamW, the schedule and the moving average; AdamW's first step does
     not depend on its betas."""
     given = ["--objective.loss_on_padding"] if on_padding else []
-    dims = replace(ONE)  # whose mesh goes with the process group
-    trainer = trainer_on("cpu", dims, *BY_HAND, *given)
+    trainer = trainer_on("cpu", one_rank(), *BY_HAND, *given)
     [model] = trainer.model_parts
     torch.manual_seed(0)
     with torch.no_grad():
@@ -248,7 +246,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
 
 def test_the_loss_is_divided_by_the_frames_of_all_ranks(monkeypatch):
     """Each of the ranks has what this one has."""
-    trainer = trainer_on("cpu", ONE)
+    trainer = trainer_on("cpu", one_rank())
     batches = step_data(1)
     here = sum(int((labels != IGNORE_INDEX).sum()) for _, labels in batches)
     divisors = []
@@ -270,7 +268,7 @@ def test_the_loss_is_divided_by_the_frames_of_all_ranks(monkeypatch):
 
 def test_hidden_and_long_texts_are_not_aligned():
     """The weighted sum of the head's losses is that of the rows that count."""
-    trainer = trainer_on("cpu", ONE, "--alignment.ctc_weight=0.5")
+    trainer = trainer_on("cpu", one_rank(), "--alignment.ctc_weight=0.5")
     trainer.forward_pass.add_noise = problem  # which hides the texts of rows with odd numbers
     [(batch, labels), *_] = loaded(rows=4)
     batch |= {"text_rows": None, "text_bytes": torch.randint(97, 123, (4, 16), dtype=torch.uint8)}
@@ -302,7 +300,7 @@ def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch, heads):
     )
     if heads:
         monkeypatch.setattr(torch.nn.functional, "ctc_loss", ctc_loss_on_meta)
-    trainer = trainer_on("meta", ONE, *["--alignment.ctc_weight=0.1"] * heads)
+    trainer = trainer_on("meta", one_rank(), *["--alignment.ctc_weight=0.1"] * heads)
     # It has no fused optimizer either, which reads the flag by itself.
     trainer.optimizers.step_unless = lambda bad: trainer.optimizers.step()
     with NoWaiting():
@@ -358,7 +356,7 @@ def test_tensor_parallelism_alone_computes_in_the_chosen_dtype(
     monkeypatch, tmp_path, shards, computed
 ):
     """FSDP gathers weights in that dtype by itself; where nothing does, autocast must."""
-    dims = replace(ONE, dp_shard=shards, tp=2, world_size=2 * shards)
+    dims = one_rank(dp_shard=shards, tp=2, world_size=2 * shards)
     monkeypatch.setenv("WORLD_SIZE", str(2 * shards))
 
     def upstream(trainer, view):
@@ -381,7 +379,7 @@ def test_tensor_parallelism_alone_computes_in_the_chosen_dtype(
 
 def test_progress_of_the_run(one_process_group):
     """From 0 at the first step to 1 at the last."""
-    trainer, seen = trainer_on("cpu", replace(ONE), "--training.steps=5"), []
+    trainer, seen = trainer_on("cpu", one_rank(), "--training.steps=5"), []
 
     def drawn(*arguments) -> NoisyBatch:
         seen.append(float(arguments[-1]))

@@ -6,7 +6,11 @@ import torch.distributed as dist
 from tests.helpers.loaders import CHANNELS, config
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks, run_on_all_ranks
+from torchtitan.models.dit_tts.infra.collectives import (
+    assert_equal_across_ranks,
+    run_on_all_ranks,
+    share_of,
+)
 from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
@@ -51,6 +55,15 @@ def test_data_tokens_and_steps_are_compared(second_rank, tmp_path):
     assert first["tokens"] == tokenizer.vocabulary.fingerprint
     assert longer == {**first, "steps": longer["steps"]} != first
     assert {**reordered, "steps": first["steps"]} != first
+
+
+def test_every_rank_has_as_many_parts_of_the_work_and_each_counts_once():
+    assert share_of(3, 0, 1) == [(0, True), (1, True), (2, True)]
+    assert [share_of(3, rank, 2) for rank in range(2)] == [
+        [(0, True), (2, True)],
+        [(1, True), (0, False)],
+    ]
+    assert [share_of(2, rank, 3) for rank in range(3)] == [[(0, True)], [(1, True)], [(0, False)]]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -9,10 +9,9 @@ from unittest import mock
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
-from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 
-from tests.helpers.small_models import full_inputs, initialized_model, small_args
+from tests.helpers.small_models import full_inputs, initialized_model, one_rank, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import parallelize
@@ -25,7 +24,6 @@ from torchtitan.models.dit_tts.infra.compile import (
 from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
-DIMS = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
 SHAPES = [(2, 16, 8, 8), (1, 32, 16, 8)]
 
 
@@ -42,7 +40,7 @@ def step(model: DiTTTSModel, shape: tuple[int, int, int, int]) -> None:
 
 def parallelized(model: DiTTTSModel, *arguments: str) -> None:
     config = load_config(["--compile.enable", *arguments])
-    parallelize.parallelize_dit_tts(model, DIMS, config)
+    parallelize.parallelize_dit_tts(model, one_rank(), config)
 
 
 @pytest.mark.long

@@ -4,13 +4,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from tests.helpers.small_models import random_model, small_args
+from tests.helpers.small_models import assert_equal, random_model, sharded_alone, small_args
 from torchtitan.models.dit_tts.infra.ema import EMA, saved_prefixes
-from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 from torchtitan.models.dit_tts.validation.history import weights_name
 
 
@@ -38,12 +35,6 @@ def averaged(decays, steps: int = 6) -> tuple[torch.nn.Module, EMA]:
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def assert_equal(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert some.keys() == other.keys()
-    for name, value in some.items():
-        assert torch.equal(value, other[name]), name
 
 
 def test_averages_follow_their_formula():
@@ -139,10 +130,7 @@ def test_a_plain_checkpoint_loads_into_a_sharded_average(one_process_group, tmp_
     ema = EMA(random_model(args, 0), [0.9])
     ema.update()
     dcp.save({"ema": ema}, checkpoint_id=tmp_path)
-    model = random_model(args, 1)
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
-    apply_fsdp(model, mesh, MixedPrecisionPolicy(), reshard_after_forward=True, cpu_offload=False)
-    sharded = EMA(model, [0.9])
+    sharded = EMA(sharded_alone(random_model(args, 1)), [0.9])
     dcp.load({"ema": sharded}, checkpoint_id=tmp_path)
     found = sharded.averages[0.9]
     assert sharded.num_updates == 1 and all(isinstance(v, DTensor) for v in found.values())

@@ -2,21 +2,23 @@
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
-from torchtitan.distributed import ParallelDims
 
-from tests.helpers.small_models import full_inputs, initialized_model, small_args
+from tests.helpers.small_models import (
+    full_inputs,
+    initialized_model,
+    one_rank,
+    sharded_alone,
+    small_args,
+)
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
-from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
-DIMS = ParallelDims(1, 1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
+DIMS = one_rank()
 FLOAT8 = ["--model.converters=float8", "--quantize.linear.float8.emulate"]
 BLOCK = {f"attention.{name}" for name in ("qkv_gate", "out", "text_kv", "speaker_kv")}
 BLOCK |= {"mlp.gate_and_up", "mlp.down"}
@@ -115,9 +117,7 @@ def test_a_width_or_a_gpu_that_fp8_cannot_take(monkeypatch):
 @pytest.mark.long
 def test_sharded_it_trains_as_whole(one_process_group):
     """On a mesh of one rank, where the weights are DTensors; a bfloat16 run takes what it saves."""
-    model = converted()
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
-    apply_fsdp(model, mesh, MixedPrecisionPolicy(), reshard_after_forward=True, cpu_offload=False)
+    model = sharded_alone(converted())
     assert torch.allclose(losses(model, steps=3), losses(converted(), steps=3), rtol=0.01)
     state = model.state_dict()
     assert isinstance(state["layers.0.mlp.down.weight"], DTensor) and len(names_of(model)) == 12

@@ -19,9 +19,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.text import feature_builder
 from torchtitan.models.dit_tts.text.feature_store import open_text_features
-from torchtitan.models.dit_tts.text.hf_tokenizer import (
-    SubwordTokenizer,
-)
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from tests.helpers.tiny_runs import Folder
+from tests.helpers.tiny_runs import Folder, killed
 from titan_tts import cli
 from torchtitan.models.dit_tts.infra import collectives
 
@@ -76,22 +76,18 @@ def test_a_checkpoint_whose_disk_is_away_stops_the_run_and_stays(tmp_path, train
     assert list(run.losses()) == [1, 2, 3, 4, 5, 6] and "step-6" in run.checkpoints()
 
 
-def stop(trainer) -> None:
-    raise RuntimeError("stopped")
-
-
 @pytest.mark.long
 def test_a_save_in_the_background_counts_once_it_is_complete(tmp_path, train, after_step):
     """Also one that is complete only after the run has failed."""
     found = []
-    steps = {4: lambda trainer: found.append(trainer.run_folder.saved_step), 5: stop}
+    steps = {4: lambda trainer: found.append(trainer.run_folder.saved_step), 5: killed}
     after_step(steps)
-    with pytest.raises(RuntimeError, match="stopped"):
+    with pytest.raises(RuntimeError, match="killed"):
         train("run", "--training.steps=6", "--checkpoint.async_mode=async")
     run = Folder(tmp_path / "run")
     state = run.state()
     assert found == [None]  # nothing has waited for the save of step 2 yet
-    assert (state["state"], state["error"]) == ("failed", "stopped")
+    assert (state["state"], state["error"]) == ("failed", "killed")
     assert state["saved_step"] == 4 and run.checkpoints() == {"step-2", "step-4"}
 
 

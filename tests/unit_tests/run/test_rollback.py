@@ -8,47 +8,10 @@ import signal
 import pytest
 import torch
 
-from tests.helpers.tiny_runs import Folder
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.forward_pass import ForwardPass
+from tests.helpers.small_models import assert_equal
+from tests.helpers.tiny_runs import Folder, killed
 from torchtitan.models.dit_tts.infra.divergence import StepStats
 from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter
-
-
-@pytest.fixture
-def bad_batches(monkeypatch):
-    """Sets what the losses of global batches, by their number, are multiplied by."""
-    factors: dict[int, float] = {}
-    loss_sums = ForwardPass.loss_sums
-
-    def planted(forward_pass, batch, labels, step):
-        factor = factors.get(int(batch["global_batch"]), 1.0)
-        return tuple(each * factor for each in loss_sums(forward_pass, batch, labels, step))
-
-    monkeypatch.setattr(ForwardPass, "loss_sums", planted)
-    return factors
-
-
-@pytest.fixture
-def skip_from_the_start(monkeypatch):
-    """Trains without these global batches."""
-    init = LatentDataLoader.__init__
-
-    def patch(numbers) -> None:
-        def skipping(loader, *arguments, **options):
-            init(loader, *arguments, **options)
-            loader.skipped = set(numbers)
-
-        monkeypatch.setattr(LatentDataLoader, "__init__", skipping)
-
-    return patch
-
-
-def weights_and_average(run: Folder, step: int) -> dict:
-    saved = run.checkpoint(step)
-    return {
-        "average of " + name: value for name, value in saved["ema"].items() if name != "num_updates"
-    } | {name: value for name, value in saved.items() if isinstance(value, torch.Tensor)}
 
 
 @pytest.mark.long
@@ -65,13 +28,10 @@ def test_a_run_with_bad_steps_equals_one_without_their_batches(
     skip_from_the_start([4, 5, 10])
     assert train("expected", *arguments) == 0
     assert run.audit() == expected.audit() and len(run.audit()) == 9
-    assert [row["step"] for row in run.metrics()] == [row["step"] for row in expected.metrics()]
-    assert [row["loss"] for row in run.metrics()] == [row["loss"] for row in expected.metrics()]
+    for name in ("step", "loss"):
+        assert [row[name] for row in run.metrics()] == [row[name] for row in expected.metrics()]
     assert run.metrics()[-1]["skipped_batches"] == 3
-    found, wanted = weights_and_average(run, 9), weights_and_average(expected, 9)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], value) for name, value in wanted.items())
-
+    assert_equal(run.tensors(9), expected.tensors(9))
     # Step N takes batch N - 1, and a later one after those that are skipped.
     folders = {path.name for path in (run.path / "divergence").iterdir()}
     assert folders == {"step-5-batch-4", "step-5-batch-5", "step-9-batch-10"}
@@ -109,22 +69,21 @@ def test_an_end_after_a_bad_step_changes_nothing(
     after_step(steps)
     arguments = ["run", "--training.steps=6"]
 
-    def stop(trainer):
-        assert trainer.dataloader.skipped
-        if end == "signal":
-            os.kill(os.getpid(), signal.SIGUSR1)
-        else:
-            raise RuntimeError("killed")
+    def killed_after_a_skip(trainer) -> None:
+        assert trainer.dataloader.skipped == {bad}
+        killed()
 
     run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
     if end == "signal":
-        steps[3] = lambda trainer: trainer.dataloader.skipped and stop(trainer)
+        steps[3] = lambda trainer: (
+            trainer.dataloader.skipped and os.kill(os.getpid(), signal.SIGUSR1)
+        )
         assert train(*arguments) == 128 + signal.SIGUSR1
         assert run.state()["saved_step"] == 3
     else:
         for step in (3, 5):  # nothing after the bad step is saved yet; step 4 is
             steps.clear()
-            steps[step] = stop
+            steps[step] = killed_after_a_skip
             with pytest.raises(RuntimeError, match="killed"):
                 train(*arguments)
     steps.clear()
@@ -159,8 +118,7 @@ def test_broken_weights_are_replaced_by_the_last_checkpoints(
     assert train("expected", *arguments) == 0
     run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
     assert run.audit() == expected.audit() and len(run.audit()) == 9
-    found, wanted = weights_and_average(run, 9), weights_and_average(expected, 9)
-    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    assert_equal(run.tensors(9), expected.tensors(9))
 
 
 @pytest.mark.long

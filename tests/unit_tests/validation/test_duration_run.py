@@ -1,6 +1,5 @@
 """A run that learns how long texts take in voices whose rates are known, and what it leaves to generation."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.small_models import small_args
-from tests.helpers.tiny_runs import Folder
+from tests.helpers.tiny_runs import Folder, killed
 from titan_tts.speak.lengths import find_predictor, open_lengths
 from titan_tts.speak.load_run import load_run
 from titan_tts.speak.utterance import Utterance, Voice
@@ -64,8 +63,7 @@ def test_it_learns_text_and_voice_and_generation_finds_it(tmp_path, train, data)
     more = [f"--data.path={data}", "--training.steps=200", "--metrics.log_freq=50"]
     assert train("duration", *OPTIONS, *more, "--checkpoint.interval=200") == 0
     folder = tmp_path / "duration"
-    rows = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
-    first, last = rows[0], rows[-1]
+    first, *_, last = Folder(folder).validation()
     assert last["heldout_loss"] < 0.1 and last["within_10_percent"] > 0.6, last
     assert last["seconds_error"] < 0.08 and last["seconds_error"] < first["seconds_error"]
     assert last["text_gain"] > 0.1 and last["speaker_gain"] > 0.1
@@ -94,10 +92,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step, data
     more = [*OPTIONS, f"--data.path={data}", "--training.steps=6"]
     assert train("unbroken", *more) == 0
 
-    def fail(trainer) -> None:
-        raise RuntimeError("killed")
-
-    steps = {5: fail}
+    steps = {5: killed}
     after_step(steps)
     with pytest.raises(RuntimeError, match="killed"):
         train("killed", *more)

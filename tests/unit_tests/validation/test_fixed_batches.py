@@ -164,11 +164,7 @@ def test_stored_features_change_places_with_their_texts(four):
         return int(lengths[sample])
 
     features = SimpleNamespace(
-        width=width,
-        torch_dtype=torch.float32,
-        tokens=lengths,
-        encoder_fingerprint="x",
-        read=read,
+        width=width, torch_dtype=torch.float32, tokens=lengths, encoder_fingerprint="x", read=read
     )
     batch = fixed_set(four, batch_size=4, features=features).load(0)
     found, other = batch.inputs["text_features"], batch.other_text["text_features"]

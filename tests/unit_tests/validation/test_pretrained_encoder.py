@@ -1,13 +1,12 @@
 """Validation and samples of runs with a pretrained text encoder, wherever its features come from."""
 
-import json
-
 import pytest
 import soundfile
 import torch
 
 from tests.helpers.encoded_shards import Made
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.tiny_runs import Folder
 from tools.harness.synthetic import make_shards
 
 pytestmark = pytest.mark.long
@@ -48,8 +47,7 @@ def test_stored_features_give_the_figures_and_sounds_of_the_encoder(tmp_path, tr
     found, sounds = {}, {}
     for name, more in (("beside", []), ("stored", ["--encoder.cache_features"])):
         assert train(name, *options, *more) == 0
-        lines = (tmp_path / name / "validation.jsonl").read_text().splitlines()
-        found[name] = json.loads(lines[0])
+        found[name] = Folder(tmp_path / name).validation()[0]
         files = sorted((tmp_path / name / "samples/step-2").glob("*.wav"))
         sounds[name] = [soundfile.read(file)[0] for file in files]
     figures = [key for key, value in found["beside"].items() if isinstance(value, float)]

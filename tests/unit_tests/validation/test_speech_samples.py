@@ -12,7 +12,7 @@ import soundfile
 from tests.helpers.fixed_sets import data_section, fixed_set, write_rows
 from tests.helpers.tiny_runs import Folder
 from tools.harness.synthetic import flip_bits, make_shards
-from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
@@ -31,8 +31,7 @@ ROWS = [
 
 
 def prompts_of(folder: Path, count: int, bytes_per_frame: float = 1.0, **changes):
-    config = load_config(["--training.steps=1"])
-    config.data = data_section(folder, **changes)
+    config = JobConfig(data=data_section(folder, **changes))
     fixed = fixed_set(folder, **changes)
     weights = np.append(np.full(256, bytes_per_frame), 1.0)
     durations = LinearDurationModel(weights, {"bob": 2.0})
@@ -169,11 +168,6 @@ def seen(monkeypatch):
     return trackers
 
 
-def speech_rows(run: Path) -> list[dict]:
-    rows = [json.loads(line) for line in (run / "validation.jsonl").read_text().splitlines()]
-    return [row for row in rows if "duration_error" in row]
-
-
 @pytest.mark.long
 def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     caplog.set_level("INFO")
@@ -182,7 +176,7 @@ def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     run = tmp_path / "run"
     assert {path.name for path in (run / "samples").iterdir()} == {"step-2", "step-3"}
     names = [f"00{n}-s{n}-u{n}" for n in range(4)]
-    rows = speech_rows(run)
+    rows = [row for row in Folder(run).validation() if "duration_error" in row]
     assert [row["step"] for row in rows] == [2, 3]
     for folder, weights, suffix in (("step-3", "ema:0.9", ""), ("step-3/raw", "raw", "_raw")):
         place = run / "samples" / folder
@@ -293,17 +287,13 @@ def test_scores_of_plug_ins(tmp_path, train, options, monkeypatch, caplog):
     assert "step-2" in Folder(tmp_path / "run").checkpoints()
 
 
-def test_every_rank_has_its_part_of_the_prompts(monkeypatch):
-    """And goes through the network as often as the others."""
-    prompts = [SimpleNamespace(request=SimpleNamespace(text=f"t{n}")) for n in range(5)]
-    config = load_config(["--training.steps=1"])
-    for ranks in (1, 2, 4, 8):
-        shares = []
-        for rank in range(ranks):
-            forward_pass = SimpleNamespace(model=None, text_encoder=None, device="cpu", amp=None)
-            arguments = config, Path("."), prompts, None, None, None, forward_pass
-            one = SpeechSamples(*arguments, rank, ranks, writes=rank == 0)
-            shares.append(one.own)
-        assert len({len(each) for each in shares}) == 1
-        own = sorted(prompt.request.text for each in shares for prompt, counts in each if counts)
-        assert own == [f"t{n}" for n in range(5)]
+@pytest.mark.parametrize("reports", [True, False])
+def test_every_rank_has_its_part_of_the_prompts(reports):
+    """One that is a copy of another rank makes the same, and reports none of it."""
+    forward_pass = SimpleNamespace(model=None, text_encoder=None, device="cpu", amp=None)
+    arguments = JobConfig(), Path("."), ["a", "b", "c"], None, None, None, forward_pass
+    made = [SpeechSamples(*arguments, rank, 2, reports=reports) for rank in range(2)]
+    assert [each.own for each in made] == [
+        [("a", reports), ("c", reports)],
+        [("b", reports), ("a", False)],
+    ]

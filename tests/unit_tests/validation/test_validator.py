@@ -1,7 +1,6 @@
 """Validation within runs: its rows, whatever ends them, the checkpoint it keeps, and that it disturbs
 nothing."""
 
-import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,24 +9,25 @@ from typing import cast
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from tests.helpers.small_models import full_inputs, random_model, small_args
-from tests.helpers.tiny_runs import Folder
+from tests.helpers.small_models import (
+    assert_equal,
+    full_inputs,
+    random_model,
+    sharded_alone,
+    small_args,
+)
+from tests.helpers.tiny_runs import Folder, killed
 from tools.harness.synthetic import make_shards
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
 from torchtitan.models.dit_tts.validation.validator import Validator, _undisturbed
 
 pytestmark = pytest.mark.long
-MEASURED = {"step", "weights", "samples", "best_weights"}
 
 
 @pytest.fixture(scope="session")
@@ -48,36 +48,12 @@ def options(heldout) -> list[str]:
     ]
 
 
-def rows(folder: Folder) -> list[dict]:
-    lines = (folder.path / "validation.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def measured(folder: Folder) -> list[dict]:
     """Without what a clock says."""
     return [
         {name: value for name, value in row.items() if name not in ("time", "seconds")}
-        for row in rows(folder)
+        for row in folder.validation()
     ]
-
-
-def weights(folder: Folder, step: int) -> dict[str, torch.Tensor]:
-    saved = folder.checkpoint(step)
-    return {name: each for name, each in saved.items() if isinstance(each, torch.Tensor)} | {
-        f"ema.{name}": each
-        for name, each in saved.get("ema", {}).items()
-        if isinstance(each, torch.Tensor)
-    }
-
-
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys() and len(found) > 20
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
-
-def kill(*_) -> None:
-    raise RuntimeError("killed")
 
 
 def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog, monkeypatch):
@@ -92,7 +68,7 @@ def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog, m
     arguments = [*options, "--training.steps=8", "--ema.decays=0.9,0.05", "--metrics.log_freq=5"]
     assert train("run", *arguments) == 0
     run = Folder(tmp_path / "run")
-    found = rows(run)
+    found = run.validation()
     assert [row["step"] for row in found] == [3, 6, 8]
     assert all(row["samples"] == 9 and row["weights"] == "ema:0.9" for row in found)
     names = ["raw", "ema:0.05", "ema:0.9"]
@@ -143,12 +119,11 @@ def test_training_is_the_same_without_it(tmp_path, train, options, more):
     off = "--validation.no-enable"
     assert train("without", *options, off, "--training.steps=5", *more) == 0
     run, expected = Folder(tmp_path / "with"), Folder(tmp_path / "without")
-    assert len(rows(run)) == 2 and not (expected.path / "validation.jsonl").exists()
+    assert len(run.validation()) == 2 and not (expected.path / "validation.jsonl").exists()
     assert run.losses() == expected.losses() and len(run.losses()) == 5
-    assert [row["grad_norm"] for row in run.metrics()] == [
-        row["grad_norm"] for row in expected.metrics()
-    ]
-    assert_equal(weights(run, 5), weights(expected, 5))
+    norms = [[row["grad_norm"] for row in each.metrics()] for each in (run, expected)]
+    assert norms[0] == norms[1]
+    assert_equal(run.tensors(5), expected.tensors(5))
 
 
 @pytest.mark.parametrize("at", [4, 8])
@@ -161,7 +136,7 @@ def test_a_kill_within_a_validation_leaves_no_row_out(tmp_path, train, options, 
 
         def dies(loss, gains):
             if len(calls) == at // 2 - 1:  # of two for each validation: the second, of the average
-                raise RuntimeError("killed")
+                killed()
             calls.append(gains)
             return measure(loss, gains)
 
@@ -169,51 +144,40 @@ def test_a_kill_within_a_validation_leaves_no_row_out(tmp_path, train, options, 
         patch.setattr(HeldoutLoss, "measure", dies)
         with pytest.raises(RuntimeError, match="killed"):
             train("killed", *arguments)
-    killed, expected = Folder(tmp_path / "killed"), Folder(tmp_path / "unbroken")
-    assert f"step-{at}" in killed.checkpoints()
-    assert train("killed", *arguments) == 0
-    assert measured(killed) == measured(expected)
-    assert train("killed", *arguments) == 0  # once more, and nothing is due
-    assert measured(killed) == measured(expected)
-    assert_equal(weights(killed, 8), weights(expected, 8))
+    run, expected = Folder(tmp_path / "killed"), Folder(tmp_path / "unbroken")
+    assert f"step-{at}" in run.checkpoints()
+    for _ in range(2):  # once more, and nothing is due
+        assert train("killed", *arguments) == 0
+        assert measured(run) == measured(expected) and len(measured(run)) == 2
+    assert_equal(run.tensors(8), expected.tensors(8))
 
 
 def test_a_kill_between_the_row_and_its_checkpoint(tmp_path, train, options, monkeypatch):
     """The best step of no regular save: its row goes, with the steps that are trained again."""
     arguments = [*options, "--training.steps=4", "--checkpoint.interval=100"]
     with monkeypatch.context() as patch:
-        patch.setattr(RunCheckpointer, "keep", kill)
+        patch.setattr(RunCheckpointer, "keep", killed)
         with pytest.raises(RuntimeError, match="killed"):
             train("run", *arguments)
     run = Folder(tmp_path / "run")
     before = measured(run)
     assert [row["step"] for row in before] == [3] and not (run.path / "checkpoint").exists()
     assert train("run", *arguments) == 0
-    assert [row["step"] for row in rows(run)] == [3, 4] and measured(run)[:1] == before
+    assert [row["step"] for row in run.validation()] == [3, 4] and measured(run)[:1] == before
 
 
-def test_undone_steps_are_validated_once(tmp_path, train, options, monkeypatch):
+def test_undone_steps_are_validated_once(
+    tmp_path, train, options, bad_batches, skip_from_the_start
+):
     """Bad steps right after a validation, and at one."""
-    loss_sums, init = ForwardPass.loss_sums, LatentDataLoader.__init__
-    bad = {3: math.nan, 6: math.nan}
-
-    def planted(forward_pass, batch, labels, step):
-        factor = bad.get(int(batch["global_batch"]), 1.0)
-        return tuple(each * factor for each in loss_sums(forward_pass, batch, labels, step))
-
-    monkeypatch.setattr(ForwardPass, "loss_sums", planted)
+    bad_batches.update({3: math.nan, 6: math.nan})
     arguments = [*options, "--training.steps=6", "--metrics.log_freq=100"]
     assert train("run", *arguments) == 0
-    bad.clear()
-
-    def skipping(loader, *positional, **named):
-        init(loader, *positional, **named)
-        loader.skipped = {3, 6}
-
-    monkeypatch.setattr(LatentDataLoader, "__init__", skipping)
+    bad_batches.clear()
+    skip_from_the_start([3, 6])
     assert train("expected", *arguments) == 0
     run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
-    assert [row["step"] for row in rows(run)] == [3, 6]
+    assert [row["step"] for row in run.validation()] == [3, 6]
     assert measured(run) == measured(expected)
 
 
@@ -229,8 +193,8 @@ def test_rows_after_a_rollback_are_measured_anew(tmp_path, train, options, after
     # Or the average, which is not broken yet, has the best loss, and the broken weights are kept with it.
     assert train("run", *arguments, "--validation.keep_best=heldout_loss_raw") == 0
     run = Folder(tmp_path / "run")
-    assert [row["step"] for row in rows(run)] == [3, 6, 9]
-    assert all(math.isfinite(row["heldout_loss_raw"]) for row in rows(run))
+    assert [row["step"] for row in run.validation()] == [3, 6, 9]
+    assert all(math.isfinite(row["heldout_loss_raw"]) for row in run.validation())
     text = (run.path / "validation.jsonl").read_text() + (run.path / "metrics.jsonl").read_text()
     assert "NaN" not in text
 
@@ -301,10 +265,8 @@ def test_the_model_is_left_as_it_was():
 def test_sharded_weights_are_gathered_anew(one_process_group):
     """FSDP keeps the gathered weights of the root for the next pass."""
     args = small_args(dim=16, latent_channels=4, text_vocab_size=9)
-    model = random_model(args)
-    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
     precision = MixedPrecisionPolicy(param_dtype=torch.float32, cast_forward_inputs=False)
-    apply_fsdp(model, mesh, precision, reshard_after_forward=False, cpu_offload=False)
+    model = sharded_alone(random_model(args), precision, reshard_after_forward=False)
     torch.manual_seed(0)
     inputs = full_inputs(args, 2, 6, 3, 4)
     ema = EMA(model, [0.5])
