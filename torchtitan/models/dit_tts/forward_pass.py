@@ -52,7 +52,7 @@ class ForwardPass:
     Args:
         config: the run's, as upstream sees it.
         model: the network, with its parallelism.
-        text_encoder: the frozen one beside the model.
+        text_encoder: the frozen one outside the model.
         first_condition_id: the first id of conditioning tokens, which a text encoder does not see.
         loss_fn: (prediction, target, frame_mask) to (B,) losses, each summed over valid frames.
         amp: context of the network's precision.
@@ -96,7 +96,7 @@ class ForwardPass:
         return {**moved, "text_rows": rows.to(self.device) if rows is not None else None}
 
     def text_rows(self, batch: dict[str, Any]) -> TextRows | None:
-        """How the batch's texts go through a pretrained encoder, inside the model or beside it."""
+        """How the batch's texts go through a pretrained encoder, inside the model or outside."""
         encoder = self.text_encoder or self.model.text_encoder
         if not isinstance(encoder, PretrainedTextEncoder):
             return None
@@ -143,7 +143,7 @@ class ForwardPass:
         return loss, total
 
     def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
-        """(B, L, h) of a text encoder beside the model; None where it is inside."""
+        """(B, L, h) of a text encoder outside the model; None where it is inside."""
         if self.text_encoder is None:
             return batch.get("text_features")
         ids, mask, *_ = _conditions(batch)
@@ -154,8 +154,8 @@ class ForwardPass:
         inputs = _conditions(batch)
         features = self._text_features(batch)
         with self.amp:
-            rows, places = batch["text_rows"], batch["text_positions"]
-            return self.model.encode_conditions(*inputs, features, rows, places)
+            rows, positions = batch["text_rows"], batch["text_positions"]
+            return self.model.encode_conditions(*inputs, features, rows, positions)
 
     def denoise(self, *inputs: Any) -> torch.Tensor:
         with self.amp:

@@ -86,7 +86,7 @@ def validate_config(
     )
     require(
         "\0" not in config.job.dump_folder,
-        f"[job] dump_folder = {config.job.dump_folder!r} is no path; give that of a folder",
+        f"[job] dump_folder = {config.job.dump_folder!r} is no path; give the path of a folder",
     )
     dp_degree = data_parallel_degree(config, world_size)
     global_batch, steps = batch_split(config.training, dp_degree)
@@ -165,7 +165,7 @@ def _check_validation(config: JobConfig) -> None:
         or (not validation.enable and is_higher_better(figure) is not None),
         f"[validation] keep_best = {figure!r} is no figure that is measured; allowed are "
         f"{', '.join((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))}, at one of times such as heldout_loss_at_0.9, "
-        f"of certain weights such as heldout_loss_raw, or an empty string; those of speech need [samples] "
+        f"of certain weights such as heldout_loss_raw, or an empty string; figures of speech need [samples] "
         f"freq and what measures them",
     )
     require(

@@ -107,7 +107,7 @@ def is_exported(folder: str | os.PathLike) -> bool:
 
 
 def files_read(folder: Path) -> list[str]:
-    """Files that a manifest must list: those of every export, and others that exist and are read."""
+    """Files that a manifest must list: every export's, and others that exist and are read."""
     found = {name for name in READ if (folder / name).exists()}
     encoder = {f"{TEXT_ENCODER}/{path.name}" for path in folder.glob(f"{TEXT_ENCODER}/[!.]*")}
     return sorted({*_ALWAYS_READ, *found, *encoder})
@@ -175,7 +175,7 @@ def check_initial_weights(checkpoint: Checkpoint) -> None:
     key = f"[checkpoint] initial_load_path = {checkpoint.initial_load_path!r}"
     if not path.is_dir():
         raise InputError(
-            f"{key} is not a folder; give that of one checkpoint, for example "
+            f"{key} is not a folder; give the folder of one checkpoint, for example "
             f"outputs/NAME/checkpoint/step-1000, or one that titan-tts export wrote"
         )
     if is_exported(path):

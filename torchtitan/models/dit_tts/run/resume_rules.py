@@ -1,4 +1,4 @@
-"""Compares what a checkpoint was trained with and the config of the run that loads it."""
+"""Compares what a checkpoint was trained with to the config that loads it."""
 
 import re
 from collections.abc import Collection
@@ -28,12 +28,12 @@ def trained_with(config: JobConfig) -> dict[str, Any]:
 def check_trained_with(
     path: Path, training: dict[str, Any], allowed: Collection[str], resumes: bool
 ) -> None:
-    """Compares what a checkpoint was trained with and what the run that loads it trains with.
+    """Refuses a checkpoint that was trained otherwise than its new run trains.
 
     Args:
-        training: `trained_with` of the run.
+        training: the run's `trained_with`.
         allowed: [resume] allow.
-        resumes: whether the run goes on; else it begins with the checkpoint's weights.
+        resumes: the run continues; else it begins with the checkpoint's weights.
     """
     try:
         # What an earlier version did not record, or this one has no more, has the value that changes nothing.

@@ -65,7 +65,7 @@ class _TensorBoard:
 
 
 class _WandB:
-    """A run at W&B, which every start of the run continues: its id is kept in the run folder.
+    """A run at W&B, which every start continues: the run folder keeps its id.
 
     W&B drops what is logged at a smaller step than before, as a resume does; so our step is a metric of
     its own, over which W&B plots the others.
