@@ -35,7 +35,7 @@ COMMAND_LAYERS = [
     {"plan", "prepare", "doctor"},
     {"speak", "grids"},
     {"evaluate", "export", "serving"},
-    {"launch.torchrun", "launch.slurm_script"},
+    {"launch.torchrun"},
     {"launch.train_command", "launch.slurm_command", "checkpoint_command", "configs_command"},
     {"cli"},
 ]

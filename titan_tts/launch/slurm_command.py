@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from titan_tts.launch.slurm_script import Job, batch_script
+from titan_tts.launch.supervisor import FIRST_PORT, PORTS
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError, check_range
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.files import check_writable, write_atomic
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
 
+_BODY = Path(__file__).with_name("job.sh")
 _MAX_NODES = 10_000
 _NAME = re.compile(r"[\w.,:@%+=/-]+", re.ASCII)
 _TIME = re.compile(r"\d[\d:-]*", re.ASCII)
@@ -103,21 +104,7 @@ def run(options: Options) -> int:
 
     config = load_config(["--job.config_file", str(path), *options.config_args])
     _check_sizes(config, options, range(smallest, largest + 1))
-    script = batch_script(
-        Job(
-            directives=_directives(options, config.job.experiment),
-            python=_python(options),
-            config=path,
-            config_args=options.config_args,
-            run_folder=run_folder_path(config).absolute(),
-            work_folder=Path.cwd(),
-            gpus_per_node=options.gpus_per_node,
-            max_requeues=options.max_requeues,
-            port=options.port,
-            setup=options.setup,
-            variables=_variables(options.nccl),
-        )
-    )
+    script = _script(options, path, config.job.experiment, run_folder_path(config).absolute())
     _check_script(script)
     if options.out is not None:
         check_writable(options.out, "--out")
@@ -161,6 +148,31 @@ def _check_sizes(config: "JobConfig", options: Options, sizes: range) -> None:
     accelerator = "cpu" if options.no_gpu_request else "cuda"
     for nodes in sizes:
         validate_config(config, nodes * options.gpus_per_node, flavors, accelerator)
+
+
+def _script(options: Options, config: Path, experiment: str, run_folder: Path) -> str:
+    """Directives and settings, all checked or quoted here, and `job.sh`, which all jobs share; for sbatch or,
+    inside an allocation, for bash."""
+    port = str(options.port or f"$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))")
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH --{each}" for each in _directives(options, experiment)),
+        "",
+        f"cd -- {shlex.quote(str(Path.cwd()))} || exit 1",
+        *(f"{line} || exit 1" for line in options.setup),
+        "set -uo pipefail",  # not before: activating an environment may read what is not set
+        *(f"export {n}={shlex.quote(value)}" for n, value in _variables(options.nccl).items()),
+        f"python=({shlex.join(_python(options))})",
+        f"config={shlex.quote(str(config))}",
+        f"config_arguments=({shlex.join(options.config_args)})",
+        f"folder={shlex.quote(str(run_folder))}",
+        f"gpus_per_node={options.gpus_per_node}",
+        f"max_requeues={options.max_requeues}",
+        f"port={port}",
+        "",
+        _BODY.read_text(),
+    ]
+    return "\n".join(lines)
 
 
 def _directives(options: Options, experiment: str) -> list[str]:

@@ -26,8 +26,8 @@ ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_PORT = 15_000
-"""first port at which nodes meet; the job's id selects one of as many"""
+FIRST_PORT, PORTS = 15_000, 15_000
+"""at which nodes meet, below Linux's ephemeral ports, which begin at 32768; the job's id selects one"""
 _POLL_SECONDS = 0.05
 
 
@@ -100,7 +100,8 @@ def train_command(
     if nodes == 1:
         count = ["--nproc", str(processes)] if processes > 1 else []
         return [*train, *count, *arguments]
-    meeting = f"{socket.gethostname()}:{_PORT + int(os.environ.get('SLURM_JOB_ID', '0')) % _PORT}"
+    port = FIRST_PORT + int(os.environ.get("SLURM_JOB_ID", "0")) % PORTS
+    meeting = f"{socket.gethostname()}:{port}"
     return [
         *("srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1"),
         *("--cpu-bind", "none", *train, "--nodes", str(nodes)),
