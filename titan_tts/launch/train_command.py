@@ -83,7 +83,7 @@ def train(args: list[str]) -> int:
     """Trains by the command line of one process, or prints a plan with --dry-run. Returns the exit status."""
     dry_run = take_options(args)
     if dry_run is not None and {"-h", "--help", "--help-all"}.isdisjoint(args):
-        return run_dry(dry_run)
+        return run_dry(*dry_run)
     from torchtitan.models.dit_tts import main
 
     return main.train(args)

@@ -31,7 +31,7 @@ from torchtitan.models.dit_tts.model.flops import Lengths
 
 @dataclass(frozen=True)
 class ActivationMemory:
-    """Bytes beside weights and their gradients."""
+    """Bytes in addition to weights and their gradients."""
 
     batch: int
     """the micro-batch itself, with noise, target and text features"""
@@ -129,10 +129,8 @@ def kind_memory(
     samples: int,
     lengths: Lengths,
     kind: str,
-    *,
     sharded: bool,
     encoders: dict[type, BlockCompiler],
-    tensor: int = 1,
 ) -> KindMemory:
     """
     Args:
@@ -141,22 +139,14 @@ def kind_memory(
         kind: as `blocks_by_checkpointing` names it.
         sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
         encoders: compilers of encoder blocks, used again by the next call.
-        tensor: GPUs that share the samples.
     """
     budget = config.activation_checkpoint.memory_budget if kind == "memory_budget" else 1.0
     decoder = BlockCompiler(kind == "selective", budget)
     compiler = ModelCompiler(compiled_stacks(config), decoder, encoders)
-    options: dict[str, Any] = {"sharded": sharded, "compiler": compiler, "tensor": tensor}
+    sizes = [replace(args, n_layers=n, ctc_layer=min(args.ctc_layer, 2)) for n in (2, 3)]
+    shape = samples, lengths, kind
     two, three = (
-        measure(
-            config,
-            replace(args, n_layers=n, ctc_layer=min(args.ctc_layer, 2)),
-            samples,
-            lengths,
-            kind,
-            **options,
-        )
-        for n in (2, 3)
+        measure(config, each, *shape, sharded=sharded, compiler=compiler) for each in sizes
     )
     block = three.saved - two.saved
     shared = two.saved - 2 * block
@@ -180,14 +170,13 @@ def measure(
     checkpointing: str,
     *,
     sharded: bool,
-    tensor: int = 1,
     fake: bool = True,
     compiler: ModelCompiler | None = None,
 ) -> ActivationMemory:
     """Bytes of one forward and backward pass of a model with exactly these sizes.
 
     Args:
-        samples, lengths, sharded, tensor: as in `kind_memory`.
+        samples, lengths, sharded: as in `kind_memory`.
         checkpointing: of every block, as `blocks_by_checkpointing` names it.
         fake: false computes with data, on the CPU.
         compiler: compiles the blocks.
@@ -202,7 +191,7 @@ def measure(
         modes.enter_context(torch.device("cpu"))
         with set_default_dtype(own_dtype):
             model: Any = get_train_spec().model_cls(args)
-        if tensor > 1:
+        if (tensor := config.parallelism.tensor_parallel_degree) > 1:
             keep_part(model, tensor)
         compiler.install(model)
         partitioned = checkpointing in ("selective", "memory_budget")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from titan_tts.plan.devices import Cluster, check_device, device_of, with_peak
-from titan_tts.plan.plan import Planner
-from titan_tts.plan.predictions import Batches
+from titan_tts.plan.plan import Batches, Planner
 from titan_tts.plan.step_time import GUESS, MEASURED_ERROR, Factor
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.manager import config_from_dict
@@ -113,8 +112,8 @@ def _compare_report(report: dict[str, Any], where: str) -> Comparison:
 
 
 def save_factors(comparisons: list[Comparison]) -> dict[str, Factor]:
-    """Saves the factor of each GPU, the median over its runs, to the user's file, beside those of other
-    GPUs. Communication counts as computation, so take runs on one GPU or in one node."""
+    """Saves the factor of each GPU, the median over its runs, to the user's file, which keeps other GPUs'
+    factors. Communication counts as computation, so take runs on one GPU or in one node."""
     values: dict[str, list[float]] = {}
     for each in comparisons:
         values.setdefault(each.device, []).append(each.measured_factor)

@@ -2,33 +2,24 @@
 
 AOT autograd traces a block forward and backward with Inductor's decompositions, and Inductor's min-cut
 partitioner chooses what the forward graph hands to the backward graph. Both are the compiler's own, so
-the saved bytes are those of a compiled block. The graphs then run operation by operation, so that the
+the saved bytes are a compiled block's. The graphs then run operation by operation, so that the
 working memory is an upper bound: Inductor's fused kernels hold fewer values at once.
 """
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compat import (
     functorch_config,
     tree_flatten,
     tree_unflatten,
 )
 from torchtitan.models.dit_tts.infra.compile import stacks
-
-
-def with_blocks(config: JobConfig, compiled: bool) -> JobConfig:
-    """The config with the decoder's blocks compiled, or with nothing compiled."""
-    components = list(dict.fromkeys([*config.compile.components, "model"]))
-    changed = replace(config.compile, enable=compiled, components=components)
-    return replace(config, compile=changed)
 
 
 class _Plain(nn.Module):
@@ -53,13 +44,13 @@ class BlockCompiler:
             budget: [activation_checkpoint] memory_budget.
         """
         self.graphs: list[list[str]] = []
-        """operations of each graph; those of two shapes differ where the compiler decided otherwise"""
+        """operations of each graph; two shapes' graphs differ where the compiler decided otherwise"""
         self._keep_products = keep_products
         self._budget = budget
         self._compiled: dict[Any, Callable] = {}
 
     def install(self, blocks: Iterable[nn.Module]) -> None:
-        """Replaces the blocks' forward in place. The first pass of a shape makes its graphs."""
+        """Repositions the blocks' forward in place. The first pass of a shape makes its graphs."""
         for block in blocks:
             block.forward = self._bind(block)
 
@@ -69,8 +60,8 @@ class BlockCompiler:
 
         def forward(*args: Any, **kwargs: Any) -> torch.Tensor:
             leaves, spec = tree_flatten((args, kwargs))
-            places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-            tensors, values = [leaves[i] for i in places], list(parameters.values())
+            positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+            tensors, values = [leaves[i] for i in positions], list(parameters.values())
             key = torch.is_autocast_enabled("cpu"), *((t.shape, t.dtype) for t in tensors + values)
             if key not in self._compiled:
 
@@ -78,8 +69,8 @@ class BlockCompiler:
                     values: list[torch.Tensor], tensors: list[torch.Tensor]
                 ) -> torch.Tensor:
                     filled = list(leaves)
-                    for place, tensor in zip(places, tensors, strict=True):
-                        filled[place] = tensor
+                    for position, tensor in zip(positions, tensors, strict=True):
+                        filled[position] = tensor
                     args, kwargs = tree_unflatten(filled, spec)
                     named = dict(zip(parameters, values, strict=True))
                     return torch.func.functional_call(plain, named, args, kwargs)

@@ -1,6 +1,6 @@
 """GPUs that a plan can be made for: memory, bandwidth and links of their datasheets.
 
-The dense bf16 peaks are those of `metrics`, which divides by them for MFU.
+The dense bf16 peaks come from `metrics`, which divides by them for MFU.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,6 @@
 """`--dry-run`: the plan of a training command without a named GPU; nothing is started."""
 
 import os
-from dataclasses import dataclass
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run.launcher import launcher_number
@@ -9,19 +8,8 @@ from torchtitan.models.dit_tts.run.launcher import launcher_number
 _FLAG, _GPUS = "--dry-run", "--dry-run-gpus"
 
 
-@dataclass(frozen=True)
-class DryRunOptions:
-    """The dry run's flags, taken out of a training command."""
-
-    config_args: list[str]
-    """the arguments of the training command"""
-
-    gpus: int | None = None
-    """processes that the run would have; None: WORLD_SIZE, or the degrees in [parallelism]"""
-
-
-def take_options(args: list[str]) -> DryRunOptions | None:
-    """Takes the dry run's flags out of a command line; None where there is none."""
+def take_options(args: list[str]) -> tuple[list[str], int | None] | None:
+    """(the other arguments, the number of GPUs if given) of a command line with the dry run's flags, else None."""
     rest: list[str] = []
     asked, gpus = False, None
     words = iter(args)
@@ -36,11 +24,15 @@ def take_options(args: list[str]) -> DryRunOptions | None:
             asked = True
         else:
             rest.append(word)
-    return DryRunOptions(rest, gpus) if asked else None
+    return (rest, gpus) if asked else None
 
 
-def run_dry(options: DryRunOptions) -> int:
-    """Prints the report. Returns the exit status."""
+def run_dry(config_args: list[str], gpus: int | None) -> int:
+    """Prints the report. Returns the exit status.
+
+    Args:
+        gpus: processes that the run would have; None: WORLD_SIZE, or the degrees in [parallelism].
+    """
     if launcher_number("RANK", "0") > 0:
         return 0  # under torchrun, one process prints it
     from titan_tts.plan.plan import make_summary
@@ -49,9 +41,9 @@ def run_dry(options: DryRunOptions) -> int:
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
 
     quiet_known_warnings()
-    config = load_config(options.config_args)
-    if options.gpus is not None:
-        gpus, why = options.gpus, _GPUS
+    config = load_config(config_args)
+    if gpus is not None:
+        why = _GPUS
     elif "WORLD_SIZE" in os.environ:
         gpus, why = launcher_number("WORLD_SIZE"), "the number of processes"
     else:

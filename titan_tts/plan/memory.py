@@ -3,7 +3,7 @@
 Activations of every shape are predicted from a few measured passes, because sizes are affine: over B
 samples of T frames, L text tokens and R reference frames a pass holds a + B (b + c T + d L + e R) bytes.
 Passes with two sample counts, half the frames, half the text and half the reference give the five
-numbers. (Tables of angles grow with T but not with B: nothing beside a micro-batch of any use.)
+numbers. (Tables of angles grow with T but not with B: little next to a micro-batch.)
 
 Under a memory budget the compiler decides again at every shape, and its decision can differ from one
 shape to the next. Such blocks are measured near the config's own micro-batch, and without shards, where
@@ -20,7 +20,6 @@ import numpy as np
 from titan_tts.plan.activations import ActivationMemory, KindMemory, activation_memory, kind_memory
 from titan_tts.plan.compiled_block import BlockCompiler
 from titan_tts.plan.devices import Device
-from titan_tts.plan.states import StateMemory
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_stacks
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
@@ -34,8 +33,8 @@ FRAGMENTED_FRACTION = 0.04
 """of a GPU's memory: reserved by the allocator and not usable; a guess"""
 
 _MAX_SAMPLES = 4096
-# Of the passes. One sample would not do: what is laid out by samples is then not copied.
 _SAMPLES = 2
+"""of a pass; with a single one, tensors that are laid out by samples are not copied"""
 
 
 class Activations:
@@ -63,23 +62,14 @@ class Activations:
             sharded: as in `kind_memory`.
         """
         options, stacks = config.activation_checkpoint, compiled_stacks(config)
-        blocks = blocks_by_checkpointing(
-            options, self._args.n_layers, compiled=blocks_compiled(config)
-        )
+        blocks = blocks_by_checkpointing(config, self._args.n_layers)
         found, tensor = {}, config.parallelism.tensor_parallel_degree
         for kind in blocks:
             budget = options.memory_budget if kind == "memory_budget" else None
             key = kind, budget, stacks, sharded, tensor, samples, lengths
             if key not in self._kinds:
                 self._kinds[key] = kind_memory(
-                    config,
-                    self._args,
-                    samples,
-                    lengths,
-                    kind,
-                    sharded=sharded,
-                    encoders=self._encoders,
-                    tensor=tensor,
+                    config, self._args, samples, lengths, kind, sharded, self._encoders
                 )
             found[kind] = self._kinds[key]
         return activation_memory(blocks, found), [each.graphs for each in found.values()]
@@ -157,18 +147,6 @@ class MemoryNeed:
     """maximum of what allocations may add up to"""
 
     fits: bool
-
-
-def states_total(states: StateMemory) -> int:
-    """Bytes on the GPU whatever the batch."""
-    lasting = states.weights + states.gradients + states.optimizer + states.ema
-    return (
-        (0 if states.offloaded else lasting)
-        + states.gathered.total
-        + states.unsharded_gradients
-        + states.encoder
-        + states.encoder_gathered.total
-    )
 
 
 def capacity(device: Device) -> int:

@@ -48,12 +48,9 @@ class Part:
     note: str = ""
 
 
-def trained_total(parts: Iterable[Part]) -> int:
-    return sum(part.parameters for part in parts if part.trained)
-
-
-def frozen_total(parts: Iterable[Part]) -> int:
-    return sum(part.parameters for part in parts if not part.trained)
+def total(parts: Iterable[Part], *, trained: bool) -> int:
+    """Parameters of the trained or of the frozen parts."""
+    return sum(part.parameters for part in parts if part.trained == trained)
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class ModelSizes:
 
     args: DiTTTSModelArgs
     source: HFEncoderSpec | None
-    """of a pretrained text encoder, inside the model or beside it"""
+    """of a pretrained text encoder, inside or outside the model"""
 
     unknown: tuple[str, ...]
     """sentences about what depends on the data"""
@@ -125,7 +122,7 @@ def build_on_meta(args: DiTTTSModelArgs, dtype: str) -> nn.Module:
 def count_parameters(
     model: nn.Module, encoder: Encoder, source: HFEncoderSpec | None
 ) -> list[Part]:
-    """Exact counts by part; a frozen encoder beside the model is the first row."""
+    """Exact counts by part; a frozen encoder outside the model is the first row."""
     parts: list[Part] = []
     if source is not None and encoder.frozen:
         where = "features from files, not in memory" if encoder.cache_features else encoder.dtype

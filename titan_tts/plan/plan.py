@@ -4,32 +4,32 @@
 capacity, communication and time on a named cluster, for every length bucket.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from titan_tts.plan.activations import ActivationMemory
-from titan_tts.plan.compiled_block import with_blocks
 from titan_tts.plan.devices import Cluster, Device, check_device, find_device, runs_fp8
 from titan_tts.plan.memory import (
     Activations,
     MemoryNeed,
     largest_micro_batch,
     memory_need,
-    states_total,
 )
 from titan_tts.plan.parameters import (
+    Download,
     ModelSizes,
+    Part,
     build_on_meta,
     count_parameters,
     downloads,
     model_sizes,
 )
-from titan_tts.plan.predictions import Batches, Plan, Step, Summary
 from titan_tts.plan.states import DataParallelLayout, StateMemory, state_memory
 from titan_tts.plan.step_time import (
     Collective,
     Factor,
+    Interval,
     communication,
     copied_bytes,
     optimizer_bytes,
@@ -58,6 +58,106 @@ from torchtitan.models.dit_tts.model.flops import (
     training_flops,
 )
 from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of one static shape in every step."""
+
+    lengths: Lengths
+    """padded"""
+
+    micro_batch: int
+    """samples of one rank"""
+
+    accumulation: int
+    """micro-batches per step"""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Predictions that hold for any kind of GPU."""
+
+    config: JobConfig
+    layout: DataParallelLayout
+    parts: list[Part]
+    unknown: tuple[str, ...]
+    """sentences about what depends on the data"""
+
+    states: StateMemory
+    downloads: list[Download]
+    longest: Batches
+    """of the longest bucket"""
+
+    samples: int
+    """per step, of all ranks"""
+
+    flops: int
+    """per step of the longest bucket, of all ranks: training FLOPs without recomputation"""
+
+    encoder_flops: int
+    """likewise of a pretrained text encoder"""
+
+    volumes: dict[str, float]
+    """bytes through one rank in that step, by collective"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted optimizer step with micro-batches of one shape."""
+
+    batches: Batches
+    memory: MemoryNeed
+    time: dict[str, float]
+    """seconds of each part"""
+
+    seconds: Interval
+    flops: int
+    """of all ranks, without recomputation"""
+
+    mfu: Interval
+    """over the dense bf16 peak, also in fp8"""
+
+    samples_per_second: Interval
+    communication: tuple[Collective, ...]
+    fraction: float = 1.0
+    """of a run's steps"""
+
+    largest: int = 0
+    """micro-batch of this shape that fits, in samples"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A config on a cluster, as `titan-tts plan` prints it; the whole run has lengths of [benchmark]."""
+
+    summary: Summary
+    cluster: Cluster
+    factor: Factor
+    longest: Step
+    peak_bucket: Step
+    """of all buckets, the one that needs the most memory"""
+
+    largest: int
+    """local_batch_size with which every bucket fits"""
+
+    buckets: list[Step]
+    mean_seconds: Interval
+    """of a step, over the buckets"""
+
+    mean_mfu: Interval
+    global_batches: float
+    """complete ones of all steps; fewer than steps where there is a batch ramp"""
+
+    warmup_batches: float
+    hours_per_step: float
+    """of audio without padding, in the mean over complete steps"""
+
+    gpu_hours: Interval
+    """without validation, checkpoints and restarts"""
+
+    cost: Interval | None
+    """None: no price was given"""
 
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:
@@ -137,7 +237,7 @@ class Planner:
     def memory(self, config: JobConfig, device: Device, batches: Batches) -> MemoryNeed:
         sharded = layout_of(config, self.gpus).sharded
         activations = self.activations.memory(config, sharded, batches.micro_batch, batches.lengths)
-        return memory_need(states_total(self.states(config)), activations, device)
+        return memory_need(self.states(config).on_gpu, activations, device)
 
     def largest(self, config: JobConfig, device: Device, batches: Batches) -> int:
         """The largest micro-batch of this shape that fits."""
@@ -154,8 +254,7 @@ class Planner:
     ) -> tuple[Collective, ...]:
         """Of one rank in a step."""
         args, layout = self.sizes.args, layout_of(config, self.gpus)
-        options, compiled = config.activation_checkpoint, blocks_compiled(config)
-        blocks = blocks_by_checkpointing(options, args.n_layers, compiled=compiled)
+        blocks = blocks_by_checkpointing(config, args.n_layers)
         sums = tensor_sums(config, args, batches.micro_batch, batches.lengths, layout, blocks)
         return communication(
             config,
@@ -171,9 +270,8 @@ class Planner:
     def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
         args, samples, lengths = self.sizes.args, batches.micro_batch, batches.lengths
         layout, states = layout_of(config, self.gpus), self.states(config)
-        compiled, options = blocks_compiled(config), config.activation_checkpoint
-        blocks = blocks_by_checkpointing(options, args.n_layers, compiled=compiled)
-        tensor = layout.tensor
+        blocks, tensor = blocks_by_checkpointing(config, args.n_layers), layout.tensor
+        compiled = blocks_compiled(config)
         pointwise, kernels = pointwise_work(args, lengths.frames, blocks, compiled, tensor)
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
@@ -235,7 +333,7 @@ def make_summary(config: JobConfig, gpus: int) -> tuple[Summary, ActivationMemor
     planner = Planner(config, gpus)
     summary, longest = planner.summary(), planner.longest
     # Compiling blocks takes most of a plan's time.
-    eager = with_blocks(planner.config, False)
+    eager = replace(planner.config, compile=replace(planner.config.compile, enable=False))
     activations, _ = planner.activations.measured(
         eager, summary.layout.sharded, longest.micro_batch, longest.lengths
     )

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
-from titan_tts.plan.parameters import frozen_total, trained_total
-from titan_tts.plan.predictions import Plan, Step, Summary
+from titan_tts.plan.parameters import total
+from titan_tts.plan.plan import Plan, Step, Summary
 from titan_tts.plan.states import StateMemory, UnshardedWeights
 from titan_tts.plan.step_time import Collective, Factor, Interval
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
@@ -112,8 +112,10 @@ def _cluster(cluster: Cluster, factor: Factor) -> list[str]:
 def _parameters(summary: Summary) -> list[str]:
     parts = summary.parts
     rows = [(p.name, p.parameters, p.note or ("trained" if p.trained else "")) for p in parts]
-    rows.append(("trained", trained_total(parts), "optimizer, EMA and checkpoints have these"))
-    rows.append(("frozen", frozen_total(parts), ""))
+    rows.append(
+        ("trained", total(parts, trained=True), "optimizer, EMA and checkpoints have these")
+    )
+    rows.append(("frozen", total(parts, trained=False), ""))
     width = max(len(name) for name, _, _ in rows)
     table = [f"{name:{width}}  {number:>15,}  {note}".rstrip() for name, number, note in rows]
     return [*table, *(f"not known yet: {sentence}" for sentence in summary.unknown)]
@@ -176,9 +178,8 @@ def _gathered(what: str, gathered: UnshardedWeights) -> MemoryLine:
 def _offloaded(states: StateMemory) -> list[str]:
     if not states.offloaded:
         return []
-    size = states.weights + states.gradients + states.optimizer + states.ema
     return [
-        f"in the machine's memory for each GPU: {_bytes(size)} of weights, gradients, optimizer and EMA "
+        f"in the machine's memory for each GPU: {_bytes(states.lasting)} of weights, gradients, optimizer and EMA "
         f"([training] enable_cpu_offload)"
     ]
 

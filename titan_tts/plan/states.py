@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims, parallel_dims
@@ -22,6 +21,7 @@ from titan_tts.plan.parameters import build_on_meta
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron, Optimizer
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
+from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -87,14 +87,25 @@ class StateMemory:
     """complete gradients of the largest unit and the input of their reduce-scatter"""
 
     encoder: int
-    """a frozen text encoder beside the model"""
+    """a frozen text encoder outside the model"""
 
     encoder_gathered: UnshardedWeights
     encoder_units: int
     """of a sharded one, gathered one after another; 0: not sharded"""
 
     offloaded: bool
-    """weights, gradients, optimizer and EMA are in the machine's memory, not the GPU's"""
+    """the lasting ones are in the machine's memory, not the GPU's"""
+
+    @property
+    def lasting(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.ema
+
+    @property
+    def on_gpu(self) -> int:
+        """Whatever the batch."""
+        lasting = 0 if self.offloaded else self.lasting
+        whole = self.gathered.total + self.unsharded_gradients
+        return lasting + whole + self.encoder + self.encoder_gathered.total
 
 
 @contextlib.contextmanager
@@ -146,9 +157,9 @@ def state_memory(
     model = build_on_meta(args, config.training.dtype)
     with fake_process_group(layout) as dims:
         model = get_train_spec().parallelize_fn(model, dims, plain)
-        parameters = [_local(parameter) for parameter in model.parameters()]
+        parameters = [local_tensor(parameter) for parameter in model.parameters()]
         # As `infra.ema` does, which averages no alignment head.
-        averaged = [_local(p) for name, p in model.named_parameters() if not is_of_head(name)]
+        averaged = [local_tensor(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
         gathered, largest = _gathered(model)
         frozen_encoder = _frozen_encoder(config, source, dims)
@@ -166,13 +177,9 @@ def state_memory(
     return StateMemory(*lasting, gathered, transient, *frozen_encoder, offloaded)
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def _padded_bytes(module: nn.Module) -> int:
     """FSDP2 pads each shard of a parameter to the length of the longest."""
-    return sum(_local(p).untyped_storage().nbytes() for p in module.parameters())
+    return sum(local_tensor(p).untyped_storage().nbytes() for p in module.parameters())
 
 
 def _optimizer(model: nn.Module, options: Optimizer) -> int:
@@ -180,7 +187,7 @@ def _optimizer(model: nn.Module, options: Optimizer) -> int:
     muon = set(map(weight_of, matmul_weights(model))) if options.name == "Muon" else set()
     total = 0
     for parameter in model.parameters():
-        local = _local(parameter)
+        local = local_tensor(parameter)
         numbers = local.numel()
         if parameter in muon:
             total += local.nbytes
@@ -199,7 +206,7 @@ def _optimizer(model: nn.Module, options: Optimizer) -> int:
 def _frozen_encoder(
     config: JobConfig, source: HFEncoderSpec | None, dims: ParallelDims
 ) -> tuple[int, UnshardedWeights, int]:
-    """(bytes, gathered weights and units of a sharded one) of an encoder beside the model."""
+    """(bytes, gathered weights and units of a sharded one) of an encoder outside the model."""
     encoder = config.encoder
     if source is None or not encoder.frozen or encoder.cache_features:
         return 0, UnshardedWeights(0, 0), 0

@@ -22,17 +22,17 @@ FORWARD, BACKWARD, TEXT_ENCODER = "forward", "backward", "text encoder"
 """Phases of a step whose computation can hide communication."""
 
 NOTHING = "nothing"
-"""beside which tensor parallelism sums: the next kernel needs the sum"""
+"""hides the sums of tensor parallelism: the next kernel needs them"""
 
 # The last part of the backward pass has nothing after it to hide behind.
 _HIDING_FRACTION = {FORWARD: 1.0, BACKWARD: 0.9, TEXT_ENCODER: 1.0}
 _BACKWARD_FRACTION = 2 / 3
 
 LINK_EFFICIENCY = 0.75
-"""fraction of the links' bandwidth that collectives reach beside the computation; a guess"""
+"""fraction of the links' bandwidth that collectives reach while the GPU computes; a guess"""
 
 RING_STEP_SECONDS = 3e-6
-"""of each step of a ring beside its bytes, inside and between nodes; a guess"""
+"""of each step of a ring in addition to its bytes, inside and between nodes; a guess"""
 
 LAUNCH_SECONDS = 2e-6
 """between the end of a kernel and the start of the next; a guess"""
@@ -53,7 +53,7 @@ _MOMENT_BYTES = {"float32": None, "bfloat16": 2, "8bit": 1}
 
 @dataclass(frozen=True)
 class Factor:
-    """A GPU's computing time over that of the roofline."""
+    """A GPU's computing time over the roofline's."""
 
     value: float
     error: float
@@ -321,7 +321,7 @@ def optimizer_bytes(config: JobConfig, states: StateMemory) -> float:
 
 
 def copied_bytes(config: JobConfig, parameters: int, layout: DataParallelLayout) -> float:
-    """Bytes read and written beside the collectives, per micro-batch."""
+    """Bytes read and written in addition to the collectives, per micro-batch."""
     training = config.training
     own = TORCH_DTYPE_MAP[training.dtype].itemsize
     if layout.sharded:

@@ -25,7 +25,6 @@ IMPORTED = [
     "titan_tts.cli",
     "titan_tts.evaluate.evaluate_command",
     "titan_tts.launch.train_command",
-    "titan_tts.plan.predictions",
     "titan_tts.prepare.pipeline",
     "titan_tts.prepare.prepare_command",
     "torchtitan.models.dit_tts.main",

@@ -11,7 +11,6 @@ from titan_tts.plan.memory import (
     capacity,
     largest_micro_batch,
     memory_need,
-    states_total,
 )
 from titan_tts.plan.parameters import model_sizes
 from titan_tts.plan.states import StateMemory, UnshardedWeights
@@ -33,8 +32,8 @@ LONGEST = Lengths(64, 40, 64)
 
 
 def test_states_are_the_sum_of_their_parts():
-    assert states_total(STATES) == 1023
-    assert states_total(replace(STATES, offloaded=True)) == 1023 - (1 + 2 + 4 + 8)
+    assert STATES.on_gpu == 1023
+    assert replace(STATES, offloaded=True).on_gpu == 1023 - (1 + 2 + 4 + 8)
 
 
 def test_a_micro_batch_fits_up_to_the_last_byte():

@@ -9,9 +9,8 @@ from titan_tts.plan.parameters import (
     build_on_meta,
     count_parameters,
     downloads,
-    frozen_total,
     model_sizes,
-    trained_total,
+    total,
 )
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -45,8 +44,8 @@ def test_a_pretrained_encoder_is_counted_where_it_belongs(frozen, tmp_path):
     model = build_on_meta(sizes.args, "float32")
     parts = count_parameters(model, config.encoder, sizes.source)
     own = 243_520
-    assert trained_total(parts) == sum(p.numel() for p in model.parameters())
-    assert frozen_total(parts) == own * frozen
+    assert total(parts, trained=True) == sum(p.numel() for p in model.parameters())
+    assert total(parts, trained=False) == own * frozen
     [encoder] = [part for part in parts if part.name.startswith("text encoder")]
     assert (encoder.parameters, encoder.trained) == (own, not frozen)
 

@@ -17,12 +17,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compat import flex_attention_op, replicate
-from torchtitan.models.dit_tts.infra.compile import apply_compile, static_shapes
+from torchtitan.models.dit_tts.infra.compile import apply_compile, blocks_compiled, static_shapes
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import blocks_of
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -48,16 +47,15 @@ MIN_BUDGET_WITHOUT_MATMULS = 0.8
 counts in compiled blocks"""
 
 
-def blocks_by_checkpointing(
-    options: ActivationCheckpoint, n_layers: int, *, compiled: bool
-) -> dict[str, int]:
+def blocks_by_checkpointing(config: JobConfig, n_layers: int) -> dict[str, int]:
     """Number of blocks by the checkpointing that upstream applies: "none", "full", "selective" (by
     operation) or "memory_budget"."""
+    options = config.activation_checkpoint
     if options.mode == "selective" and options.selective_ac_option != "op":
         full = n_layers // int(options.selective_ac_option)
         blocks = {"full": full, "none": n_layers - full}
         return {kind: count for kind, count in blocks.items() if count}
-    if options.mode == "memory_budget" and not compiled:
+    if options.mode == "memory_budget" and not blocks_compiled(config):
         return {"none": n_layers}  # the budget is the compiler's
     return {options.mode: n_layers}
 

@@ -13,7 +13,6 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.tools import utils
 
 from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig, is_pretrained
-from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import (
     MIN_BUDGET_WITHOUT_MATMULS,
     blocks_by_checkpointing,
@@ -256,9 +255,7 @@ def attention_backend(config: JobConfig) -> str:
 
 def repeated_by(config: JobConfig, args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     """FLOPs of a micro-batch's padded shapes that activation checkpointing repeats."""
-    blocks = blocks_by_checkpointing(
-        config.activation_checkpoint, args.n_layers, compiled=blocks_compiled(config)
-    )
+    blocks = blocks_by_checkpointing(config, args.n_layers)
     samples, *padded = batch.shape
     return samples * repeated_flops(args, Lengths(*padded), blocks)
 
