@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
 
 
 @dataclass
@@ -45,7 +45,6 @@ def run(options: Options) -> int:
     from titan_tts.grids.grid_run import GridRun
     from titan_tts.grids.runner import FINAL
     from titan_tts.launch.supervisor import interrupt_on_signals
-    from torchtitan.models.dit_tts.errors import quiet_known_warnings
 
     quiet_known_warnings()
     if not (options.no_analysis or options.dry_run):

@@ -31,10 +31,7 @@ from torchtitan.models.dit_tts.files import fingerprint, is_remote, local_path
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
 _AXIS_KEYS = {
     "layout": ("parallelism", ("data_parallel_replicate_degree", "data_parallel_shard_degree")),
-    "checkpointing": (
-        "activation_checkpoint",
-        ("mode", "selective_ac_option", "memory_budget"),
-    ),
+    "checkpointing": ("activation_checkpoint", ("mode", "selective_ac_option", "memory_budget")),
 }
 _CHECKS = 4
 """times that all buckets are tried together, each with smaller batches than before"""
@@ -159,12 +156,8 @@ class Autotune:
         elif not (missing := _missing(data.path)):
             dataset = open_training_data(data)
             # As the loader does, but without counting the tokens of all texts.
-            selection = select_samples(
-                dataset.frames,
-                np.zeros(len(dataset)),
-                data,
-                dataset.sample_id,
-            )
+            no_tokens = np.zeros(len(dataset))
+            selection = select_samples(dataset.frames, no_tokens, data, dataset.sample_id)
             draws = sample_draws(data, dataset, selection)
             edges = choose_edges(selection.frames, data.num_buckets, data.max_frames, draws)
             origin = "of [data] path"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from titan_tts.grids.options import Options
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings
+from torchtitan.models.dit_tts.files import check_writable, local_path, write_atomic
 
 
 def run(options: Options) -> int:
@@ -17,8 +18,6 @@ def run(options: Options) -> int:
     from titan_tts.grids.autotune import Autotune
     from titan_tts.launch.supervisor import interrupt_on_signals
     from torchtitan.models.dit_tts.config.manager import load_config
-    from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.files import check_writable, local_path, write_atomic
 
     quiet_known_warnings()
     check_writable(options.out, "--out")

@@ -81,9 +81,7 @@ class Cells:
     def __init__(self, grid: GridFile, folder: Path, base: JobConfig | None = None):
         self.grid = grid
         self.folder = folder
-        self._bases: dict[str, dict[str, Any]] = {}
-        if base is not None:
-            self._bases[grid.grid.config] = asdict(base)
+        self._bases = {} if base is None else {grid.grid.config: asdict(base)}
 
     def all(self) -> list[Cell]:
         """Every run, grouped and by growing batch, the first repeat of all before the second of any."""
@@ -135,7 +133,8 @@ class Cells:
         if chosen.get("batch") == AUTO:
             found["batch"] = AUTO
         layout = str(chosen.get("layout", ""))
-        replicas, shards = _data_parallel(config)
+        replicas = config.parallelism.data_parallel_replicate_degree
+        shards = config.parallelism.data_parallel_shard_degree
         if layout in _LAYOUTS and (layout != found["layout"] or replicas * shards * tensor != gpus):
             refused = f"{gpus} GPUs have no layout {layout}"
             found["layout"] = layout
@@ -295,12 +294,6 @@ def _checkpointing(value: Any) -> dict[str, Any]:
     raise InputError(
         f"[axes] checkpointing has {value!r}, but there are none, full, op, 'every N' and 'memory_budget F'"
     )
-
-
-def _data_parallel(config: JobConfig) -> tuple[int, int]:
-    """(replicas, shards) as configured."""
-    parallelism = config.parallelism
-    return parallelism.data_parallel_replicate_degree, parallelism.data_parallel_shard_degree
 
 
 def _name(degrees: tuple[int, int], found: Mapping[str, Any], repeat: int | None) -> str:

@@ -2,7 +2,7 @@
 
 All of it works on y = log(figure), so that effects are ratios and noise is relative.
 
-- A *cell* is the runs equal in all factors; its mean is that of y over its n repeats.
+- A *cell* is the runs equal in all factors; its mean is y's over its n repeats.
 - *Noise*: s² = Σ_cells Σ_runs (y - cell mean)² / df with df = Σ_cells (n - 1), the pooled variance. Without
   any repeat df = 0, and there are no intervals.
 - An *estimate* is a mean over P independent differences of cell means, each with weights ±1:
@@ -111,7 +111,7 @@ def matched_factors(
         totals = defaultdict(set)
         for row in rows:
             row["global_batch"] = global_batch(row)
-            totals[_key(row, others)].add(row["global_batch"])
+            totals[key_of(row, others)].add(row["global_batch"])
         if all(len(each) == 1 for each in totals.values()):
             varying = ["global_batch" if name == "accumulation" else name for name in varying]
             if len(set.union(*totals.values())) == 1:
@@ -120,7 +120,7 @@ def matched_factors(
 
 
 def together(rows: Sequence[Row], factors: Sequence[str]) -> dict[str, list[str]]:
-    """Factor -> later ones whose levels are one-to-one with its own, as of an axis "compile.mode" beside
+    """Factor -> later ones whose levels are one-to-one with its own, such as an axis "compile.mode" of
     the factor `compile`: nothing can tell their effects apart. Batch, accumulation and NO_ALTERNATIVES are
     never among them: what goes with a batch or with shorter data must not pass for the effect of a factor."""
     apart = (*NOT_COMPARED, *NO_ALTERNATIVES, "accumulation")
@@ -135,8 +135,17 @@ def together(rows: Sequence[Row], factors: Sequence[str]) -> dict[str, list[str]
     return found
 
 
-def _key(row: Row, names: Iterable[str]) -> tuple:
+def key_of(row: Row, names: Iterable[str]) -> tuple:
+    """The row's levels of these factors."""
     return tuple(row[name] for name in names)
+
+
+def grouped(rows: Iterable[Row], names: Sequence[str]) -> dict[tuple, list[Row]]:
+    """The rows of each combination of levels of `names`, in the order of the levels."""
+    found = defaultdict(list)
+    for row in rows:
+        found[key_of(row, names)].append(row)
+    return {key: found[key] for key in sorted(found, key=lambda key: [*map(level_order, key)])}
 
 
 def cells(rows: Iterable[Row], names: Sequence[str], figure: str) -> dict[tuple, np.ndarray]:
@@ -144,7 +153,7 @@ def cells(rows: Iterable[Row], names: Sequence[str], figure: str) -> dict[tuple,
     found = defaultdict(list)
     for row in rows:
         if row[figure] is not None and row[figure] > 0:
-            found[_key(row, names)].append(math.log(row[figure]))
+            found[key_of(row, names)].append(math.log(row[figure]))
     return {key: np.array(values) for key, values in found.items()}
 
 
@@ -217,16 +226,9 @@ def _best_cells(found: Mapping[tuple, np.ndarray], names: Sequence[str]) -> dict
     return best
 
 
-def by_size(rows: Iterable[Row]) -> dict[Any, list[Row]]:
-    """The runs of each model size: what a level is worth for one says little of another."""
-    found: dict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row.get("size")].append(row)
-    return {size: found[size] for size in sorted(found, key=level_order)}
-
-
 def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict[str, Any]]:
-    """Every level of every factor against the factor's base level, for each model size.
+    """Every level of every factor against the factor's base level, for each model size: what a level is worth
+    for one says little of another.
 
     `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch
     of each side, where a higher figure is better: not of memory, whose ratios are plain, without an
@@ -238,7 +240,7 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
     plain = figure.endswith("_gib")
     noise = Noise(0.0, 0) if plain else pooled_noise(cells(rows, names, figure))
     table = []
-    for size, of_size in by_size(rows).items():
+    for (size,), of_size in grouped(rows, ["size"]).items():
         found = cells(of_size, names, figure)
         best = {} if plain else _best_cells(found, names)
         for index, factor in enumerate(names):
@@ -263,7 +265,7 @@ def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list
     """
     noise = pooled_noise(cells(rows, names, figure))
     table = []
-    for size, of_size in by_size(rows).items():
+    for (size,), of_size in grouped(rows, ["size"]).items():
         found = cells(of_size, names, figure)
         bases = [base_level(of_size, name) for name in names]
         for i, j in combinations(range(len(names)), 2):

@@ -33,7 +33,6 @@ class Forecaster:
     """
 
     def __init__(self, gpu: str):
-        self.device: Device | None
         self.device = find_device(gpu) if gpu else device_of(utils.device_module.get_device_name())
         self._planners: dict[str, Planner] = {}
 

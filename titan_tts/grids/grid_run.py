@@ -77,12 +77,12 @@ class GridRun:
         records = {cell.name: self.runner.record(cell) for cell in self.all}
         self.stale = {n: row for n, row in records.items() if row.get("state") in self.retried}
         total = len(self.all)
-        left = [cell for cell in self.all if not self._is_done(cell)]
+        left = [cell for cell in self.all if self._state(cell) not in FINAL]
         print(f"{total} runs, of which {total - len(left)} are done; {self.folder}", flush=True)
         began, times = time.time(), []
         for number, cell in enumerate(left, total - len(left) + 1):
             with self._group_lock(cell) as mine:
-                if not mine or self._is_done(cell):  # another command runs it, or has
+                if not mine or self._state(cell) in FINAL:  # another command runs it, or has
                     continue
                 record = self._one(cell)
             times += [record["seconds"]] if record["seconds"] else []
@@ -94,9 +94,6 @@ class GridRun:
                 flush=True,
             )
         return self._sum_up()
-
-    def _is_done(self, cell: Cell) -> bool:
-        return self._state(cell) in FINAL
 
     def _state(self, cell: Cell) -> str:
         """Of its last run; waiting where that is to be run again, and nobody has done so yet."""

@@ -5,9 +5,9 @@ from typing import Any
 
 from titan_tts.grids import drawing
 from titan_tts.grids.drawing import COLORS, GREY, MARKERS, label, legend, line, panel_title, panels
-from titan_tts.grids.effects import NO_ALTERNATIVES, Row
+from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, key_of
 from titan_tts.grids.runs import SPLIT
-from titan_tts.grids.verdicts import group_key, group_levels, in_order, means
+from titan_tts.grids.verdicts import kept_apart, means
 
 Content = dict[str, Any]
 
@@ -78,13 +78,13 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
 def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
     """One panel per NO_ALTERNATIVES, one line per configuration: the fastest in color, the rest grey.
     What has no figures is marked below zero at its batch, each configuration in a line of its own."""
-    names = content["names"]
+    names, apart = content["names"], kept_apart(content["names"])
     inner = [each for each in names if each not in (*NO_ALTERNATIVES, "batch")]
     scale = 100 if axis.endswith("(%)") else 1
     measured = [row for row in content["rows"] if row[name] is not None]
     table = means(measured, [*dict.fromkeys([*names, "batch"])], (name, "samples_per_second"))
-    groups = in_order(group_key(row, names) for row in table)
-    ranked = _ranked(content["rows"], names, inner)
+    groups = grouped(table, apart)
+    ranked = _ranked(content["rows"], apart, inner)
     color = dict(zip(ranked, COLORS, strict=False))
     marker = dict(zip(ranked, MARKERS, strict=False))
     lost = _lost_cells(content, inner)
@@ -99,39 +99,34 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
         for state, (mark, text) in _LOST.items()
         if any(row["state"] == state for _, row in lost)
     ]
-    shown = groups[:_MAX_PANELS]
+    shown = list(groups.items())[:_MAX_PANELS]
     grid = panels(figure, len(shown), 3.0, len(entries))
-    for axes, group in zip(grid, shown, strict=True):
-        here = [row for row in table if group_key(row, names) == group]
+    for axes, (group, here) in zip(grid, shown, strict=True):
         top = scale * max(row[name] for row in here) or 1
         lines: dict[tuple, list] = {}
         for row in sorted(here, key=lambda row: row["batch"]):
-            key = tuple(row[each] for each in inner)
-            lines.setdefault(key, []).append((row["batch"], scale * row[name]))
+            lines.setdefault(key_of(row, inner), []).append((row["batch"], scale * row[name]))
         for key in sorted(lines, key=lambda key: key in color):  # color over grey
             style = {"marker": marker[key], "markersize": 4.5} if key in color else {"marker": "."}
             axes.plot(*zip(*lines[key], strict=True), color=color.get(key, GREY), **style)
-        marked = [(key, row) for key, row in lost if group_key(row, names) == group]
+        marked = [(key, row) for key, row in lost if key_of(row, apart) == group]
         _mark_lost(axes, marked, color, top)
         drawing.ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
         if group:
-            panel_title(axes, label(group_levels(group, names)))
+            panel_title(axes, label(dict(zip(apart, group, strict=True))))
         axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
     if len(groups) > len(shown):
         figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
     legend(figure, entries, max(len(each.get_label()) for each in entries))
 
 
-def _ranked(rows: Sequence[Row], names: Sequence[str], inner: Sequence[str]) -> list[tuple]:
+def _ranked(rows: Sequence[Row], apart: Sequence[str], inner: Sequence[str]) -> list[tuple]:
     """Configurations by their best throughput relative to the best of the same NO_ALTERNATIVES."""
-    best: dict[tuple, float] = {}
-    for row in rows:
-        key = group_key(row, names)
-        best[key] = max(best.get(key, 0.0), row["samples_per_second"])
+    groups = grouped(rows, apart).items()
+    best = {key: max(row["samples_per_second"] for row in group) for key, group in groups}
     relative: dict[tuple, float] = {}
     for row in rows:
-        key = tuple(row[each] for each in inner)
-        value = row["samples_per_second"] / best[group_key(row, names)]
+        key, value = key_of(row, inner), row["samples_per_second"] / best[key_of(row, apart)]
         relative[key] = max(relative.get(key, 0.0), value)
     return sorted(relative, key=lambda key: -relative[key])
 
@@ -144,7 +139,7 @@ def _lost_cells(content: Content, inner: Sequence[str]) -> list[tuple[Any, Row]]
         constant = content["constant"].items()
         others = {name for name, value in constant if row[name] not in (None, value)}
         if row["batch"] and not others & {*NO_ALTERNATIVES}:
-            found.append((None if others else tuple(row[name] for name in inner), row))
+            found.append((None if others else key_of(row, inner), row))
     return found
 
 
@@ -226,10 +221,8 @@ def _ratio_axis(axes: Any, texts: Sequence[str]) -> None:
 
 def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
     """A panel per NO_ALTERNATIVES; the front's points are numbered from the lowest memory."""
-    groups: dict[tuple, list] = {}
-    for point in points:
-        groups.setdefault(group_key(point, names), []).append(point)
-    shown = list(groups.items())[:_MAX_PANELS]
+    apart = kept_apart(names)
+    shown = list(grouped(points, apart).items())[:_MAX_PANELS]
     for axes, (key, each) in zip(panels(figure, len(shown), 3.0, 1), shown, strict=True):
         rest = [point for point in each if not point["on_front"]]
         front = sorted((p for p in each if p["on_front"]), key=lambda p: p["memory_gib"])
@@ -242,7 +235,7 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
             )
             axes.plot(x, y, **style)
         if key:
-            panel_title(axes, label(group_levels(key, names)))
+            panel_title(axes, label(dict(zip(apart, key, strict=True))))
         axes.margins(0.1)
         axes.set_ylim(bottom=0)
         axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
@@ -306,7 +299,7 @@ def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     table = means(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
     best: dict[tuple, dict[str, Any]] = {}
     for row in sorted(table, key=lambda row: -row["samples_per_second"]):
-        best.setdefault(tuple(row[name] for name in names if name != "batch"), row)
+        best.setdefault(key_of(row, [name for name in names if name != "batch"]), row)
     table = list(best.values())[:_MAX_BARS]
     figure.set_size_inches(10, 1.5 + 0.3 * len(table))
     axes = figure.subplots()

@@ -70,10 +70,6 @@ class Runner:
             )
         return {}
 
-    def keep(self, cell: Cell, outcome: Outcome, forecast: dict[str, Any] | None) -> dict[str, Any]:
-        """Keeps the outcome of a cell that is not run itself, and returns its record."""
-        return self._write(cell, forecast, outcome, time.time())
-
     def run(self, cell: Cell, forecast: dict[str, Any] | None) -> dict[str, Any]:
         """Runs a cell and returns its record. An interrupt ends the run, which is then run again."""
         folder = cell.folder
@@ -91,29 +87,24 @@ class Runner:
                     f"{folder}: a process of an earlier start still runs in it; end it, and give the command again"
                 ) from None
         began = time.time()
-        self._write(cell, forecast, Outcome("running", "", 0.0), began)
+        self.keep(cell, Outcome("running", "", 0.0), forecast, began)
         config = folder / "config.toml"
         write_atomic(config, tomli_w.dumps(without_secrets(without_none(cell.content))))
         command = train_command(config, cell.gpus, nodes=cell.nodes)
         run = RunProcess(command, folder, folder / "run.log", memory_gib=cell.memory_gib)
         try:
-            # A completed run compares itself with its plan; the grid has forecasts of its own.
             ended = run.wait(self.timeout_seconds, until=run.completed)
             run.end(GRACE_SECONDS)
         except BaseException:
             run.end(GRACE_SECONDS)
             interrupted = Outcome("preempted", "the grid was ended", run.outcome().seconds)
-            self._write(cell, forecast, interrupted, began)
+            self.keep(cell, interrupted, forecast, began)
             raise
         outcome = run.outcome()
         if not ended:
-            minutes = self.timeout_seconds / 60
-            outcome = Outcome(
-                "timeout",
-                f"not completed in {minutes:g} minutes ({outcome.reason})",
-                outcome.seconds,
-            )
-        return self._write(cell, forecast, outcome, began)
+            late = f"not completed in {self.timeout_seconds / 60:g} minutes ({outcome.reason})"
+            outcome = Outcome("timeout", late, outcome.seconds)
+        return self.keep(cell, outcome, forecast, began)
 
     def run_succeeds(self, cell: Cell, tried: str) -> bool:
         """Whether a trial completes, and does not run out of memory; one that was made before is not made
@@ -133,15 +124,18 @@ class Runner:
         state = record["state"]
         print(f"  {tried}: {state} ({record['seconds']:.0f} s)", flush=True)
         if state not in ("completed", "oom"):
-            raise TrialError(
-                state,
-                f"the trial of {tried} ended with {state}: {record['reason']}; see {cell.folder}",
-            )
+            why = f"{record['reason']}; see {cell.folder}"
+            raise TrialError(state, f"the trial of {tried} ended with {state}: {why}")
         return state == "completed"
 
-    def _write(
-        self, cell: Cell, forecast: dict[str, Any] | None, outcome: Outcome, began: float
+    def keep(
+        self,
+        cell: Cell,
+        outcome: Outcome,
+        forecast: dict[str, Any] | None,
+        began: float | None = None,
     ) -> dict[str, Any]:
+        """Writes a cell's outcome and returns its record; began: now by default, of a cell that is not run."""
         record = {
             "format": FORMAT,
             "name": cell.name,
@@ -153,7 +147,7 @@ class Runner:
             "identity": _identity(cell),
             "state": outcome.state,
             "reason": outcome.reason,
-            "began": began,
+            "began": time.time() if began is None else began,
             "seconds": outcome.seconds,
             "forecast": forecast,
         }

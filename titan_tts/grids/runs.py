@@ -233,7 +233,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _factors(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Factors that can be sorted and multiplied, beside the columns of a row; ValueError for others."""
+    """Factors that can be sorted and multiplied, none named like a column of a row; ValueError for others."""
     found = _plain(values)
     for name, value in found.items():
         if name in (*COLUMNS, *FIGURES) or name.startswith("predicted_"):

@@ -1,17 +1,25 @@
 """Best configurations, their scaling, and checks of the figures.
 
-A *configuration* is what runs have in common apart from the batch (and the repeat); rows and names are
-those of `effects.matched_factors`.
+Runs of one *configuration* differ in the batch (and the repeat) alone; rows and names come from
+`effects.matched_factors`.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from titan_tts.grids.effects import LEVEL, NO_ALTERNATIVES, Row, cells, level_order, pooled_noise
+from titan_tts.grids.effects import (
+    LEVEL,
+    NO_ALTERNATIVES,
+    Row,
+    cells,
+    grouped,
+    key_of,
+    pooled_noise,
+)
 from titan_tts.grids.runs import Run
 
 WITHOUT_REPEATS = 0.02
@@ -20,26 +28,16 @@ LEAST_FALL = 0.005
 """A fall by less is of no interest, however little the repeats differ."""
 
 
-def group_key(row: Row, names: Sequence[str]) -> tuple:
-    """The levels of NO_ALTERNATIVES, as far as they vary."""
-    return tuple(row[name] for name in NO_ALTERNATIVES if name in names)
-
-
-def in_order(keys: Iterable[tuple]) -> list[tuple]:
-    """Keys of `group_key`, each once, by their levels."""
-    return sorted(set(keys), key=lambda key: [level_order(value) for value in key])
-
-
-def group_levels(key: tuple, names: Sequence[str]) -> dict[str, Any]:
-    """The inverse of `group_key`: factor -> level."""
-    return dict(zip((name for name in NO_ALTERNATIVES if name in names), key, strict=True))
+def kept_apart(names: Sequence[str]) -> list[str]:
+    """NO_ALTERNATIVES, as far as they vary."""
+    return [name for name in NO_ALTERNATIVES if name in names]
 
 
 def means(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict]:
     """One row per cell: its levels, `runs`, and the arithmetic mean of each figure that its runs have."""
     found = defaultdict(list)
     for row in rows:
-        found[tuple(row[name] for name in names)].append(row)
+        found[key_of(row, names)].append(row)
     table = []
     for key, each in found.items():
         row = dict(zip(names, key, strict=True)) | {"runs": len(each)}
@@ -97,28 +95,20 @@ def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
     at least the throughput with at most the memory, and one of them better."""
     memory = memory_figure(rows)
     table = means(rows, names, ("samples_per_second", memory))
-    table = [row | {"memory_gib": row.pop(memory)} for row in table]
-    groups = defaultdict(list)
-    for row in table:
-        if row["memory_gib"] is not None:
-            groups[group_key(row, names)].append(row)
-    for group in groups.values():
-        group.sort(key=lambda row: (-row["samples_per_second"], row["memory_gib"]))
+    known = [row | {"memory_gib": row.pop(memory)} for row in table if row[memory] is not None]
+    points: list[dict[str, Any]] = []
+    for group in grouped(known, kept_apart(names)).values():
         least = math.inf
-        for row in group:
-            row["on_front"] = row["memory_gib"] < least
+        for row in sorted(group, key=lambda row: (-row["samples_per_second"], row["memory_gib"])):
+            points.append({**row, "on_front": row["memory_gib"] < least})
             least = min(least, row["memory_gib"])
-    return [row for key in in_order(groups) for row in groups[key]]
+    return points
 
 
 def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict[str, Any]]:
     """For each combination of NO_ALTERNATIVES the cell of the highest mean throughput."""
-    found: dict[tuple, dict] = {}
-    for row in means(rows, names, figures):
-        key = group_key(row, names)
-        if key not in found or row["samples_per_second"] > found[key]["samples_per_second"]:
-            found[key] = row
-    return [found[key] for key in in_order(found)]
+    groups = grouped(means(rows, names, figures), kept_apart(names)).values()
+    return [dict(max(group, key=lambda row: row["samples_per_second"])) for group in groups]
 
 
 def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:

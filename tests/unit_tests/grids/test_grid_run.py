@@ -223,7 +223,7 @@ def test_a_kill_while_an_interrupted_run_is_removed_leaves_its_record(tmp_path, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(run.runner, "_write", killed)
+        context.setattr(run.runner, "keep", killed)
         with pytest.raises(KeyboardInterrupt):
             run.run("")
     assert {path.name for path in folder.iterdir()} == {"run.json", "run.lock"}
