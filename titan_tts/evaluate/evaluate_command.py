@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,22 +89,11 @@ def is_training_data(options: Options, config: "JobConfig") -> bool:
 def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
     """The kind of --test, and its prompts."""
     from titan_tts.evaluate.prompts import add_recordings, find_kind, read_prompts
-    from torchtitan.models.dit_tts.data.build import open_training_data
 
     kind = find_kind(options.test, options.test_format)
-    names = ("speaker", "speaker_pattern", "text_column", "speaker_column", "language")
-    columns = {name: getattr(options, name) for name in names}
-    tests = read_prompts(
-        options.test,
-        kind,
-        lambda path: open_training_data(replace(config.data, path=path)),
-        config.data.latent_channels,
-        options.max_utterances,
-        options.audio_root,
-        columns,
-    )
+    tests = read_prompts(options, kind, config.data)
     if options.recordings:
-        add_recordings(tests, options.recordings, columns)
+        add_recordings(tests, options.recordings, options.corpus_options)
     return kind, tests
 
 

@@ -1,4 +1,4 @@
-"""Options of `titan-tts evaluate`, and what is checked before anything is loaded."""
+"""Options of `titan-tts evaluate`, and the checks before anything is loaded."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -54,7 +54,7 @@ class Options(SamplingOptions):
     faster, it does. auto is bfloat16 on a GPU and float32 on a CPU."""
 
     out: str = ""
-    """Folder to write to, in the place of what an earlier evaluation wrote there; RUN/evaluation/step-N-TEST by
+    """Folder to write to, in place of an earlier evaluation's files; RUN/evaluation/step-N-TEST by
     default, with chosen weights step-N-WEIGHTS-TEST, or evaluation-TEST-SYSTEMS next to the first of
     several runs."""
 
@@ -87,6 +87,12 @@ class Options(SamplingOptions):
 
     untrained: bool = False
     """Add a row of the first run's model before its training."""
+
+    @property
+    def corpus_options(self) -> dict[str, str]:
+        """Options of prepare, for a corpus."""
+        names = ("speaker", "speaker_pattern", "text_column", "speaker_column", "language")
+        return {name: getattr(self, name) for name in names}
 
 
 def check_options(options: Options) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_SPEAKERS = 50
 """Rows of the table by speaker; evaluation.json has all."""
 
-MAX_RATE = 48_000  # Hz; nobody hears what is above half of it
+MAX_RATE = 48_000  # Hz; nobody hears frequencies above half of it
 
 
 def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:

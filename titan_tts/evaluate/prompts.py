@@ -8,7 +8,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from titan_tts.evaluate.options import Options as EvaluateOptions
 from titan_tts.evaluate.prompt_lists import (
     LIBRISPEECH_PC,
     SEED_TTS,
@@ -31,6 +32,8 @@ from titan_tts.prepare.listing import Plan, usable_items
 from titan_tts.prepare.processing import process
 from titan_tts.prepare.recordings import Item, drawn
 from titan_tts.prepare.settings import AudioSettings, Options
+from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
@@ -155,32 +158,22 @@ def _spread(count: int, wanted: int) -> list[int]:
     return [n * count // wanted for n in range(wanted)]
 
 
-def read_prompts(
-    source: str,
-    kind: str,
-    open_shards: Callable[[str], Dataset],
-    channels: int,
-    max_utterances: int = 0,
-    audio_root: str = "",
-    columns: dict[str, str] | None = None,
-) -> PromptSet:
-    """The texts of a source. Audio is not decoded yet; latents of a prepared folder are read.
+def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
+    """The texts of --test. Audio is not decoded yet; latents of a prepared folder are read.
 
     Args:
         kind: see `find_kind`.
-        open_shards: opens a prepared folder.
-        channels: channels of the latents.
-        max_utterances: see `evenly`.
-        columns: options of prepare for a corpus: speaker, text_column, speaker_column, language.
+        data: the run's; a prepared folder is read as its path would be.
     """
-    columns = columns or {}
+    source, wanted = options.test, options.max_utterances
     if kind == PREPARED:
-        found = _prepared(open_shards(_shards_of(source)), max_utterances)
+        found = _prepared(open_training_data(replace(data, path=_shards_of(source))), wanted)
     elif kind in FORMATS:
-        found = _corpus(Corpus(source, kind, columns), channels, max_utterances)
+        corpus = Corpus(source, kind, options.corpus_options)
+        found = _corpus(corpus, data.latent_channels, wanted)
     else:
-        lines = read_list(source, kind, audio_root)
-        chosen = evenly([line.speaker for line in lines], max_utterances)
+        lines = read_list(source, kind, options.audio_root)
+        chosen = evenly([line.speaker for line in lines], wanted)
         found = PromptSet([_listed(lines[index]) for index in chosen])
     if not found.prompts:
         why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
@@ -193,8 +186,8 @@ def read_prompts(
     names = unique([file_name(key) for key in keys], str.lower)
     for prompt, key, name in zip(found.prompts, keys, names, strict=True):
         prompt.key, prompt.file_name = key, name
-        if columns.get("language") and not prompt.language:
-            prompt.metadata["language"] = columns["language"]
+        if options.language and not prompt.language:
+            prompt.metadata["language"] = options.language
     return found
 
 

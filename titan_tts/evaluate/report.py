@@ -136,7 +136,7 @@ def _plain(interval: Interval) -> dict[str, float | None]:
 
 
 def differences(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float) -> list[dict[str, Any]]:
-    """Each system's figures minus those of each later one, with intervals; better is the name of a system, or
+    """Each system's figures minus each later one's, with intervals; better is the name of a system, or
     None for a tie."""
     found = []
     systems = [row for row in rows if row.kind == SYSTEM]

@@ -11,6 +11,7 @@ from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import SPEAKERS
 from tests.helpers.sentences import refused
 from tests.helpers.speech_corpora import AS_IS, tone
+from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import (
     PREPARED,
     Corpus,
@@ -20,16 +21,13 @@ from titan_tts.evaluate.prompts import (
     find_kind,
     read_prompts,
 )
-from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
 
 def read(source, max_utterances=0, **options):
-    def open_shards(path):
-        return open_dataset(path, CHANNELS)
-
-    kind = find_kind(str(source))
-    return read_prompts(str(source), kind, open_shards, CHANNELS, max_utterances, **options)
+    given = Options(run="", test=str(source), max_utterances=max_utterances, **options)
+    return read_prompts(given, find_kind(given.test), Data(latent_channels=CHANNELS))
 
 
 def test_held_out_utterances_are_read_with_what_is_theirs(shards):
@@ -65,7 +63,7 @@ def test_which_references_of_a_prepared_folder_are_used(tmp_path):
     (tmp_path / "data/heldout").mkdir(parents=True)
     write_shard(tmp_path / "data/heldout/a.tar", samples)
     (tmp_path / "data/prepare.json").write_text("{}")
-    found = read(tmp_path / "data", columns={"language": "en"})  # all that prepare wrote
+    found = read(tmp_path / "data", language="en")  # all that prepare wrote
     assert [prompt.reference_text for prompt in found.prompts] == ["two", "", "", ""]
     encode_prompts(found, LengthCodec(), AS_IS)
     assert [len(prompt.reference) for prompt in found.prompts[:2]] == [21, 19]
@@ -131,7 +129,7 @@ def test_a_list_has_its_own_references(tmp_path):
     for name, seconds in (("p", 1.0), ("q", 2.0), ("wavs/b", 3.0)):
         soundfile.write(tmp_path / f"{name}.wav", tone(seconds, rate=24_000), 24_000)
     (tmp_path / "meta.lst").write_text("a|x|p.wav|One.\nb|y|q.wav|Two.\nb|y|p.wav|Three.\n")
-    found = read(tmp_path / "meta.lst", columns={"language": "en"})
+    found = read(tmp_path / "meta.lst", language="en")
     encode_prompts(found, LengthCodec(), AS_IS)
     keys = [(p.key, p.text, p.reference_text) for p in found.prompts]
     assert keys == [("a", "One.", "x"), ("b", "Two.", "y"), ("b-2", "Three.", "y")]
