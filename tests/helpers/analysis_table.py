@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 
-from torchtitan.models.dit_tts.run.factors import FACTORS
+from titan_tts.grids.page import UNITS, figure_text
 
 _PARTS = ("data", "forward", "backward", "optimizer", "other", "exchange")
 _PLAIN = (
@@ -54,24 +54,8 @@ def check_table(out: Path, folder: Path) -> int:
     return measured
 
 
-_SHOWN = {
-    "samples/s": ("samples_per_second", 1),
-    "seconds of audio per second": ("audio_seconds_per_second", 1),
-    "MFU %": ("mfu", 100),
-    "goodput MFU %": ("goodput_mfu", 100),
-    "HFU %": ("hfu", 100),
-    "TFLOP/s per device": ("tflops_per_device", 1),
-    "allocated GiB": ("peak_allocated_gib", 1),
-    "reserved GiB": ("peak_reserved_gib", 1),
-    "loss": ("loss", 1),
-}
-"""Columns of the page -> (key of benchmark.json, factor)"""
-
-_OTHERS = {"name", "state", "repeat", "reason", "source", "s/step", *FACTORS, "device"}
-
-
-def check_page(dom: str, folder: Path) -> int:
-    """Every figure of the page's table of runs is that of the run's benchmark.json, to four digits.
+def check_page(dom: str, out: Path) -> int:
+    """Every figure of the page's table of runs is summary.csv's, as `figure_text` writes it.
 
     Args:
         dom: the page's HTML after its scripts.
@@ -82,22 +66,14 @@ def check_page(dom: str, folder: Path) -> int:
     table = dom[dom.index('id="runs"') :]
     head, *rows = table[: table.index("</table>")].split("<tr>")[1:]
     columns = re.findall(r"<th.*?>(.*?)</th>", head, re.S)
-    figures = [name for name in columns if name not in _OTHERS and "." not in name]
-    assert set(figures) <= set(_SHOWN) and {"samples/s", "loss"} <= set(figures)
-    reports = {path.parent.name: path for path in folder.rglob("benchmark.json")}
-    compared = 0
+    expected, compared = {row["name"]: row for row in read_table(out)}, 0
     for row in rows:
         cells = dict(zip(columns, re.findall(r"<td.*?>(.*?)</td>", row, re.S), strict=True))
-        if cells["name"] not in reports:
-            assert all(cells[name] == "-" for name in figures)
-            continue
-        report = json.loads(reports[cells["name"]].read_text() or "{}")
-        seconds = report["seconds_per_step"]["median"]
-        values = {name: (report[key], factor) for name, (key, factor) in _SHOWN.items()}
-        for name, (value, factor) in (values | {"s/step": (seconds, 1)}).items():
-            if name not in columns or value is None:
-                continue
-            shown, value = float(cells[name].replace(",", "")), value * factor
-            assert abs(shown - value) <= max(5.1e-4 * abs(value), 0.5 * (abs(value) >= 1000)), name
-            compared += 1
+        values = expected.pop(cells["name"])
+        for name in UNITS.keys() & values.keys():
+            if UNITS[name] in cells:
+                value = float(values[name]) if values[name] else None
+                assert cells[UNITS[name]] == figure_text(name, value), (cells["name"], name)
+                compared += value is not None
+    assert not expected
     return compared

@@ -94,7 +94,7 @@ def test_a_grid_killed_and_continued(tmp_path):
     analysis = folder / "analysis"
     assert check_table(analysis, folder) == 2
     dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
-    assert check_page(dom, folder) >= 2 * 6
+    assert check_page(dom, analysis) >= 2 * 6
     assert all(name in dom for name in runs)
 
 

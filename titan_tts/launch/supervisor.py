@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.run.launcher import RANK_VARIABLES, die_with_pare
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 FIRST_PORT, PORTS = 15_000, 15_000
 """at which nodes meet, below Linux's ephemeral ports, which begin at 32768; the job's id selects one"""
 _POLL_SECONDS = 0.05
@@ -226,7 +226,7 @@ def _oom_kills() -> int:
     """Processes of this control group that the kernel has killed for lack of memory (cgroups(7))."""
     kills = 0
     with suppress(OSError):
-        for group in Path("/proc/self/cgroup").read_text().splitlines():
+        for group in _OWN_CGROUPS.read_text().splitlines():
             number, controllers, path = group.split(":", 2)
             if number == "0":
                 counters = _CGROUPS / path.lstrip("/") / "memory.events"

@@ -50,7 +50,7 @@ class BlockCompiler:
         self._compiled: dict[Any, Callable] = {}
 
     def install(self, blocks: Iterable[nn.Module]) -> None:
-        """Repositions the blocks' forward in place. The first pass of a shape makes its graphs."""
+        """Replaces the blocks' forward in place. The first pass of a shape makes its graphs."""
         for block in blocks:
             block.forward = self._bind(block)
 

@@ -113,13 +113,15 @@ def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
     assert "b@5 has another codec than a@7; evaluate them apart" in capsys.readouterr().err
 
 
-def test_defaults_of_scorers_and_precision():
+def test_defaults():
     """The run's own scorers; and float32, as in bfloat16 speech depends on its batch."""
     options = SimpleNamespace(recognizer="", speaker_scorer="", opinion="dnsmos")
     samples = SimpleNamespace(recognizer="whisper:base", speaker_scorer="own", opinion="")
     found = scorer_specs(options, SimpleNamespace(samples=samples))
     assert found == {"recognizer": "whisper:base", "speaker_scorer": "own", "opinion": "dnsmos"}
-    assert Options(run="outputs/x", test="data").dtype == "float32"
+    options = Options(run="outputs/x", test="data")
+    assert (options.dtype, options.seeds, options.batch_size) == ("float32", 2, 16)
+    assert (options.test_format, options.max_utterances, options.on_page) == ("auto", 0, 24)
 
 
 def test_where_an_evaluation_is_written(tree, tmp_path):

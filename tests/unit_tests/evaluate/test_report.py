@@ -85,8 +85,8 @@ def test_the_worst_utterances_come_first():
 def test_a_recognizer_that_errs_in_real_speech_is_named():
     for rates, words in (
         ({"codec": 0.988}, "98.8 % on the codec"),
-        ({"recordings": 0.3, "codec": 0.4}, "30.0 % on the recordings"),
-        ({"recordings": 0.01, "codec": 0.9}, ""),  # the codec is bad, not the recognizer
+        ({"recordings": 0.201, "codec": 0.4}, "20.1 % on the recordings"),
+        ({"recordings": 0.199, "codec": 0.9}, ""),  # the codec is bad, not the recognizer
         ({"codec": None, "system": 1.0}, ""),
     ):
         rows = [

@@ -136,6 +136,12 @@ def test_choices_that_are_refused_or_fail_do_not_end_it(tune):
         assert words in found.toml()
 
 
+def test_defaults():
+    options = Options("debug")
+    assert (options.nproc, str(options.out), options.timeout_minutes) == (1, "autotune.toml", 20)
+    assert (options.memory_gib, options.largest) == (0, False)
+
+
 def test_edges_of_buckets(tune, tmp_path, capsys):
     """As given, or as the loader would choose them, or of the benchmark's lengths."""
     write_rows(tmp_path / "a0", [("", None, frames, 8) for frames in (8, 100)])

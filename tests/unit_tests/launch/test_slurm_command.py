@@ -65,6 +65,7 @@ def test_options_become_directives_and_settings(launch):
     assert not {"exclusive", "mem=0", "requeue", "gpus-per-node=2"} & set(found)
     assert f"python=({shlex.quote(sys.executable)})" in script
     assert "port=$((15000 + SLURM_JOB_ID % 15000))" in script
+    assert "max_requeues=100" in launch().splitlines()
 
 
 def test_the_script_for_sbatch_has_the_directives_of_launch(launch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from titan_tts.launch import supervisor
-from titan_tts.launch.supervisor import RunProcess, kill_tree, last_line
+from titan_tts.launch.supervisor import RunProcess, kill_tree, last_line, train_command
 from tools.harness.runs import wait_until
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
@@ -55,6 +55,30 @@ def test_the_state_file_tells_the_outcome(in_folder, monkeypatch):
     kills = iter([5, 6])
     monkeypatch.setattr(supervisor, "_oom_kills", lambda: next(kills))
     assert outcome(in_folder, f"import os, signal; {killed}")[0] == "oom"
+
+
+def test_kills_of_the_kernel_are_counted_in_either_kind_of_control_group(tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.write_text("3:cpu:/a\n2:memory:/b\n0::/c/d\n")
+    monkeypatch.setattr(supervisor, "_OWN_CGROUPS", own)
+    monkeypatch.setattr(supervisor, "_CGROUPS", tmp_path)
+    assert supervisor._oom_kills() == 0
+    for file, kills in (("c/d/memory.events", 2), ("memory/b/memory.oom_control", 5)):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(f"low 7\noom 9\noom_kill {kills}\n")
+    assert supervisor._oom_kills() == 2 + 5
+
+
+def test_the_command_of_a_run(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "20000")
+    monkeypatch.setattr(supervisor.socket, "gethostname", lambda: "host")
+    start = [sys.executable, "-m", "titan_tts", "train", "c.toml"]
+    assert train_command("c.toml", 1, ["--a=1"]) == [*start, "--a=1"]
+    assert train_command("c.toml", 8) == [*start, "--nproc", "8"]
+    assert " ".join(train_command("c.toml", 8, ["--a=1"], nodes=2)) == (
+        "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --cpu-bind none "
+        f"{' '.join(start)} --nodes 2 --nproc 4 --rendezvous host:20000 --a=1"
+    )
 
 
 @pytest.mark.long

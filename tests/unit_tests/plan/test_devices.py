@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
-from titan_tts.plan.devices import DEVICES, check_device, device_of, find_device, with_peak
+from titan_tts.plan.devices import DEVICES, Cluster, check_device, device_of, find_device, with_peak
 from torchtitan.models.dit_tts.errors import InputError
 
 
@@ -24,7 +24,9 @@ def test_devices_are_found_by_the_drivers_names(reported, name):
     assert (device and device.name) == name
 
 
-def test_peaks():
+def test_figures_of_devices():
+    assert (H200.memory_gib, H200.bandwidth, H200.link, H200.fp8) == (139, 4.8e12, 450e9, True)
+    assert H200.peak_flops == 989e12 and Cluster(H200, 8, 2).inter_node == 8 * 50e9
     assert all(device.peak_flops > 3e14 for device in DEVICES)
     assert with_peak(H200, debug_config("--metrics.peak_tflops=500")).peak_flops == 500e12
 

@@ -3,13 +3,13 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.plan_cases import DEBUG as CONFIG
 from tests.helpers.plan_cases import shipped_debug_config
+from titan_tts.cli import main
 from titan_tts.launch.train_command import train
 from titan_tts.plan.dry_run import take_options
 from titan_tts.plan.plan import make_summary
@@ -79,11 +79,16 @@ def test_offloaded_states_are_not_the_gpus():
 
 
 @pytest.mark.long
-def test_the_script_starts_one_process(tmp_path):
-    environment = {**os.environ, "NGPU": "2", "NNODES": "2", "PYTHON": sys.executable}
-    command = [ROOT / "scripts/train_tts.sh", "--dry-run", f"--job.dump_folder={tmp_path}"]
-    options = {"capture_output": True, "text": True, "timeout": 240}
-    ended = subprocess.run(command, env=environment, **options)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("Memory of one GPU") == 1
-    assert "GPUs: 4" in ended.stdout and list(tmp_path.iterdir()) == []
+def test_the_script_starts_one_process(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    python, runs = tmp_path / "python", tmp_path / "runs"
+    python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    python.chmod(0o755)
+    environment = {**os.environ, "NGPU": "2", "NNODES": "2", "PYTHON": str(python)}
+    command = [ROOT / "scripts/train_tts.sh", "--dry-run", f"--job.dump_folder={runs}"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    flag, package, *arguments = ended.stdout.splitlines()
+    assert (flag, package) == ("-m", "titan_tts") and main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Memory of one GPU") == 1
+    assert "GPUs: 4 (--dry-run-gpus)" in printed and list(tmp_path.iterdir()) == [python]

@@ -1,6 +1,6 @@
 """titan-tts plan by hand: rates are those of all GPUs, and every bucket has to fit."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import Activations
 from titan_tts.plan.plan import Batches, Planner, estimated_buckets, make_plan
+from titan_tts.plan.plan_command import Options
 from titan_tts.plan.report import plan_lines
 from titan_tts.plan.step_time import GUESS
 from torchtitan.models.dit_tts.model.flops import Lengths, repeated_flops, training_flops
@@ -19,6 +20,12 @@ from torchtitan.models.dit_tts.run.benchmark.synthetic import BYTES_PER_SECOND, 
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 MIB, GIB = 2**20, 2**30
+
+
+def frames_of(config, ranks: int) -> np.ndarray:
+    """Of the lengths of [benchmark]."""
+    data = config.data
+    return SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, ranks).frames
 
 
 @pytest.fixture
@@ -31,6 +38,7 @@ def by_hand(monkeypatch):
     monkeypatch.setattr(Activations, "memory", memory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_the_rates_of_a_step_are_those_of_all_gpus(by_hand, tensor):
     """With tensor parallelism two GPUs have one sample."""
@@ -104,25 +112,23 @@ def test_every_bucket_has_to_fit(by_hand):
     assert seconds[0] != pytest.approx(seconds[1], rel=1e-3) and fractions[0] < 0.4
 
 
+@pytest.mark.long
 def test_the_whole_run_in_hours_of_audio_and_of_gpus(by_hand):
     arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
     arguments += ["--training.steps=7200", "--lr_scheduler.warmup_steps=720"]
-    config = debug_config(*arguments, "--training.global_batch_size=16")
+    arguments.append("--training.global_batch_size=16")
+    config = debug_config(*arguments)
     plan = make_plan(config, Cluster(H200, 2, 1), GUESS, price=2.5)
-    data = config.data
     # The mean over the buckets' steps is of one GPU, too.
     flops = sum(each.fraction * each.flops for each in plan.buckets)
     assert plan.mean_mfu.estimate == pytest.approx(
         flops / 2 / plan.mean_seconds.estimate / H200.peak_flops
     )
-    frames = SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, 2).frames
+    frames = frames_of(config, 2)
     steps = (frames <= 32).sum() / 32 + (frames > 32).sum() / 16
     assert plan.hours_per_step == pytest.approx(frames.sum() / 25 / 3600 / steps)
-    for hours, cost, seconds in (
-        (plan.gpu_hours.low, plan.cost.low, plan.mean_seconds.low),
-        (plan.gpu_hours.estimate, plan.cost.estimate, plan.mean_seconds.estimate),
-        (plan.gpu_hours.high, plan.cost.high, plan.mean_seconds.high),
-    ):
+    intervals = map(astuple, (plan.gpu_hours, plan.cost, plan.mean_seconds))
+    for hours, cost, seconds in zip(*intervals, strict=True):
         assert hours == pytest.approx(7200 * seconds * 2 / 3600)
         assert cost == pytest.approx(2.5 * hours)
     lines = "\n".join(plan_lines(plan, 4.0))
@@ -135,11 +141,8 @@ def test_the_whole_run_in_hours_of_audio_and_of_gpus(by_hand):
         assert words in lines, lines
     assert "cost " not in "\n".join(plan_lines(replace(plan, cost=None), 4.0))
     # 720 steps of a quarter and 720 of a half.
-    ramped = debug_config(
-        *arguments, "--training.global_batch_size=16", "--training.batch_ramp=4,2",
-        "--training.batch_ramp_steps=720",
-    )  # fmt: skip
-    found = make_plan(ramped, Cluster(H200, 2, 1), GUESS)
+    ramp = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=720"]
+    found = make_plan(debug_config(*arguments, *ramp), Cluster(H200, 2, 1), GUESS)
     assert found.global_batches == 7200 - 720 * (3 / 4 + 1 / 2) and found.warmup_batches == 180
     assert found.gpu_hours.estimate == pytest.approx(
         plan.gpu_hours.estimate * found.global_batches / 7200
@@ -150,15 +153,20 @@ def test_buckets_have_as_many_steps_as_their_samples_fill():
     sizes = ["--training.local_batch_size=16", "--training.global_batch_size=16"]
     lengths = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
     config = debug_config(*lengths, *sizes)
-    data = config.data
-    frames = SyntheticDataset(config.benchmark, data, data.seed, BYTES_PER_SECOND, 2).frames
+    frames = frames_of(config, 1)
     samples = (frames <= 32).sum() / (frames > 32).sum()
     for given, expected in (([], 32), ([48, 16], 48)):
-        data.bucket_batch_sizes = given
+        config.data.bucket_batch_sizes = given
         (more, short), (fewer, long) = estimated_buckets(config, 1)
         assert (short.micro_batch, long.micro_batch) == (expected, 16)
         assert more + fewer == pytest.approx(1)
         assert more / fewer == pytest.approx(samples * 16 / expected)
+
+
+def test_defaults():
+    options = Options()
+    assert (options.gpu, options.gpus_per_node, options.nodes) == ("H200", 8, 1)
+    assert (options.inter_node_gbps, options.price, options.data_hours) == (0, 0, 1000)
 
 
 @pytest.mark.slow
