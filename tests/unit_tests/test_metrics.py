@@ -22,6 +22,7 @@ LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayou
 
 def test_peaks_of_devices():
     known = {"H200 NVL": 835, "GH200 480GB": 989, "H100 80GB HBM3": 989, "H100 PCIe": 756}
+    known |= {"A100-SXM4-80GB": 312, "H100 NVL": 835, "H200": 989, "B200": 2250, "L40S": 362}
     for device, tflops in known.items():
         assert peak_flops(f"NVIDIA {device}", 0.0) == tflops * 1e12
         assert peak_flops(f"NVIDIA {device}", 500.0) == 500e12
@@ -224,6 +225,11 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     assert found[1] == [None, 0.5, *[None] * 8]
     assert {name.partition("/")[0] for name in logged[0]} == {
         *("loss", "train", "speed", "train_by_time")
+    }
+    train = {name.partition("/")[2] for name in logged[0] if name.startswith("train/")}
+    assert train == {
+        *("grad_norm", "lr", "progress", "replaced_samples", "skipped_batches", "padding_fraction"),
+        *("text_padding_fraction", "reference_padding_fraction"),
     }
     by_time = {name: value for name, value in logged[0].items() if "loss_at" in name}
     assert list(by_time) == [

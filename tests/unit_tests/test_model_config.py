@@ -4,11 +4,13 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model_config import model_flavors
+from torchtitan.models.dit_tts.train_spec import build_model
 
 
 def test_the_config_sets_sizes_of_a_copy():
@@ -21,6 +23,13 @@ def test_the_config_sets_sizes_of_a_copy():
     assert (args.latent_channels, args.speaker_patch_size) == (24, 2)
     assert (args.text_vocab_size, args.attention) == (259, "varlen")
     assert model_flavors()["debug"] == before
+
+
+def test_the_flavor_that_no_shipped_config_has():
+    args = model_flavors()["300M"]
+    args.update_from_config(JobConfig())
+    with torch.device("meta"):
+        assert sum(p.numel() for p in build_model(args).parameters()) == 314_595_456
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,13 @@ REFUSED = """
 1 | sampling = {cfg_zero_star = true, text_scale = 0.0} | cfg_zero_star | text_scale and speaker_scale
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
+1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
+1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 8, 9] | up to 8
+1 | data.weights = [1.0, 2.0] | weights has 2 numbers | path 1 datasets
+1 | data.weights = [2e6] | from 1e-6 to 1e6
+1 | training.global_batch_size = 12 | comes to 12 samples | batch_multiple = 8
+1 | data.conditioning = ['speaker', 'speaker'] | each once
+1 | encoder = {model = 'a/b', frozen = false, cache_features = true} | frozen = false | cache_features = false
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
 1 | data.bucket_batch_sizes = [32] | bucket_batch_sizes has 1 numbers | bucket_frames 0 | one for each
 2 | EDGES; data.bucket_batch_sizes = [63, 32] | = [63, 32] | 2 data-parallel ranks x 1 accumulation steps = 2
@@ -77,11 +84,15 @@ REFUSED = """
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
 1 | data.duration_alpha = nan | duration_alpha = nan | finite
 1 | data.prefetch_batches = 0 | prefetch_batches = 0 | num_workers = 2
+4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | must be 4
+1 | parallelism.data_parallel_replicate_degree = 0 | replicate_degree = 0 | at least 1
+1 | parallelism.data_parallel_shard_degree = -2 | -2 | at least 1
+1 | parallelism.context_parallel_degree = 2 | context_parallel_degree = 2 | set it to 1
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
 1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
 1 | parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine' | needs a GPU | 'local'
-2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; model.converters = ['float8'] | not converted | [megatron] fp8
-2 | parallelism = {backend = 'megatron', tensor_parallel_degree = 2}; optimizer.state_dtype = '8bit' | state_dtype = '8bit' | 'bfloat16'
+2 | SPLIT; model.converters = ['float8'] | not converted | [megatron] fp8
+2 | SPLIT; optimizer.state_dtype = '8bit' | state_dtype = '8bit' | 'bfloat16'
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
 2 | training.global_batch_size = 9 | global_batch_size = 9 | 2 data-parallel ranks
 4 | training.local_batch_size = 8; data.batch_multiple = 6 | batch_multiple = 6 | 4 data-parallel | of 4
@@ -99,6 +110,30 @@ REFUSED = """
 1 | activation_checkpoint.mode = 'memory_budget' | 'memory_budget' | [compile] enable = true
 1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow; set it to 'default'
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 2} | warmup_steps = 2 with [compile]
+2 | GRAPHS | 2 data-parallel ranks do not allow
+1 | compile = {mode = 'max-autotune-no-cudagraphs', backend = 'eager'} | 'eager' | to 'default'
+1 | optimizer.name = 'SGD' | 'SGD' | Adam, AdamW and Muon
+1 | optimizer = {name = 'Muon', state_dtype = 'bfloat16'} | name = 'Muon' | only with AdamW
+1 | optimizer.state_dtype = '8bit'; checkpoint.async_mode = 'async' | '8bit' | to 'disabled'
+1 | model.converters = ['mx'] | converters = ['mx'] | 'float8'
+1 | model.converters = ['float8']; training.mixed_precision_param = 'float32' | to 'bfloat16'
+1 | model.name = 'llama3' | [model] name = 'llama3'
+1 | job.experiment = 'a/b' | 'a/b' | without '/'
+1 | validation.batch_size = 1 | at least 2
+1 | validation.times = [0.5, 0.5] | different times
+1 | validation.times = [0.0] | above 0
+1 | checkpoint.folder = 'a/b' | without '/'
+1 | optimizer.early_step_in_backward = true | not supported
+1 | parallelism.backend = 'megatron'; megatron.fp8 = true | are TransformerEngine's
+1 | LENGTHS; parallelism.backend = 'megatron' | nothing to divide | 'torchtitan'
+2 | SPLIT; training.enable_cpu_offload = true | enable_cpu_offload = true with | degree = 2 | to false
+2 | SPLIT; encoder = {model = 'a/b', frozen = false} | frozen = false of the pretrained 'a/b' | to true
+1 | sampling = {steps = 4, zero_init_steps = 4} | zero_init_steps = 4 | from 0 to 3 | 4 intervals
+1 | profiling.enable_profiling = true | needs a GPU
+1 | model.text_positions = 'scaled'; objective.loss_on_padding = true | loss_on_padding = true
+1 | LENGTHS; data.conditioning = ['duration'] | which predicts it
+2 | training.enable_cpu_offload = true; optimizer.name = 'Muon' | would run on the CPU
+1 | training = {batch_ramp = [2, 4], batch_ramp_steps = 8} | = [2, 4] | descending
 1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' is not supported
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
@@ -113,6 +148,10 @@ ALLOWED = """
 1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
 2 | training.enable_cpu_offload = true
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
+1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8}; sampling = {min_t = 0.5, max_t = 0.5}
+1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.999}; checkpoint.keep_latest_k = 2
+1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 768]; sampling = {steps = 5, zero_init_steps = 4}
+1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 3}
 1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36
 1 | LENGTHS; HELD_OUT; validation.keep_best = 'within_10_percent'
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
@@ -126,6 +165,7 @@ SHORT = {
     "EDGES": "data.bucket_frames = [64, 768]",
     "TWO_STEPS": "training.global_batch_size = 16; training.local_batch_size = 8",
     "HELD_OUT": "validation.enable = true; validation.path = '/heldout'",
+    "SPLIT": "parallelism = {backend = 'megatron', tensor_parallel_degree = 2}",
     "SPEECH": "samples.freq = 9",
     "LENGTHS": "model.flavor = 'duration'; objective.text_dropout = 0.0; activation_checkpoint.mode = 'none'",
     "REPLICAS": "parallelism.data_parallel_replicate_degree = 2",
@@ -173,13 +213,14 @@ def test_what_an_accelerator_cannot_do(toml, message):
 
 
 @pytest.mark.parametrize(
-    "replicate, shard, world_size, expected", [(1, -1, 8, 8), (2, -1, 8, 8), (4, 2, 8, 8)]
+    "replicate, shard, tensor, expected",
+    [(1, -1, 1, 12), (2, -1, 1, 12), (4, 3, 1, 12), (2, -1, 3, 4), (1, 6, 2, 6)],
 )
-def test_degrees_that_multiply(replicate, shard, world_size, expected):
-    config = JobConfig()
-    config.parallelism.data_parallel_replicate_degree = replicate
-    config.parallelism.data_parallel_shard_degree = shard
-    assert data_parallel_degree(config, world_size) == expected
+def test_degrees_that_multiply(replicate, shard, tensor, expected):
+    p = JobConfig().parallelism
+    p.data_parallel_replicate_degree, p.data_parallel_shard_degree = replicate, shard
+    p.tensor_parallel_degree, p.backend = tensor, "megatron"
+    assert data_parallel_degree(JobConfig(parallelism=p), 12) == expected
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,13 @@ def job(function, *arguments, **options):
 
 @pytest.mark.long
 def test_two_ranks_train_as_one_process_does(tmp_path):
-    no_sums = {"_sum_gradients_of_output": ranks.no_sum}
-    unsummed = job(ranks.must_fail, "gradients of the conditions are not summed", TP, **no_sums)
-    run(2, tmp_path, job(ranks.compare, TP, *ranks.COMPILED), unsummed)
+    run(2, tmp_path, job(ranks.compare, TP, *ranks.COMPILED))
 
 
 @pytest.mark.long
 def test_four_ranks_train_as_one_process_does_and_load_other_layouts(tmp_path):
     checkpoints = job(ranks.checkpoints, tmp_path, [TP_FSDP], [ranks.PLAIN, TP_DDP])
-    run(4, tmp_path, job(ranks.compare, TP_FSDP, steps=2), checkpoints)
+    run(4, tmp_path, job(ranks.compare, TP_FSDP), checkpoints)
 
 
 @pytest.mark.matrix
@@ -45,10 +43,10 @@ def test_every_layout_and_its_checkpoints(tmp_path):
     """Every layout loads the checkpoints of every other."""
     layouts = [ranks.PLAIN, (4, 1, 1), (1, 4, 1), (2, 2, 1), TP_4, TP_DDP, TP_FSDP]
     checkpoints = job(ranks.checkpoints, tmp_path, layouts, layouts)
-    compared = [job(ranks.compare, each) for each in (TP_4, TP_DDP)]
+    compared = [job(ranks.compare, each, steps=4) for each in (TP_4, TP_DDP)]
     run(4, tmp_path, *compared, job(ranks.compare, TP_FSDP, *ranks.COMPILED), checkpoints)
     (tmp_path / "eight").mkdir()
-    run(8, tmp_path / "eight", job(ranks.compare, TP_HSDP))
+    run(8, tmp_path / "eight", job(ranks.compare, TP_HSDP, steps=4))
 
 
 @pytest.mark.parametrize("heads, degree", [(2, 2), (10, 2), (10, 5), (20, 4)])

@@ -46,8 +46,10 @@ def test_only_a_second_signal_ends_a_process_at_once(monkeypatch):
     finally:
         stop.close()
     assert ended[:2] == [signal.SIGUSR1, 128 + signal.SIGUSR1]
-    assert state_after(signal.SIGUSR1) == "preempted" == state_after(signal.SIGTERM)
-    assert state_after(signal.SIGINT) == "interrupted" == state_after(signal.SIGHUP)
+    states = {number.name: state_after(number) for number in stop_signal.SIGNALS}
+    assert states == dict.fromkeys(("SIGTERM", "SIGUSR1", "SIGUSR2"), "preempted") | dict.fromkeys(
+        ("SIGINT", "SIGHUP", "SIGQUIT"), "interrupted"
+    )
 
 
 def agree_and_stall(rank: int, folder: str) -> None:

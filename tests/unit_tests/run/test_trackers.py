@@ -125,6 +125,8 @@ def test_what_wandb_is_given(tmp_path, stand_in):
     made.close()
     (start,) = stand_in.started
     assert (start["project"], start["name"], start["dir"]) == ("ours", "mine", str(tmp_path))
+    quiet = {"console": "off", "quiet": True, "disable_git": True, "x_disable_meta": True}
+    assert start["settings"] == {**quiet, "finish_timeout": 30.0}
     assert start["config"] == {"training": {"steps": 20}, "environment": {"world_size": 1}}
     assert stand_in.logged == [
         {"loss": 0.5, "step": 7},

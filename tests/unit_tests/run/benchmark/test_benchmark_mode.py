@@ -37,8 +37,6 @@ from torchtitan.models.dit_tts.run.benchmark.loader import (
 )
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.run.benchmark.synthetic import (
-    BYTES_PER_SECOND,
-    LATENT_STD,
     utterance_frames,
 )
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
@@ -87,6 +85,8 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
     # Each is another utterance of the same distribution, cropped.
     lengths = np.minimum(loader.dataset.frames, 64)
     references = loader.dataset.reference_frames
+    totals = [each.sum() for each in (loader.dataset.frames, references, loader.dataset.tokens)]
+    assert (len(lengths), totals) == (20_000, [1352983, 1111001, 799492])  # as they always were
     assert sorted(references) == sorted(lengths) and (references != lengths).mean() > 0.1
     values = []
     for batch, labels in itertools.islice(loader, 10):
@@ -103,14 +103,14 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
         assert ids.min() > 0 and ids.max() < BYTE_VOCAB_SIZE == job.encoder.vocab_size
         assert len(ids.unique()) > 20
     values = torch.cat(values)
-    assert (values != 0).all() and abs(values.std() - LATENT_STD) < 0.05
+    assert (values != 0).all() and abs(values.std() - 0.8) < 0.05
 
 
 def test_texts_of_the_alignment_loss_are_as_long_as_their_speech(tmp_path):
     batch, _ = next(iter(loader_of(config(tmp_path, "--alignment.ctc_weight=0.1"))))
     frames = batch["frames"].tolist()
     assert len(set(frames)) > 1 and batch["aligns"].all()
-    assert batch["ctc_lengths"] == [(each, int(each * BYTES_PER_SECOND / 25)) for each in frames]
+    assert batch["ctc_lengths"] == [(each, int(each * 14 / 25)) for each in frames]
 
 
 def test_another_array_of_the_samples_is_random_too(tmp_path, monkeypatch):
