@@ -48,7 +48,7 @@ def run(options: Options) -> int:
 
     quiet_known_warnings()
     if not (options.no_analysis or options.dry_run):
-        require_modules("pandas", "scipy", "matplotlib")  # before hours of work
+        require_modules("scipy", "matplotlib")  # before hours of work
     retried = {state for state in options.retry.split(",") if state}
     if retried - set(FINAL):
         raise InputError(f"--retry {options.retry}, but there are {', '.join(FINAL)}")

@@ -1,5 +1,7 @@
 """`titan-tts analyze`: what makes runs fast, as tables, plots and one HTML page."""
 
+import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    require_modules("pandas", "scipy", "matplotlib")
+    require_modules("scipy", "matplotlib")
     out = _output_folder(options.out or str(Path(options.runs[0]) / "analysis"))
     from titan_tts.grids.page import render
     from titan_tts.grids.plots import draw_all
@@ -102,12 +104,13 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
 
 def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> None:
     """Writes summary.csv, summary.json and the plots, and removes an earlier analysis's plots."""
-    import pandas as pd
-
     from titan_tts.grids.plots import PLOTS
 
-    table = pd.DataFrame(content["all"], dtype=object)
-    write_atomic(out / "summary.csv", table.to_csv(index=False).encode("utf-8"))
+    table = io.StringIO()
+    writer = csv.DictWriter(table, content["all"][0].keys(), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(content["all"])
+    write_atomic(out / "summary.csv", table.getvalue().encode("utf-8"))
     summary = {name: value for name, value in content.items() if name not in ("rows", "lost")}
     text = json.dumps({"format": 1, **summary}, ensure_ascii=False, allow_nan=False, indent=1)
     write_atomic(out / "summary.json", text + "\n")

@@ -12,6 +12,7 @@ from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
 from tests.helpers.sentences import refused
 from titan_tts.evaluate import evaluate as evaluate_module
+from titan_tts.evaluate.evaluate_command import _print, is_training_data
 from titan_tts.evaluate.options import Options, first_config, scorer_specs
 from titan_tts.speak import hub
 from torchtitan.models.dit_tts.config import manager
@@ -124,13 +125,51 @@ def test_defaults():
     assert (options.test_format, options.max_utterances, options.on_page) == ("auto", 0, 24)
 
 
+def test_warnings_of_what_figures_do_not_say(capsys):
+    test = {"source": "t", "utterances": 5, "left_out": {"silent": 2, "undecodable": 1}}
+    test |= {"without_reference": 3, "without_recording": 4, "is_training_data": True}
+    found = {"test": test, "options": {"seeds": 2}, "scorers": {"recognizer": "r", "opinion": None}}
+    found |= {"rows": [], "differences": [], "unfit_recognizer": "it is unfit"}
+    _print(found, Path("out"), 3 << 19)
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [
+        "warning: utterances left out: 2 silent, 1 undecodable",
+        "warning: 3 utterances have no reference of their voice, so they are said in any",
+        "warning: 4 utterances have no recording, so there is no row of the recordings",
+        "warning: the run was trained on these utterances, so the figures praise memory",
+        "warning: it is unfit",
+    ]
+    assert "recognizer: r\n" in printed.out and "opinion" not in printed.out
+    assert "evaluation.html (1.5 MiB), evaluation.json, wavs/: out" in printed.out
+    test |= {"left_out": {}, "without_reference": 0, "is_training_data": False}
+    _print(found | {"unfit_recognizer": ""}, Path("out"), 0)
+    assert capsys.readouterr().err.count("\n") == 1
+    test["without_recording"] = 5  # none has one: a row less is no surprise
+    _print(found | {"unfit_recognizer": ""}, Path("out"), 0)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "path, trained", [("a/b", True), (["x", "./a/c/../b"], True), ("a", False), ("", False)]
+)
+def test_training_data_are_told_by_their_path(path, trained):
+    config = SimpleNamespace(data=SimpleNamespace(path=path))
+    assert is_training_data(SimpleNamespace(test="a/b/"), config) is trained
+
+
 def test_where_an_evaluation_is_written(tree, tmp_path):
     arguments = ["--test", tree / "test-clean", "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
-    assert evaluate("runs/a", *arguments, "--untrained") == 0
     one = tmp_path / "runs/a/evaluation/step-7-LibriTTS_R-test-clean/evaluation.json"
+    mine = one.with_name("wavs") / "mine.wav"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert evaluate("runs/a", *arguments, "--untrained") == 0
+    assert mine.exists()  # no evaluation has written it
     rows = json.loads(one.read_text())["rows"]
     assert [row["kind"] for row in rows] == ["recordings", "codec", "system", "untrained"]
     assert [row["wer_by_speaker"]["84"] > 0 for row in rows] == [False, False, False, True]
+    assert evaluate("runs/a", *arguments) == 0
+    assert not mine.exists()
     assert evaluate("runs/a@7:raw", "runs/b@5", *arguments) == 0
     several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean-a_7_raw-b_5/evaluation.json"
     found = json.loads(several.read_text())["rows"][2:]

@@ -55,6 +55,8 @@ def test_each_panel_plays_what_it_names(evaluated):
     lengths = [round(25 * sound.duration) for sound in sounds]
     assert lengths[1:] == [frames_of(0), frames_of(0), frames_of(1), frames_of(0)]
     assert one.count("data:image/png;base64,") == 5 and "seed 0" in one
+    widths = [float(each) for each in re.findall(r'style="width: ([\d.]+)%"', one)]
+    assert widths == pytest.approx([100 * n / max(lengths) for n in lengths], abs=1e-3)
 
 
 def test_wrong_words_are_marked():

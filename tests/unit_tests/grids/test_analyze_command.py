@@ -66,8 +66,8 @@ def test_the_csv_has_the_numbers_of_the_runs_and_the_json_the_statistics(grid, a
     once = dict.fromkeys(("oom", "failed", "timeout", "skipped", "unreadable"), 1)
     assert found["states"] == {"completed": 49, **once}
     assert found["noise"]["samples_per_second"]["df"] == 24
-    (both,) = (row for row in found["interactions"] if row["excludes_1"])
-    assert both["factors"] == ["checkpointing", "compile"]
+    clear = [row for row in found["interactions"] if row["excludes_1"]]
+    (both,) = (row for row in clear if row["factors"] == ["checkpointing", "compile"])
     assert both["low"] < 1.15 / 1.3 < both["high"]
 
 

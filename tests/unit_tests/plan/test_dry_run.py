@@ -80,7 +80,7 @@ def test_offloaded_states_are_not_the_gpus():
 
 @pytest.mark.long
 def test_the_script_starts_one_process(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(ROOT)  # as the script does
     python, runs = tmp_path / "python", tmp_path / "runs"
     python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     python.chmod(0o755)

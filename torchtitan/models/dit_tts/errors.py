@@ -51,7 +51,7 @@ _EXTRAS = {
     ),
     **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
-    **dict.fromkeys(("pandas", "scipy"), "analysis"),
+    "scipy": "analysis",
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
     "faster_whisper": "faster-whisper",
     "torchao": "fp8",
