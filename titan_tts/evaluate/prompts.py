@@ -89,10 +89,6 @@ class PromptSet:
     prompts: list[Prompt]
     left_out: dict[str, int] = field(default_factory=dict)
 
-    def leave_out(self, reason: str, utterances: int = 1) -> None:
-        if utterances:
-            self.left_out[reason] = self.left_out.get(reason, 0) + utterances
-
 
 def find_kind(source: str, name: str = "auto") -> str:
     """The kind of a source, one of KINDS: by name, or by its content."""
@@ -347,7 +343,7 @@ def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> N
         if prompt.latents is None and prompt.load_recording is not None:
             latents = latents_of(prompt.load_recording())
             if isinstance(latents, str):
-                found.leave_out(latents)
+                found.left_out[latents] = found.left_out.get(latents, 0) + 1
                 continue
             prompt.latents = latents
         if prompt.reference is None and prompt.load_reference is not None:

@@ -245,12 +245,11 @@ def _collective(each: Collective) -> str:
 def _time(plan: Plan) -> list[str]:
     step = plan.longest
     rows = [f"{name:22} {seconds * 1e3:10.2f} ms" for name, seconds in step.time.items()]
-    speed = step.samples_per_second
     return [
         *rows,
         f"{'step':22} {_milliseconds(step.seconds)}",
-        f"{'MFU':22} {_percent(step.mfu)} of the bf16 peak, exact FLOPs",
-        f"{'samples/s':22} {speed.estimate:.1f} ({speed.low:.1f} to {speed.high:.1f}), all GPUs",
+        f"{'MFU':22} {_range(step.mfu, '.1%')} of the bf16 peak, exact FLOPs",
+        f"{'samples/s':22} {_range(step.samples_per_second, '.1f')}, all GPUs",
         f"ranges are +- {plan.factor.error:.0%} of the time",
     ]
 
@@ -268,7 +267,7 @@ def _buckets(plan: Plan) -> list[str]:
     return [
         *rows,
         f"mean step {_milliseconds(plan.mean_seconds)}",
-        f"mean MFU  {_percent(plan.mean_mfu)} of padded shapes",
+        f"mean MFU  {_range(plan.mean_mfu, '.1%')} of padded shapes",
     ]
 
 
@@ -282,25 +281,21 @@ def _whole_run(plan: Plan, data_hours: float) -> list[str]:
         "audio per step": f"{plan.hours_per_step:,.3g} hours in the mean, without padding",
         "warm-up": f"{config.lr_scheduler.warmup_steps:,} steps, {warmup_hours:,.0f} hours of audio",
         "all": f"{config.training.steps:,} steps, {hours:,.0f} hours of audio: {passes}",
-        "GPU hours": f"{_amount(plan.gpu_hours)}, {time}; without validation and restarts",
+        "GPU hours": f"{_range(plan.gpu_hours, ',.0f')}, {time}; without validation and restarts",
     }
     if plan.cost is not None:
-        rows["cost"] = _amount(plan.cost)
+        rows["cost"] = _range(plan.cost, ",.0f")
     return [f"{name:15} {text}" for name, text in rows.items()]
 
 
-def _amount(interval: Interval) -> str:
-    return f"{interval.estimate:,.0f} ({interval.low:,.0f} to {interval.high:,.0f})"
+def _range(interval: Interval, form: str) -> str:
+    return f"{interval.estimate:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
 def _milliseconds(seconds: Interval) -> str:
     return (
         f"{seconds.estimate * 1e3:10.2f} ms ({seconds.low * 1e3:.1f} to {seconds.high * 1e3:.1f})"
     )
-
-
-def _percent(mfu: Interval) -> str:
-    return f"{mfu.estimate:.1%} ({mfu.low:.1%} to {mfu.high:.1%})"
 
 
 def _bytes(size: int) -> str:
