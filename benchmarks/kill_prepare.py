@@ -65,12 +65,13 @@ def start_command(arguments: list[str], log: Path) -> subprocess.Popen:
 
 
 class Preparation:
-    """Runs that prepare the embedded corpus into one output.
+    """Runs that prepare a corpus, the embedded one by default, into one output.
 
     Args:
         ends: to draw from.
         start: starts titan-tts with arguments and a log; the process has pid, poll() and
             wait(timeout), and a process group of its own.
+        settings: options of `titan-tts prepare`.
     """
 
     def __init__(
@@ -78,16 +79,18 @@ class Preparation:
         output: Path,
         ends: Sequence[str] = ("SIGKILL",),
         start: Callable[[list[str], Path], Any] = start_command,
+        corpus: Path = CORPUS,
+        settings: Sequence[str] = SETTINGS,
     ):
         self.output, self.ends, self._start = output, ends, start
+        self._arguments = ["prepare", str(corpus), str(output), *settings]
         self.partial = output.with_name(output.name + ".partial")
         # Not on the disk that is filled.
         folder = output.parent.parent if "full disk" in ends else output.parent
         self.log = folder / f"{output.name}.log"
 
     def start(self, workers: int) -> Any:
-        arguments = ["prepare", str(CORPUS), str(self.output), *SETTINGS, "--workers", str(workers)]
-        return self._start(arguments, self.log)
+        return self._start([*self._arguments, "--workers", str(workers)], self.log)
 
     def run(self, workers: int = 1) -> dict[str, bytes]:
         """Run from the start, or from where the last run died, to the end; every shard's bytes."""

@@ -3,9 +3,18 @@ nothing is read from or left in the user's cache folders."""
 
 import os
 import tempfile
+from collections import Counter
 
 _caches = tempfile.TemporaryDirectory(prefix="titan-tts-tests-")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["XDG_CACHE_HOME"] = _caches.name
 os.environ["HF_HOME"] = f"{_caches.name}/huggingface"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take long come first: at the end no process waits for the other."""
+    long = Counter(item.path for item in items if item.get_closest_marker("long"))
+    items.sort(
+        key=lambda item: ("integration_tests" not in item.path.parts, -long[item.path], item.path)
+    )

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import tarfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,14 +108,18 @@ def evaluated(reader: world.Reader, test: str) -> None:
 def served(reader: world.Reader, command: str) -> Iterator[str]:
     """The port of a server, which is not the printed one, as that may be taken."""
     server = reader.start(re.sub(r"--port \d+", "--port 0", command))
+    too_late = threading.Timer(120, server.kill)  # which ends its output
+    too_late.start()
     try:
         for line in server.stdout:
             if port := re.search(r"http://[\d.]+:(\d+)", line):
+                too_late.cancel()
                 yield port[1]
                 break
         else:
             pytest.fail("it served nothing")
     finally:
+        too_late.cancel()
         server.kill()
         server.wait()
 

@@ -22,7 +22,6 @@ GRID = """
 name = "mine"
 config = "debug"
 dump_folder = "{folder}"
-gpus = 2
 steps = 4
 counted_steps = 2
 timeout_minutes = 5.0
@@ -32,7 +31,7 @@ data.max_frames = 32
 data.num_workers = 0
 
 [axes]
-layout = ["ddp", "fsdp"]
+gpus = [1, 2]
 batch = [1, 2]
 
 [[exclude]]
@@ -61,7 +60,7 @@ def start(*arguments: str, **variables: str) -> subprocess.Popen:
 def test_a_grid_killed_and_continued(tmp_path):
     file, folder = tmp_path / "mine.toml", tmp_path / "mine"
     file.write_text(GRID.format(folder=tmp_path))
-    first = start("ablate", str(file))
+    first = start("ablate", str(file))  # whose second run has two ranks
     assert first.stdout is not None
     while "[1/4]" not in first.stdout.readline():
         assert first.poll() is None
@@ -163,8 +162,10 @@ def test_a_run_on_two_nodes_of_a_job(tmp_path):
     srun.write_text(SRUN)
     srun.chmod(0o755)
     text = GRID.partition("[[exclude]]")[0].format(folder=tmp_path)
-    text = text.replace('["ddp", "fsdp"]', '["fsdp"]').replace("[1, 2]", "[1]")
-    (tmp_path / "mine.toml").write_text(text.replace("gpus = 2", "gpus = 2\ngpus_per_node = 1"))
+    text = text.replace("gpus = [1, 2]\nbatch = [1, 2]", 'layout = ["fsdp"]\nbatch = [1]')
+    (tmp_path / "mine.toml").write_text(
+        text.replace("[grid]", "[grid]\ngpus = 2\ngpus_per_node = 1")
+    )
     variables = {"PATH": f"{srun.parent}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
     grid = start("ablate", str(tmp_path / "mine.toml"), "--no-analysis", **variables)
     try:

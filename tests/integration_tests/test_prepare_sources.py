@@ -105,11 +105,17 @@ def test_two_workers_give_the_same_bytes_as_one(engine, tmp_path):
 
 
 def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
+    def preparation(name):
+        return Preparation(tmp_path / name, ("SIGKILL",), start, corpus, settings)
+
     def start(arguments, log):
         return forked.start_titan_tts(*arguments, log=log)
 
-    expected = Preparation(tmp_path / "unbroken", start=start).run()
-    killed = Preparation(tmp_path / "killed", start=start)
-    kills, shards = killed.kill_and_finish(["encode", "shards"], seed=5)
+    corpus = corpora.write_webdataset(tmp_path / "wds", corpora.speech(each=45))
+    # Each stage has many moments to die in: 92 chunks and as many shards.
+    settings = ["--chunk-items", "2", "--samples-per-shard", "2", "--references", "2"]
+    expected = preparation("unbroken").run()
+    assert len(expected) >= 92
+    kills, shards = preparation("killed").kill_and_finish(["encode", "shards"], seed=5)
     assert [kill.stage for kill in kills] == ["encode", "shards"]
     assert shards == expected

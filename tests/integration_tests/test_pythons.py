@@ -4,9 +4,9 @@ The other Python is Debian's or the system's own, of the same minor version as t
 use the same packages. Other minor versions run all tests in the workflow's table.
 """
 
+import json
 import platform
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -46,9 +46,10 @@ def other(tmp_path_factory) -> Path:
     return folder / "bin/python"
 
 
-def call(python: str | Path, *arguments: object) -> str:
+def call(python: str | Path, code: str, *arguments: object) -> str:
+    """The output of code in another interpreter, which must succeed."""
     ended = subprocess.run(
-        [python, *map(str, arguments)],
+        [python, "-c", code, *map(str, arguments)],
         cwd=forked.ROOT,
         env=forked.environment(PYTHONDONTWRITEBYTECODE="1"),
         capture_output=True,
@@ -58,39 +59,41 @@ def call(python: str | Path, *arguments: object) -> str:
     return ended.stdout
 
 
+COMMANDS = """
+import json, sys
+import titan_tts
+titan_tts.install_overlay()
+from titan_tts.cli import main
+for command in json.loads(sys.argv[1]):
+    assert main(command) == 0
+"""
+
+
 def test_a_run_changes_its_python(other, tmp_path):
-    def command(python, *arguments):
-        return call(python, "-m", "titan_tts", *arguments)
-
-    def train(python, steps):
-        place = [f"--job.dump_folder={tmp_path}", "--job.experiment=run"]
-        data = [f"--data.path={tmp_path / 'data'}", "--ema.decays=0.9"]
-        command(
-            python,
-            "train",
-            forked.ROOT / "train_configs/debug.toml",
-            *runs.TINY,
-            *place,
-            *data,
-            "--checkpoint.interval=2",
-            f"--training.steps={steps}",
-        )
-
     make_shards(tmp_path / "data", 24)
     run = tmp_path / "run"
-    train(other, 2)
-    assert "step-2: valid" in command(sys.executable, "checkpoint", "verify", run)
-    train(sys.executable, 4)
-    assert "step-4: valid" in command(other, "checkpoint", "verify", run)
-    rows = runs.JsonLines(run / "metrics.jsonl").read()
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]  # continued, not begun again
-    command(other, "export", run, tmp_path / "voice", "--voices=s0")
+    options = [*runs.TINY, f"--data.path={tmp_path / 'data'}", "--ema.decays=0.9"]
+    options += ["--checkpoint.interval=2"]
+
+    def commands(*each):
+        """Of the other Python, one after another in one process."""
+        return call(other, COMMANDS, json.dumps([[*map(str, command)] for command in each]))
+
+    place = [f"--job.dump_folder={tmp_path}", "--job.experiment=run"]
+    config = forked.ROOT / "train_configs/debug.toml"
+    commands(["train", config, *options, *place, "--training.steps=2"])
+    verified = forked.titan_tts("checkpoint", "verify", run)
+    assert verified.returncode == 0 and "step-2: valid" in verified.stdout
+    rows = runs.run(tmp_path, "run", [*options, "--training.steps=4"]).metrics()
+    assert sorted(rows) == [1, 2, 3, 4]  # continued, not begun again
+    export = ["export", run, tmp_path / "voice", "--voices=s0"]
+    assert "step-4: valid" in commands(["checkpoint", "verify", run], export)
     text = ["--text=three one", "--speaker=s0", "--sampling-steps=2", "--seed=3"]
-    command(sys.executable, "generate", tmp_path / "voice", *text, "--out", tmp_path / "said.wav")
-    assert soundfile.info(tmp_path / "said.wav").frames > 0
+    said = forked.titan_tts("generate", tmp_path / "voice", *text, "--out", tmp_path / "said.wav")
+    assert said.returncode == 0 and soundfile.info(tmp_path / "said.wav").frames > 0
 
 
 def test_checkpoints_under_the_other_python(other):
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    output = call(other, "-m", "pytest", *options, CHECKPOINTS)
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    output = call(other, code, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", CHECKPOINTS)
     assert " passed" in output and " failed" not in output

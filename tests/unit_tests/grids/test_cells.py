@@ -95,6 +95,7 @@ batch = 8
     assert len({cell.name for cell in found}) == 4
 
 
+@pytest.mark.long
 def test_what_training_refuses_is_known_before(tmp_path):
     text = '[axes]\nlayout = ["ddp", "hsdp"]\ncompile = ["off", "reduce-overhead"]\nbatch = [1]'
     found = {

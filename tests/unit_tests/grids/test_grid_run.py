@@ -187,6 +187,7 @@ def test_two_commands_share_a_grid(tmp_path):
     assert one.run("") == 0 and len(order(tmp_path)) == 6
 
 
+@pytest.mark.long
 def test_runs_of_another_grid_are_not_taken_for_this_ones(tmp_path):
     """Nor runs of another base config or with a corrupt record; nothing is removed."""
     run = start(tmp_path)
@@ -206,6 +207,7 @@ def test_runs_of_another_grid_are_not_taken_for_this_ones(tmp_path):
     assert (run.all[0].folder / "benchmark.json").exists()
 
 
+@pytest.mark.long
 def test_a_kill_while_an_interrupted_run_is_removed_leaves_its_record(tmp_path, monkeypatch):
     run = start(tmp_path)
     run.run("")

@@ -104,6 +104,7 @@ def test_several_models_compiled_for_any_lengths_have_graphs_of_their_own():
     assert limits == (8 + 3 * 32,) * 2
 
 
+@pytest.mark.long
 def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
     """The user's cache folder, the config's, or the environment's; nothing without compilation."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -60,6 +60,7 @@ def test_each_rank_has_its_part_of_the_rotated_heads(heads, degree):
     assert max(map(len, parts)) <= 2 and min(map(len, parts)) == 1
 
 
+@pytest.mark.long
 def test_parameters_keep_names_sizes_and_values():
     plain = random_model(ranks.ARGS)
     with fake_process_group(DataParallelLayout(1, 1, 2)) as dims:

@@ -131,6 +131,7 @@ def test_mistakes_end_with_one_sentence(arguments, sentence, capsys):
     assert sentence in found.err and found.err.count("\n") == 1 and not found.out
 
 
+@pytest.mark.long
 def test_submit(tmp_path, monkeypatch, capsys):
     (tmp_path / "bash").symlink_to("/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -36,6 +36,7 @@ def test_only_what_depends_on_the_data_is_not_counted(model, tmp_path):
     assert any("characters" in sentence for sentence in sizes.unknown) == (model == "chars")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_pretrained_encoder_is_counted_where_it_belongs(frozen, tmp_path):
     folder = write_tiny_t5gemma2(tmp_path, tokenizer=False)

@@ -165,6 +165,7 @@ def test_bytes_that_checkpointing_moves_again():
     assert eager == pytest.approx(24 * 676 * 2**20, rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "state_dtype, moments, ema", [("float32", 16, True), ("bfloat16", 8, True), ("8bit", 4, False)]
 )

@@ -42,6 +42,7 @@ def test_workers_whose_features_are_not_found_are_noticed(shards, gemma, monkeyp
         encode(gemma)
 
 
+@pytest.mark.long
 def test_texts_that_are_too_long_are_counted(shards, gemma, monkeypatch):
     monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 5)
     made = Made(shards, gemma)

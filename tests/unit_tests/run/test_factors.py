@@ -14,6 +14,7 @@ def of(args, gpus=4, gpus_per_node=4):
     return factors(asdict(load_config([*DEBUG, *args])), gpus, gpus_per_node)
 
 
+@pytest.mark.long
 def test_all_factors_of_the_debug_config():
     assert of([]) == {
         "size": "debug",

@@ -141,6 +141,7 @@ def test_what_wandb_is_given(tmp_path, stand_in):
     assert stand_in.exit_codes == [0, 1]
 
 
+@pytest.mark.long
 def test_a_resume_continues_the_same_run_at_wandb(tmp_path, stand_in, monkeypatch):
     """Wherever it is started from: what is recorded wins over the config and the environment."""
     trackers(tmp_path, ENABLED).close()
@@ -215,6 +216,7 @@ def test_a_missing_package_ends_the_start_before_it_writes(
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_variables_of_dotenv(alone, monkeypatch):
     """Only W&B's, where it is enabled; and the environment wins."""
     with pytest.raises(InputError, match="no key for W&B was found; set WANDB_API_KEY"):

@@ -86,6 +86,7 @@ def said(synthesizer, text="one two", voice="ann", **more):
     return join([each.waveform for each in synthesizer.synthesize(pieces)], 100)
 
 
+@pytest.mark.long
 def test_it_says_what_generate_says(server, synthesizer):
     url, _ = server()
     status, headers, content = speech(url)

@@ -87,6 +87,7 @@ def which(loaded, initial) -> tuple[int, str, float]:
     return loaded.step, loaded.weights, round(mean, 4)
 
 
+@pytest.mark.long
 def test_which_weights_are_loaded(run, initial):
     for given, expected, prediction in (
         ({}, (10, "ema:0.99", 12), "noise"),
@@ -109,6 +110,7 @@ def test_which_weights_are_loaded(run, initial):
     refused(lambda: load_run(run), "__0_0.distcp has other content", "--step, of: 2, 6, 10")
 
 
+@pytest.mark.long
 def test_validation_chooses_step_and_weights(run, initial):
     """The best step has the weights that its figure was measured with."""
     rows = [
@@ -134,6 +136,7 @@ def test_validation_chooses_step_and_weights(run, initial):
             assert [(each.step, each.weights) for each in found] == [(step, weights)]
 
 
+@pytest.mark.long
 def test_the_untrained_model_is_the_one_that_training_started_from(run, initial):
     loaded = load_run(run)
     torch.manual_seed(99)  # whatever was drawn before

@@ -71,6 +71,7 @@ def written(folder):
     return {name: (status.st_ino, status.st_mtime_ns) for name, status in found}
 
 
+@pytest.mark.long
 def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path, monkeypatch):
     build_tokenizer(config_of("/nowhere", tmp_path))  # plain bytes open no data
     assert json.loads((tmp_path / TOKENIZER_FILE).read_text())["unit"] == "bytes"
@@ -95,6 +96,7 @@ def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path, 
     assert other.vocabulary == vocabulary and not (tmp_path / "other").exists()
 
 
+@pytest.mark.long
 def test_char_widths_are_measured_once_and_belong_to_the_weights(data, tmp_path):
     found = []
 
@@ -115,6 +117,7 @@ def test_char_widths_are_measured_once_and_belong_to_the_weights(data, tmp_path)
         assert again.vocabulary == first.vocabulary and len(found) == 1
 
 
+@pytest.mark.long
 def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     """A sample as long as the limit is trained, a longer one is left out or cropped."""
     samples = make_samples(24, seed=1)

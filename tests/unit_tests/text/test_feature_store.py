@@ -143,6 +143,7 @@ def test_corrupt_features_are_noticed(shards, gemma):
     assert made.path(1).read_bytes() == complete
 
 
+@pytest.mark.long
 def test_what_cannot_be_made_is_not_there(shards, gemma):
     made = Made(shards, gemma, cache_dtype="float16")
     with torch.no_grad():

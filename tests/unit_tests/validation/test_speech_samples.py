@@ -38,6 +38,7 @@ def prompts_of(folder: Path, count: int, bytes_per_frame: float = 1.0, **changes
     return choose_prompts(fixed.dataset, fixed.fitting, count, durations, config)
 
 
+@pytest.mark.long
 def test_each_speakers_first_before_any_second(tmp_path):
     folder = write_rows(tmp_path / "heldout", ROWS, language="en")
     texts = [prompt.request.text for prompt in prompts_of(folder, 5)]
@@ -51,6 +52,7 @@ def test_each_speakers_first_before_any_second(tmp_path):
     assert prompts_of(write_rows(tmp_path / "none", ROWS), 1)[0].language == ""
 
 
+@pytest.mark.long
 def test_what_is_asked_for(tmp_path):
     folder = write_rows(tmp_path / "heldout", ROWS)
     data = data_section(folder, max_frames=32, max_speaker_frames=5)

@@ -208,6 +208,7 @@ def test_nothing_in_a_file_is_executed_and_no_file_is_taken_for_weights(tmp_path
             refused(lambda: build_codec(str(other)), str(other))
 
 
+@pytest.mark.long
 def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path):
     """Voiced ends off the frame grid, two of them in one batch; within the rounding to float16."""
     source, lengths = tmp_path / "source", (23_500, 24_300, 48_000 + 100, 48_000)

@@ -246,6 +246,7 @@ class Rows:
 SIZES = [(21, 9, 41), (35, 12, 53), (50, 18, 74)]
 
 
+@pytest.mark.long
 def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
     args = small_args(text_vocab_size=10, text_positions="scaled")
     model = random_model(args).eval()
