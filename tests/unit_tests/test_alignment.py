@@ -4,15 +4,12 @@ without heads and with them."""
 import pytest
 import torch
 
-from tests.helpers.tiny_runs import Folder
+from tests.helpers.small_models import assert_equal
+from tests.helpers.tiny_runs import Folder, killed
 from titan_tts.speak.load_run import load_run
 from torchtitan.models.dit_tts.model.alignment import is_of_head
 
 CTC = ["--alignment.ctc_weight=0.1"]
-
-
-def run_out(trainer) -> None:
-    raise RuntimeError("out of memory")
 
 
 @pytest.mark.long
@@ -29,7 +26,6 @@ def test_a_head_acts_on_the_weights_and_not_on_the_loss(tmp_path, train, caplog)
         assert train(name, "--training.steps=4", *arguments) == 0
         runs[name] = Folder(tmp_path / name).metrics()
         assert ("8,513 of the alignment head" in caplog.text) == (name != "plain")
-        assert ("alignment" in Folder(tmp_path / name).checkpoint(4)["ema"]) is False
     plain, ctc, whole, heavier = runs.values()
     # The loss is the flow's alone, and the first is of the same weights.
     assert plain[0]["loss"] == ctc[0]["loss"] == heavier[0]["loss"]
@@ -45,24 +41,23 @@ def test_a_head_acts_on_the_weights_and_not_on_the_loss(tmp_path, train, caplog)
 
 @pytest.mark.long
 def test_a_killed_run_with_heads_ends_as_the_unbroken_one(tmp_path, train, after_step):
-    unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
+    unbroken, run = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
     assert train("unbroken", "--training.steps=6", *CTC) == 0
-    steps = {5: run_out}
+    steps = {5: killed}
     after_step(steps)
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(RuntimeError, match="killed"):
         train("killed", "--training.steps=6", *CTC)
     del steps[5]
     assert train("killed", "--training.steps=6", *CTC) == 0
-    assert killed.losses() == unbroken.losses()
-    values = [[row["ctc"] for row in folder.metrics()] for folder in (unbroken, killed)]
+    assert run.losses() == unbroken.losses()
+    values = [[row["ctc"] for row in folder.metrics()] for folder in (unbroken, run)]
     assert values[0] == values[1]
-    found, expected = killed.checkpoint(6), unbroken.checkpoint(6)
+    assert_equal(run.tensors(6), unbroken.tensors(6))
+    found, expected = run.checkpoint(6), unbroken.checkpoint(6)
     heads = [name for name in expected if is_of_head(name)]
     assert len(heads) == 3 and not any("alignment" in name for name in expected["ema"])
-    for name, value in expected.items():
-        assert not isinstance(value, torch.Tensor) or torch.equal(found[name], value), name
     for weights in ("raw", "ema:0.999"):
-        model = load_run(killed.path, weights=weights).model
+        model = load_run(run.path, weights=weights).model
         assert model.alignment is None and not any(map(is_of_head, model.state_dict()))
     for name in heads:
         moment = f"state.{name}.exp_avg"

@@ -1,11 +1,12 @@
 """Atomic writes and files of JSON lines."""
 
+import hashlib
 import os
 
 import pytest
 
 from torchtitan.models.dit_tts import files
-from torchtitan.models.dit_tts.files import JsonLines, file_name, unique, write_atomic
+from torchtitan.models.dit_tts.files import JsonLines, file_name, fingerprint, unique, write_atomic
 
 
 def files_below(folder) -> list[str]:
@@ -52,13 +53,21 @@ def test_a_torn_last_line_is_left_out(lines, cut):
 
 @pytest.mark.parametrize("step", [0, 2, 9])
 def test_keep_until(lines, step):
+    corrupt = b'{"loss": 1}\n[3]\n{"step": 5, "lo'
     with open(lines.path, "ab") as file:
-        file.write(b'{"step": 5, "lo')
-    lines.keep_until(step)
+        file.write(corrupt)
+    assert lines.keep_until(step) == 3
+    assert lines.path.with_name("rank0.jsonl.corrupt").read_bytes() == corrupt + b"\n"
     kept = rows(*range(1, min(step, 4) + 1))
     assert lines.read() == kept
     lines.append({"step": step + 1})  # after a torn line this must start a line of its own
     assert lines.read() == [*kept, {"step": step + 1}]
+
+
+def test_a_fingerprint_is_the_same_on_every_machine():
+    """Files are found again by it."""
+    parts = b"\1" + bytes(7) + b"a" + b"\2" + bytes(7) + b"bc"
+    assert fingerprint("a", b"bc") == hashlib.sha256(parts).hexdigest()[:16] != fingerprint("abc")
 
 
 def test_names_of_files():

@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.infra.nvml import GpuUse
-from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, peak_flops
+from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, MicroBatch, training_flops
 
@@ -186,6 +186,7 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     assert [row["progress"] for row in found] == [0.5, 0.7]
     # 2 steps in 6 s and 10 are left; then 6 in 26 s and 6 are left.
     assert [row["eta_seconds"] for row in found] == pytest.approx([30.0, 26.0])
+    assert eta(26.9) == "0:00:26" and eta(90_125) == "25:02:05"
     clock.now += 50.0
     metrics.exclude_time(40.0)
     log(metrics, 18)

@@ -12,6 +12,7 @@ from torch._dynamo.testing import CompileCounter
 from torchtitan.tools.logging import logger
 
 from tests.helpers.small_models import full_inputs, initialized_model, one_rank, small_args
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import parallelize
@@ -20,6 +21,7 @@ from torchtitan.models.dit_tts.infra.compile import (
     CompileWatch,
     apply_compile,
     compile_for_any_lengths,
+    static_shapes,
 )
 from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -56,6 +58,15 @@ def test_one_graph_per_shape_and_kind_of_block(model, mode, kinds):
             step(model, shape)
     assert watch.graphs == watch.kinds * len(SHAPES)
     assert watch.kinds == kinds + 2  # two encoders
+    assert CompileWatch(model, ["model", "loss"]).kinds == kinds + 2  # two functions
+
+
+def test_a_shape_for_each_bucket_and_phase_of_the_batch_ramp():
+    config = JobConfig()
+    config.data.num_buckets, config.training.batch_ramp = 5, [4, 2]
+    assert static_shapes(config) == 5 * 3
+    config.data.bucket_frames = [64, 768]
+    assert static_shapes(config) == 2 * 3
 
 
 @pytest.mark.long

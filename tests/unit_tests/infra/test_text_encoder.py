@@ -12,11 +12,13 @@ import torch
 from tests.helpers.encoded_shards import SAMPLES, Made, flip_last_byte, write_shards
 from tests.helpers.loaders import config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from torchtitan.models.dit_tts.config.job_config import Encoder
+from tests.helpers.small_models import one_rank
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
+from torchtitan.models.dit_tts.infra import text_encoder
+from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder, stored_text_features
 from torchtitan.models.dit_tts.text import feature_builder
 from torchtitan.models.dit_tts.text.feature_store import open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
@@ -124,6 +126,15 @@ def test_texts_that_are_too_long_to_be_encoded(shards, gemma, tmp_path, monkeypa
     [first_long, *_] = np.flatnonzero(features.tokens > 5)
     with pytest.raises(CorruptSampleError, match="too long"):
         made.read(int(first_long), features)
+
+
+def test_texts_longer_than_the_encoders_positions_are_refused(monkeypatch, tmp_path):
+    settings = JobConfig(encoder=Encoder(model="some/encoder"))
+    settings.job.dump_folder = str(tmp_path)
+    source = SimpleNamespace(max_tokens=191)
+    monkeypatch.setattr(text_encoder, "find_source", lambda *_, **__: source)
+    with pytest.raises(InputError, match="max_text_tokens = 192, but some/encoder .* 191 tokens"):
+        build_frozen_encoder(settings, one_rank(), None, torch.device("cpu"))
 
 
 def test_a_start_needs_the_features_and_no_weights(shards, gemma, tmp_path):

@@ -1,15 +1,18 @@
 """What a run's saves and loads exchange, what they survive, and what state they leave the run in."""
 
 import resource
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torchtitan.components.checkpoint import MODEL
 
 from tests.helpers.tiny_runs import Folder, killed
 from titan_tts import cli
 from torchtitan.models.dit_tts.infra import collectives
+from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 
 EXCHANGES = ("gather_object", "all_gather_object", "scatter_object_list", "broadcast_object_list")
 
@@ -111,3 +114,12 @@ def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
     assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
     steps.clear()
     assert train("run", "--training.steps=4") == 0
+
+
+def test_the_bytes_that_a_checkpoint_takes():
+    """Weights, both moments and each average in float32, and a tenth more."""
+    model = torch.nn.Linear(10, 100)
+    for ema, kinds in ((None, 3), (SimpleNamespace(averages={0.9: {}, 0.99: {}}), 5)):
+        run = SimpleNamespace(states={MODEL: SimpleNamespace(model=[model])}, ema=ema)
+        found = RunCheckpointer._bytes_of_a_checkpoint(run)
+        assert found == int(1.1 * 4 * (10 * 100 + 100) * kinds)

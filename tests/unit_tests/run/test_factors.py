@@ -47,15 +47,20 @@ def test_all_factors_of_the_debug_config():
             {"batch": 4, "accumulation": 2},
         ),
         ("--compile.enable --compile.mode=max-autotune", {"compile": "max-autotune"}),
+        (
+            "--parallelism.tensor_parallel_degree=2 --parallelism.backend=megatron",
+            {"tensor_parallel": 2, "backend": "megatron", "batch": 6},
+        ),
+        ("--training.mixed_precision_param=bfloat16", {"precision": "bf16"}),
         ("--model.converters=float8", {"precision": "fp8"}),
         ("--megatron.fp8", {"precision": "fp8"}),
         ("--optimizer.state_dtype=8bit", {"optimizer": "AdamW 8bit"}),
+        ("--activation_checkpoint.mode=full", {"checkpointing": "full"}),
         ("--activation_checkpoint.mode=selective", {"checkpointing": "every 2"}),
+        ("--activation_checkpoint.mode=memory_budget", {"checkpointing": "memory_budget 0.5"}),
         ("--benchmark.enable --benchmark.lengths=longest", {"lengths": "longest"}),
     ],
 )
 def test_each_setting_changes_its_factor_alone(args, expected):
     found, plain = of(args.split()), of([])
-    assert {name: found[name] for name in FACTORS if found[name] != plain[name]} == {
-        name: value for name, value in expected.items() if plain[name] != value
-    }
+    assert {name: found[name] for name in FACTORS if found[name] != plain[name]} == expected

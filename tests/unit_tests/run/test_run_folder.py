@@ -131,9 +131,9 @@ def test_the_first_failure_is_kept(tmp_path, config):
     # An earlier start's failure is no cause of this one's.
     ranks[0].close()
     again = RunFolder(tmp_path, 0)
-    again.fail(RuntimeError("no data"))
+    again.fail(RuntimeError("no data"), "rank 3 stalls at step 2")
     failed = state_of(tmp_path)
-    assert (failed["state"], failed["error"]) == ("failed", "no data")
+    assert (failed["state"], failed["error"]) == ("failed", "no data; rank 3 stalls at step 2")
 
     # A start that was refused changes nothing, nor does one beside it.
     refused, beside = RunFolder(tmp_path, 0), RunFolder(tmp_path, 0)

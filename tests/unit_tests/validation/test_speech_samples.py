@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
@@ -140,32 +142,10 @@ def options(speech_data) -> list[str]:
     ]
 
 
-class Seen:
-    """A stand-in for the trackers."""
-
-    def __init__(self, *_):
-        self.scalars, self.audio, self.images = [], [], []
-
-    def continue_after(self, step):
-        pass
-
-    def log_scalars(self, values, step):
-        self.scalars.append((step, dict(values)))
-
-    def log_audio(self, name, waveform, rate, step):
-        self.audio.append((step, name, len(waveform), rate))
-
-    def log_image(self, name, png, step):
-        assert png.startswith(b"\x89PNG")
-        self.images.append((step, name))
-
-    def close(self):
-        pass
-
-
 @pytest.fixture
 def seen(monkeypatch):
-    trackers = Seen()
+    """A stand-in for the trackers."""
+    trackers = Mock(spec=Trackers)
     monkeypatch.setattr("torchtitan.models.dit_tts.metrics.Trackers", lambda *_: trackers)
     return trackers
 
@@ -208,16 +188,19 @@ def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     ]
     assert np.abs(read[0] - read[1]).max() > 1e-3
 
+    audio, images, scalars = (
+        [call.args for call in method.call_args_list]
+        for method in (seen.log_audio, seen.log_image, seen.log_scalars)
+    )
     # Names of their own: a tag of TensorBoard's is of one kind.
-    for kind, end in ((seen.audio, ""), (seen.images, "_spectrogram")):
-        shown = [(each[0], each[1]) for each in kind]
+    for kind, end in ((audio, ""), (images, "_spectrogram")):
+        shown = [(each[-1], each[0]) for each in kind]
         groups = ("speech", "speech_raw")
         expected = [(s, f"{group}/{n}{end}") for s in (2, 3) for group in groups for n in names]
         assert shown == expected
-    assert all(rate == 16000 and length > 5000 for _, _, length, rate in seen.audio)
-    logged = [
-        values for step, values in seen.scalars if step == 3 and "speech/duration_error" in values
-    ]
+    assert all(rate == 16000 and len(waveform) > 5000 for _, waveform, rate, _ in audio)
+    assert all(png.startswith(b"\x89PNG") for _, png, _ in images)
+    logged = [values for values, step in scalars if step == 3 and "speech/duration_error" in values]
     assert len(logged) == 1 and "speech/speaker_similarity_raw" in logged[0]
     assert "speech/duration_error_raw" not in logged[0]  # it is the same
     assert not any("step" in name.split("/")[1:] or name.endswith("time") for name in logged[0])

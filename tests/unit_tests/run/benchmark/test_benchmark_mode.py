@@ -332,7 +332,7 @@ def test_on_a_gpu_parts_are_between_events(tmp_path, clock, monkeypatch):
     [
         ("none", {"none": 4}),
         ("full", {"full": 4}),
-        ("selective 2", {"full": 2, "none": 2}),
+        ("selective 3", {"full": 1, "none": 3}),
         ("selective op", {"selective": 4}),
         ("selective op --attention.backend=matmul", "fp8 matmuls and attention by matmuls"),
         ("selective op --model.converters=float8", "fp8 matmuls and attention by matmuls"),

@@ -178,7 +178,8 @@ class SpeechSamples:
             suffix: "_raw" for the samples of the trained weights, in addition to the average's.
         """
         began = time.perf_counter()
-        prompts, latents = [prompt for prompt, _ in self.own], []
+        prompts = [prompt for prompt, _ in self.own]
+        latents: list[torch.Tensor] = []
         with self.amp:
             for first in range(0, len(prompts), _BATCH):
                 latents += self._generate(prompts[first : first + _BATCH])
