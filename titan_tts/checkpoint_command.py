@@ -24,7 +24,7 @@ def run(options: Options) -> int:
     """Prints a line per checkpoint. Returns 1 if one is corrupt or cannot be read."""
     given = Path(options.run)
     if not given.is_dir():
-        raise InputError(f"{given} is no folder; give a run's folder or a checkpoint's")
+        raise InputError(f"{given} is not a folder; give the folder of a run or a checkpoint")
 
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.run.checkpoint_storage import checkpoint_steps, verify

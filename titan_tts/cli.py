@@ -51,11 +51,11 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export": (
         "export.export_command",
-        "Write a trained model to a folder of its own, and publish it.",
+        "Write a trained model to a standalone folder, and publish it.",
     ),
     "export-codec": ("export.codec_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.plan_command", "Predict time, memory and MFU of a run on a named GPU."),
-    "ablate": ("grids.ablate_command", "Run a grid of benchmarks; continue one that was ended."),
+    "ablate": ("grids.ablate_command", "Run or continue a grid of benchmarks."),
     "autotune": (
         "grids.autotune_command",
         "Find the fastest layout and the largest micro-batch of every bucket.",
@@ -70,10 +70,10 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "serving.serve_command",
         "Serve a model over HTTP, as OpenAI's speech API does.",
     ),
-    "demo": ("serving.demo_command", "A page to type a text and hear it."),
+    "demo": ("serving.demo_command", "Open a page to type a text and hear it."),
     "evaluate": (
         "evaluate.evaluate_command",
-        "Measure the speech of runs, or compare several: a table, a page to listen, JSON.",
+        "Measure the speech of runs, or compare several: a table, a page with audio, JSON.",
     ),
 }
 
@@ -154,12 +154,10 @@ def _check_options(args: list[str], cls: Any) -> None:
         if f.name not in names and f.default is f.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise InputError(
-            f"{command} needs {' and '.join(missing)}; {command} --help says what that is"
-        )
+        raise InputError(f"{command} needs {' and '.join(missing)}; see {command} --help")
     if len(alone) > len(positional) and not several:
         raise InputError(
-            f"{command}: {alone[len(positional)]!r} is one argument too many; {command} --help lists what there is"
+            f"{command}: {alone[len(positional)]!r} is an unexpected argument; {command} --help lists the arguments"
         )
 
 

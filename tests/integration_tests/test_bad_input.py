@@ -27,4 +27,4 @@ def test_under_the_launcher(tmp_path):
     nowhere = str(tmp_path / "nowhere")
     arguments = [*runs.TINY, "--training.local_batch_size=4", "--data.path", nowhere]
     run = runs.start(tmp_path, "launched", arguments, processes=2, launcher=True)
-    check(run, ["[data] path", nowhere, "names no .tar file"])
+    check(run, ["[data] path", nowhere, "matches no .tar file"])

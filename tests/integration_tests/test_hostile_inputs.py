@@ -76,8 +76,8 @@ SKIP = ["--on-error=skip", "--max-corrupt-fraction=1", "--workers=1", "--device=
 LEFT_OUT = "left out: 1 of 2 recordings.*undecodable: 1.*"
 
 for _name, _bad, _words in [  # of one recording of two, which is left out and counted
-    ("fifo", fifo, "no regular file"),
-    ("dev zero", link("/dev/zero"), "no regular file"),
+    ("fifo", fifo, "not a regular file"),
+    ("dev zero", link("/dev/zero"), "not a regular file"),
     ("missing", None, "No such file"),
     ("empty", b"", "decoded"),
     ("text", "this is not audio\n" * 99, "decoded"),
@@ -101,7 +101,7 @@ for _name, _values, _words in [  # of a row of a manifest beside a good one
     ("text with half a surrogate pair", {"text": "a\ud800"}, "surrogate"),
     ("speaker that is missing", {"speaker": None}, "no speaker"),
     ("split that nobody knows", {"split": "banana"}, "begin with train"),
-    ("duration behind the end", {"offset": 0, "duration": 99, "audio": "good.wav"}, "ends behind"),
+    ("duration behind the end", {"offset": 0, "duration": 99, "audio": "good.wav"}, "ends after"),
     ("key of the other one", {"key": "good", "audio": "good.wav"}, "more than one recording"),
 ]:
     row(f"manifest: {_name}", recordings(None, **_values), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
@@ -109,13 +109,13 @@ for _name, _values, _words in [  # of a row of a manifest beside a good one
 GOOD_ROW = '{"audio": "good.wav", "text": "one", "speaker": "ann"}\n'
 HEADER = "audio,text,speaker\n"
 for _name, _file, _content, _words, _status in [
-    ("of invalid json", "m.jsonl", GOOD_ROW + "{not json\n", LEFT_OUT + "no JSON object", 0),
-    ("of deep nesting", "m.jsonl", GOOD_ROW + "[" * 100000 + "\n", LEFT_OUT + "no JSON object", 0),
+    ("of invalid json", "m.jsonl", GOOD_ROW + "{not json\n", LEFT_OUT + "not a JSON object", 0),
+    ("of deep nesting", "m.jsonl", GOOD_ROW + "[" * 100000 + "\n", LEFT_OUT + "not a JSON object", 0),
     ("csv with a line break in quotes", "m.csv", HEADER + 'good.wav,one,ann\ngood.wav,"a\nb",ann\n', "left out: 2 of 3.*line break", 0),
     ("empty", "m.jsonl", "", "0 usable recordings", 2),
     ("empty csv", "m.csv", "", "header with one of", 2),
     ("csv without an audio column", "m.csv", "wave,text\na,b\n", "header with one of audio", 2),
-    ("csv with an open quote", "m.csv", HEADER + 'good.wav,"one,ann\n', "mind its quotes", 2),
+    ("csv with an open quote", "m.csv", HEADER + 'good.wav,"one,ann\n', "check its quotes", 2),
     ("csv with a field of 200 kB", "m.csv", HEADER + "good.wav," + "x" * 200000 + ",ann\n", "field", 2),
     ("parquet that is text", "m.parquet", "no table", "cannot be read as a table", 2),
     ("arrow that is cut", "m.arrow", b"ARROW1\0\0" + bytes(99), "cannot be read as a table", 2),
@@ -163,7 +163,7 @@ for _name, _bad, _words in [  # beside twenty good samples: a start refuses it, 
     ("with a hard link", special("bad.npy", tarfile.LNKTYPE, "good0.npy") + sample()[1:], "link"),
     ("with a fifo as its latents", special("bad.npy", tarfile.FIFOTYPE) + sample()[1:], "lacks .npy"),
     ("with terminal escapes in its key", sample(key=ESCAPE, array=b""), r"\\x1b"),
-    ("with its hashes wrong", sample(text=b'{"text": "one", "xxh3_64": {"npy": "00"}}'), "not the one that was written"),
+    ("with its hashes wrong", sample(text=b'{"text": "one", "xxh3_64": {"npy": "00"}}'), "not as it was written"),
 ]:
     row(f"sample: {_name}", {"s.tar": shard(_bad)}, ["train", "--data.path={in}"], f"s.tar: .*{_words}")
     if len(ROWS) % 6 == 0:
@@ -180,8 +180,8 @@ for _name, _tar, _words in [
     ("joined to another", SHARD + shard(), "joined by cat"),
     ("with text behind its end", SHARD + b"x" * 512, "follow a zero block"),
     ("of another width", tar(sample(array=latents(width=64), reference=latents(width=64))), "64 wide"),
-    ("fifo", fifo, "names no .tar|no regular file"),
-    ("dev zero", link("/dev/zero"), "no regular file|names no .tar"),
+    ("fifo", fifo, "matches no .tar|not a regular file"),
+    ("dev zero", link("/dev/zero"), "not a regular file|matches no .tar"),
 ]:
     row(f"shard: {_name}", {"s.tar": _tar, "t.tar": SHARD}, ["train", "--data.path={in}"] if len(ROWS) % 2 else ["train", "--data.path={in}/s.tar"], _words)
 
@@ -195,7 +195,7 @@ for _name, _toml, _words in [
     ("with terminal escapes", f'["{ESCAPE}"]\n'.replace("\x1b", "\\u001b").replace("\x07", "\\u0007"), r"unknown section \[\\x1b"),
     ("with a nan", "[objective]\nlogit_std = nan\n", "logit_std = nan"),
     ("with steps of 2^70", f"[data]\nseed = {2**70}\n", "seed = 1180591620717411303424"),
-    ("that is endless", link("/dev/zero"), "no regular file|cannot read"),
+    ("that is endless", link("/dev/zero"), "not a regular file|cannot read"),
 ]:
     row(f"config: {_name}", _toml, ["train", "--job.config_file={in}"], _words)
 
@@ -204,8 +204,8 @@ for _args, _words in [  # rules of single keys are in unit_tests/config
     ("--training.global_batch_size=7", "is not a multiple of local_batch_size"), ("--data.seed=-1", "seed = -1"), ("--optimizer.lr=nan", "lr = nan"),
     ("--ema.decays=nan", r"decays = \[nan\]"), ("--model.flavor=9000b", "allowed are"), ("--encoder.model=/nowhere/encoder", "/nowhere/encoder"), ("--encoder.model={data}", "data"),
     ("--checkpoint.folder=../x", "without '/'"), ("--checkpoint.initial_load_path=/nowhere", "is not a folder"), ("--checkpoint.load_step=7", "step-7"),
-    ("--data.path=", "is empty"), ("--data.path=/nowhere", "names no .tar"), ("--data.path=/dev/zero", "names no .tar"), ("--data.path={d}/a\0b", "names no .tar"),
-    ("--data.path={{1..", "names no .tar|no pattern"), ("--data.path={data}/000000.tar,{data}", "twice"), ("--data.weights=1,2", "weights has 2 numbers"),
+    ("--data.path=", "is empty"), ("--data.path=/nowhere", "matches no .tar"), ("--data.path=/dev/zero", "matches no .tar"), ("--data.path={d}/a\0b", "matches no .tar"),
+    ("--data.path={{1..", "matches no .tar|not a pattern"), ("--data.path={data}/000000.tar,{data}", "twice"), ("--data.weights=1,2", "weights has 2 numbers"),
     ("--data.max_frames=4", "none of the 40 samples fits"), ("--data.max_frames=9", "leaves out"), ("--data.latent_channels=64", "8 wide"), ("--data.bucket_frames=8,4", "ascending"),
     ("--data.num_workers=10000000", "num_workers = 1"), ("--data.balance_by=language", "no sample's JSON"), ("--parallelism.data_parallel_shard_degree=3", "but 1 processes were started"),
     ("--job.experiment=..", "without '/'"), ("--job.experiment=" + "x" * 300, "at most 255 bytes"), ("--job.dump_folder=a\0b", "is no path"), ("--job.experiment=" + ESCAPE, "experiment"),
@@ -230,11 +230,11 @@ for _name, _given, _args, _words in [
     ("a duration of nan", {}, ["--seconds=nan"], "--seconds = nan"), ("a duration of 1e9", {}, ["--seconds=1e9"], "--seconds = 1e"), ("a seed of 2^70", {}, [f"--seed={2**70}"], "--seed"),
     ("no sampling steps", {}, ["--sampling-steps=0"], "--sampling-steps = 0"), ("a text of spaces", {}, ["--text= \t\n\u3000"], "--text is empty"),
     ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"), ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "999999 characters"),
-    ("an unknown ending", {}, ["--out={d}/x.doc"], "must end with one of .wav"), ("an output that is a folder", {"../x.wav/y": b""}, [], "no file can be written"),
-    ("an output below a file", {}, ["--out={copy}/state.json/x.wav"], "no file can be written"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "no file can be written"),
+    ("an unknown ending", {}, ["--out={d}/x.doc"], "must end with one of .wav"), ("an output that is a folder", {"../x.wav/y": b""}, [], "cannot be written"),
+    ("an output below a file", {}, ["--out={copy}/state.json/x.wav"], "cannot be written"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "no file can be written"),
     ("an unknown speaker", {}, ["--speaker=nobody"], "no such speaker"), ("an unknown condition", {}, ["--condition=mood=sad"], r"conditioning tokens \(none\)"),
     ("a step that is not there", {}, ["--step=7"], "no checkpoint step-7"), ("a codec that is not there", {}, ["--codec=/nowhere.pth"], "no file"),
-    ("data that is not there", {}, ["--data=/nowhere"], "names no .tar"), ("a binary config", {"config.toml": b"\0\xff"}, [], "not valid TOML"),
+    ("data that is not there", {}, ["--data=/nowhere"], "matches no .tar"), ("a binary config", {"config.toml": b"\0\xff"}, [], "not valid TOML"),
     ("a config of another program", {"config.toml": "[tool]\n"}, [], r"unknown section \[tool\]"), ("a tokenizer that is a list", {"tokenizer.json": "[]"}, [], "tokenizer.json"),
     ("a tokenizer of deep nesting", {"tokenizer.json": "[" * 100000}, [], "tokenizer.json"), ("a manifest that is cut", {"checkpoint/step-2/manifest.json": "{"}, [], "manifest.json is corrupt"),
     ("a manifest with a path outside", {"checkpoint/step-2/manifest.json": '{"files": {"../../config.toml": {"bytes": 1, "xxh3": ""}}, "trained_with": {}}'}, [], "does not list .metadata"),
@@ -255,7 +255,7 @@ for _name, _given, _args, _words, _status, *_more in [
     ("evaluate on other text", {}, [*EVALUATE, WORDS], "wide|channels|text|characters|cannot hear", 2),
     ("evaluate of a missing step", {}, ["evaluate", "{copy}@9", "--test={data}", WORDS], "no checkpoint step-9", 2),
     ("evaluate on a bad list", {"x.lst": "a|b|c|d\na|b"}, ["evaluate", "{copy}", "--test={copy}/x.lst", WORDS], "x.lst line 1: .* does not exist", 2),
-    ("verify of nothing", None, ["checkpoint", "verify", "{d}/nowhere"], "is no folder", 2),
+    ("verify of nothing", None, ["checkpoint", "verify", "{d}/nowhere"], "is not a folder", 2),
     ("verify without checkpoints", {"config.toml": ""}, ["checkpoint", "verify", "{in}"], "has no checkpoints", 2),
     ("verify of a changed byte", {"checkpoint/step-2/__0_0.distcp": b"x"}, ["checkpoint", "verify", "{copy}"], "step-2: .*other bytes", 1),
     ("an unknown command", None, ["tarin"], "did you mean train", 2),
@@ -278,8 +278,8 @@ for _name, _url, _words in [
     ("an unknown scheme", "banana://user:hunter2@host/x.tar", "banana"), ("a refusing host", "http://user:hunter2@127.0.0.1:1/x.tar", "127.0.0.1:1.*tried 5 times"),
     ("a port of 99999", "http://127.0.0.1:99999/x.tar", "99999"), ("no host", "http:///x.tar", "http://"), ("a broken address", "http://[::1/x.tar", "URL"), ("404", "{url}/404/x.tar?sig=hunter2", "not found"), ("403", "{url}/403/x.tar?sig=hunter2", "access denied"),
     ("500", "{url}/500/x.tar?sig=hunter2", "status 500, tried 5 times"), ("html", "{url}/html/x.tar", "not a plain tar|truncated|ignores range"), ("a redirect to itself", "{url}/loop/x.tar", "loop"),
-    ("a short body", "{url}/short/x.tar", "short|changed|content"), ("no size", "{url}/sizeless/x.tar", "does not give its size"), ("a listing of html", "{url}/html/", "names no .tar"), ("a listing of 500", "{url}/500/", "status 500"),
-    ("a hidden secret", "s3://***@bucket/x.tar", "where a run's files leave out"),
+    ("a short body", "{url}/short/x.tar", "short|changed|content"), ("no size", "{url}/sizeless/x.tar", "does not give its size"), ("a listing of html", "{url}/html/", "matches no .tar"), ("a listing of 500", "{url}/500/", "status 500"),
+    ("a hidden secret", "s3://***@bucket/x.tar", "in place of a possible secret"),
 ]:
     row(f"url: {_name}", None, ["train", "--data.path=" + _url], _words)
 row("prepare from a refusing host", None, ["prepare", "http://user:hunter2@127.0.0.1:1/x.tar", "{out}"], "127.0.0.1:1")

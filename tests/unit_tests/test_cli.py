@@ -79,10 +79,10 @@ SENTENCES = """
 prepare a --workers five | --workers = 'five', but it must be a whole number
 prepare a --workers | --workers has no value, but it must be a whole number
 prepare a --overwrite=1 | --overwrite is a switch and takes no value, but '1' is given
-prepare a b | titan-tts prepare: 'b' is one argument too many; titan-tts prepare --help
-prepare | titan-tts prepare needs SOURCE; titan-tts prepare --help says what that is
+prepare a b | titan-tts prepare: 'b' is an unexpected argument; titan-tts prepare --help
+prepare | titan-tts prepare needs SOURCE; see titan-tts prepare --help
 plan x.toml --node 4 | unknown option --node: did you mean --nodes?
-plan x.toml --zzz 4 | unknown option --zzz: titan-tts plan --help lists what there is
+plan x.toml --zzz 4 | unknown option --zzz: titan-tts plan --help lists the options
 generate a --step bast | --step = 'bast', but it must be a whole number or 'best'
 checkpoint verfy a | ACTION = 'verfy', but it must be 'verify'
 train debug --nodes 2 --rendezvous host0 | --rendezvous 'host0' with --nodes 2: give HOST:PORT

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Options(DatasetOptions):
-    """Read every sample of a dataset, list what is wrong with it and suggest batches."""
+    """Read every sample of a dataset, report problems and suggest batches."""
 
     output: str = ""
     """HTML page; outputs/DATASET-doctor.html by default."""

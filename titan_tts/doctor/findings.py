@@ -50,7 +50,7 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "reference_from_target": (
             "References with frames of their own target",
-            "The model copies what it should say: titan-tts prepare into a new folder chooses others; in your "
+            "The model copies its target: titan-tts prepare into a new folder chooses others; in your "
             "own shards take another utterance of the speaker, or none.",
         ),
         "heldout_in_training": (

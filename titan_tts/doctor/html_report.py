@@ -30,7 +30,7 @@ def check_output(path: str) -> Path:
     output = Path(path).expanduser().absolute()
     if output.exists() and GENERATOR.encode() not in output.read_bytes()[:1024]:
         raise InputError(
-            f"--output = {path}, but that file is no page of the doctor, so it is not overwritten; "
+            f"--output = {path}, but that file is not a doctor report, so it is not overwritten; "
             "give another name"
         )
     return output

@@ -17,13 +17,13 @@ class DatasetOptions:
     """Options of `inspect` and `doctor`."""
 
     path: Paths
-    """As [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
+    """As [data] path: folder, .tar, glob, pattern with braces or URL. Several make one dataset."""
 
     latent_channels: int = 128
     """Width of a latent frame."""
 
     top: int = 10
-    """Speakers (languages ...) listed at either end."""
+    """Number of most and least frequent speakers (languages ...) listed."""
 
     json: bool = False
     """Print one JSON object and nothing else."""
@@ -31,7 +31,7 @@ class DatasetOptions:
 
 @dataclass
 class Options(DatasetOptions):
-    """What a dataset holds, from its indexes alone."""
+    """Show lengths, speakers and labels of a dataset from its indexes."""
 
     frames_per_second: float = 25.0
     """Latent frames per second of audio."""

@@ -74,7 +74,7 @@ class Evaluation:
             rows += self._rows_without_system()
         elif synthesizer.codec.fingerprint != self.codec.fingerprint:
             raise InputError(
-                f"{checkpoint.name} has another codec than {self.checkpoints[0].name}; evaluate them apart"
+                f"{checkpoint.name} has another codec than {self.checkpoints[0].name}; evaluate them separately"
             )
         for found in untrained_tokens(loaded, self.tests.prompts):
             show(f"warning: {self.options.test} has {found}, given as unknown", sys.stderr)

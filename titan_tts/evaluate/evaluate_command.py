@@ -116,7 +116,7 @@ def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
         (left_out, f"utterances left out: {left_out}"),
         (
             test["without_reference"],
-            f"{test['without_reference']} utterances have no reference of their voice, so they are said in any",
+            f"{test['without_reference']} utterances have no reference, so their voice is arbitrary",
         ),
         (
             0 < missing < test["utterances"],

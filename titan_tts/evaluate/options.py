@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Options(SamplingOptions):
-    """Measure how well runs say texts that they were not trained on; compare several runs or steps.
+    """Measure the speech of runs on held-out texts; compare several runs or steps.
 
     RUN is a run's folder, FOLDER@STEP for one of its checkpoints (FOLDER@best for the one that [validation]
     keep_best kept), or FOLDER@STEP:WEIGHTS.
@@ -41,7 +41,7 @@ class Options(SamplingOptions):
     """Predictor of opinion scores: dnsmos or package.module:factory; the run's [samples] opinion by default."""
 
     seeds: int = 2
-    """Noise seeds per text, from --seed on."""
+    """Noise seeds per text, starting at --seed."""
 
     max_utterances: int = 0
     """Number of utterances, evenly over the speakers; 0: all."""
@@ -54,12 +54,12 @@ class Options(SamplingOptions):
     faster, it does. auto is bfloat16 on a GPU and float32 on a CPU."""
 
     out: str = ""
-    """Folder to write to, in place of an earlier evaluation's files; RUN/evaluation/step-N-TEST by
+    """Folder to write to, replacing an earlier evaluation's files; RUN/evaluation/step-N-TEST by
     default, with chosen weights step-N-WEIGHTS-TEST, or evaluation-TEST-SYSTEMS next to the first of
     several runs."""
 
     on_page: int = 24
-    """Utterances to hear on the page, the worst first."""
+    """Utterances on the page, the worst first."""
 
     recordings: str = ""
     """Corpus with the original recordings of a prepared folder, to compare with."""
@@ -80,13 +80,13 @@ class Options(SamplingOptions):
     """Regular expression whose group finds the speaker in the key of a corpus's recording."""
 
     text_column: str = ""
-    """Column of a corpus's text, where it is not text or another usual name."""
+    """Column of a corpus's text, if its name is not text or another usual one."""
 
     speaker_column: str = ""
-    """Column of a corpus's speaker, where it is not speaker or another usual name."""
+    """Column of a corpus's speaker, if its name is not speaker or another usual one."""
 
     untrained: bool = False
-    """Add a row of the first run's model before its training."""
+    """Add a row with the first run's untrained model."""
 
     @property
     def corpus_options(self) -> dict[str, str]:

@@ -59,7 +59,7 @@ def read_list(path: str, kind: str, audio_root: str = "") -> list[Line]:
     root = Path(path).parent if kind == SEED_TTS else Path(audio_root)
     lines = [read(f"{path} line {number}", line, root) for number, line in _lines(path)]
     if not lines:
-        raise InputError(f"{path}: has no line; give a test list")
+        raise InputError(f"{path}: is empty; give a test list")
     return lines
 
 
@@ -102,8 +102,8 @@ def _librispeech_pc(where: str, line: str, root: Path) -> Line:
     stems = [_utterance(fields[i]) for i in (0, 3) if i < len(fields)]
     if len(fields) != 6 or not all(stems) or not fields[5]:
         raise InputError(
-            f"{where}: is {line[:100]!r}, but six fields between tabs are needed: utterance, seconds and "
-            "text of the reference, then of what to say; an utterance is SPEAKER-CHAPTER-NUMBER"
+            f"{where}: is {line[:100]!r}, but six tab-separated fields are needed: utterance, seconds and "
+            "text of the reference, then of the target; an utterance is SPEAKER-CHAPTER-NUMBER"
         )
     reference, recording = (_audio_of(root / stem) for stem in stems if stem)
     speaker = fields[3].split("-")[0]

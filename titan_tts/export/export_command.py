@@ -10,7 +10,7 @@ from torchtitan.models.dit_tts.files import check_writable
 def run(options: Options) -> int:
     out = Path(options.out).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"OUT = {out}, but there is something already; give a new folder")
+        raise InputError(f"OUT = {out} exists already; give a new folder")
     check_writable(out / "config.json", "OUT")
     from titan_tts.export.exporter import export
     from titan_tts.speak.hub import is_hub_name, push_folder

@@ -35,7 +35,7 @@ def export(options: Options, out: Path) -> str:
     """Writes the folder, a new or an empty one: complete under its name, or not at all. Returns a report."""
     folder = Path(options.run)
     if exported.is_exported(folder):
-        raise InputError(f"{folder} is an exported folder already; give the run's")
+        raise InputError(f"{folder} is an exported folder already; give the run folder")
     loaded = load_run(folder, options.step, options.weights, options.encoder)
     config = loaded.config
     codec = build_codec(options.codec or config.sampling.codec)
@@ -155,7 +155,7 @@ def _write_text_encoder(out: Path, loaded: LoadedRun, kept: dict[str, Any]) -> N
     shutil.copyfile(folder / TEXT_TOKENIZER_FILE, out / TEXT_TOKENIZER_FILE)
     record = read_record(folder)
     if record is None:
-        raise InputError(f"{folder / CONFIG_FILE} is gone; restore the file that the run wrote")
+        raise InputError(f"{folder / CONFIG_FILE} is missing; restore the file that the run wrote")
     name = loaded.config.encoder.model if frozen is None else frozen.source.model
     if frozen is not None and os.path.isdir(name):
         (out / exported.TEXT_ENCODER).mkdir()

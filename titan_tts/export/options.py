@@ -31,4 +31,4 @@ class Options(ModelOptions):
     """OWNER/NAME of a repository of the Hugging Face hub, to upload the folder to."""
 
     private: bool = False
-    """A repository that --push makes is private."""
+    """Make the repository private if --push creates it."""

@@ -19,16 +19,16 @@ class Options:
     """TOML file of the grid, or the name of a shipped one: 800m, 8b, autotune, debug."""
 
     dry_run: bool = False
-    """List the runs, the fastest first by the plan where the GPU is known; start none."""
+    """List the runs, fastest first according to the plan if the GPU is known; start none."""
 
     gpu: str = ""
-    """Name of the GPU for the forecasts, as in `titan-tts plan`; wins over the grid's."""
+    """Name of the GPU for the forecasts, as in `titan-tts plan`; overrides the grid's."""
 
     retry: str = ""
-    """States whose runs are run again, with commas: oom, failed, timeout, skipped."""
+    """States whose runs are repeated, separated by commas: oom, failed, timeout, skipped."""
 
     run_what_cannot_fit: bool = False
-    """Run also what does not fit by the plan."""
+    """Also start runs that do not fit according to the plan."""
 
     no_analysis: bool = False
     """Do not write the analysis of the grid at its end."""
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
         require_modules("scipy", "matplotlib")  # before hours of work
     retried = {state for state in options.retry.split(",") if state}
     if retried - set(FINAL):
-        raise InputError(f"--retry {options.retry}, but there are {', '.join(FINAL)}")
+        raise InputError(f"--retry {options.retry}, but allowed are {', '.join(FINAL)}")
     grid_run = GridRun(grid, retried, options.run_what_cannot_fit)
     if options.dry_run:
         for line in grid_run.list():

@@ -56,7 +56,7 @@ def _output_folder(path: str) -> Path:
     check_writable(out / PAGE, "--out")
     if (out / PAGE).exists() and GENERATOR.encode() not in (out / PAGE).read_bytes()[:1024]:
         raise InputError(
-            f"--out = {path}, but its {PAGE} is no page of the analysis, so it is not overwritten; give "
+            f"--out = {path}, but its {PAGE} is not an analysis page, so it is not overwritten; give "
             "another folder"
         )
     return out

@@ -122,7 +122,7 @@ class Autotune:
                 return self._run()
         except Timeout:
             raise InputError(
-                f"{folder}: another command works in it; give another --work"
+                f"{folder}: is in use by another command; give another --work"
             ) from None
 
     def _run(self) -> Found:

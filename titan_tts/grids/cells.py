@@ -90,7 +90,7 @@ class Cells:
         for name, count in Counter(cell.name for cell in found).items():
             if count > 1:
                 raise InputError(
-                    f"[grid] {self.grid.grid.name}: two runs come to the same name, {name}; give each other "
+                    f"[grid] {self.grid.grid.name}: two runs have the same name, {name}; give them other "
                     f"values, also those of [[extra]]"
                 )
         groups = list(dict.fromkeys(cell.group for cell in found))
@@ -243,7 +243,7 @@ def _axis_settings(axes: Mapping[str, Any], ranks: int, nodes: int) -> dict[str,
         precision = axes["precision"]
         if precision not in _PRECISIONS:
             raise InputError(
-                f"[axes] precision has {precision!r}, but there are {', '.join(_PRECISIONS)}"
+                f"[axes] precision has {precision!r}, but allowed are {', '.join(_PRECISIONS)}"
             )
         settings["training.mixed_precision_param"] = _PRECISIONS[precision]
         settings["model.converters"] = ["float8"] if precision == "fp8" else []
@@ -272,7 +272,7 @@ def _degrees(layout: Any, ranks: int, nodes: int) -> tuple[int, int]:
     degrees = re.fullmatch(r"(\d{1,6})x(\d{1,6})", str(layout))
     if degrees is None:
         raise InputError(
-            f"[axes] layout has {layout!r}, but there are ddp, fsdp, hsdp, and RxS for R replicas of S shards"
+            f"[axes] layout has {layout!r}, but allowed are ddp, fsdp, hsdp, and RxS for R replicas of S shards"
         )
     return int(degrees[1]), int(degrees[2])
 
@@ -292,7 +292,7 @@ def _checkpointing(value: Any) -> dict[str, Any]:
             "activation_checkpoint.memory_budget": float(number),
         }
     raise InputError(
-        f"[axes] checkpointing has {value!r}, but there are none, full, op, 'every N' and 'memory_budget F'"
+        f"[axes] checkpointing has {value!r}, but allowed are none, full, op, 'every N' and 'memory_budget F'"
     )
 
 

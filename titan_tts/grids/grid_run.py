@@ -90,7 +90,7 @@ class GridRun:
             words = record["reason"] or figures(cell.folder)
             print(
                 f"[{number}/{total}] {cell.name}: {record['state']}{': ' + words if words else ''} "
-                f"({eta(time.time() - began)} gone, ETA {eta(remaining)})",
+                f"({eta(time.time() - began)} elapsed, ETA {eta(remaining)})",
                 flush=True,
             )
         return self._sum_up()
@@ -105,7 +105,7 @@ class GridRun:
         print(", ".join(f"{count} {state}" for state, count in sorted(states.items())))
         elsewhere = sum(count for state, count in states.items() if state not in FINAL)
         if elsewhere:
-            print(f"{elsewhere} runs are being run by another command, or are left")
+            print(f"{elsewhere} runs are in progress in another command, or remain")
         return 1 if states["failed"] or states["timeout"] else 0
 
     @contextmanager

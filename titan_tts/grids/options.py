@@ -20,7 +20,7 @@ class Options:
     """Processes on this machine, one per GPU."""
 
     out: Path = Path("autotune.toml")
-    """The keys that were found, as TOML."""
+    """TOML file for the chosen keys."""
 
     layouts: list[str] = field(default_factory=list)
     """Layouts to compare: ddp, fsdp, hsdp, RxS. Default: the config's own."""
@@ -40,10 +40,10 @@ class Options:
     """Limit of the address space of each process; 0: none."""
 
     timeout_minutes: float = 20.0
-    """Of each trial."""
+    """Time limit of each trial."""
 
     work: str = ""
-    """Folder of the trials; those that are there are not made again. Default: outputs/autotune/CONFIG."""
+    """Folder of the trials; existing trials are not repeated. Default: outputs/autotune/CONFIG."""
 
     largest: bool = False
     """Give every bucket but the longest its largest batch. By default none has more frames in a global

@@ -66,7 +66,7 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
         plots["scaling"] = "Scaling over GPUs", _scaling, (content["scaling"],)
     predicted = [row for row in rows if row["predicted_seconds_per_step"]]
     if predicted:
-        plots["predicted"] = "Predicted beside measured", _predicted, (predicted,)
+        plots["predicted"] = "Predicted and measured", _predicted, (predicted,)
     split = [row for row in rows if row["forward_seconds"] is not None]
     if split:
         plots["step_split"] = "Where a step's time goes", _split, (split, names)

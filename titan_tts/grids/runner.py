@@ -65,7 +65,7 @@ class Runner:
         # A start killed in its first write has left the folder, and perhaps a temporary file.
         if record or any(path.name[0] != "." for path in cell.folder.glob("*")):
             raise InputError(
-                f"{cell.folder} is of another run, or was run with other settings; give the grid another name, or "
+                f"{cell.folder} belongs to another run or to other settings; give the grid another name, or "
                 f"remove that folder"
             )
         return {}
@@ -84,7 +84,7 @@ class Runner:
                             path.unlink()
             except Timeout:
                 raise InputError(
-                    f"{folder}: a process of an earlier start still runs in it; end it, and give the command again"
+                    f"{folder}: a process of an earlier start still runs in it; end it and repeat the command"
                 ) from None
         began = time.time()
         self.keep(cell, Outcome("running", "", 0.0), forecast, began)

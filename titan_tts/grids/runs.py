@@ -123,7 +123,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
     for path in paths:
         top = os.path.abspath(os.path.expanduser(path))
         if not os.path.isdir(top):
-            raise InputError(f"RUNS = {path}, but no folder is there; give folders of runs")
+            raise InputError(f"RUNS = {path} is not a folder; give run folders")
         denied: list[OSError] = []
         for folder, below, files in os.walk(top, onerror=denied.append):
             below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
@@ -136,7 +136,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
             found.setdefault(os.path.realpath(error.filename), run)
     if not found:
         raise InputError(
-            f"RUNS = {' '.join(map(str, paths))}, but no run is in there: a run has {', '.join(_MARKS)} "
+            f"RUNS = {' '.join(map(str, paths))}, but none contains a run: a run has {', '.join(_MARKS)} "
             "or TensorBoard's event files; give folders of runs"
         )
     _add_workload(list(found.values()))
@@ -250,14 +250,14 @@ def _object(path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     if not path.is_file():  # a FIFO may have no end
-        raise ValueError(f"{path.name} is no file")
+        raise ValueError(f"{path.name} is not a file")
     content = path.read_bytes()
     if not content:
         raise ValueError(f"{path.name} is empty")
     try:
         value = json.loads(content)
     except ValueError as error:
-        raise ValueError(f"{path.name} is no JSON: {error}") from error
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(value, dict) or not value:
         raise ValueError(f"{path.name} holds no JSON object")
     return value

@@ -50,7 +50,7 @@ class Options:
     save take. SLURM may be up to a minute early."""
 
     max_requeues: int = 100
-    """How often the job is put back into the queue; 0: never."""
+    """Maximum number of requeues; 0: never requeue."""
 
     job_name: str = ""
     """Name of the job; empty: the run's."""
@@ -84,7 +84,7 @@ class Options:
     """A variable of NCCL, gloo, UCX or libfabric: NCCL_SOCKET_IFNAME=ib0. May be given again."""
 
     port: int = 0
-    """Port on the first machine at which the machines meet; 0: from the job's id."""
+    """Port on the first machine for the rendezvous; 0: derived from the job's id."""
 
     out: Path | None = None
     """Write the script to this file."""

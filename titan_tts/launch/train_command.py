@@ -25,16 +25,16 @@ class Options:
     """Processes on this machine, one per GPU."""
 
     nodes: int = 1
-    """Machines. The same command is started on each of them."""
+    """Number of machines; start the same command on each."""
 
     rendezvous: str = ""
-    """HOST:PORT at which several machines meet: a free port of one of them."""
+    """HOST:PORT through which several machines connect: a free port of one of them."""
 
     dry_run: bool = False
     """Train nothing: print parameters, memory per GPU, downloads and the arithmetic of a step."""
 
     dry_run_gpus: int = 0
-    """The same for this number of GPUs."""
+    """Dry run for this number of GPUs."""
 
     help_config: bool = False
     """List the keys of a config."""

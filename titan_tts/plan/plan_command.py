@@ -38,7 +38,7 @@ class Options:
     """Price of one GPU for an hour, in any currency; 0: no cost is printed."""
 
     data_hours: float = 1000.0
-    """Hours of the data, over which the passes of the run are counted."""
+    """Hours of audio in the data, to compute the number of epochs."""
 
     calibrate: list[Path] = field(default_factory=list)
     """Compare benchmark runs (folders) or a GPU check with their plans, and save the GPU's factor for later ones."""

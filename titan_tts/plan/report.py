@@ -239,7 +239,7 @@ def _most_audio(summary: Summary) -> list[str]:
 
 def _collective(each: Collective) -> str:
     took = f"{each.volume / _GIB:9.3f} GiB  {each.seconds * 1e3:9.2f} ms"
-    return f"{each.name:26} {took} beside the {each.beside}"
+    return f"{each.name:26} {took} during the {each.beside}"
 
 
 def _time(plan: Plan) -> list[str]:

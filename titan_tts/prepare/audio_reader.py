@@ -84,7 +84,7 @@ class Loader:
             path = os.path.join(self.root, place["file"])
         try:
             if os.path.exists(path) and not os.path.isfile(path):  # without an end
-                raise ValueError("is no regular file")
+                raise ValueError("is not a regular file")
             return Path(path).read_bytes()
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from None

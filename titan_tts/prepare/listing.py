@@ -68,7 +68,7 @@ def _with_file(root: str, item: Item) -> tuple[Item | Unusable, int, int]:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):  # a FIFO or a device may have no end
-            raise ValueError("is no regular file")
+            raise ValueError("is not a regular file")
     except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
         problem = unreadable(path, error)
         if isinstance(problem, SourceError):

@@ -68,10 +68,10 @@ class Options:
     """Samples per shard."""
 
     references: int = 1
-    """Utterances of the speaker that are joined to one reference."""
+    """Utterances of the speaker joined into one reference."""
 
     max_reference_frames: int = 384
-    """Frames that a reference is cropped to."""
+    """Maximum frames of a reference; longer ones are cropped."""
 
     seed: int = 0
     """Seed of the references and of --heldout-fraction."""
@@ -83,13 +83,13 @@ class Options:
     """What --heldout-fraction draws: single recordings, or speakers with all their recordings."""
 
     text_column: str = ""
-    """Column of the text, where it is not text or another usual name."""
+    """Column of the text, if its name is not text or another usual one."""
 
     speaker_column: str = ""
-    """Column of the speaker, where it is not speaker or another usual name."""
+    """Column of the speaker, if its name is not speaker or another usual one."""
 
     speaker_pattern: str = ""
-    """Regular expression whose group finds the speaker in a recording's key, where no column has it."""
+    """Regular expression whose group finds the speaker in a recording's key, if no column has it."""
 
     speaker: str = ""
     """Speaker of recordings that have none."""
@@ -100,7 +100,7 @@ class Options:
     audio: AudioSettings = AudioSettings()
 
     encode_text: str = ""
-    """Also store the features of this text encoder (a hub name or a folder) beside the shards."""
+    """Also store the features of this text encoder (a hub name or a folder) next to the shards."""
 
     text_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision of the text encoder, as [encoder] dtype."""
@@ -118,10 +118,10 @@ class Options:
     """What runs the processes: this machine, or a Ray cluster."""
 
     chunk_items: int = 64
-    """Recordings that a process encodes at once; a kill costs at most that many."""
+    """Recordings that a process encodes at once; a killed run loses at most that many."""
 
     on_error: Literal["raise", "skip"] = "raise"
-    """At a corrupt recording: stop, or leave it out and count it."""
+    """On a corrupt recording: stop (raise), or skip and count it (skip)."""
 
     max_corrupt_fraction: float = 0.01
     """With --on-error skip: stop if a larger fraction of the recordings is corrupt."""
@@ -151,7 +151,7 @@ class Options:
             groups = re.compile(self.speaker_pattern).groups
         except re.error as error:
             raise InputError(
-                f"--speaker-pattern = {self.speaker_pattern!r} is no regular expression ({error}); give "
+                f"--speaker-pattern = {self.speaker_pattern!r} is not a regular expression ({error}); give "
                 "one such as '^([^_]+)_'"
             ) from None
         if self.speaker_pattern and not groups:

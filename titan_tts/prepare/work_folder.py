@@ -60,7 +60,7 @@ def locked(output: Path) -> Iterator[Path]:
                 lock.unlink(missing_ok=True)  # who waits for it sees that it is gone
     except Timeout:
         raise InputError(
-            f"{folder}: another titan-tts prepare is at work there; wait for it or give another "
+            f"{folder}: another titan-tts prepare is running there; wait for it or give another "
             "output folder"
         ) from None
     except OSError as error:
@@ -167,7 +167,7 @@ def finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
     if not is_empty(output):
         if replaces is None or read_record(output) != replaces:
             raise InputError(
-                f"{output}: was made or changed by others meanwhile, so it is not replaced; move it "
+                f"{output}: was created or changed meanwhile, so it is not replaced; move it "
                 f"away and start again, the work is kept in {folder}"
             )
         _remove(replaced)
@@ -198,7 +198,7 @@ def cannot_write(folder: str | Path, error: OSError) -> str:
     """The sentence about a file system that fails, as a full one does."""
     path = f"{error.filename}: " if error.filename else ""
     return (
-        f"{folder}: cannot be written ({path}{error.strerror or error}); make room or correct it and "
+        f"{folder}: cannot be written ({path}{error.strerror or error}); free space or correct it and "
         "start again, finished work is kept"
     )
 

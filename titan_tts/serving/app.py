@@ -90,7 +90,7 @@ class SpeechService:
             )
             raise Refusal(400, message, "instructions_not_supported", "instructions")
         if not body.input.strip():
-            raise Refusal(400, "input is empty; give what to say", "empty_input", "input")
+            raise Refusal(400, "input is empty; give a text", "empty_input", "input")
         if len(body.input) > limit:
             message = f"input has {len(body.input)} characters, but at most {limit} are allowed"
             raise Refusal(400, message, "input_too_long", "input")
@@ -178,9 +178,9 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]
     try:
         await asyncio.wait((working, going), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Refusal(499, "the client has gone", "client_gone")  # nobody reads it
+            raise Refusal(499, "the client disconnected", "client_gone")  # nobody reads it
         if working.cancelled():  # the batcher has ended
-            raise Closed("the server is ending")
+            raise Closed("the server is shutting down")
         return working.result()
     finally:
         working.cancel()
@@ -231,7 +231,7 @@ def build_app(synthesizer: Synthesizer, batcher: Batcher, settings: Settings) ->
         state = {"status": "ok" if alive else "failed", "waiting": batcher.waiting}
         if alive:
             return JSONResponse(state)
-        failure = Refusal(503, "what was said last has failed", "failed")
+        failure = Refusal(503, "the last request has failed", "failed")
         return JSONResponse(state | failure.content, failure.status)
 
     return app

@@ -72,11 +72,11 @@ class Batcher:
             others = self._asked[client]
             if others and others + utterances > self.max_waiting:
                 raise QueueFull(
-                    f"{counted(others, 'piece')} of your texts still to be said; try again later"
+                    f"the queue holds {counted(others, 'piece')} of your texts; try again later"
                 )
             if not others and len(self._asked) >= self.max_waiting:
                 raise QueueFull(
-                    f"{counted(len(self._asked), 'client')} still to be served; try again later"
+                    f"the queue holds {counted(len(self._asked), 'client')}; try again later"
                 )
             self._asked[client] += utterances
         try:
@@ -90,7 +90,7 @@ class Batcher:
         """Queues utterances. Returns futures of their speech, which may be cancelled before their turn."""
         with self._changed:
             if self._closed or not self._thread.is_alive():
-                raise Closed("the server is ending")
+                raise Closed("the server is shutting down")
             pairs: list[_Pair] = [(each, Future()) for each in utterances]
             if pairs:
                 self._waiting.setdefault(client, deque()).extend(pairs)

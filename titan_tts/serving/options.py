@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class ServerOptions(SamplingOptions):
     host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 lets other machines in."""
+    """Address to listen on; 0.0.0.0 also serves other machines."""
 
     port: int = 8000
-    """Port to listen at; 0: a free one, which is printed."""
+    """Port to listen on; 0: a free one, which is printed."""
 
     voice: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """NAME=FILE: a voice of a recording, in addition to the speakers; may be repeated."""
+    """NAME=FILE: a voice from a recording, in addition to the speakers; may be repeated."""
 
 
 def check_server_options(options: ServerOptions) -> None:

@@ -93,7 +93,7 @@ class BodyCheck:
             raise Refusal(413, message, "request_too_large")
 
     async def _body(self, receive: Any) -> bytes | None:
-        """The body; None if the client has gone."""
+        """The body; None if the client disconnected."""
         body, more = bytearray(), True
         while more:
             message = await receive()

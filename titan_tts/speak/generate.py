@@ -75,7 +75,7 @@ class Generation:
         if warn and (request.seconds or 0) > longest:
             show(
                 f"warning: --seconds = {request.seconds:g}, but no utterance of training is longer than "
-                f"{longest:g} s; without --seconds the text is said in pieces",
+                f"{longest:g} s; without --seconds the text is split into pieces",
                 sys.stderr,
             )
 

@@ -42,55 +42,55 @@ class Options(SamplingOptions):
     which under torchrun are divided among its processes."""
 
     text: str | None = None
-    """Text to say."""
+    """Text to synthesize."""
 
     text_file: str = ""
-    """File of the text; - is the standard input."""
+    """File with the text; - is standard input."""
 
     text_list: str = ""
-    """File of many texts, - the standard input: a JSON object per line with text and any of name, reference,
-    reference_text, speaker, seconds, conditions; the options are the defaults."""
+    """File of many texts (- is standard input): one JSON object per line with text and any of name, reference,
+    reference_text, speaker, seconds, conditions; the options give defaults."""
 
     out: str = "generated.wav"
-    """File to write, .wav, .flac, .ogg or .mp3; - is the standard output, as soon as there is something to
-    hear. With --text-list the folder of a NAME.wav and a NAME.json for each text."""
+    """File to write, .wav, .flac, .ogg or .mp3; - is standard output, streamed as audio becomes
+    available. With --text-list the folder for NAME.wav and NAME.json of each text."""
 
     format: Literal["", "wav", "flac", "ogg", "mp3", "pcm"] = ""
-    """Format of --text-list's files and of the standard output; wav by default, pcm (16 bits) for the latter only."""
+    """Format of --text-list's files and of standard output; wav by default; pcm (16 bits) for standard output only."""
 
     reference: str = ""
     """The speaker: an audio file, or .npy of latents (frames, channels)."""
 
     reference_text: str = ""
-    """Text of the reference, if it is known: its rate then counts for the length."""
+    """Text of the reference, if known; the duration then follows its speaking rate."""
 
     reference_loudness: float | Literal["off"] | None = None
-    """LUFS of the reference, or off; by default as --loudness was for the training data."""
+    """Loudness of the reference in LUFS, or off; by default the training data's --loudness."""
 
     speaker: str = ""
     """A speaker of the training shards: gives the reference and the speaker token. Without it and without
-    --reference nobody's voice in particular."""
+    --reference the voice is arbitrary."""
 
     condition: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     """FIELD=VALUE of a conditioning token, such as language=en; may be repeated."""
 
     seconds: Number = None
-    """Length in seconds, instead of --duration; the text is then said at once."""
+    """Length in seconds, instead of --duration; the text is then not split."""
 
     takes: int = 1
-    """Candidates of each piece; the recognizer chooses the one with the fewest wrong words."""
+    """Candidates per piece of text; the recognizer chooses the one with the fewest word errors."""
 
     recognizer: str = ""
-    """Recognizer of the takes, as for evaluate; the run's [samples] recognizer by default."""
+    """Recognizer for --takes, as for evaluate; the run's [samples] recognizer by default."""
 
     batch_size: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
     """Pieces, times --takes, per batch."""
 
     overwrite: bool = False
-    """Replace the files of --text-list that are there."""
+    """Replace existing files of --text-list."""
 
     resume: bool = False
-    """Leave out the texts of --text-list whose files are there and not cut."""
+    """Skip texts of --text-list whose files exist and are complete."""
 
 
 def run(options: Options) -> int:
@@ -104,7 +104,7 @@ def run(options: Options) -> int:
         options = _with_checkpoint(options)
         requests = _without_existing(options, requests)
         if not requests:
-            show(f"{options.out}: all texts are there")
+            show(f"{options.out}: all texts are complete")
             return 0
     began = time.perf_counter()
     narrator = _load(options, requests)
@@ -153,10 +153,12 @@ def check_options(options: Options) -> None:
         check_writable(options.out, "--out")
         if options.format:
             raise InputError(
-                "--format is of --text-list and --out -; of a file its name has the format"
+                "--format is for --text-list and --out - only; a file's name sets its format"
             )
         if options.out in (options.reference, options.text_file):
-            raise InputError(f"--out = {options.out}, but that is what is read; give another name")
+            raise InputError(
+                f"--out = {options.out}, but that is the input file; give another name"
+            )
 
 
 def find_requests(options: Options) -> list[Request]:
@@ -195,7 +197,7 @@ def _choose_rank(options: Options) -> tuple[int, int] | None:
     if processes == 1:
         return None
     if not options.text_list:
-        raise InputError("one text is said by one process; give --text-list under torchrun")
+        raise InputError("one text needs one process; give --text-list under torchrun")
     if options.text_list == STANDARD_INPUT:
         raise InputError("--text-list = -, but processes of torchrun need a file")
     import torch
@@ -237,13 +239,13 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
         there = [path for path in (sound, about) if path.exists()]
         if there and not options.resume:
             raise InputError(
-                f"{there[0]} exists; give another --out, --resume to leave out what is there, or --overwrite"
+                f"{there[0]} exists; give another --out, --resume to skip existing files, or --overwrite"
             )
         if len(there) < 2 or is_cut(sound):
             missing.append(request)
         elif read_json(about).get("request") != request.fingerprint(settings):
             raise InputError(
-                f"{sound} is of another text, voice, step or command than {request.where}; give its --step "
+                f"{sound} was made from another text, voice, step or command than {request.where}; give its --step "
                 f"({about.name} has it), another --out, or --overwrite"
             )
     return missing

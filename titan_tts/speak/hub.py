@@ -36,7 +36,7 @@ def find_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{name} is no folder, and cannot be had from the hub ({first_line(error)}); give a run's "
+            f"{name} is not a folder, and cannot be downloaded from the hub ({first_line(error)}); give a run's "
             f"folder, one that titan-tts export wrote, or the name of a public model, with HF_TOKEN in the "
             f"environment for others"
         ) from None
@@ -62,7 +62,7 @@ def push_folder(folder: Path, name: str, private: bool) -> str:
         )
     except Exception as error:  # the library's HTTP errors have no common class
         raise InputError(
-            f"--push {name}: the hub did not take it ({first_line(error)}); log in with hf auth login, or "
+            f"--push {name}: the upload failed ({first_line(error)}); log in with hf auth login, or "
             f"give HF_TOKEN of an account that may write there; {folder} is complete"
         ) from None
     return str(done)

@@ -58,7 +58,7 @@ class Lengths:
         """Latent frames of each utterance, at least 1."""
         if self.is_rate and not all(each.voice.text for each in utterances):
             raise InputError(
-                "--duration = rate, but it is not known what the reference says; give --reference-text, or "
+                "--duration = rate, but the text of the reference is unknown; give --reference-text, or "
                 "leave --duration out"
             )
         estimates = self.estimate(utterances)

@@ -60,10 +60,10 @@ class Request:
     def check(self) -> None:
         """Raises InputError for mistakes that show without the model."""
         if not self.text:
-            raise InputError(f"{self.where} is empty; give what to say")
+            raise InputError(f"{self.where} is empty; give a text")
         if len(self.text) > MAX_CHARACTERS:
             raise InputError(
-                f"{self.where} has {len(self.text)} characters, but at most {MAX_CHARACTERS} are said at "
+                f"{self.where} has {len(self.text)} characters, but at most {MAX_CHARACTERS} are allowed at "
                 f"once; make a list of its chapters"
             )
         if self.reference and self.speaker:
@@ -73,7 +73,7 @@ class Request:
                 f"{self.where}: reference = {self.reference}, but there is no such file"
             )
         if self.reference_text and not self.reference:
-            raise InputError(f"{self.where}: reference text without the reference that says it")
+            raise InputError(f"{self.where}: reference text without a reference")
         if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
             option = "--seconds" if self.where.startswith("--") else f"{self.where}: seconds"
             raise InputError(
@@ -104,7 +104,7 @@ def read_text(path: str) -> str:
             with open(path, "rb") as file:  # a device may have no end
                 content = file.read(MAX_TEXT_BYTES + 1)
         if len(content) > MAX_TEXT_BYTES:
-            raise InputError(f"{path}: has more than {MAX_TEXT_BYTES >> 20} MiB; give it in parts")
+            raise InputError(f"{path}: has more than {MAX_TEXT_BYTES >> 20} MiB; split it")
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not utf-8 text") from None
@@ -127,7 +127,7 @@ def read_requests(path: str, common: Request) -> list[Request]:
             request.check()
             requests.append(request)
     if not requests:
-        raise InputError(f"{path}: has no line; give one JSON object per line")
+        raise InputError(f"{path}: is empty; give one JSON object per line")
     names = [file_name(each.name or f"{number:06d}") for number, each in enumerate(requests, 1)]
     seen: set[str] = set()
     for name in names:

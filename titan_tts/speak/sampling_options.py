@@ -35,17 +35,17 @@ class ModelOptions:
     """Checkpoint step, or best for the one that [validation] keep_best kept; the last by default."""
 
     weights: str = ""
-    """raw, ema or ema:DECAY; by default those with the lowest held-out loss (of the best step: those that
-    it was measured with), else the slowest average, or raw where there is none."""
+    """raw, ema or ema:DECAY; by default those with the lowest held-out loss (for the best step: those
+    that measured it), else the slowest average, else raw."""
 
     encoder: str = ""
-    """Present path of a frozen text encoder; the run's [encoder] model by default."""
+    """Current path of a frozen text encoder; the run's [encoder] model by default."""
 
     codec: str = ""
-    """Present path of the codec; the run's [sampling] codec by default."""
+    """Current path of the codec; the run's [sampling] codec by default."""
 
     data: str = ""
-    """Training shards, which lengths of texts and voices are taken from; the run's [data] path by default."""
+    """Training shards, the source of voices and of the duration fit; the run's [data] path by default."""
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class SamplingOptions(ModelOptions):
     defaults."""
 
     sampling_steps: Integer = None
-    """Evaluations of the network; as every key of [sampling] also by --sampling.steps."""
+    """Evaluations of the network; --sampling.steps is the same, as for every key of [sampling]."""
 
     text_scale: Number = None
     """Guidance towards the text."""
@@ -63,23 +63,23 @@ class SamplingOptions(ModelOptions):
     """Guidance towards the speaker."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the network; auto is bfloat16 on a GPU and float32 on a CPU, of which those with
+    """Precision of the network; auto is bfloat16 on a GPU and float32 on a CPU; CPUs with
     AVX512-BF16 or AMX are three times faster in bfloat16."""
 
     compile: Literal["off", "default", "reduce-overhead"] = "off"
-    """Compiles the blocks, for any lengths, in a mode of torch.compile; reduce-overhead replays CUDA graphs
-    on a GPU. It takes up to a minute, once."""
+    """Compiles the blocks, for any lengths, in this mode of torch.compile; reduce-overhead replays CUDA graphs
+    on a GPU. Compiling takes up to a minute, once."""
 
     seed: int = 0
     """Seed of the noise."""
 
     duration: str = ""
-    """Estimator of lengths: the folder of a duration predictor; fit, the letters as fitted on the training data;
-    or rate, the rate of the reference, whose text must be known. By default the predictor in the run's folder or
+    """Duration estimator: the folder of a duration predictor; fit, a linear fit to the training data's letters;
+    or rate, the speaking rate of the reference, whose text must be given. By default the predictor in the run's folder or
     next to it (duration/), else fit."""
 
     duration_scale: float = 1.0
-    """Factor of these lengths."""
+    """Factor of the estimated durations."""
 
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
     """Keys of [sampling], --sampling.key value"""
@@ -163,7 +163,7 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     config = load_run_config(find_folder(options.run), options.config_args)
     if config.model.flavor == DURATION_FLAVOR:
         raise InputError(
-            f"{options.run} predicts lengths and says nothing; give the run of a model that speaks, and this "
+            f"{options.run} predicts lengths and generates no speech; give a run that does, and this "
             f"one by --duration"
         )
     given: dict[str, Any] = {

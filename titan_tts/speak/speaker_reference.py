@@ -70,7 +70,7 @@ def encode_reference(
         )
     if found.seconds < MIN_SECONDS:
         raise InputError(
-            f"--reference {path}: has {found.seconds:.3f} s beside silence; give at least {MIN_SECONDS} s "
+            f"--reference {path}: has {found.seconds:.3f} s of sound; give at least {MIN_SECONDS} s "
             "of speech, better 5 to 15 s"
         )
     # The model takes no more, and a long recording would take long to encode.
@@ -82,7 +82,7 @@ def load_latents(path: str | Path, channels: int) -> Tensor:
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"--reference {path}: is no array ({error})") from None
+        raise InputError(f"--reference {path}: is not an array ({error})") from None
     if found.ndim != 2 or found.shape[1] != channels or not len(found) or found.dtype.kind != "f":
         raise InputError(
             f"--reference {path}: is an array of {found.dtype} {found.shape}, but latents (frames, {channels}) "

@@ -49,7 +49,7 @@ class TrainingShards:
             return fit_durations(self.dataset)
         except InputError as error:
             raise InputError(
-                f"{error} (the lengths of texts are estimated from the training shards; say by --data where "
+                f"{error} (the lengths of texts are estimated from the training shards; give by --data where "
                 "they are now)"
             ) from None
 

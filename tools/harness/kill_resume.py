@@ -221,7 +221,7 @@ def _start_again(life: runs.Run, arguments: list[str], processes: int) -> None:
     second = runs.start(life.folder.parent, life.folder.name, arguments, processes)
     status, log = second.wait(), second.log.read_text()
     if "The run is complete" not in log:  # the first was at its last step, and had left the folder
-        assert status == 2 and "another start trains in it" in log, (
+        assert status == 2 and "another process trains in it" in log, (
             f"status {status}:\n{log[-4000:]}"
         )
 

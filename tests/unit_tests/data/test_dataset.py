@@ -221,12 +221,12 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         ("npy", npy(np.zeros((CHANNELS, 4), np.float16).T), "fortran_order True"),
         ("npy", npy(GOOD[0]), "has shape (8,)"),
         ("npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
-        ("npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "is no npy array"),
+        ("npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "is not an npy array"),
         ("npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
-        ("ref.npy", npy(GOOD[:, :-1]), "the .ref.npy of sample 'utt000001' is 7 wide where 8"),
+        ("ref.npy", npy(GOOD[:, :-1]), "the .ref.npy of sample 'utt000001' is 7 wide, but 8"),
         ("ref.npy", None, "sample 'utt000001' is incomplete, it lacks .ref.npy"),
         ("json", b'{"text": "\xff"}', "member 'utt000001.json'"),
-        ("json", b'{"words": 1}', 'is no utf-8 JSON object with a "text"'),
+        ("json", b'{"words": 1}', 'is not a UTF-8 JSON object with a "text"'),
     ],
 )
 def test_unusable_members_are_one_sentence(tmp_path, samples, suffix, data, sentence):
@@ -409,7 +409,7 @@ def test_skip_keeps_the_valid_samples(tmp_path, samples):
     assert keys == [s.key for s in many if s.key not in ("utt000007", "utt000020")]
     assert {tar for tar, _ in dataset.problems} == {str(tmp_path / "x.tar")}
     assert [problem.key for _, problem in dataset.problems] == ["utt000007", "", "utt000020"]
-    with pytest.raises(ValueError, match="3 corrupt samples beside 43 valid ones are 6.5%"):
+    with pytest.raises(ValueError, match="3 corrupt samples and 43 valid ones are 6.5%"):
         open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=0.05)
 
 

@@ -102,7 +102,7 @@ def lenient(folder) -> int:
     try:
         dataset = open_dataset(str(folder), CHANNELS, **skip)
     except InputError as error:
-        assert "beside 0 valid ones" in str(error) and "\n" not in str(error)
+        assert "and 0 valid ones" in str(error) and "\n" not in str(error)
         return -1
     counted = len(dataset.problems)
     for number in range(len(dataset)):

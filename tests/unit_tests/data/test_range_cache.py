@@ -312,7 +312,7 @@ def test_changed_tars_and_servers_without_ranges(server, tars):
     assert "the server ignores range requests" in sentence_of(RangeReader(None, 0).fetch, extents)
     server.honour_ranges = True
     (server.folder / "0.tar").write_bytes(tars[0] + b"more")
-    assert "0.tar: has 400004 bytes where its index was made from 400000; shards" in sentence_of(
+    assert "0.tar: has 400004 bytes, but its index was made from 400000; shards" in sentence_of(
         RangeReader(None, 0).fetch, extents
     )
     (server.folder / "0.tar").write_bytes(tars[0][:1000])

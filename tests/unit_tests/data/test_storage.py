@@ -89,11 +89,11 @@ def test_local_mistakes_are_one_sentence(folder):
     (recordings / "one.wav").write_bytes(b"RIFF")
     for path, part in (
         ("", "path is empty"),
-        (folder / "none", "/none' names no .tar file"),
-        (folder / "empty", "/empty' names no .tar file"),
-        ("a\0b", "names no .tar file"),
+        (folder / "none", "/none' matches no .tar file"),
+        (folder / "empty", "/empty' matches no .tar file"),
+        ("a\0b", "matches no .tar file"),
         (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),
-        (folder / "shard-{000000..000001.tar", "is no pattern"),
+        (folder / "shard-{000000..000001.tar", "is not a pattern"),
         (folder.parent, f"so give {folder}"),
         (recordings, "as titan-tts prepare SOURCE OUTPUT makes them of recordings"),
     ):
@@ -147,7 +147,7 @@ def test_local_source(folder):
     (folder / "folder.tar").mkdir()
     os.mkfifo(folder / "fifo.tar")
     for name in ("folder.tar", "fifo.tar"):
-        assert "is no regular file" in sentence_of(open_source, str(folder / name))
+        assert "is not a regular file" in sentence_of(open_source, str(folder / name))
 
 
 def test_http_shards(folder, server):
@@ -160,7 +160,7 @@ def test_http_shards(folder, server):
     server.requests.clear()
     assert find_shards(f"{server.url}/train/shard-{{000000..000002}}.tar") == shards
     assert not server.requests
-    assert "names no .tar file" in sentence_of(find_shards, f"{server.url}/train/*.zip")
+    assert "matches no .tar file" in sentence_of(find_shards, f"{server.url}/train/*.zip")
     assert "cannot be listed (not found)" in sentence_of(find_shards, f"{server.url}/none/")
 
 

@@ -97,7 +97,7 @@ def test_the_limit_is_a_fraction_of_what_was_read(reads, left_out, allowed):
 def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
     folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS, shards=4)
     (folder / "000002.tar").write_bytes(b"<html>not found</html>" * 99)
-    with pytest.raises(ValueError, match="about 30 corrupt samples beside 90 valid ones are 25.0%"):
+    with pytest.raises(ValueError, match="about 30 corrupt samples and 90 valid ones are 25.0%"):
         build(folder, on_error="skip", max_corrupt_fraction=0.2)
     assert len(build(folder, on_error="skip", max_corrupt_fraction=0.3).dataset) == 90
     torn = (folder / "000001.tar").read_bytes()

@@ -123,8 +123,8 @@ def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
     (folder / "notes.html").write_text("<html>mine</html>")
     for option, words in (
         ("--output=notes.html", "not overwritten"),
-        ("--output=set", "no file can be written there"),
-        ("--output=notes.html/page.html", "no file can be written there"),
+        ("--output=set", "cannot be written; give another path"),
+        ("--output=notes.html/page.html", "cannot be written; give another path"),
         ("--max-speaker-frames=383", "multiple of the speaker encoder's patch of 4"),
     ):
         assert data("doctor", "set", option) == 2

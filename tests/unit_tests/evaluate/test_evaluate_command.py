@@ -111,7 +111,7 @@ def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
     monkeypatch.setattr(evaluate_module, "load_synthesizer", load_other)
     arguments = ["--test", tree, "--recognizer", SPEC, "--seeds=1", "--on-page=0", "--out=out"]
     assert evaluate("a@7", "b@5", *arguments) == 2
-    assert "b@5 has another codec than a@7; evaluate them apart" in capsys.readouterr().err
+    assert "b@5 has another codec than a@7; evaluate them separately" in capsys.readouterr().err
 
 
 def test_defaults():

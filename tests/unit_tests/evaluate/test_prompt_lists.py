@@ -66,7 +66,7 @@ def test_other_lines_and_files_are_refused(tmp_path):
         (SEED_TTS, "a|b|p.wav", "is 'a|b|p.wav', but name|prompt text"),
         (SEED_TTS, "a||p.wav|", "is"),
         (SEED_TTS, "a|b|p.wav|t|gone.wav", "gone.wav does not exist"),
-        (LIBRISPEECH_PC, "1-2-3\t1\ta\t1-2-4\t1", "six fields between tabs"),
+        (LIBRISPEECH_PC, "1-2-3\t1\ta\t1-2-4\t1", "six tab-separated fields"),
         (LIBRISPEECH_PC, "1-2-3\t1\ta\t../../x-2-4\t1\tb", "is"),
     ):
         path.write_text("\n" + line)
@@ -81,5 +81,5 @@ def test_other_lines_and_files_are_refused(tmp_path):
         path.write_bytes(content)
         assert find_list_format(str(path)) is None, content
     assert find_list_format(str(tmp_path)) is None and find_list_format("/nowhere") is None
-    refused(lambda: read_list(str(path), SEED_TTS), "has no line")
+    refused(lambda: read_list(str(path), SEED_TTS), "is empty")
     refused(lambda: read_list("/nowhere", SEED_TTS), "cannot be read")

@@ -144,7 +144,7 @@ def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):
     folder = export(trained, tmp_path / "out")
     new = str(tmp_path / "new")
     for arguments, words in (
-        ([str(trained), str(folder)], "there is something already"),
+        ([str(trained), str(folder)], "exists already"),
         ([str(folder), new], "exported folder already"),
         ([str(trained), new, "--push=x"], "OWNER/NAME"),
     ):
@@ -158,7 +158,7 @@ def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):
     for path in (folder, folder / "pytorch_model.bin"):
         refused(lambda path=path: load_run(path), "pytorch_model.bin, a pickle")
     (folder / "pytorch_model.bin").unlink()
-    refused(lambda: load_run(folder), "is no run's folder", "titan-tts export")
+    refused(lambda: load_run(folder), "is not a run folder", "titan-tts export")
 
 
 def test_a_strangers_files_are_checked_before_a_model_is_built(trained, tmp_path, capsys):

@@ -157,7 +157,7 @@ def test_edges_of_buckets(tune, tmp_path, capsys):
     assert edges("a0,a1", "--data.weights=100,1") == [8, 64]
     missing = tune(1e5, "--data.path=/nowhere", buckets=[])._edges()
     assert len(missing) == 4 and missing[-1] == 64
-    assert "since [data] path '/nowhere' names no .tar file" in capsys.readouterr().out
+    assert "since [data] path '/nowhere' matches no .tar file" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ UNREADABLE = {
     "zero": (changed(samples_per_second=0), "it must be a finite number above 0"),
     "list": ("[1, 2]", "benchmark.json holds no JSON object"),
     "no bytes": ("", "benchmark.json is empty"),
-    "half": (changed()[:200], "benchmark.json is no JSON"),
+    "half": (changed()[:200], "benchmark.json is not JSON"),
     "deep": ("[" * 100_000, "recursion"),
     "no median": (changed(seconds_per_step={}), "median"),
     "negative": (changed(mfu=-0.1), "mfu = -0.1, but it must be a finite number of at least 0"),
@@ -219,7 +219,7 @@ def test_other_unreadable_files(tmp_path):
     for name in ("env.json", "state.json", "run.json"):
         (folder / name).write_text("{")
         assert only(tmp_path).state == "unreadable"
-    assert only(tmp_path).reason.startswith("run.json is no JSON")
+    assert only(tmp_path).reason.startswith("run.json is not JSON")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "events.out.tfevents.1.host").write_bytes(b"no records" * 99)
     assert read_run(str(tmp_path / "b"), str(tmp_path)).reason.startswith("it has no figures")

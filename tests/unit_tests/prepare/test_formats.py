@@ -145,7 +145,7 @@ def table_of(tmp_path: Path, **columns: object) -> Path:
 ROW = '{"audio": "a.wav", "text": "x", "speaker": "s"}'
 NO_DATE = pyarrow.array([2**62], pyarrow.timestamp("us"))  # for which Python has no date
 BAD_SOURCES = [
-    ("m.jsonl", '["x"]', "m.jsonl line 1: is no JSON object"),
+    ("m.jsonl", '["x"]', "m.jsonl line 1: is not a JSON object"),
     ("m.jsonl", '{"text": "x", "speaker": "s"}', "names no audio file"),
     ("m.jsonl", ROW.replace('"x"', "5"), '"text" = 5'),
     ("m.jsonl", '{"audio": "a.wav", "text": "x"}', "no speaker.*--speaker NAME"),
@@ -154,7 +154,7 @@ BAD_SOURCES = [
     ("m.jsonl", ROW.replace('"s"}', '"s", "offset": "soon"}'), "'soon'"),
     ("m.jsonl", f"{ROW}\n{ROW}", "more than one rec"),
     ("m.jsonl", ROW.replace('"x"', '"\\ud800"'), "utf-8 cannot encode"),
-    ("m.jsonl", f'{{"audio": "a.wav", "x": {"[" * 100_000}{"]" * 100_000}}}', "no JSON object"),
+    ("m.jsonl", f'{{"audio": "a.wav", "x": {"[" * 100_000}{"]" * 100_000}}}', "not a JSON object"),
     ("m.csv", "audio,text,speaker\na.wav,x\n", "has not the 3 fields"),
     ("m.csv", "a.wav,x,s\n", "a header with one of audio"),
     ("m.csv", 'audio,text,speaker\na.wav,"Hi," he said,s\n', "m.csv line 2: is not CSV"),
@@ -191,7 +191,7 @@ def test_bad_sources(name, content, message, tmp_path):
         ([], "has no frame"),
         ([float("nan")] * 128, "not finite"),
         ([None] * 128, "nulls"),
-        ([0.0] * 100, "no multiple of the 128"),
+        ([0.0] * 100, "not a multiple of the 128"),
     ],
 )
 def test_bad_latents(cell, message, tmp_path):

@@ -35,7 +35,7 @@ MISTAKES = [
     ({"audio": AudioSettings(loudness=-71)}, "--loudness = -71, but"),
     ({"audio": AudioSettings(max_silence=float("nan"))}, "--max-silence = nan, but"),
     ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
-    ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression \("),
+    ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is not a regular expression \("),
     ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* has no group; put parentheses"),
     ({"heldout_by": "speaker"}, "--heldout-by speaker holds nobody out, as --heldout-fraction is"),
 ]

@@ -336,7 +336,7 @@ def test_what_appears_in_the_output_meanwhile_stays(corpus, out, monkeypatch):
     real = pipeline._shard_stage
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "_shard_stage", appear)
-        with pytest.raises(InputError, match="changed by others.*kept in"):
+        with pytest.raises(InputError, match="changed meanwhile.*kept in"):
             prepare(corpus, out, **SMALL, overwrite=True)
     assert os.listdir(out) == ["thesis.tex"] and beside(out) == ["out", "out.partial"]
     out.rename(out.with_name("elsewhere"))

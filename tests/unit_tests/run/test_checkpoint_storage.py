@@ -166,8 +166,8 @@ def other(path, target) -> None:
             lambda f: (f / "manifest.json").write_text('{"files": {"a": 3}, "trained_with": {}}'),
             "manifest.json is corrupt",
         ),
-        (lambda f: other(f / "manifest.json", ""), "manifest.json is no regular file"),
-        (lambda f: other(f / ".metadata", "/dev/zero"), ".metadata is no regular file"),
+        (lambda f: other(f / "manifest.json", ""), "manifest.json is not a regular file"),
+        (lambda f: other(f / ".metadata", "/dev/zero"), ".metadata is not a regular file"),
     ],
 )
 def test_corruption_is_named(saved, corrupt, sentence):
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_read_is_not_corrupt(saved, name):
 
 def test_an_entry_with_a_payload_runs_nothing(tmp_path):
     save(tmp_path / "step-1", state() | {"betas": Call(os.mkdir, str(tmp_path / "ran"))})
-    with pytest.raises(InputError, match="the entry betas is no plain value.*posix.mkdir"):
+    with pytest.raises(InputError, match="the entry betas is not a plain value.*posix.mkdir"):
         storage.load_checkpoint(state(), tmp_path / "step-1", no_dist=True)
     assert not (tmp_path / "ran").exists()
     with warnings.catch_warnings():  # the payload is alive: torch's own reader runs it

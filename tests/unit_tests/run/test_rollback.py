@@ -141,7 +141,7 @@ def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
     bad_batches.update(dict.fromkeys(range(9), math.nan))
     for name, start in (("run", anew), ("other", [])):
         assert train(name, "--training.steps=9", *start) == 2
-        assert "no checkpoint of this start to go back to" in capsys.readouterr().err
+        assert "no checkpoint of this start to roll back to" in capsys.readouterr().err
     assert len(list((tmp_path / "other" / "divergence").iterdir())) == 4
     bad_batches.clear()
     assert train("run", *arguments) == 0  # the checkpoint is intact

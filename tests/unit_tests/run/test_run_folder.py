@@ -58,7 +58,7 @@ def test_start_writes_config_environment_and_state(tmp_path, config):
 def test_a_file_where_the_run_has_a_folder_is_refused_at_the_start(tmp_path, config, name):
     (tmp_path / name).write_text("mine")
     folder = RunFolder(tmp_path, 0)
-    with pytest.raises(InputError, match=f"{tmp_path}/{name} is no folder") as refused:
+    with pytest.raises(InputError, match=f"{tmp_path}/{name} is not a folder") as refused:
         folder.start(config)
     folder.fail(refused.value)
     folder.close()
@@ -139,7 +139,7 @@ def test_the_first_failure_is_kept(tmp_path, config):
     refused, beside = RunFolder(tmp_path, 0), RunFolder(tmp_path, 0)
     refused.start(config)
     assert state_of(tmp_path)["state"] == "init"
-    with pytest.raises(InputError, match=f"another start trains in it .process {os.getpid()} on"):
+    with pytest.raises(InputError, match=f"another process trains in it .process {os.getpid()} on"):
         beside.start(config)
     before = (tmp_path / "state.json").read_bytes()
     beside.fail(InputError("another start"))
@@ -196,7 +196,7 @@ def test_no_file_holds_a_secret(tmp_path, config, monkeypatch, capsys):
 
     for path in hidden:
         with pytest.raises(
-            InputError, match="leave out what may be a secret; give the complete URL"
+            InputError, match="in place of a possible secret; give the complete URL"
         ):
             find_shards(path)
 

@@ -90,16 +90,16 @@ MISTAKES = {
     "--text= ": "--text is empty",
     "--text=one --text-file=a_file": "give one of --text",
     "--text-file=nothing": "nothing: cannot be read",
-    "--text-file=/dev/zero": "/dev/zero: has more than 0 MiB; give it in parts",
-    "--text-list=a_file --out=new": "a_file: has no line",
+    "--text-file=/dev/zero": "/dev/zero: has more than 0 MiB; split it",
+    "--text-list=a_file --out=new": "a_file: is empty",
     "--text-list=a_file": "give their folder by --out",
     "--text=one --seconds=1e6": "--seconds = 1e+06, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
     "--text=one --resume": "one text replaces its file",
-    "--text=one --reference=a.wav --out=a.wav": "that is what is read",
+    "--text=one --reference=a.wav --out=a.wav": "that is the input file",
     "--text=one --reference-text=one": "reference text without the reference",
     "--text=one --duration=rate": "--duration = rate needs --reference with --reference-text",
-    "--text=one --out=a_file/said.wav": "no file can be written there",
+    "--text=one --out=a_file/said.wav": "cannot be written; give another path",
     "--text=one --speaker=ann --reference=nothing.wav": "either a reference or a speaker",
     "--text=one --reference=nothing.wav": "no such file",
     "--text=one --text-scale=nan": "--text-scale = nan, but",
@@ -136,7 +136,7 @@ def test_a_model_that_cannot_speak_is_refused(generate, monkeypatch, capsys):
     assert f"latents of {CHANNELS + 1} channels" in capsys.readouterr().err
     monkeypatch.setattr(generate.loaded.config.model, "flavor", "duration")
     assert generate("--text=one") == 2 and not generate.asked
-    assert "run predicts lengths and says nothing" in capsys.readouterr().err
+    assert "run predicts lengths and generates no speech" in capsys.readouterr().err
 
 
 def test_any_key_of_sampling_may_be_given(tmp_path, capsys):
@@ -154,7 +154,7 @@ def test_any_key_of_sampling_may_be_given(tmp_path, capsys):
     assert chosen(*keys, **given) == expected
     refused(lambda: chosen(*keys, sampling_steps=7), "steps = 7", "'midpoint'", "even")
     assert main(["generate", str(tmp_path / "x"), "--text=a", "--sampling.solver=heun"]) == 2
-    assert "x is no run's folder" in capsys.readouterr().err
+    assert "x is not a run folder" in capsys.readouterr().err
 
 
 def test_conditions_and_texts_that_the_run_was_trained_with(capsys):

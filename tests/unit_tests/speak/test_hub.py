@@ -51,11 +51,11 @@ def test_what_is_pushed_comes_back(hub, train, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "wrong")
     assert main(["export", "run", str(tmp_path / "other"), "--push=me/voice"]) == 2
     error = capsys.readouterr().err
-    assert "the hub did not take it" in error and f"{tmp_path / 'other'} is complete" in error
+    assert "the upload failed" in error and f"{tmp_path / 'other'} is complete" in error
 
 
 def test_what_the_hub_does_not_have(hub, tmp_path):
-    refused(lambda: find_folder("me/nothing"), "me/nothing is no folder", "HF_TOKEN")
+    refused(lambda: find_folder("me/nothing"), "me/nothing is not a folder", "HF_TOKEN")
     # A mistake in a local name does not go to the hub, nor does a name that the hub cannot have.
     (tmp_path / "outputs").mkdir()
     for name in ("outputs/nmae", "run", "a/b/c", "../x"):

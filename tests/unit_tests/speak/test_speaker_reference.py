@@ -62,7 +62,7 @@ def test_references_without_a_voice(codec, tmp_path):
 
     for samples, words in (
         (np.zeros(48_000, np.float32), "quieter than -70 LUFS"),
-        (recording(0.1, 48_000), "has 0.100 s beside silence"),
+        (recording(0.1, 48_000), "has 0.100 s of sound"),
     ):
         write(path, samples)
         refused(encode, f"--reference {path}: ", words)

@@ -29,7 +29,7 @@ def said(tmp_path, generate):
 def test_each_text_of_a_list_becomes_a_file_and_is_resumed(generate, said, tmp_path, capsys):
     def complete(*arguments):
         assert generate(*said, "--resume", *arguments) == 0
-        return "all texts are there" in capsys.readouterr().out
+        return "all texts are complete" in capsys.readouterr().out
 
     assert generate(*said, "--format=flac") == 0
     new = tmp_path / "new"
@@ -134,7 +134,7 @@ def test_all_lines_are_checked_before_one_is_said(generate, tmp_path, capsys):
         (reference("v", valid, reference_text="\ud800"), "line 2: the text has"),
         (reference("wide", valid[:, 1:]), "latents (frames, 8) are needed"),
         (reference("nan", valid * np.nan), "not finite"),
-        (reference("object", np.array([{}])), "is no array"),
+        (reference("object", np.array([{}])), "is not an array"),
     ):
         path.write_text('{"text": "a\u2028b"}\n' + json.dumps(line))
         assert generate("--text-list", path, "--out=new", "--speaker=bob") == 2

@@ -53,7 +53,7 @@ def test_long_recordings_and_parts_are_read_in_order():
         assert np.array_equal(decode(data, 1.5)[0], whole[24_000:])
         # Ends written with few digits lie a little behind the file's.
         assert len(decode(data, 0.5, 37.004)[0]) == len(whole) - 8000
-        for offset, length, message in ((0.5, 99.0, "ends behind"), (99.0, None, "none of them")):
+        for offset, length, message in ((0.5, 99.0, "ends after"), (99.0, None, "none of them")):
             with pytest.raises(InputError, match=message):
                 decode(data, offset, length)
 

@@ -75,7 +75,7 @@ def test_a_corrupt_record_and_an_encoder_that_has_gone(runs, source, tmp_path):
     path.rename(tmp_path / "moved")
     gone = find_source(str(path), folder=folder)
     assert gone.width == known.width and weight_files(gone.model) == []
-    words = ("t5' is not there any more", "by --encoder")
+    words = ("t5' does not exist any more", "by --encoder")
     refused(lambda: load_run_encoder(folder, replace(encoder, model=str(path)), "cpu"), *words)
     load_run_encoder(folder, replace(encoder, model=str(tmp_path / "moved")), "cpu")
     for content in ("{", "{}", "[]", '"model"', "[" * 99999):

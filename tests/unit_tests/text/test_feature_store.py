@@ -117,7 +117,7 @@ def test_without_the_weights_the_stored_features_are_taken(shards, gemma, tmp_pa
     # With a second state of the encoder nobody can say which is right.
     made.kind = replace(made.kind, encoder_fingerprint="fedcba9876543210")
     made.make([0])
-    refused(lambda: with_stored_fingerprint(made.dataset, kind), "two states of the encoder")
+    refused(lambda: with_stored_fingerprint(made.dataset, kind), "two versions of the encoder")
 
 
 def test_corrupt_features_are_noticed(shards, gemma):
@@ -227,4 +227,4 @@ def test_remote_shards_and_read_only_folders_use_the_cache(shards, gemma, monkey
     made.read(29)
     shutil.rmtree(cached)
     fails(errno.ENOSPC)
-    refused(made.make, "cannot be written (No space left); make room")
+    refused(made.make, "cannot be written (No space left); free space")

@@ -157,7 +157,7 @@ def test_texts_and_rows_that_are_refused(model, tmp_path):
     row, short = np.full(len(ids) + 1, -7, np.int64), np.full(len(ids) - 1, -7, np.int64)
     assert tokenizer.encode_into(row, "one two", {"speaker": "awb"}) == len(ids)
     assert row.tolist() == [*ids, -7]
-    words = f"{len(ids)} tokens where at most {len(ids) - 1} fit"
+    words = f"{len(ids)} tokens, but at most {len(ids) - 1} fit"
     refused(lambda: tokenizer.encode_into(short, "one two", {"speaker": "awb"}), words)
     assert (short == -7).all()
     for call in (tokenizer.encode, tokenizer.text_ids, TextTokenizer(unigram()).unknown_characters):

@@ -164,7 +164,7 @@ def test_encode_into_fills_the_start_of_a_row_up_to_the_bound(unit, fields):
         assert tokenizer.encode_into(rows[1], text, metadata) == len(ids)
         assert rows[1].tolist() == [*ids, -7, -7] and (rows[[0, 2]] == -7).all()
         short = np.full(len(ids) - 1, -7, np.int64)
-        words = f"{len(ids)} tokens where at most {len(ids) - 1} fit"
+        words = f"{len(ids)} tokens, but at most {len(ids) - 1} fit"
         refused(lambda: tokenizer.encode_into(short, text, metadata), words)
         assert (short == -7).all()
     columns = SimpleNamespace(

@@ -39,7 +39,7 @@ class Manifest:
         path = self._find(options.source)
         if path is None:
             raise InputError(
-                f"{options.source}: is no manifest; give a file that ends in {', '.join(SUFFIXES)}, "
+                f"{options.source}: is not a manifest; give a file that ends in {', '.join(SUFFIXES)}, "
                 f"or a folder with one of {', '.join(_FOLDER_NAMES)}"
             )
         self.path = os.path.abspath(path)
@@ -82,7 +82,7 @@ class Manifest:
             if not is_utf8(line):
                 row = Unusable(where, NOT_UTF8)
             elif not isinstance(row, dict):
-                row = Unusable(where, "is no JSON object; a manifest has one per line")
+                row = Unusable(where, "is not a JSON object; a manifest has one per line")
             yield number, row
 
     def _records(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
@@ -112,7 +112,7 @@ class Manifest:
                 first = reader.line_num + 1
         except csv.Error as error:
             raise InputError(
-                f"{self.path} line {first}: is not CSV ({error}); mind its quotes"
+                f"{self.path} line {first}: is not CSV ({error}); check its quotes"
             ) from None
 
     def _row(
@@ -121,7 +121,7 @@ class Manifest:
         where = f"{self.name} line {first}"
         if last > first:
             # A stray quote takes the rows up to the next one into its text.
-            sentence = "has a line break within quotes; mind its quotes, or join the lines"
+            sentence = "has a line break within quotes; check its quotes, or join the lines"
             return Unusable(where, sentence, last - first + 1)
         if not is_utf8("".join(record)):
             return Unusable(where, NOT_UTF8)

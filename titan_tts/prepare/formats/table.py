@@ -199,7 +199,7 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str) -> np.ndarray:
     numbers = values.to_numpy(zero_copy_only=False).astype(np.float32)
     if len(numbers) % channels:
         raise InputError(
-            f"column {name} has {len(numbers)} values, no multiple of the {channels} of a frame"
+            f"column {name} has {len(numbers)} values, not a multiple of the {channels} per frame"
         )
     if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0) > np.finfo(np.float16).max:
         raise InputError(f"column {name} has values that are not finite in float16")

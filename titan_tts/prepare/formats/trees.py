@@ -30,7 +30,7 @@ class LJSpeech:
         self.options = options if named else replace(options, speaker="LJSpeech")
         if not self.recognizes(self.root):
             raise InputError(
-                f"{self.root}: has no metadata.csv with wavs/ beside it, as LJSpeech does"
+                f"{self.root}: has no metadata.csv with wavs/ next to it, as in LJSpeech"
             )
 
     @classmethod

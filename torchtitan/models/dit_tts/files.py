@@ -124,7 +124,7 @@ def expand_braces(path: str) -> list[str]:
         return list(braceexpand(path, escape=False))
     except ValueError as error:
         raise InputError(
-            f"[data] path '{path}' is no pattern ({error}); write one such as "
+            f"[data] path '{path}' is not a pattern ({error}); write one such as "
             "shard-{000000..000099}.tar"
         ) from None
 
@@ -149,7 +149,7 @@ def check_writable(path: str | os.PathLike, option: str) -> None:
     except (OSError, ValueError):  # ValueError: a NUL
         fits = False
     if not fits:
-        raise InputError(f"{option} = {path}, but no file can be written there; give another path")
+        raise InputError(f"{option} = {path}cannot be written; give another path")
 
 
 def require_hub() -> None:

@@ -371,7 +371,7 @@ class DiTTTSTrainer(Trainer):
         self.rollbacks.count(bad, self.checkpointer.saved_step, kept)
         if not self.checkpointer.roll_back():
             raise DivergenceError(
-                f"{bad}: too many bad steps, and no checkpoint of this start to go back to; lower "
+                f"{bad}: too many bad steps, and no checkpoint of this start to roll back to; lower "
                 f"[optimizer] lr, or look at the batches in {kept.parent}"
             )
         loader.skipped = skipped.union(range(loader.global_batch, bad.global_batch + 1))

@@ -126,7 +126,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", from_pretrained)
     sentence = (
         "'whisper:tiny' cannot be loaded (not complete on this machine, and http://127.0.0.1:9 cannot be "
-        "reached); give a folder, or download it where there is a network: hf download openai/whisper-tiny"
+        "reached); give a folder, or download it on a machine with network access: hf download openai/whisper-tiny"
     )
     refused(lambda: open_recognizer("whisper:tiny"), sentence)
     assert asked == [True]

@@ -67,7 +67,7 @@ def is_pretrained(encoder_model: str) -> bool:
 @dataclass
 class Job(titan.Job):
     experiment: str = ""
-    """Name of the run's folder below dump_folder; empty: the config file's name without .toml"""
+    """Name of the run's folder in dump_folder; empty: the config file's name without .toml"""
 
 
 @dataclass
@@ -76,12 +76,12 @@ class Model(titan.Model):
     """Model family to train"""
 
     flavor: Annotated[str, WEIGHTS] = "debug"
-    """Size of the model: debug, 60M, 300M, 800M, 3B or 8B; or duration, which predicts the lengths of
-    utterances instead of speaking them"""
+    """Size of the model: debug, 60M, 300M, 800M, 3B or 8B; or duration, which predicts
+    durations instead of synthesizing speech"""
 
     text_positions: Annotated[Literal["none", "scaled"], WEIGHTS, WORKLOAD] = "none"
-    """Positions of the text's keys in the attention's rotated heads: none, or each token at the frame where it
-    is expected in the speech, by the time that its letters take (scaled)"""
+    """Positions of the text's keys in the attention's rotated heads: none, or each token at its
+    expected frame, estimated from its letters (scaled)"""
 
     hf_assets_path: str = "."
     """Not used by this family"""
@@ -110,7 +110,7 @@ class Metrics(titan.Metrics):
 @dataclass
 class Checkpoint(titan.Checkpoint):
     enable: bool = True
-    """Saves checkpoints and resumes from them; without them nothing of a run is kept but its metrics"""
+    """Saves checkpoints and resumes from them; without them only a run's metrics are kept"""
 
     last_save_model_only: bool = False
     """True drops optimizer, EMA and data position from the last checkpoint, which then cannot be
@@ -136,13 +136,13 @@ class Compile(titan.Compile):
 
     cache_folder: str = ""
     """Where compiled kernels are kept between runs; empty: titan-tts/compile in the user's cache folder.
-    The environment variable TORCHINDUCTOR_CACHE_DIR wins"""
+    The environment variable TORCHINDUCTOR_CACHE_DIR overrides it"""
 
 
 @dataclass
 class Parallelism(titan.Parallelism):
     backend: Literal["torchtitan", "megatron"] = "torchtitan"
-    """Function that spreads the model over the GPUs: data parallelism alone (torchtitan), or with tensor
+    """Parallelization backend: data parallelism only (torchtitan), or also tensor
     parallelism by Megatron-Core's layers (megatron), which needs the extra megatron"""
 
     tensor_parallel_degree: int = 1
@@ -153,7 +153,7 @@ class Parallelism(titan.Parallelism):
 @dataclass
 class Megatron:
     transformer_impl: Annotated[Literal["local", "transformer_engine"], WORKLOAD] = "local"
-    """Layers of [parallelism] backend = "megatron": Megatron-Core's of PyTorch (local), or
+    """Layers of [parallelism] backend = "megatron": Megatron-Core's PyTorch layers (local), or
     TransformerEngine's, which need a GPU and the extra transformer-engine and do not compile"""
 
     use_te_attn: Annotated[bool, WORKLOAD] = False
@@ -161,7 +161,7 @@ class Megatron:
     backend = "varlen")"""
 
     fp8: Annotated[bool, TRAINING] = False
-    """TransformerEngine's layers multiply in fp8, with scales of each tensor as it is, wherever a
+    """TransformerEngine's layers multiply in fp8, with current scaling per tensor, if a
     micro-batch has a multiple of 8 rows"""
 
 
@@ -177,8 +177,8 @@ class Optimizer(titan.Optimizer):
     """Learning rate of Muon, whose updates are scaled to AdamW's RMS; 0: lr"""
 
     base_dim: NonNegativeInt = 0
-    """Decoder width for which lr and muon_lr were found: the rates of the matrices that grow with the
-    width are times base_dim / width (Muon's: its root), and rate times decay stays; 0: used as they are"""
+    """Decoder width at which lr and muon_lr were tuned: the learning rates of matrices that grow with the
+    width are multiplied by base_dim / width (Muon's: by its square root), at constant rate times decay; 0: unscaled"""
 
     encoder_lr: NonNegativeFloat = 1e-5
     """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""
@@ -191,7 +191,7 @@ class Training(titan.Training):
     ranks, without accumulation"""
 
     global_batch_size: int = 32
-    """Samples of the longest bucket in a global batch; shorter buckets have more, to as many frames"""
+    """Samples of the longest bucket in a global batch; shorter buckets have more, up to as many frames"""
 
     batch_ramp: list[int] = field(default_factory=list)
     """Divisors of the global batch at the start of a run, such as 8,4,2: batch_ramp_steps steps with an
@@ -208,7 +208,7 @@ class Data:
     https:// ...) of one of these; or a list of them, one dataset each"""
 
     allow_heldout: bool = False
-    """Trains also on shards in a folder of held-out recordings, as prepare's heldout, where path names one"""
+    """Allows path to name held-out shards, such as prepare's folder heldout, for training"""
 
     weights: list[float] = field(default_factory=list)
     """Sampling weight of each dataset in path, on any scale; empty: every sample once per epoch"""
@@ -217,12 +217,12 @@ class Data:
     """Key of the samples' JSON whose values are balanced within each dataset; empty: none"""
 
     balance_beta: Annotated[float, Bounds(0, 1, open_high=True)] = 0.999
-    """Parameter β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 leaves the
-    classes as they are, towards 1 they become equally frequent"""
+    """Parameter β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 keeps the
+    classes as they are, values near 1 make them equally frequent"""
 
     duration_alpha: Annotated[float, Bounds(-10, 10)] = 0.0
-    """Power α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0: all
-    alike"""
+    """Power α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0:
+    uniformly"""
 
     duration_offset_seconds: Annotated[float, Bounds(0, 3600)] = 0.0
     """Added to a sample's duration under duration_alpha, in seconds"""
@@ -231,14 +231,14 @@ class Data:
     """Passes over the data; sets [training] steps. 0: steps decides"""
 
     on_error: Literal["raise", "skip"] = "raise"
-    """At a corrupt sample the run ends (raise), or another sample takes its place and it is counted
+    """On a corrupt sample the run ends (raise), or another sample replaces it and it is counted
     (skip)"""
 
     max_corrupt_fraction: Fraction = 0.01
-    """Fraction of corrupt samples above which a run that skips them ends all the same"""
+    """With on_error = "skip", fraction of corrupt samples above which the run ends"""
 
     cache_folder: str = ""
-    """Cache of what was read from URLs; empty: titan-tts/data in the user's cache folder"""
+    """Cache of data read from URLs; empty: titan-tts/data in the user's cache folder"""
 
     cache_gib: Annotated[float, Bounds(0, 10**6)] = 16.0
     """Maximum size of cache_folder, in GiB; 0: nothing is cached"""
@@ -261,11 +261,11 @@ class Data:
 
     max_reference_ratio: Annotated[float, Bounds(0, 10**6), INPUT] = 1.0
     """Longest reference of a bucket over its longest utterance; longer ones are cropped, too. The longest
-    bucket keeps whole references; 0: every bucket does. Most of what 1.0 leaves out is padding"""
+    bucket keeps whole references; 0: every bucket does. 1.0 mostly removes padding"""
 
     references: Literal["stored", "drawn"] = "stored"
-    """References in training: as stored, or drawn anew for each row of a batch from other samples
-    with the same speaker in their JSON: one to three joined, a part of a drawn length of them"""
+    """References in training: as stored, or newly drawn for each row of a batch from other samples
+    with the same speaker in their JSON: one to three joined, cropped to a random length"""
 
     speaker_patch_size: PositiveInt = 4
     """Frames in one speaker patch of the model; references are padded to a multiple of it"""
@@ -281,7 +281,7 @@ class Data:
 
     bucket_batch_sizes: Annotated[list[int], WORKLOAD] = field(default_factory=list)
     """Samples of a global batch of each bucket in bucket_frames, each divisible by ranks x accumulation
-    steps, the last as global_batch_size; empty: as many as have the frames of the longest bucket's"""
+    steps, the last as global_batch_size; empty: as many frames as in the longest bucket's"""
 
     batch_multiple: PositiveInt = 8
     """Every global batch is a multiple of this many samples; it must be divisible by ranks x
@@ -295,7 +295,7 @@ class Data:
     """Fraction of the samples that may be dropped for max_frames and max_text_tokens; more is an error"""
 
     num_workers: Annotated[int, Bounds(0, 10**6), WORKLOAD] = 2
-    """Threads that fill batches; 0: the training thread does it"""
+    """Loader threads; 0: the training thread fills batches"""
 
     prefetch_batches: Annotated[int, Bounds(0, 10**6)] = 4
     """Micro-batches to prefetch"""
@@ -305,7 +305,7 @@ class Data:
     quality, class and duration"""
 
     conditioning_dropout: Fraction = 0.1
-    """Fraction of samples in which a conditioning token is the unknown one, drawn for each token alone"""
+    """Fraction of samples in which a conditioning token is replaced by "unknown", drawn per token"""
 
     duration_token_seconds: PositiveFloat = 0.5
     """Width of one duration token's range, in seconds"""
@@ -319,7 +319,7 @@ class Encoder:
     model: Annotated[str, WORKLOAD] = "bytes"
     """Text encoder: "bytes" or "chars" is the learned one inside the model, over utf-8 bytes or over the
     characters of the data; anything else is a pretrained one, a local folder or a name of the Hugging
-    Face hub such as "google/t5gemma-2-270m-270m" or "google-t5/t5-base". An existing local path wins"""
+    Face hub such as "google/t5gemma-2-270m-270m" or "google-t5/t5-base". An existing local path takes precedence"""
 
     frozen: Annotated[bool, TRAINING, WORKLOAD] = True
     """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
@@ -329,11 +329,11 @@ class Encoder:
     """Precision of a frozen encoder; a trained one has the model's"""
 
     fsdp_min_gib: NonNegativeFloat = 4.0
-    """A frozen encoder with more weights than this, in GiB, is sharded over the ranks (FSDP2)"""
+    """Size of a frozen encoder's weights, in GiB, above which it is sharded over the ranks (FSDP2)"""
 
     cache_features: Annotated[bool, WORKLOAD] = False
-    """Reads a frozen encoder's features from files beside the shards, which titan-tts prepare
-    --encode-text makes; the encoder is then not in memory"""
+    """Reads a frozen encoder's features from files next to the shards, made by titan-tts prepare
+    --encode-text; the encoder is then not in memory"""
 
     cache_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
     """Precision of the features in those files; empty: as dtype"""
@@ -363,7 +363,7 @@ class Attention:
 @dataclass
 class Objective:
     prediction: Annotated[Literal["velocity", "noise"], WEIGHTS] = "velocity"
-    """What the network predicts: ε - x0 or ε"""
+    """Prediction target of the network: ε - x0 or ε"""
 
     time_distribution: Literal["logit_normal", "uniform"] = "logit_normal"
     """Distribution of the diffusion time, stratified over the global batch"""
@@ -372,7 +372,7 @@ class Objective:
     """Mean of the logit-normal's normal; higher means more noise"""
 
     logit_mean_end: float | None = None
-    """Mean at the run's last step, reached in even steps from logit_mean; not given: logit_mean throughout"""
+    """Mean at the run's last step, reached linearly from logit_mean; not given: logit_mean throughout"""
 
     logit_std: PositiveFloat = 1.0
     """Standard deviation of the logit-normal's normal"""
@@ -384,7 +384,7 @@ class Objective:
     """Fraction of samples whose speaker keys are hidden"""
 
     loss_on_padding: bool = False
-    """Counts the padding after the end, zero latents, so that the model learns where to stop; the
+    """Includes the padding after the end (zero latents) in the loss, so that the model learns where to stop; the
     padded frames are then visible to it"""
 
 
@@ -415,14 +415,14 @@ class Sampling:
     per branch of guidance. euler takes one per interval of the schedule, midpoint and heun take two"""
 
     solver: Literal["euler", "midpoint", "heun"] = "euler"
-    """Of first order, or of second: midpoint, heun"""
+    """ODE solver: euler is of first order, midpoint and heun of second"""
 
     schedule: Literal["linear", "sway", "epss"] = "linear"
-    """Times of the intervals: even; denser at the noise, as F5-TTS has them; or 5 to 16 of 32 swayed
+    """Times of the intervals: even (linear); denser at the noise, as in F5-TTS (sway); or 5 to 16 of 32 swayed
     ones"""
 
     sway: Annotated[float, Bounds(-1, MAX_SWAY)] = -1.0
-    """Coefficient of sway and epss, from -1 (denser at the noise) to 1.75 (at the data)"""
+    """Coefficient of sway and epss, from -1 (denser near the noise) to 1.75 (near the data)"""
 
     text_scale: float = 3.0
     """Guidance towards the text"""
@@ -431,8 +431,8 @@ class Sampling:
     """Guidance towards the speaker"""
 
     guidance: Literal["independent", "joint", "alternating"] = "independent"
-    """Guides away from a branch without the text and one without the speaker; from one without both; or
-    from each in turn, interval by interval"""
+    """Guides away from a branch without text and one without speaker (independent); from one without both (joint); or
+    from each in turn, interval by interval (alternating)"""
 
     min_t: Fraction = 0.5
     """Guidance is applied in intervals that begin in (min_t, max_t]"""
@@ -444,10 +444,10 @@ class Sampling:
     """Scales the branches of guidance towards the velocity with all conditions (CFG-Zero*)"""
 
     zero_init_steps: NonNegativeInt = 0
-    """First intervals of the schedule that are left out, with their evaluations (zero-init of CFG-Zero*)"""
+    """Number of first intervals to skip, with their evaluations (zero-init of CFG-Zero*)"""
 
     truncation_factor: PositiveFloat = 1.0
-    """Factor of the noise that sampling starts from; below 1 is closer to the average speech"""
+    """Factor of the noise that sampling starts from; below 1 gives more average speech"""
 
     rescale_k: PositiveFloat = 1.0
     """Temporal score rescaling: speech of a variance k times as small; 1: off"""
@@ -456,7 +456,7 @@ class Sampling:
     """Standard deviation of the latents that rescale_k assumes; a larger one acts earlier"""
 
     speaker_kv_scale: PositiveFloat = 1.0
-    """Factor of the speaker's keys and values: above 1 holds on to the voice; 1: off"""
+    """Factor of the speaker's keys and values: above 1 keeps closer to the voice; 1: off"""
 
     speaker_kv_min_t: Fraction = 0.0
     """Applies speaker_kv_scale in intervals that begin in (speaker_kv_min_t, 1]"""
@@ -469,10 +469,10 @@ class Sampling:
 @dataclass
 class Validation:
     enable: bool = True
-    """Measures the loss of held-out samples while training, wherever there are any"""
+    """Measures the loss of held-out samples during training, if there are any"""
 
     path: str | list[str] = ""
-    """Shards of held-out samples, as [data] path; empty: the folder heldout beside a [data] path of one
+    """Shards of held-out samples, as [data] path; empty: the folder heldout next to a [data] path of one
     folder, as titan-tts prepare makes it"""
 
     freq: PositiveInt = 500
@@ -491,7 +491,7 @@ class Validation:
     """Seed of the noise, which is the same in every validation"""
 
     keep_best: str = "best_heldout_loss"
-    """Figure of validation.jsonl whose best step keeps its checkpoint, such as best_heldout_loss (of all
+    """Metric of validation.jsonl whose best checkpoint is kept, such as best_heldout_loss (of all
     averages), heldout_loss_at_0.9, text_gain or wer; empty: none"""
 
 
@@ -504,21 +504,21 @@ class Samples:
     """Prompts to synthesize: held-out texts of as many speakers as there are"""
 
     raw: bool = False
-    """Also with the trained weights, not their average alone"""
+    """Also synthesizes with the raw weights, not only with their average"""
 
     seed: NonNegativeInt = 0
     """Seed of the noise, which is the same in every set"""
 
     recognizer: str = ""
-    """What transcribes the samples: whisper:large-v3 (or a folder), faster-whisper:large-v3,
+    """Speech recognizer that transcribes the samples: whisper:large-v3 (or a folder), faster-whisper:large-v3,
     words:zero,one,... (offline, for texts of these words only), package.module:factory; empty: nothing"""
 
     speaker_scorer: str = ""
-    """What compares a sample's voice with its reference: xvector:microsoft/wavlm-base-plus-sv (or a
+    """Scorer that compares a sample's voice with its reference: xvector:microsoft/wavlm-base-plus-sv (or a
     folder), own (the model's own speaker encoder), package.module:factory; empty: nothing"""
 
     opinion: str = ""
-    """What predicts listeners' opinion: dnsmos, package.module:factory; empty: nothing"""
+    """Predictor of listeners' opinion: dnsmos, package.module:factory; empty: nothing"""
 
 
 @dataclass
@@ -531,15 +531,15 @@ class Resume:
 @dataclass
 class Divergence:
     spike_sigmas: NonNegativeFloat = 10.0
-    """Skips a step whose loss or gradient norm, in logarithms, is so many standard deviations above the last
+    """Skips a step whose log loss or log gradient norm is this many standard deviations above the last
     steps', or is not finite; 0: only if it is not finite"""
 
     max_bad_steps: Annotated[int, Bounds(0, BAD_STEPS_WINDOW, open_high=True)] = 3
-    """More such steps than this within 32 steps, and the run goes back to its last checkpoint, from where
-    it skips the batches since"""
+    """After more bad steps than this within 32 steps the run returns to its last checkpoint and
+    skips the batches since"""
 
     max_rollbacks: NonNegativeInt = 2
-    """How often it goes back to one checkpoint before it ends"""
+    """Number of rollbacks to one checkpoint before the run ends"""
 
 
 @dataclass
@@ -562,11 +562,11 @@ class Benchmark:
     """On several ranks profiles two more steps after the timed ones, for the time of collectives"""
 
     lengths: Literal["mixed", "longest"] = "mixed"
-    """Utterances of log-normal lengths in the buckets that data of these lengths would have, or all of
-    [data] max_frames, max_text_tokens and max_speaker_frames"""
+    """Utterances of log-normal lengths in the buckets of such data (mixed), or all of
+    [data] max_frames, max_text_tokens and max_speaker_frames (longest)"""
 
     mean_seconds: Annotated[PositiveFloat, INPUT] = 9.0
-    """Mean of the log-normal lengths, in seconds; they are cut at 1 s and [data] max_frames"""
+    """Mean of the log-normal lengths, in seconds; truncated to 1 s and [data] max_frames"""
 
     sigma: PositiveFloat = 0.5
     """Standard deviation of the logarithm of these lengths"""

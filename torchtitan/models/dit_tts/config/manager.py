@@ -142,7 +142,7 @@ class TTSConfigManager(ConfigManager):
             return None
         try:
             if os.path.exists(self._file) and not os.path.isfile(self._file):  # without an end
-                raise OSError(0, "is no regular file")
+                raise OSError(0, "is not a regular file")
             with open(self._file, "rb") as toml:
                 sections = tomllib.load(toml)
         except OSError as error:
@@ -171,8 +171,8 @@ class TTSConfigManager(ConfigManager):
         job, experimental = self.config.job, self.config.experimental
         if job.custom_config_module or experimental.custom_args_module:
             raise InputError(
-                "[job] custom_config_module is a module that nothing imports here: the config of this model "
-                "family has all its sections; leave it out"
+                "[job] custom_config_module is not supported: the config of this model "
+                "family has all its sections; remove it"
             )
 
 
@@ -220,7 +220,7 @@ def load_run_config(folder: Path, args: Sequence[str] = ()) -> JobConfig:
     if not exported.is_exported(folder):
         exported.refuse_pickles(folder)
         raise InputError(
-            f"{folder} is no run's folder: it has no config.toml; give outputs/NAME, or a folder that "
+            f"{folder} is not a run folder: it has no config.toml; give outputs/NAME, or a folder that "
             f"titan-tts export wrote"
         )
     sections = without_none(exported.placed_config(folder))

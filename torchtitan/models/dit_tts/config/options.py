@@ -78,7 +78,7 @@ def check_command_line(
         if kind is None:
             close = difflib.get_close_matches(name, kinds, n=1)
             hint = instead.get(name.rpartition(".")[2].removeprefix("no_")) or (
-                f"did you mean --{close[0]}?" if close else f"{help_command} lists what there is"
+                f"did you mean --{close[0]}?" if close else f"{help_command} lists the options"
             )
             raise InputError(f"unknown option --{name}: {hint}")
         names.add(name)

@@ -39,7 +39,7 @@ def check_profiling(config: JobConfig, accelerator: str) -> None:
     require(
         accelerator != "cpu",
         "[profiling] enable_profiling = true needs a GPU; leave it out, or take [benchmark] enable = true, "
-        "which says where a step's time goes on a CPU too",
+        "which reports how a step's time is divided, on a CPU too",
     )
     least = profiling.profiler_warmup + profiling.profiler_active
     require(

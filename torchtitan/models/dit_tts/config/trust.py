@@ -19,8 +19,8 @@ def chosen_scorer(name: str, given: str, of_run: str) -> str:
         return given or of_run
     option = name.replace("_", "-")
     raise InputError(
-        f"the run's [samples] {name} = {of_run!r} is a function, and none is called because a folder that "
-        f"is read names it; if you trust it give --{option} {of_run}, else another --{option}"
+        f"the run's [samples] {name} = {of_run!r} is a function, which is not called because a loaded "
+        f"folder names it; if you trust it give --{option} {of_run}, else another --{option}"
     )
 
 
@@ -38,11 +38,11 @@ def check_export_runs_nothing(sections: dict[str, Any], path: str) -> None:
         spec = samples.get(name) if isinstance(samples, dict) else None
         if spec and isinstance(spec, str) and not is_shipped(name, spec):
             raise InputError(
-                f"{path}: [samples] {name} = {spec!r} is a function, and none is called because an exported "
+                f"{path}: [samples] {name} = {spec!r} is a function, which is not called because an exported "
                 f"folder names it; remove the line, and give it as --samples.{name} if you trust it"
             )
     if isinstance(compiling, dict) and compiling.get("cache_folder"):
         raise InputError(
-            f"{path}: [compile] cache_folder is a folder of compiled code, and none is run because an exported "
+            f"{path}: [compile] cache_folder is a folder of compiled code, which is not used because an exported "
             f"folder names it; remove the line, and give it as --compile.cache_folder if you trust it"
         )

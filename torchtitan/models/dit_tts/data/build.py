@@ -131,8 +131,8 @@ def _refuse_heldout(dataset: Dataset) -> None:
     if any(held):
         folder = os.path.dirname(plain_name(dataset.tar_paths[held.index(True)]))
         raise InputError(
-            f"[data] path names shards of {folder}, which holds the held-out recordings that measure a "
-            "training; give the folders of training recordings alone, or train on all of it with "
+            f"[data] path names shards of {folder}, which holds held-out recordings for "
+            "validation; give the folders of training recordings only, or train on all of it with "
             "--data.allow-heldout"
         )
 

@@ -96,7 +96,7 @@ def open_dataset(
         if len(index) and index.channels != latent_channels:
             raise InputError(
                 f"{plain_name(tar_path)}: its latents are {index.channels} wide (first sample "
-                f"'{index.key(0)}') where [data] latent_channels = {latent_channels}; set it to "
+                f"'{index.key(0)}') but [data] latent_channels = {latent_channels}; set it to "
                 f"{index.channels} or use another dataset"
             )
     reader = None
@@ -140,7 +140,7 @@ def _judge_problems(dataset: "Dataset", on_error: str, max_corrupt_fraction: flo
     fraction = corrupt / (corrupt + len(dataset))
     if fraction > max_corrupt_fraction or not len(dataset):
         raise InputError(
-            f"about {corrupt} corrupt samples beside {len(dataset)} valid ones are {fraction:.1%}, more "
+            f"about {corrupt} corrupt samples and {len(dataset)} valid ones are {fraction:.1%}, more "
             f"than [data] max_corrupt_fraction = {max_corrupt_fraction:g} allows; the first: {sentence}"
         )
 
@@ -370,7 +370,7 @@ class Dataset:
         name = next(name for name, found, indexed in pairs if found != indexed)
         tar_path = plain_name(self.tar_paths[int(self.shard[sample])])
         raise CorruptSampleError(
-            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} is not what was indexed, "
+            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} does not match its index, "
             "so it was corrupted since; restore the shard, or leave such samples out with [data] "
             "on_error = 'skip'"
         )

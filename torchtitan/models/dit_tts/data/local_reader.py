@@ -162,7 +162,7 @@ class LocalFiles:
         file, expected = LocalSource(self._tar_paths[shard]), self._tar_bytes[shard]
         if file.size != expected:
             raise InputError(
-                f"{file.path}: has {file.size} bytes where its index was made from {expected}; shards "
+                f"{file.path}: has {file.size} bytes, but its index was made from {expected}; shards "
                 "must not change during a run, so start again"
             )
         if hasattr(os, "posix_fadvise"):

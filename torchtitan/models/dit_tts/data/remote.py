@@ -93,7 +93,7 @@ def filesystem(url: str) -> tuple[Any, str]:
             f'({_one_line(error)}); for s3 and http install it by pip install "titan-tts[remote]"'
         ) from None
     except ValueError as error:
-        raise InputError(f"{shown(url)} is no URL of a store ({_one_line(error)})") from None
+        raise InputError(f"{shown(url)} is not a URL of a store ({_one_line(error)})") from None
     if protocol in ("s3", "s3a"):
         store.retries = 1  # retries are made here, once, and not by each layer below as well
     return store, path
@@ -271,7 +271,7 @@ def changed(extent: Extent, found: int | None = None) -> InputError:
     """The object is no longer the one of `extent`; it has `found` bytes."""
     has = "has another content than its index was made from"
     if found not in (None, extent.size):
-        has = f"has {found} bytes where its index was made from {extent.size}"
+        has = f"has {found} bytes, but its index was made from {extent.size}"
     return InputError(
         f"{shown(extent.path)}: {has}; shards must not change during a run, so start again"
     )

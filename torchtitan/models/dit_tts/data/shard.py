@@ -170,7 +170,7 @@ def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:
         width = member.width or channels or arrays["latents"].width
         if array.width != width:
             raise InvalidSample(
-                f"{where} is {array.width} wide where {width} is needed",
+                f"{where} is {array.width} wide, but {width} is needed",
                 "all samples of a dataset must have the same width",
             )
         if member.length == "frames" and array.rows != frames:
@@ -179,7 +179,7 @@ def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:
         written = metadata.written_hashes.get(member.suffix)
         if written is not None and written != f"{array.hash:016x}":
             raise InvalidSample(
-                f"{where} is not the one that was written (its {HASHES_KEY} in the JSON is {written}, "
+                f"{where} is not as it was written (its {HASHES_KEY} in the JSON is {written}, "
                 f"found {array.hash:016x}), so it is corrupt",
                 "copy or write the tar again",
                 "changed",
@@ -195,7 +195,7 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
     expected = data_start + shape[0] * shape[1] * item_bytes
     if member.size != expected or expected > _MAX_ARRAY_BYTES:
         raise InvalidSample(
-            f"{where} has {member.size} bytes where its npy header (shape {shape}) needs "
+            f"{where} has {member.size} bytes, but its npy header (shape {shape}) needs "
             f"{expected}, and at most {_MAX_ARRAY_BYTES} are read",
             "write it again",
         )
@@ -228,7 +228,7 @@ def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
         shape, is_fortran, dtype = read(file)
     except Exception as error:  # numpy evaluates the text as a literal, which may fail in any way
         raise InvalidSample(
-            f"{where} is no npy array ({str(error)[:60]!r})", "write it with numpy.save"
+            f"{where} is not an npy array ({str(error)[:60]!r})", "write it with numpy.save"
         ) from None
     if dtype.str not in _ITEM_BYTES:
         raise InvalidSample(
@@ -271,7 +271,8 @@ def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
         text.encode("utf-8")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InvalidSample(
-            f'{where} is no utf-8 JSON object with a "text" string', "every sample needs its text"
+            f'{where} is not a UTF-8 JSON object with a "text" string',
+            "every sample needs its text",
         ) from None
     hashes = metadata.get(HASHES_KEY)
     if not isinstance(hashes, dict):
@@ -279,7 +280,7 @@ def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
     written = hashes.get(METADATA_SUFFIX)
     if written is not None and written != metadata_hash(metadata):
         raise InvalidSample(
-            f"{where} is not the one that was written, so it is corrupt",
+            f"{where} is not as it was written, so it is corrupt",
             f'copy or write the tar again, or take its key "{HASHES_KEY}" out if it was changed on purpose',
             "changed",
         )

@@ -84,7 +84,7 @@ class LocalSource:
         self._close = weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{path}: is no regular file; remove it or correct the path")
+            raise InputError(f"{path}: is not a regular file; remove it or correct the path")
         self.size, self.version = found.st_size, found.st_mtime_ns
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -154,21 +154,21 @@ def find_shards(path: str) -> list[str]:
         raise InputError(f"[data] path is empty; set it to {_KINDS}")
     if is_remote(path) and LEFT_OUT in path:
         raise InputError(
-            f"[data] path '{path}' has {LEFT_OUT} where a run's files leave out what may be a secret; give "
-            f"the complete URL on the command line, or the credentials by the environment"
+            f"[data] path '{path}' has {LEFT_OUT} in place of a possible secret; give "
+            f"the complete URL on the command line, or the credentials in the environment"
         )
     if is_remote(path):
         try:
             urlsplit(path)
         except ValueError as error:
-            raise InputError(f"[data] path '{path}' is no URL ({error}); correct it") from None
+            raise InputError(f"[data] path '{path}' is not a URL ({error}); correct it") from None
     found = []
     for piece in expand_braces(path):
         shards = _find_remote(piece) if is_remote(piece) else _find_local(piece)
         if not shards:
             origin = "" if piece == path else f" (of '{path}')"
             raise InputError(
-                f"[data] path '{piece}'{origin} names no .tar file that is there; {_instead(piece)}"
+                f"[data] path '{piece}'{origin} matches no .tar file; {_instead(piece)}"
             )
         found += shards
     return sorted(found, key=lambda shard: (os.path.basename(shard), shard))

@@ -72,7 +72,7 @@ def _reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UnreadableError(
             f"{path} cannot be read ({error.strerror}); mount its disk or restore it, or move "
-            f"{path.parent} away to go on without it"
+            f"{path.parent} away to continue without it"
         ) from None
 
 
@@ -203,7 +203,7 @@ class _PlainValues(dcp.DefaultLoadPlanner):
         except pickle.UnpicklingError as error:
             named = re.search(r"GLOBAL ([\w.]+)", str(error))
             raise InputError(
-                f"the entry {name} is no plain value, and is not loaded as it could run code"
+                f"the entry {name} is not a plain value, and is not loaded as it could run code"
                 + (f": it names {named.group(1)}" if named else "")
             ) from None
         again = io.BytesIO()
@@ -238,7 +238,7 @@ def read_table(path: Path) -> Metadata:
     except Exception as error:  # a pickle that is cut or changed can raise anything
         raise InputError(f"{path / _METADATA} cannot be read ({error})") from None
     if not isinstance(table, Metadata):
-        raise InputError(f"{path / _METADATA} is no table of a checkpoint")
+        raise InputError(f"{path / _METADATA} is not checkpoint metadata")
     return table
 
 
@@ -330,7 +330,7 @@ def _corruption(path: Path, number: int, count: int) -> str | None:
 def _check_regular(path: Path) -> None:
     """Raises InputError for a FIFO or a device, which may have no end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(f"{path} is no regular file")
+        raise InputError(f"{path} is not a regular file")
 
 
 def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:

@@ -253,7 +253,7 @@ class RunCheckpointer(CheckpointManager):
             if last:
                 raise InputError(
                     f"{self.run_folder.path} already holds a run's metrics up to step {last}, which a "
-                    f"run that does not go on from its checkpoints would overwrite; give another "
+                    f"run that does not resume from its checkpoints would overwrite; give another "
                     f"[job] experiment or remove the folder"
                 )
             return
@@ -308,7 +308,7 @@ class RunCheckpointer(CheckpointManager):
         steps = self.config.training.steps
         if resumes and steps < int(path.name.removeprefix("step-")):
             raise InputError(
-                f"[training] steps = {steps}, but {path} is beyond them; give as many or more, or another "
+                f"[training] steps = {steps}, but {path} is already past it; raise it, or another "
                 f"[job] experiment"
             )
         check_trained_with(

@@ -73,6 +73,5 @@ def misfit(path: Path, error: BaseException, optimizer: str) -> InputError | Non
             f"[checkpoint] initial_load_path"
         )
     return InputError(
-        f"{path} is of another model than this config's ({what}); set [model] and [encoder] as they "
-        f"were"
+        f"{path} does not fit this config's model ({what}); set [model] and [encoder] as they were"
     )

@@ -131,7 +131,7 @@ class RunFolder:
                 folder = self.path / name
                 require(
                     folder.is_dir() or not os.path.lexists(folder),
-                    f"{folder} is no folder, but the run writes into it; move it away or give another "
+                    f"{folder} is not a folder, but the run writes into it; move it away or give another "
                     f"[job] experiment",
                 )
         self.earlier = self._state()
@@ -150,7 +150,7 @@ class RunFolder:
             self._refused = True
             known = self._state()
             raise InputError(
-                f"{self.path}: another start trains in it (process {known.get('pid')} on "
+                f"{self.path}: another process trains in it (process {known.get('pid')} on "
                 f"{known.get('host')}, at step {known.get('step')}); wait for it, end it, or give another "
                 f"[job] experiment"
             ) from None

@@ -64,7 +64,7 @@ def decode(
         raise InputError(f"the audio cannot be decoded ({error.strerror})") from None
     if not MIN_RATE <= rate <= MAX_RATE:
         # A corrupt header: at 1 Hz a small file would be resampled to hours.
-        raise InputError(f"the audio has {rate} Hz; {MIN_RATE} to {MAX_RATE} are read")
+        raise InputError(f"the audio has {rate} Hz; {MIN_RATE} to {MAX_RATE} are supported")
     if not np.isfinite(samples).all():
         raise InputError("the audio holds NaN or infinite samples")
     return samples, rate
@@ -95,12 +95,12 @@ def _part(
             # Ends written with few digits may lie a little behind the file's.
             if first + wanted > length + rate // 20:
                 raise InputError(
-                    f"the part from {offset_seconds} s of {seconds} s ends behind the audio's "
+                    f"the part from {offset_seconds} s of {seconds} s ends after the audio's "
                     f"{length / rate:.3f} s"
                 )
             wanted = min(wanted, length - first)
     if wanted is not None and wanted <= 0:
-        raise InputError(f"the audio has {length} samples, none of them behind {offset_seconds} s")
+        raise InputError(f"the audio has {length} samples, none of them after {offset_seconds} s")
     return first, wanted
 
 

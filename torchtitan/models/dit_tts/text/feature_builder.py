@@ -95,8 +95,8 @@ def make_shard_features(
         except OSError as error:
             if path is paths[-1] or error.errno not in _NOT_WRITABLE:
                 raise InputError(
-                    f"{path}: text features cannot be written ({error.strerror or error}); make room "
-                    f"or repair that and start again; complete files stay"
+                    f"{path}: text features cannot be written ({error.strerror or error}); free space "
+                    f"or fix that, and start again; complete files are kept"
                 ) from error
 
 

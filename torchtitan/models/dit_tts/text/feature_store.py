@@ -245,7 +245,7 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
         if len(found) > 1:
             paths = " and ".join(found.values())
             raise InputError(
-                f"{paths}: text features by two states of the encoder {kind.model!r}, whose weights are "
+                f"{paths}: text features of two versions of the encoder {kind.model!r}, whose weights are "
                 f"not on this machine; delete the folder of the wrong one"
             )
         if found:
@@ -383,8 +383,8 @@ class TextFeatures:
             )
         if rows > len(out):
             raise InputError(
-                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features where "
-                f"{len(out)} fit"
+                f"sample '{self._dataset.sample_id(sample)}': its text has {rows} features, but "
+                f"at most {len(out)} fit"
             )
         assert out.shape[1] * out.itemsize == self._row_bytes
         target = out[:rows].reshape(-1).view(np.uint8).data
@@ -393,7 +393,7 @@ class TextFeatures:
         except OSError as error:
             raise self._corrupt(sample, shard, f"cannot be read ({error.strerror})") from None
         if xxhash.xxh3_64_intdigest(target) != stored_hash:
-            raise self._corrupt(sample, shard, "are not what was written")
+            raise self._corrupt(sample, shard, "differ from what was written")
         return rows
 
     def _corrupt(self, sample: int, shard: int, how: str) -> CorruptSampleError:

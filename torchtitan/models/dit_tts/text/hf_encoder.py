@@ -133,8 +133,8 @@ class HFEncoderSpec:
             except (OSError, ValueError, RuntimeError, ImportError) as error:
                 raise InputError(
                     f"[encoder] model = {self.model!r} cannot be loaded ({first_line(error)}); give a "
-                    f"folder with config.json and its safetensors, or download it where there is a "
-                    f"network: hf download {self.model}"
+                    f"folder with config.json and its safetensors, or download it on a machine with "
+                    f"network access: hf download {self.model}"
                 ) from error
         bad = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
         bad += info.get("error_msgs") or []
@@ -142,7 +142,7 @@ class HFEncoderSpec:
             raise InputError(
                 f"[encoder] model = {self.model!r}: {len(bad)} of the encoder's weights are not in the "
                 f"checkpoint, or have another shape there ({named(sorted(map(str, bad)), _SHOWN)}); "
-                f"restore the checkpoint, or name the model that it is of"
+                f"restore the checkpoint, or name its model"
             )
         return _core(model)
 
@@ -156,7 +156,7 @@ class HFEncoderSpec:
                 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
             except ImportError as error:
                 raise InputError(
-                    f"[encoder] model = {self.model!r} needs transformers 5 with T5Gemma2, where "
+                    f"[encoder] model = {self.model!r} needs transformers 5 with T5Gemma2, but "
                     f"{transformers.__version__} is installed; pip install 'titan-tts[pretrained]'"
                 ) from error
             # The text encoder alone does not know its model's end-of-image token.

@@ -76,7 +76,7 @@ def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]
             return make_hf_config(KNOWN_SIZES[model]), True
         raise InputError(
             f"[encoder] model = {model!r} cannot be found ({first_line(error)}); give a folder that has "
-            f"its config.json, or download it where there is a network: hf download {model}"
+            f"its config.json, or download it on a machine with network access: hf download {model}"
         ) from error
 
 
@@ -126,8 +126,8 @@ def fetch_weights(model: str) -> None:
         )
     if os.path.isabs(model):
         raise InputError(
-            f"[encoder] model = {model!r} is not there any more; restore the folder, or say where it is "
-            f"now by --encoder (of train by --encoder.model)"
+            f"[encoder] model = {model!r} does not exist any more; restore the folder, or give its path "
+            f"by --encoder (for train --encoder.model)"
         )
     from huggingface_hub import snapshot_download
 
@@ -137,8 +137,8 @@ def fetch_weights(model: str) -> None:
             snapshot_download(model, allow_patterns=["pytorch_model*"])
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"[encoder] model = {model!r} cannot be downloaded ({first_line(error)}); fetch it where "
-            f"there is a network: hf download {model}"
+            f"[encoder] model = {model!r} cannot be downloaded ({first_line(error)}); download it on a "
+            f"machine with network access: hf download {model}"
         ) from error
 
 

@@ -263,7 +263,7 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
     except Exception as error:  # the kind depends on the file
         raise InputError(
             f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({first_line(error)}); give a "
-            f"folder that has its tokenizer.json, or download it where there is a network: hf download {model}"
+            f"folder that has its tokenizer.json, or download it on a machine with network access: hf download {model}"
         ) from error
     if text is None:
         raise InputError(

@@ -56,7 +56,7 @@ def unicode_bytes(text: str, encoding: str = "utf-8") -> bytes:
 def check_fits(row: np.ndarray, tokens: int) -> None:
     """Raises InputError where a row (L,) is shorter than its ids."""
     if tokens > len(row):
-        raise InputError(f"the text has {tokens} tokens where at most {len(row)} fit")
+        raise InputError(f"the text has {tokens} tokens, but at most {len(row)} fit")
 
 
 class ConditionedTokenizer(BaseTokenizer):

@@ -289,7 +289,7 @@ def from_json(text: str, where: str) -> Vocabulary:
     if found != (_VERSION, vocabulary.fingerprint, vocabulary.size) or vocabulary.unit not in UNITS:
         raise InputError(
             f"{where} was changed after the run wrote it, or another version of this program wrote it: "
-            f"its contents do not have its fingerprint; restore it, as the weights know only these ids"
+            f"its contents do not have its fingerprint; restore it, as the weights depend on these ids"
         )
     return vocabulary
 

@@ -58,7 +58,7 @@ def build_validator(
     if not validation.enable:
         if run_folder.rank == 0 and not config.benchmark.enable:
             logger.warning(
-                "No validation: [validation] is off, or there are no held-out samples beside [data] path; "
+                "No validation: [validation] is off, or there are no held-out samples next to [data] path; "
                 "hold some out with titan-tts prepare --heldout-fraction 0.02, or give [validation] path"
             )
         return None
@@ -98,14 +98,14 @@ def build_validator(
     first = run_folder.rank == 0  # of the ranks, whose warnings would be alike
     if first and len(sets[0]) < min(FEW_SAMPLES, validation.samples):
         logger.warning(
-            f"Only {len(sets[0])} held-out samples: their loss says little about the training, and the best "
-            f"step that is kept may be a worse one; hold out at least {FEW_SAMPLES}"
+            f"Only {len(sets[0])} held-out samples: their loss is a noisy measure, and the step kept as best "
+            f"may not be the best; hold out at least {FEW_SAMPLES}"
         )
     trained = np.isin(heldout.latents_hash, dataloader.dataset.latents_hash).sum()
     if first and trained:
         logger.warning(
             f"{trained} of the {len(heldout)} held-out samples are also training samples, so their loss "
-            "measures memory; titan-tts data doctor TRAIN HELDOUT lists them"
+            "measures memorization; titan-tts data doctor TRAIN HELDOUT lists them"
         )
     samples = None
     if config.samples.freq:

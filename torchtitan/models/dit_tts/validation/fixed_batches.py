@@ -114,7 +114,7 @@ class FixedSet:
         try:
             self.dataset.load(sample)
         except CorruptSampleError as error:
-            logger.warning(f"{error}; validation is without it")
+            logger.warning(f"{error}; validation skips it")
             return False
         return True
 

@@ -88,8 +88,8 @@ def check_kind(codec: str, data_path: str | Sequence[str]) -> None:
     for record in records:
         if codec_kind(codec) != record.kind:
             raise InputError(
-                f"[sampling] codec = {codec!r}, but by {record.path} the latents of [data] path are "
-                f"{record.kind}'s, which another codec turns into noise; set codec to that of the data"
+                f"[sampling] codec = {codec!r}, but according to {record.path} the latents of [data] path are "
+                f"{record.kind}'s, which another codec turns into noise; set it to the data's codec"
             )
         if record.fingerprint != records[0].fingerprint:
             raise InputError(

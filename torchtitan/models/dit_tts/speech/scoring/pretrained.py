@@ -46,7 +46,9 @@ def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
             if "/" in name or not spec.startswith("faster")
             else f"Systran/faster-whisper-{name}"
         )
-        advice = f"give a folder, or download it where there is a network: hf download {hub}"
+        advice = (
+            f"give a folder, or download it on a machine with network access: hf download {hub}"
+        )
         if os.path.isdir(name):
             advice = "give a folder that holds the complete model, as it was downloaded"
         elif name.startswith((".", "/", "~")):
