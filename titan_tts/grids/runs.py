@@ -137,7 +137,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
     if not found:
         raise InputError(
             f"RUNS = {' '.join(map(str, paths))}, but none contains a run: a run has {', '.join(_MARKS)} "
-            "or TensorBoard's event files; give folders of runs"
+            "or TensorBoard's event files; give run folders"
         )
     _add_workload(list(found.values()))
     return sorted(found.values(), key=lambda run: run.folder)

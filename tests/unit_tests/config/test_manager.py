@@ -140,7 +140,7 @@ ON_THE_COMMAND_LINE = """
 --parallelism fsdp | unknown option --parallelism: use [parallelism] data_parallel_shard_degree
 --training.step 8 | unknown option --training.step: did you mean --training.steps?
 --data.no-path | unknown option --data.no_path: did you mean --data.path?
---data.zzzz=1 | unknown option --data.zzzz: titan-tts train --help-config lists what
+--data.zzzz=1 | unknown option --data.zzzz: titan-tts train --help-config lists the options
 --training.steps=ten | --training.steps = 'ten', but it must be a whole number
 --training.steps | --training.steps has no value, but it must be a whole number
 --debug.seed x | --debug.seed = 'x', but it must be a whole number

@@ -43,7 +43,7 @@ def test_no_module_is_imported_because_a_config_names_it(tmp_path, monkeypatch):
     Path("hostile.py").write_text("open('called', 'w')\nclass JobConfig: pass\n")
     for line in ("[job]\ncustom_config_module", "[experimental]\ncustom_args_module"):
         Path("config.toml").write_text(f"{line} = 'hostile'\n")
-        refused(lambda: load_run_config(tmp_path), "custom_config_module", "leave it out")
+        refused(lambda: load_run_config(tmp_path), "custom_config_module", "remove it")
     assert not Path("called").exists()
 
 

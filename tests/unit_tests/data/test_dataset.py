@@ -373,7 +373,7 @@ def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, nam
     flip_bits(tmp_path / "x.tar", [3 + part])
     dataset.read(0)
     with pytest.raises(
-        CorruptSampleError, match=f"'x:utt000001': its {name} in .*x.tar is not what was"
+        CorruptSampleError, match=f"'x:utt000001': its {name} in .*x.tar changed after"
     ):
         dataset.load(1)
     if name == "JSON":
@@ -384,7 +384,7 @@ def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, nam
 def test_arrays_corrupt_before_the_index_are_known_by_their_written_hash(tmp_path, samples):
     write_shard(tmp_path / "x.tar", samples)
     flip_bits(tmp_path / "x.tar", [3])
-    with pytest.raises(ValueError, match="the .npy of sample 'utt000001' is not the one that was"):
+    with pytest.raises(ValueError, match="the .npy of sample 'utt000001' is not as it was"):
         open_dataset(str(tmp_path), CHANNELS)
 
 

@@ -134,7 +134,7 @@ def test_warnings_of_what_figures_do_not_say(capsys):
     printed = capsys.readouterr()
     assert printed.err.splitlines() == [
         "warning: utterances left out: 2 silent, 1 undecodable",
-        "warning: 3 utterances have no reference of their voice, so they are said in any",
+        "warning: 3 utterances have no reference, so their voice is arbitrary",
         "warning: 4 utterances have no recording, so there is no row of the recordings",
         "warning: the run was trained on these utterances, so the figures praise memory",
         "warning: it is unfit",

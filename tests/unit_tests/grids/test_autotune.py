@@ -57,7 +57,7 @@ def test_every_bucket_has_its_largest_micro_batch(tune, monkeypatch):
     with monkeypatch.context() as context:
         context.delattr(runner.Runner, "run")
         assert tune(64 * 20).run() == found
-    with pytest.raises(InputError, match="was run with other settings"):
+    with pytest.raises(InputError, match="or to other settings"):
         tune(64 * 20, "--encoder.n_layers=3").run()
 
 

@@ -192,17 +192,17 @@ def test_runs_of_another_grid_are_not_taken_for_this_ones(tmp_path):
     """Nor runs of another base config or with a corrupt record; nothing is removed."""
     run = start(tmp_path)
     run.run("")
-    with pytest.raises(InputError, match="or was run with other settings"):
+    with pytest.raises(InputError, match="or to other settings"):
         start(tmp_path, AXES + "[settings]\noptimizer.lr = 0.5").run("")
     other = tmp_path / "other.toml"
     other.write_text(DEBUG.read_text().replace("n_layers = 2", "n_layers = 1"))
     file = tmp_path / "mine.toml"
     start(tmp_path)
     file.write_text(file.read_text().replace(str(DEBUG), str(other)))
-    with pytest.raises(InputError, match="was run with other settings"):
+    with pytest.raises(InputError, match="or to other settings"):
         GridRun(read_grid(file), set()).run("")
     (run.all[0].folder / "run.json").write_text('{"form')
-    with pytest.raises(InputError, match="is of another run"):
+    with pytest.raises(InputError, match="belongs to another run"):
         start(tmp_path).run("")
     assert (run.all[0].folder / "benchmark.json").exists()
 
@@ -252,7 +252,7 @@ def test_a_folder_that_is_no_run_of_a_grid_is_left_alone(tmp_path):
     file = run.all[0].folder / "state.json"
     file.parent.mkdir(parents=True)
     file.write_text("{}")
-    with pytest.raises(InputError, match="is of another run"):
+    with pytest.raises(InputError, match="belongs to another run"):
         run.run("")
     assert file.read_text() == "{}"
     file.rename(file.with_name(".run.json.0123.tmp"))

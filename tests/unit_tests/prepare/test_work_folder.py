@@ -257,7 +257,7 @@ def test_complete_work_of_another_source_is_not_put_in_place(corpus, out, monkey
 
 
 def test_two_runs_do_not_meet(corpus, out):
-    at_work = pytest.raises(InputError, match="another titan-tts prepare is at work")
+    at_work = pytest.raises(InputError, match="another titan-tts prepare is running")
     with work_folder.locked(out), at_work:
         prepare(corpus, out, **SMALL)
     assert os.listdir(out.parent) == ["corpus"]

@@ -166,7 +166,7 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     assert state_of(tmp_path / "run")["state"] == "failed"
     first, second = RunFolder(tmp_path / "new", 0), RunFolder(tmp_path / "new", 0)
     first.start(config)
-    with pytest.raises(InputError, match="another start"):
+    with pytest.raises(InputError, match="another process"):
         second.start(config)
     second.fail(InputError("another start"))
     assert state_of(tmp_path / "new")["state"] == "init"  # the folder is the first one's

@@ -39,7 +39,7 @@ def batcher(gate):
     gate.open.set()
     made.close()
     assert not made.alive
-    with pytest.raises(Closed, match="ending"):
+    with pytest.raises(Closed, match="shutting down"):
         made.submit(say("a"))
 
 

@@ -97,7 +97,7 @@ MISTAKES = {
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
     "--text=one --resume": "one text replaces its file",
     "--text=one --reference=a.wav --out=a.wav": "that is the input file",
-    "--text=one --reference-text=one": "reference text without the reference",
+    "--text=one --reference-text=one": "reference text without a reference",
     "--text=one --duration=rate": "--duration = rate needs --reference with --reference-text",
     "--text=one --out=a_file/said.wav": "cannot be written; give another path",
     "--text=one --speaker=ann --reference=nothing.wav": "either a reference or a speaker",

@@ -69,7 +69,7 @@ def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said,
     other = ("--text-scale=9", "--speaker-scale=9", "--sampling-steps=9", "--sampling.solver=heun")
     for option in (*other, "--weights=raw", "--duration-scale=2", "--seed=5"):
         assert generate(*said, "--resume", option) == 2, option
-        assert "of another text, voice, step or command" in capsys.readouterr().err
+        assert "from another text, voice, step or command" in capsys.readouterr().err
     assert sound.read_bytes() == whole
 
 

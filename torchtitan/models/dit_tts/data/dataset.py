@@ -370,8 +370,8 @@ class Dataset:
         name = next(name for name, found, indexed in pairs if found != indexed)
         tar_path = plain_name(self.tar_paths[int(self.shard[sample])])
         raise CorruptSampleError(
-            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} does not match its index, "
-            "so it was corrupted since; restore the shard, or leave such samples out with [data] "
+            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} changed after indexing, "
+            "so it is corrupt; restore the shard, or leave such samples out with [data] "
             "on_error = 'skip'"
         )
 
