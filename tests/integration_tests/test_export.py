@@ -1,4 +1,4 @@
-"""A run on shards (FSDP 2 × 2) as an exported folder, moved away from its run and its data: in processes of
+"""A run on shards as an exported folder, moved away from its run and its data: in processes of
 their own it generates the same, is evaluated, and starts a run on shards."""
 
 import io
@@ -15,11 +15,6 @@ from tools.harness import runs
 from tools.harness.forked import start_titan_tts, titan_tts
 from tools.harness.synthetic import make_shards
 
-HSDP = [
-    "--training.local_batch_size=2",
-    "--parallelism.data_parallel_shard_degree=2",
-    "--parallelism.data_parallel_replicate_degree=2",
-]
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DIGITS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
 
@@ -46,7 +41,7 @@ def moved(tmp_path_factory):
         "--training.steps=2",
         "--ema.decays=0.9",
     ]
-    run = runs.run(folder, "run", [*arguments, *HSDP], 4)
+    run = runs.run(folder, "run", [*arguments, *FSDP], 2)
     said = generate(run.folder, folder / "of_run.wav")
     command("export", run.folder, folder / "out", "--voices=s0")
     (folder / "elsewhere").mkdir()

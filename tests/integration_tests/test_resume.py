@@ -33,17 +33,9 @@ def test_mixed_balanced_corrupt_and_remote_data(tmp_path):
         assert outcome.replaced > 0
 
 
-def test_signals_and_corrupt_checkpoints_cost_no_step(tmp_path):
-    """The life on two ranks is ended by its launcher; of the forked ones a single rank gets the signal."""
-    with kill_resume.plain_data(tmp_path) as data:
-        outcome = kill_one(tmp_path, data, launched=[1], ends=["SIGTERM", "SIGUSR1", "corrupt"])
-    assert outcome.replaced == 0
-    assert set(outcome.ended_by) == {"SIGTERM", "SIGUSR1", "corrupt"}
-    check_state(tmp_path)
-
-
-def test_bad_batches_are_skipped_alike_by_all_ranks(tmp_path):
-    """A NaN and a spike, from samples whose values are valid numbers and out of all proportion."""
+def test_signals_corrupt_checkpoints_and_bad_batches_cost_no_step(tmp_path):
+    """A NaN and a spike, from samples whose values are valid numbers and out of all proportion, are skipped alike by
+    all ranks. The life on two ranks is ended by its launcher; of the forked ones a single rank gets the signal."""
     with kill_resume.plain_data(tmp_path, samples=120) as data:
         for name, value in (("nan", 1e30), ("spike", 6e4)):
             latents = np.ones((40, 128), np.float32)
@@ -54,8 +46,11 @@ def test_bad_batches_are_skipped_alike_by_all_ranks(tmp_path):
                 tmp_path / "data" / f"{name}.tar",
                 [(f"bad.{suffix}", content) for suffix, content in members.items()],
             )
-        kill_one(tmp_path, data)
-    check_state(tmp_path)
+        outcome = kill_one(tmp_path, data, launched=[1], ends=["SIGTERM", "SIGUSR1", "corrupt"])
+    assert outcome.replaced == 0
+    assert set(outcome.ended_by) == {"SIGTERM", "SIGUSR1", "corrupt"}
+    state = json.loads((tmp_path / "killed" / "state.json").read_text())
+    assert (state["state"], state["step"]) == ("completed", kill_resume.STEPS)
     reports = [
         json.loads(path.read_text())
         for path in (tmp_path / "killed" / "divergence").glob("*/report.json")
@@ -63,11 +58,6 @@ def test_bad_batches_are_skipped_alike_by_all_ranks(tmp_path):
     worst = {report["samples"][0]["id"]: report["loss"] for report in reports}
     assert set(worst) == {"nan:bad", "spike:bad"}
     assert worst["nan:bad"] in ("nan", "inf") and worst["spike:bad"] > 1e5
-
-
-def check_state(tmp_path):
-    state = json.loads((tmp_path / "killed" / "state.json").read_text())
-    assert (state["state"], state["step"]) == ("completed", kill_resume.STEPS)
 
 
 def test_a_rank_that_stands_still_is_named(tmp_path):
