@@ -24,7 +24,7 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
             'Write them again or remove them; [data] on_error = "skip" trains on the others.',
         ),
         "corrupt_sample": (
-            "Samples whose bytes are not those that were written",
+            "Samples whose bytes differ from what was written",
             "A disk or a copy corrupted them: copy the shard again from a valid one.",
         ),
         "shard_missing": (
@@ -41,7 +41,7 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "constant_latents": (
             "Latents that never change",
-            "Every frame is the same, which no speech is: encode again or remove them.",
+            "Every frame is the same, which speech never is: encode again or remove them.",
         ),
         "constant_reference": (
             "References that are all zero or never change",
@@ -55,13 +55,13 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "heldout_in_training": (
             "Held-out samples with the latents of a training sample",
-            "What is measured on them is memory: remove them from one of the two.",
+            "Their metrics measure memorization: remove them from one of the two.",
         ),
     },
     "warning": {
         "std_outlier": (
             "Latents with a standard deviation far from the others'",
-            "Often another loudness, another codec or silence: listen to a few.",
+            "Often a different loudness, a different codec or silence: listen to a few.",
         ),
         "peak_outlier": (
             "Latents with a maximum magnitude far above the others'",
@@ -69,30 +69,30 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "constant_channel": (
             "Channels that are the same in every frame",
-            "The codec does not use them, or they were lost on the way.",
+            "The codec does not use them, or they were lost in processing.",
         ),
         "chars_per_second_outlier": (
             "Speech much faster or slower than the rest",
-            "Text and audio probably do not belong together, or one of them is cut.",
+            "Text and audio probably do not match, or one of them is cut off.",
         ),
         "empty_text": (
             "Samples without text",
             "The model learns to speak from nothing: give them their text or remove them.",
         ),
         "long_text": (
-            "Texts over the limit of tokens",
+            "Texts above max_text_tokens",
             "Training drops them ([data] on_too_long): raise max_text_tokens or split them.",
         ),
         "long_latents": (
-            "Latents over the limit of frames",
+            "Latents above max_frames",
             "Training drops or crops them ([data] on_too_long): raise max_frames or split them.",
         ),
         "duration_mismatch": (
-            "Latents whose length is not their target_duration",
-            "Audio was cut or padded, or the frame rate is another: see --frames-per-second.",
+            "Latents whose length differs from their target_duration",
+            "Audio was cut or padded, or the frame rate differs: see --frames-per-second.",
         ),
         "bad_duration": (
-            "Samples whose target_duration is no positive number",
+            "Samples whose target_duration is not a positive number",
             "Write the duration in seconds.",
         ),
         "duplicate_latents": (
@@ -127,7 +127,7 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What the doctor compares the samples with."""
+    """Limits that the doctor compares the samples with."""
 
     frames_per_second: float = 25.0
     """Latent frames per second of audio."""
@@ -139,7 +139,7 @@ class Limits:
     """Maximum length of the text with its begin and end token, as [data] max_text_tokens."""
 
     text_unit: Literal["bytes", "chars"] = "bytes"
-    """What a text token is, as [encoder] model."""
+    """Unit of text tokens, as [encoder] model."""
 
     outlier_sigmas: float = 5.0
     """Robust standard deviations of the logarithm beyond which a value is an outlier."""

@@ -187,6 +187,6 @@ def warn_of_unseen_characters(durations: LinearDurationModel, tests: PromptSet) 
     if unseen := sorted({c for prompt in tests.prompts for c in durations.unseen(prompt.text)}):
         show(
             f"warning: the texts have {len(unseen)} characters that no training text has "
-            f"({named(unseen, 5)}); they count for nothing in the estimated lengths",
+            f"({named(unseen, 5)}); they are ignored in the estimated durations",
             sys.stderr,
         )

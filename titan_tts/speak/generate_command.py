@@ -259,7 +259,7 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
         if unseen := durations.unseen(texts):
             show(
                 f"warning: the text has characters that no training text has ({named(unseen, SHOWN)}), "
-                f"which count for nothing in its length; give --seconds",
+                f"which are ignored in its duration; give --seconds",
                 sys.stderr,
             )
 

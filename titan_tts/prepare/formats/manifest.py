@@ -126,7 +126,7 @@ class Manifest:
         if not is_utf8("".join(record)):
             return Unusable(where, NOT_UTF8)
         if len(record) != len(header):
-            return Unusable(where, f"has not the {len(header)} fields of the header")
+            return Unusable(where, f"does not have the {len(header)} fields of the header")
         # pandas writes its index as a column without a name.
         named = {name: value for name, value in zip(header, record, strict=True) if name}
         row = {name: value for name, value in named.items() if value != ""}

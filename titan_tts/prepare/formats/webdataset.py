@@ -87,13 +87,13 @@ class WebDataset:
                 return Unusable(key, f"is incomplete: it lacks {needed}")
         for kind, candidates in members.items():
             if len(candidates) > 1 or candidates[0][0].is_link:
-                return Unusable(key, f"has more than one {kind} member, or a link as one")
+                return Unusable(key, f"has more than one {kind} member, or one that is a link")
         try:
             row = json.loads(members["json"][0][1])
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            return Unusable(key, "has a KEY.json that is not JSON, or no object")
+            return Unusable(key, "has a KEY.json that is not a JSON object")
         names = (self.options.text_column,) if self.options.text_column else TEXT_NAMES
         if "txt" in members and all(row.get(name) is None for name in names):
             try:
