@@ -128,7 +128,7 @@ for _name, _tar, _words, _status in [
     ("without json", tar(AUDIO, [("b.wav", wav())]), LEFT_OUT + "lacks KEY.json", 0),
     ("with a member twice", tar(AUDIO, [("b.wav", wav()), ("b.wav", wav()), ("b.json", b"{}")]), LEFT_OUT + "more than one audio", 0),
     ("with a hard link", tar(AUDIO, special("b.wav", tarfile.LNKTYPE, "a.wav"), [("b.json", b"{}")]), LEFT_OUT + "or one that is a link", 0),
-    ("with a deep json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[" * 100000)]), LEFT_OUT + "not JSON", 0),
+    ("with a deep json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[" * 100000)]), LEFT_OUT + "not a JSON object", 0),
     ("that is cut", tar(AUDIO, [("b.wav", wav())])[:20000], LEFT_OUT + "truncated", 0),
     ("that states a huge member", resized(tar(AUDIO), 1 << 60), "0 usable recordings", 2),
 ]:

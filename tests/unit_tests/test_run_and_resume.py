@@ -219,7 +219,7 @@ def test_a_change_of_what_is_trained_is_refused_or_allowed_by_its_key(tmp_path, 
     for steps, change, sentence in (
         (1, [], "[training] steps = 1, but"),
         (4, ["--encoder.n_layers=2"], "does not fit this config's model (Missing key"),
-        (4, ["--data.latent_channels=8", "--encoder.dim=16"], "is of another model"),
+        (4, ["--data.latent_channels=8", "--encoder.dim=16"], "does not fit this config's model"),
     ):
         assert train("run", f"--training.steps={steps}", *change) == 2
         assert sentence in capsys.readouterr().err
