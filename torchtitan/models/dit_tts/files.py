@@ -149,7 +149,7 @@ def check_writable(path: str | os.PathLike, option: str) -> None:
     except (OSError, ValueError):  # ValueError: a NUL
         fits = False
     if not fits:
-        raise InputError(f"{option} = {path}cannot be written; give another path")
+        raise InputError(f"{option} = {path} cannot be written; give another path")
 
 
 def require_hub() -> None:
