@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 
@@ -40,7 +41,7 @@ def initialized_model(args: DiTTTSModelArgs, seed: int = 0) -> DiTTTSModel:
 @torch.no_grad()
 def random_model(args: DiTTTSModelArgs, seed: int = 0) -> DiTTTSModel:
     """Every parameter is random: those that start at zero or one would hide errors in others."""
-    model = DiTTTSModel(args)
+    model: Any = (DurationModel if args.task == "duration" else DiTTTSModel)(args)
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         value = torch.randn(parameter.shape, generator=generator)
@@ -96,3 +97,27 @@ def sharded_alone(
 def until(lengths: list[int], padded: int) -> torch.Tensor:
     """Masks (B, padded), true at each row's first frames or tokens."""
     return torch.arange(padded) < torch.tensor(lengths)[:, None]
+
+
+def padded_inputs(
+    args: DiTTTSModelArgs, frames: list[int], text: list[int], speaker: list[int], seed: int = 1
+) -> dict[str, torch.Tensor]:
+    """Arguments of the model for rows of these lengths, with numbers in the padding."""
+    generator = torch.Generator().manual_seed(seed)
+    masks = [until(lengths, max(lengths) + 2) for lengths in (frames, text, speaker)]
+    latents, tokens, reference = (
+        torch.randn(*mask.shape, width, generator=generator)
+        for mask, width in zip(masks, (args.latent_channels, args.text_dim, args.latent_channels))
+    )
+    ids = args.text_vocab_size or args.first_condition_id + args.condition_tokens
+    batch = {} if args.text_vocab_size else {"text_features": tokens}
+    return batch | {
+        "latents": latents,
+        "t": torch.rand(len(frames), generator=generator),
+        "frame_mask": masks[0],
+        "text_ids": torch.randint(max(ids, 1), masks[1].shape, generator=generator),
+        "text_mask": masks[1],
+        "text_positions": torch.rand(masks[1].shape, generator=generator),
+        "speaker": reference,
+        "speaker_mask": masks[2],
+    }

@@ -9,13 +9,13 @@ from typing import Any
 
 import tomli_w
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from titan_tts.export.model_card import model_card
 from titan_tts.export.options import Options
 from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
-from titan_tts.speak.speech_data import TrainingShards, open_speech_data, save_voices
+from titan_tts.speak.speech_data import TrainingShards, open_speech_data
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
@@ -64,8 +64,8 @@ def _write(
     _write_codec(out, codec, options.codec or config.sampling.codec)
     if options.voices:
         limit = config.data.max_speaker_frames
-        references = {name: shards.reference(name)[:limit] for name in options.voices}
-        save_voices(references, out / exported.VOICES)
+        voices = {name: shards.reference(name)[:limit].float() for name in options.voices}
+        write_atomic(out / exported.VOICES, save(voices))
     audio = next((record.audio for record in recorded_codecs(shards.data.path)), {})
     # The path of a file is not given away.
     codec_name = "" if Path(codec.name).is_absolute() else codec.name
@@ -91,10 +91,7 @@ def _write(
 
 
 def _write_model(
-    out: Path,
-    loaded: LoadedRun,
-    about: dict[str, Any],
-    dtype: str = "float32",
+    out: Path, loaded: LoadedRun, about: dict[str, Any], dtype: str = "float32"
 ) -> dict[str, dict[str, Any]]:
     """Writes weights, tokenizer, text encoder, config.json and the manifest of a model that speaks or predicts
     lengths. Returns the part of the run's config that config.json has.

@@ -26,7 +26,7 @@ _Pair = tuple[Utterance, Future[Speech]]
 
 
 class Batcher:
-    """Synthesizes utterances: clients take turns, and those of one client keep their order.
+    """Synthesizes utterances: clients take turns; each client's utterances keep their order.
 
     Args:
         max_batch: utterances per batch.

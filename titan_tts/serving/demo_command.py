@@ -27,10 +27,11 @@ def run(options: Options) -> int:
     # Gradio's default is one folder for all users of a machine, which belongs to the first of them.
     with tempfile.TemporaryDirectory(prefix="titan-tts-demo-") as folder:
         os.environ.setdefault("GRADIO_TEMP_DIR", folder)
-        return _serve(options)
+        _serve(options)
+    return 0
 
 
-def _serve(options: Options) -> int:
+def _serve(options: Options) -> None:
     from titan_tts.serving.page import build_page
 
     synthesizer, voices = load_served(options)
@@ -53,4 +54,3 @@ def _serve(options: Options) -> int:
         page.block_thread()
     finally:
         page.close(verbose=False)
-    return 0

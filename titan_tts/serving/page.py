@@ -8,8 +8,8 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it would report to
 
 import gradio as gr
 import numpy as np
-import torch
 
+from titan_tts.html import counted
 from titan_tts.speak.joining import join
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.sampling_options import check_text
@@ -18,6 +18,7 @@ from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.plots import draw_spectrograms
+from torchtitan.models.dit_tts.speech.sampling.sound_files import pcm
 
 ANY = "(any)"
 
@@ -47,7 +48,12 @@ def build_page(
         seed: float,
     ) -> tuple[tuple[int, np.ndarray], Any, str]:
         try:
-            _check(text, max_characters)
+            if not text.strip():
+                raise InputError("the text is empty")
+            if len(text) > max_characters:
+                raise InputError(
+                    f"the text has {len(text)} characters, but at most {max_characters} are allowed"
+                )
             text = clean_text(text)
             check_text(text, synthesizer.run.tokenizer, "the text")
             if recording:
@@ -69,9 +75,8 @@ def build_page(
             raise gr.Error(str(error), print_exception=False) from None
         rate = synthesizer.sample_rate
         waveform = join([sounds[index] for index in range(len(pieces))], rate)
-        samples = (waveform.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
-        parts = "1 piece" if len(pieces) == 1 else f"{len(pieces)} pieces"
-        about = f"{len(waveform) / rate:.2f} s in {parts}"
+        samples = np.frombuffer(pcm(waveform), "<i2")
+        about = f"{len(waveform) / rate:.2f} s in {counted(len(pieces), 'piece')}"
         return (rate, samples), draw_spectrograms([(text[:80], waveform)], rate), about
 
     with gr.Blocks(title=f"titan-tts: {name}", analytics_enabled=False) as page:
@@ -107,10 +112,3 @@ def build_page(
         inputs = [text, voice, recording, speed, steps, text_scale, speaker_scale, noise]
         button.click(say, inputs, [sound, picture, about], api_name="say", concurrency_limit=1)
     return page
-
-
-def _check(text: str, limit: int) -> None:
-    if not text.strip():
-        raise InputError("the text is empty")
-    if len(text) > limit:
-        raise InputError(f"the text has {len(text)} characters, but at most {limit} are allowed")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from titan_tts.speak.joining import join, joined
 from titan_tts.speak.narration import Narrator
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untrained_tokens
@@ -81,10 +82,8 @@ class Generation:
 
     def _utterance(self, request: Request) -> Utterance:
         conditions = requested_conditions(request, self.synthesizer.run.tokenizer)
-        voice, frames = (
-            self._voice(request.reference, request.reference_text, request.speaker),
-            None,
-        )
+        voice = self._voice(request.reference, request.reference_text, request.speaker)
+        frames = None
         if request.seconds is not None:
             frames = max(1, round(request.seconds * self.synthesizer.codec.frames_per_second))
         return Utterance(request.text, voice, conditions, frames)
@@ -108,15 +107,16 @@ class Generation:
         spoken: list[Speech] = []
         empty, first_sound = torch.zeros(0), 0.0
 
-        def noted() -> Iterator[Speech]:
+        def waveforms() -> Iterator[Tensor]:
             nonlocal first_sound
             for speech in self.narrator.stream(pieces, low_latency=streams):
                 first_sound = first_sound or time.perf_counter() - began
                 # A long text's sound is not kept in memory.
                 spoken.append(replace(speech, waveform=empty, latents=empty))
-                yield speech
+                yield speech.waveform
 
-        sounds, rate = self.narrator.waveforms(noted(), len(pieces)), self.synthesizer.sample_rate
+        rate = self.synthesizer.sample_rate
+        sounds = joined(waveforms(), len(pieces), rate)
         if streams:
             samples = self._stream(sounds, pieces, kind)
         else:
@@ -163,7 +163,7 @@ class Generation:
                 pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
                 for index, spoken in self.narrator.synthesize_all(pieces):
                     request = chunk[index]
-                    sound = torch.cat(list(self.narrator.waveforms(spoken, len(spoken))))
+                    sound = join([each.waveform for each in spoken], rate)
                     about = json.dumps(self._about(request, spoken, len(sound) / rate), indent=1)
                     path = request.path(folder, kind)
                     _check_fits(request, len(sound), kind)

@@ -95,10 +95,8 @@ class Options(SamplingOptions):
 
 def run(options: Options) -> int:
     check_options(options)
-    rank = _choose_rank(options)
-    requests = find_requests(options)
-    if rank is not None:
-        requests = requests[rank[0] :: rank[1]]
+    rank, processes = _choose_rank(options)
+    requests = find_requests(options)[rank::processes]
     options = replace(options, out=os.path.expanduser(options.out), format=options.format or "wav")
     if options.text_list:
         options = _with_checkpoint(options)
@@ -115,9 +113,7 @@ def run(options: Options) -> int:
         generation.check(request, warn=not options.text_list)
     loading = time.perf_counter() - began
     if options.text_list:
-        quiet = rank is not None and rank[0] > 0
-        summary = generation.write_all(requests, options.out, options.format, quiet)
-        show(summary)
+        show(generation.write_all(requests, options.out, options.format, quiet=rank > 0))
     else:
         streams = options.out == STANDARD_OUTPUT
         summary = generation.write(requests[0], "" if streams else options.out, options.format)
@@ -191,11 +187,11 @@ def _conditions(given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _choose_rank(options: Options) -> tuple[int, int] | None:
-    """(rank, processes) under torchrun, whose processes take a GPU each; None without."""
+def _choose_rank(options: Options) -> tuple[int, int]:
+    """(rank, processes); under torchrun each process takes a GPU."""
     processes = launcher_number("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else 1
     if processes == 1:
-        return None
+        return 0, 1
     if not options.text_list:
         raise InputError("one text needs one process; give --text-list under torchrun")
     if options.text_list == STANDARD_INPUT:
@@ -223,7 +219,7 @@ def _with_checkpoint(options: Options) -> Options:
 
 
 def _settings(options: Options) -> str:
-    """All options that change the speech, except those of a request."""
+    """All options that change the speech, except a request's own."""
     unsaid = ("text_list", "out", "overwrite", "resume", "batch_size")
     return json.dumps({k: v for k, v in vars(options).items() if k not in unsaid}, sort_keys=True)
 

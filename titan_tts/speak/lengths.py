@@ -9,6 +9,7 @@ knows more of the text takes w = r / (r + 100): the deviation of a short referen
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -62,17 +63,14 @@ class Lengths:
                 "leave --duration out"
             )
         estimates = self.estimate(utterances)
-        known = [
-            index
+        known = {
+            index: replace(each, text=each.voice.text)
             for index, each in enumerate(utterances)
             if each.voice.text and each.voice.speaker not in self.known_speakers
-        ]
-        of_references = self.estimate(
-            [replace(utterances[index], text=utterances[index].voice.text) for index in known]
-        )
-        for index, estimate in zip(known, of_references, strict=True):
-            reference = utterances[index].voice.reference
-            real = 0 if reference is None else len(reference)
+        }
+        of_references = self.estimate(list(known.values()))
+        for (index, each), estimate in zip(known.items(), of_references, strict=True):
+            real = 0 if each.voice.reference is None else len(each.voice.reference)
             weight = 1.0 if self.is_rate else real / (real + _HALF_TRUSTED)
             if real and estimate > 0:
                 estimates[index] *= (real / estimate) ** weight
@@ -100,7 +98,7 @@ def open_lengths(
         scale: factor of every length.
         run: the run that speaks.
         fit: returns the fit on the run's training data.
-        encoder: present path of the run's frozen text encoder; empty: its old one.
+        encoder: present path of the run's frozen text encoder; empty: the config's.
     """
     if choice == RATE:
         return Lengths("the reference's rate", _count_bytes, scale, is_rate=True)
@@ -114,11 +112,7 @@ def open_lengths(
         name, known = "the fit on the training data", durations.speaker_scale
         return Lengths(name, estimate, scale, known_speakers=known)
     predictor = load_predictor(folder, run.config, encoder)
-
-    def predict(utterances: Sequence[Utterance]) -> list[float]:
-        return _predict(predictor, utterances)
-
-    return Lengths(f"{folder} step {predictor.step}", predict, scale)
+    return Lengths(f"{folder} step {predictor.step}", partial(_predict, predictor), scale)
 
 
 def find_predictor(folder: Path, config: JobConfig) -> Path | None:

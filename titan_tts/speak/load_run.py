@@ -140,7 +140,7 @@ def load_run(
         weights: "raw", "ema:0.999" for the average with that decay, "ema" for the slowest average; empty: those
             that "best" was measured with, else those with the lowest held-out loss at the last validation up to
             the step, else as "ema", or "raw" where there is no average.
-        encoder: present path of the frozen text encoder; empty: its old one.
+        encoder: present path of the frozen text encoder; empty: the config's.
         dtype: float32, bfloat16, or auto for bfloat16 on an accelerator and float32 on a CPU.
     """
     folder = Path(folder)

@@ -1,12 +1,9 @@
 """Synthesizes long texts, several candidates of a piece, and many texts at once."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
-from titan_tts.speak.joining import joined
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Speech, Utterance
 from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
@@ -91,10 +88,6 @@ class Narrator:
             if len(done[text]) == len(texts[text]):
                 yield text, [done[text][n] for n in range(len(texts[text]))]
                 done[text] = {}
-
-    def waveforms(self, spoken: Iterable[Speech], count: int) -> Iterator[Tensor]:
-        """The sound of one text of `count` pieces, piece by piece."""
-        return joined((each.waveform for each in spoken), count, self.synthesizer.sample_rate)
 
 
 def _badness(speech: Speech) -> tuple[int, int, int]:

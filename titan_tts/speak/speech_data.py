@@ -15,7 +15,6 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
     DURATIONS_FILE,
@@ -122,11 +121,3 @@ def open_speech_data(
         whole = Path(data_path, RECORD_NAME).is_file()
         data = replace(data, path=str(Path(data_path, "train")) if whole else data_path)
     return TrainingShards(data, None if refit else folder)
-
-
-def save_voices(references: dict[str, Tensor], path: Path) -> None:
-    """Writes the references (R, C) of speakers."""
-    from safetensors.torch import save
-
-    tensors = {name: each.float().contiguous() for name, each in references.items()}
-    write_atomic(path, save(tensors))

@@ -77,7 +77,7 @@ class Synthesizer:
         if Path(path).suffix == ".npy":
             return Voice(load_latents(path, self.run.config.data.latent_channels), text=text)
         settings = reference_settings(self.data_path, loudness)
-        # A known text is that of the whole recording, so its length counts; the model takes less.
+        # A known text is of the whole recording, whose length then counts; the model takes less.
         longest = round(_MAX_SECONDS * self.codec.frames_per_second)
         limit = longest if text else self.run.config.data.max_speaker_frames
         return Voice(encode_reference(path, self.codec, settings, limit), text=text)

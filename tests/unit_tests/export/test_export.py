@@ -133,6 +133,17 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path):
     card = (export(trained, tmp_path / "one") / exported.CARD).read_text()
     assert "| held-out loss | 0.1234 at step 2 |" in card and "word errors" not in card
     assert "license: unknown" in card and card.count("to fill in") >= 4
+    parameters = sum(p.numel() for p in load_run(trained).model.parameters())
+    for row in (
+        f"| parameters | {parameters:,} |",
+        "| training steps | 2 |",
+        "| weights | averaged weights (ema:0.999) |",
+        "| training data | 0.0 h in 40 utterances |",
+        "trained on 4 speakers: 's0', 's1', 's2', 's3' |",
+        "| conditioning tokens | speaker |",
+        "| codec | fixed transform, no weights | none needed |",
+    ):
+        assert row in card, row
     folder = export(trained, tmp_path / "two", "--weights=raw", "--license=mit")
     card = (folder / exported.CARD).read_text()
     assert "| held-out loss | 0.5000 at step 2 |" in card and "license: mit" in card
@@ -179,6 +190,11 @@ def test_a_strangers_files_are_checked_before_a_model_is_built(trained, tmp_path
         (changed("encoder", n_layers=2), "(the first that differs is text_encoder.layers.1"),
         (changed("encoder", n_layers=10**9), "n_layers = 1000000000 is of another model"),
         (changed("encoder", dim=10**12), "dim = 1000000000000 is of another model"),
+        (changed("encoder", n_heads=10**9), "n_heads = 1000000000 is of another model"),
+        (
+            changed("data", speaker_patch_size=10**9),
+            "speaker_patch_size = 1000000000 is of another",
+        ),
         (changed("data", latent_channels=2**62), "is of another model"),
         (changed("sampling", steps=-1), "[sampling] steps = -1"),
     ):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.small_models import random_model, small_args, until
+from tests.helpers.small_models import padded_inputs, random_model, small_args
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
@@ -153,19 +153,43 @@ def shared_modulation(w: Weights, t: Tensor) -> Tensor:
     return linear(w, "timestep.layers.4", x).view(3, -1)
 
 
-def predicted(w: Weights, sample: dict[str, Tensor]) -> Tensor:
-    """(T, C) for one sample, which has no "features" or "speaker" where they are dropped."""
-    contexts = {}
+def encoded_text(w: Weights, sample: dict[str, Tensor]) -> Tensor:
+    return normed(linear(w, "text_input", sample["features"]), w["text_norm.weight"])
+
+
+def predicted(w: Weights, sample: dict[str, Tensor], ctc_layer: int) -> list[Tensor]:
+    """(T, C) for one sample, which has no "features" or "speaker" where they are dropped; and the logits of
+    an alignment head."""
+    contexts, logits = {}, []
     if "features" in sample:
-        text = linear(w, "text_input", sample["features"])
-        contexts["text_kv"] = normed(text, w["text_norm.weight"]), sample["positions"]
+        contexts["text_kv"] = encoded_text(w, sample), sample["positions"]
     if "speaker" in sample:
         speaker = speaker_keys(w, sample["speaker"])
         contexts["speaker_kv"] = speaker, torch.zeros(len(speaker))
     x = linear(w, "input", sample["latents"])
     for layer in range(2):
         x = decoder_block(w, f"layers.{layer}", x, shared_modulation(w, sample["t"]), contexts)
-    return linear(w, "output", normed(x, w["norm.weight"]))
+        if layer + 1 == ctc_layer:
+            head = normed(x, w["alignment.ctc.norm.weight"])
+            logits.append(linear(w, "alignment.ctc.output", head))
+    return [linear(w, "output", normed(x, w["norm.weight"])), *logits]
+
+
+def log_frames(w: Weights, sample: dict[str, Tensor]) -> Tensor:
+    """The duration predictor: the sum of each token's frames, which depend on three tokens on each side."""
+    x = linear(w, "input", encoded_text(w, sample))
+    voice = torch.zeros(ARGS.speaker_dim, dtype=torch.float64)
+    if "speaker" in sample:
+        voice = speaker_keys(w, sample["speaker"]).mean(0)
+    for layer in ("layers.0", "layers.1"):
+        scale, shift = linear(w, f"{layer}.voice", voice).chunk(2)
+        h, near = normed(x) * (1 + scale) + shift, w[f"{layer}.near"]
+        mixed = [
+            sum(h[j] * near[:, j - i + 3] for j in range(max(0, i - 3), min(len(h), i + 4)))
+            for i in range(len(h))
+        ]
+        x = x + mlp(w, f"{layer}.mlp", torch.stack(mixed), ARGS.n_heads)
+    return linear(w, "output", normed(x, w["norm.weight"])).exp().sum().log()
 
 
 # ---- the product, on a batch with padding
@@ -176,35 +200,17 @@ KEEP_TEXT = [True, True, False, True, False]
 KEEP_SPEAKER = [True, True, True, False, False]
 
 
-def padded_mask(lengths: list[int]) -> Tensor:
-    return until(lengths, max(lengths) + 2)
-
-
 def inputs(args: DiTTTSModelArgs) -> dict[str, Tensor]:
-    """Five rows of other lengths, numbers in the padding; the last drop text, speaker and both."""
-    generator = torch.Generator().manual_seed(8)
-
-    def normal(lengths: list[int], width: int) -> Tensor:
-        return torch.randn(*padded_mask(lengths).shape, width, generator=generator)
-
-    ids = args.text_vocab_size or args.first_condition_id + args.condition_tokens
-    batch = {
-        "latents": normal(FRAMES, args.latent_channels),
+    """Five rows of other lengths; the last drop text, speaker and both."""
+    batch = padded_inputs(args, FRAMES, TEXT, SPEAKER, seed=8) | {
         "t": torch.tensor([0.9, 0.013, 0.5, 1.0, 0.0]),
-        "frame_mask": padded_mask(FRAMES),
-        "text_ids": torch.randint(ids, padded_mask(TEXT).shape, generator=generator),
-        "text_mask": padded_mask(TEXT),
-        "speaker": normal(SPEAKER, args.latent_channels),
-        "speaker_mask": padded_mask(SPEAKER),
         "keep_text": torch.tensor(KEEP_TEXT),
         "keep_speaker": torch.tensor(KEEP_SPEAKER),
     }
     if args.condition_tokens:
-        batch["text_ids"][:, 0] = args.first_condition_id + torch.tensor([0, 1, 2, 0, 1])
-        batch["text_features"] = normal(TEXT, args.text_dim)
-    if args.text_positions == "scaled":
-        places = torch.rand(batch["text_ids"].shape, generator=generator)
-        batch["text_positions"] = places.where(batch["text_ids"] < VOCABULARY, -1.0)
+        ids = batch["text_ids"]
+        ids[:, 0] = args.first_condition_id + torch.tensor([0, 1, 2, 0, 1])
+        batch["text_positions"] = batch["text_positions"].where(ids < VOCABULARY, -1.0)
     return batch
 
 
@@ -213,7 +219,7 @@ def samples(w: Weights, batch: dict[str, Tensor], args: DiTTTSModelArgs) -> list
     found = []
     for row, (frames, text, speaker) in enumerate(zip(FRAMES, TEXT, SPEAKER)):
         sample = {"latents": batch["latents"][row, :frames].double(), "t": batch["t"][row]}
-        if KEEP_TEXT[row]:
+        if KEEP_TEXT[row] or args.task == "duration":  # which needs one
             ids = batch["text_ids"][row, :text]
             if args.condition_tokens:
                 table, base = w["condition_embedding.weight"], args.first_condition_id
@@ -249,22 +255,36 @@ def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [ARGS, POSITIONED, CONDITIONED]
-    + [replace(POSITIONED, attention=backend) for backend in ("matmul", "varlen", "flex")],
-    ids=["learned text", "with positions", "text from outside", "matmul", "varlen", "flex"],
+    [
+        ARGS,
+        CONDITIONED,
+        replace(ARGS, task="duration"),
+        replace(ARGS, ctc_layer=1),
+        *(replace(POSITIONED, attention=each) for each in ("auto", "matmul", "varlen", "flex")),
+    ],
+    ids=["learned", "from outside", "duration", "head", "positions", "matmul", "varlen", "flex"],
 )
 def test_the_network_and_its_gradients_are_as_defined(args):
     model, batch = random_model(args, seed=7), inputs(args)
-    w = in_float64(model)
-    out = model(**batch)
-    assert out.dtype == torch.float32
-    expected = [predicted(w, sample) for sample in samples(w, batch, args)]
-    for row, frames in enumerate(FRAMES):
-        assert_near(out[row, :frames], expected[row], f"row {row}")
-
-    wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
-    (out * wanted)[batch["frame_mask"]].sum().backward()
-    sum((y * wanted[row, : len(y)]).sum() for row, y in enumerate(expected)).backward()
+    w, generator = in_float64(model), torch.Generator().manual_seed(9)
+    found, expected = model(**batch), []
+    for sample in samples(w, batch, args):
+        duration = args.task == "duration"
+        expected.append(
+            [log_frames(w, sample)] if duration else predicted(w, sample, args.ctc_layer)
+        )
+    found = found if isinstance(found, tuple) else (found,)
+    losses, wanted_losses = [], []
+    for out, rows in zip(found, zip(*expected, strict=True), strict=True):
+        assert out.dtype == torch.float32
+        for row, (frames, wanted) in enumerate(zip(FRAMES, rows, strict=True)):
+            actual = out[row, :frames] if out.dim() > 1 else out[row]
+            assert_near(actual, wanted, f"row {row}")
+            weight = 10 * torch.randn(actual.shape, generator=generator)
+            losses.append((actual * weight).sum())
+            wanted_losses.append((wanted * weight).sum())
+    sum(losses).backward()
+    sum(wanted_losses).backward()
     for name, parameter in model.named_parameters():
         assert_near(parameter.grad, w[name].grad, name)
 

@@ -77,7 +77,13 @@ LENGTHS = (140, 9, 130)
 VALID = torch.cat([until([140, 20], 140), until([0, 4], 9), until([130, 0], 130)], dim=1)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "matmul", "varlen", "poisoned", "flex", "flex itself"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        *("sdpa", "matmul", "varlen", "poisoned", "flex"),
+        pytest.param("flex itself", marks=pytest.mark.long),
+    ],
+)
 def test_attention_written_out_in_float64(backend, monkeypatch):
     q, keys, values = streams(VALID, LENGTHS, torch.float64)
     tensors = [q, *keys, *values]

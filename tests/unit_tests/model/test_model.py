@@ -12,13 +12,15 @@ from torchtitan.protocols.train_spec import get_train_spec
 from tests.helpers.small_models import (
     full_inputs,
     initialized_model,
+    padded_inputs,
     random_model,
     small_args,
     until,
 )
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.alignment import is_of_head, parameter_counts
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
+from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
 from torchtitan.models.dit_tts.model.initialization import plain_name
@@ -49,25 +51,9 @@ COUNTS = {
 }
 
 
-def inputs(seed: int = 1, args: DiTTTSModelArgs = SMALL) -> dict[str, torch.Tensor]:
+def inputs() -> dict[str, torch.Tensor]:
     """Two rows with padding in each of frames, text and speaker; no speaker fills its last patch."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator)
-
-    batch = {"text_ids": torch.randint(VOCABULARY, (2, 7), generator=generator)}
-    if not args.text_vocab_size:
-        batch["text_features"] = normal(2, 7, args.text_dim)
-    return batch | {
-        "latents": normal(2, 11, args.latent_channels),
-        "t": torch.tensor([0.3, 0.8]),
-        "frame_mask": until([11, 6], 11),
-        "text_mask": until([4, 7], 7),
-        "text_positions": torch.rand(2, 7, generator=generator),
-        "speaker": normal(2, 10, args.latent_channels),
-        "speaker_mask": until([10, 5], 10),
-    }
+    return padded_inputs(SMALL, [11, 6], [4, 7], [10, 5]) | {"t": torch.tensor([0.3037, 0.8063])}
 
 
 @torch.no_grad()
@@ -82,36 +68,48 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * largest)
 
 
-def test_flavors_build_the_plain_model():
+def encoded(model: ConditionedModel, batch: dict) -> Conditions:
+    names = ("text_ids", "text_mask", "speaker", "speaker_mask", "text_positions")
+    return model.encode_conditions(**{name: batch[name] for name in names})
+
+
+def test_flavors_have_exact_sizes():
     spec = get_train_spec("dit_tts")
     assert set(spec.model_args) == {"debug", "duration", *COUNTS}
     with torch.device("meta"):
-        assert type(spec.model_cls(spec.model_args["debug"])) is DiTTTSModel
-        assert type(spec.model_cls(spec.model_args["duration"])) is DurationModel
+        models = {flavor: spec.model_cls(args) for flavor, args in spec.model_args.items()}
+    assert type(models["duration"]) is DurationModel and type(models["debug"]) is DiTTTSModel
+    for flavor, count in COUNTS.items():
+        model, args = models[flavor], spec.model_args[flavor]
+        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == count
+        assert args.get_nparams_and_flops(model, 768)[0] == count
 
 
-@pytest.mark.parametrize("flavor", COUNTS)
-def test_count_is_exact(flavor):
-    args = get_train_spec("dit_tts").model_args[flavor]
-    with torch.device("meta"):
-        model = DiTTTSModel(args)
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == COUNTS[flavor]
-    n_params, _ = args.get_nparams_and_flops(model, 768)
-    assert n_params == COUNTS[flavor]
-
-
-@pytest.mark.parametrize("vocabulary, condition_tokens", [(0, 0), (0, 3), (259, 0)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"text_vocab_size": 0},
+        {"text_vocab_size": 0, "condition_tokens": 3},
+        {"text_vocab_size": 259},
+        {"ctc_layer": 2},
+        {"task": "duration", "dim": 48, "n_layers": 3},
+    ],
+)
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (13, 7, 5)])
-def test_flops_equal_the_counter(lengths, vocabulary, condition_tokens):
-    args = replace(SMALL, text_vocab_size=vocabulary, condition_tokens=condition_tokens)
+def test_flops_equal_the_counter(lengths, sizes):
+    args = replace(SMALL, **sizes)
     with torch.device("meta"):
-        model, batch = DiTTTSModel(args), full_inputs(args, 3, *lengths)
-        if not vocabulary:
+        model = (DurationModel if args.task == "duration" else DiTTTSModel)(args)
+        batch = full_inputs(args, 3, *lengths)
+        if not args.text_vocab_size:
             batch["text_features"] = torch.zeros(3, lengths[1], args.text_dim)
     with FlopCounterMode(display=False) as counter:
         out = model(**batch)
-        assert counter.get_total_flops() == 3 * forward_flops(args, Lengths(*lengths))
-        out.sum().backward()
+        forward = counter.get_total_flops()
+        sum(each.sum() for each in (out if isinstance(out, tuple) else (out,))).backward()
+    # The alignment head is of training only.
+    head = 2 * lengths[0] * args.dim * 257 if args.ctc_layer else 0
+    assert forward == 3 * (forward_flops(args, Lengths(*lengths)) + head)
     assert counter.get_total_flops() == 3 * training_flops(args, Lengths(*lengths))
 
 
@@ -122,8 +120,7 @@ def test_copies_for_guidance_are_the_rows_with_conditions_dropped(padded, cached
     if not padded:
         names = ("frame_mask", "text_mask", "speaker_mask")
         batch |= {name: torch.ones_like(batch[name]) for name in names}
-    names = ("text_ids", "text_mask", "speaker", "speaker_mask", "text_positions")
-    conditions = model.encode_conditions(**{name: batch[name] for name in names})
+    conditions = encoded(model, batch)
     frames = batch["frame_mask"].sum(1)
     copies = ((True, True), (False, True), (True, False))
     masks = (batch["frame_mask"], conditions.text_mask, conditions.speaker_mask)
@@ -171,6 +168,37 @@ def test_rows_without_a_reference_are_as_if_the_speaker_was_dropped():
 def test_scaled_positions_need_the_batchs():
     with pytest.raises(ValueError, match="needs text_positions"):
         random_model(SMALL)(**{**inputs(), "text_positions": None})
+
+
+@torch.no_grad()
+def test_an_alignment_head_changes_nothing_and_samplers_do_not_run_it():
+    plain, headed = initialized_model(SMALL), initialized_model(replace(SMALL, ctc_layer=2))
+    weights, batch = dict(plain.named_parameters()), inputs()
+    for name, parameter in headed.named_parameters():
+        assert is_of_head(name) or torch.equal(parameter, weights[name]), name
+    assert torch.equal(plain(**batch), headed(**batch)[0])
+    assert headed.alignment.ctc.output.weight.std() > 0.1
+    of_model = sum(p.numel() for p in plain.parameters())
+    assert parameter_counts(headed.named_parameters()) == (of_model, 32 + 257 * 33)
+    headed.alignment.ctc.register_forward_hook(lambda *_: pytest.fail("the head ran"))
+    headed.denoise(batch["latents"], batch["t"], batch["frame_mask"], encoded(headed, batch))
+
+
+def test_a_duration_predictor_reads_neither_the_utterance_nor_a_hidden_voice():
+    model, batch = random_model(replace(SMALL, task="duration")), inputs()
+    found = model(**batch)
+    other = batch | {name: torch.rand(2, 5) for name in ("latents", "t", "frame_mask")}
+    assert torch.equal(model(**other), found)
+    denoised = model.denoise(
+        batch["latents"], batch["t"], batch["frame_mask"], encoded(model, batch)
+    )
+    torch.testing.assert_close(denoised, found)
+    hidden = model(**batch, keep_speaker=torch.tensor([True, False]))
+    none = model(**batch | {"speaker_mask": torch.zeros_like(batch["speaker_mask"])})
+    torch.testing.assert_close(hidden, torch.stack([found[0], none[1]]))
+    assert abs(none[1] - found[1]) > 1e-3
+    model(**batch | {"text_mask": until([0, 3], 9)}).sum().backward()  # an empty text has a length
+    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 @torch.no_grad()
@@ -240,7 +268,6 @@ def test_rotation_is_computed_in_float32():
 def test_weights_in_bfloat16_leave_time_and_output_in_float32():
     """t in bfloat16 would turn the fastest angle, 1000·t, by up to 2 radians."""
     model, batch = random_model(SMALL), inputs()
-    batch["t"] = torch.tensor([0.3037, 0.8063])
     low = output(model.bfloat16(), batch)
     assert low.dtype == torch.float32
     valid = batch["frame_mask"]

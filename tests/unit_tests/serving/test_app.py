@@ -113,6 +113,7 @@ def test_long_texts_are_streamed_in_pieces(server, synthesizer, monkeypatch):
     text = "One two one two. Two one. One two."
     status, headers, content = speech(url, input=text)
     assert status == 200 and headers["Transfer-Encoding"] == "chunked"
+    assert headers["X-Sample-Rate"] == "100"
     assert batches[0] == 1 and len(batches) == 2  # the first alone, the others together
     samples, _ = soundfile.read(io.BytesIO(content), dtype="float32")
     wanted = said(synthesizer, text).clamp(-1, 1)
@@ -237,7 +238,8 @@ def test_a_body_has_a_limit(server, path, chunked):
         answer = exchange(url, f"{head}Content-Length: 100000\r\n\r\n".encode())
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413") and b"connection: close" in head.lower()
-    assert json.loads(body)["error"]["code"] == "request_too_large"
+    error = json.loads(body)["error"]
+    assert error["code"] == "request_too_large" and "the 66736 bytes" in error["message"]
 
 
 def test_idle_connections_end(server):
@@ -293,8 +295,9 @@ def test_others_are_answered_while_long_texts_wait(server, synthesizer, monkeypa
     with ThreadPoolExecutor(1) as pool:
         long = pool.submit(speech, url, input=text)
         assert first.wait(20)
-        status, _, content = speech(url)
+        status, headers, content = speech(url)
         assert status == 429 and json.loads(content)["error"]["code"] == "queue_full"
+        assert headers["Retry-After"] == "1"
         short = {"model": "tiny", "input": "one"}
         other = ask(f"{url}/v1/audio/speech", short, client="10.0.0.2")
         assert other[0] == 200 and not long.done()
@@ -306,8 +309,16 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch):
     from titan_tts.serving import app, demo_command, serve_command
     from titan_tts.speak import sampling_options
 
-    for command in (demo_command, serve_command):  # by default no other machine may ask
-        assert tyro.cli(command.Options, args=["run"]).host == "127.0.0.1"
+    # By default no other machine may ask.
+    usual = {"host": "127.0.0.1", "port": 8000, "voice": [], "seed": 0}
+    limits = {"max_batch": 16, "window_ms": 20.0, "max_waiting": 64, "max_characters": 4096}
+    for command, wanted in (
+        (serve_command, usual | limits),
+        (demo_command, usual | {"max_characters": 1000}),
+    ):
+        found = vars(command.Options(run="r"))
+        assert found | wanted == found
+    assert app.Settings("r").patience == 60 and app.Settings("r").max_characters == 4096
     arrived = []
 
     def build_app(_, batcher, settings):

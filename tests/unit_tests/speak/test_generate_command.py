@@ -14,9 +14,9 @@ from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP, Echo
 from tests.helpers.sentences import refused
 from titan_tts.cli import main
-from titan_tts.speak import sampling_options
 from titan_tts.speak.generate import requested_conditions
 from titan_tts.speak.generate_command import Options, find_requests
+from titan_tts.speak.sampling_options import check_text, chosen_config, warn_of_untrained_tokens
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
@@ -81,6 +81,9 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
     (tmp_path / "voice.wav").touch()
     assert frames("--reference=voice.wav") == 10
     assert "0.40 s (by the fit on the training data)" in capsys.readouterr().out
+    assert frames("--seconds=30.8") == 770
+    warning = "--seconds = 30.8, but no utterance of training is longer than 30.72 s"
+    assert warning in capsys.readouterr().err
     known = ["--reference=voice.wav", "--reference-text=ooooo"]
     assert frames(*known) == 20 and frames(*known, "--duration=rate") == 60
     assert generate.asked[-1][0][0].reference.shape == (6, CHANNELS)
@@ -93,7 +96,11 @@ MISTAKES = {
     "--text-file=/dev/zero": "/dev/zero: has more than 0 MiB; split it",
     "--text-list=a_file --out=new": "a_file: is empty",
     "--text-list=a_file": "give their folder by --out",
-    "--text=one --seconds=1e6": "--seconds = 1e+06, but",
+    "--text=one --seconds=600.1": "--seconds = 600.1, but it must be above 0 and at most 600",
+    "--text=one --seconds=0": "--seconds = 0, but",
+    "--text=one --takes=0": "--takes = 0, but",
+    "--text=one --batch-size=4097": "--batch-size = 4097, but",
+    "--text=one --duration-scale=0.09": "--duration-scale = 0.09, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
     "--text=one --resume": "one text replaces its file",
     "--text=one --reference=a.wav --out=a.wav": "that is the input file",
@@ -144,7 +151,7 @@ def test_any_key_of_sampling_may_be_given(tmp_path, capsys):
 
     def chosen(*config_args, **given):
         options = Options(run=str(tmp_path), text="one", config_args=list(config_args), **given)
-        return sampling_options.chosen_config(options).sampling
+        return chosen_config(options).sampling
 
     assert chosen() == Sampling(steps=8, text_scale=2.0)
     keys = ["--sampling.solver", "midpoint", "--sampling.cfg_zero_star", "true"]
@@ -173,16 +180,17 @@ def test_conditions_and_texts_that_the_run_was_trained_with(capsys):
         ("duration=3", "--text: condition duration=3", "--seconds"),
     ):
         refused(lambda given=condition: conditions(given), *words)
-    sampling_options.check_text("one", SPEAKING)
-    refused(
-        lambda: sampling_options.check_text("oné ½", SPEAKING), "--text", "'½', 'é'", "' enotw'"
-    )
-    sampling_options.warn_of_untrained_tokens({"speaker": "s01"}, SPEAKING)
-    assert "language not given" in capsys.readouterr().err
+    check_text("one", SPEAKING)
+    refused(lambda: check_text("oné ½", SPEAKING), "--text", "'½', 'é'", "' enotw'")
     trained = UnitTokenizer(SPEAKING.vocabulary, conditioning_dropout=0.1)
-    sampling_options.warn_of_untrained_tokens({}, trained)
-    sampling_options.warn_of_untrained_tokens({"speaker": "s01", "language": "de"}, SPEAKING)
-    assert capsys.readouterr().err == ""
+    for tokenizer, given, warned in (
+        (SPEAKING, {"speaker": "s01"}, "warning: language not given"),
+        (trained, {}, ""),
+        (SPEAKING, {"speaker": "s01", "language": "de"}, ""),
+    ):
+        warn_of_untrained_tokens(given, tokenizer)
+        error = capsys.readouterr().err
+        assert error.startswith(warned) and bool(error) == bool(warned)
 
 
 def test_text_comes_and_sound_goes_through_pipes(generate, tmp_path, monkeypatch, capsysbinary):

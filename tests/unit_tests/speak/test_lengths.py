@@ -96,51 +96,53 @@ def config_of(run, flavor: str, **data):
     return replace(run.config, model=model, data=replace(run.config.data, **data))
 
 
-def test_where_a_predictor_is_found(alone, tmp_path, monkeypatch):
-    """In the run's folder, or next to it one of the same data."""
-    for place, flavor, path, found in (
-        ("run/duration", "duration", "other data", True),
-        ("duration", "duration", alone.config.data.path, True),
-        ("duration", "duration", "other data", False),
-        ("run/duration", "debug", alone.config.data.path, False),
-        ("elsewhere", "duration", alone.config.data.path, False),
-    ):
-        there, config = tmp_path / place, config_of(alone, flavor, path=path)
+@pytest.mark.parametrize(
+    "place, flavor, same_data, is_found",
+    [
+        ("run/duration", "duration", False, True),
+        ("duration", "duration", True, True),
+        ("duration", "duration", False, False),
+        ("run/duration", "debug", True, False),
+        ("elsewhere", "duration", True, False),
+    ],
+)
+def test_where_a_predictor_is_found(
+    alone, tmp_path, monkeypatch, place, flavor, same_data, is_found
+):
+    there = tmp_path / place
+    path = alone.config.data.path if same_data else "other data"
 
-        def load(folder, there=there, config=config):
-            if folder != there:
-                raise lengths.InputError("nothing")
-            return config
+    def load(folder):
+        if folder != there:
+            raise lengths.InputError("nothing")
+        return config_of(alone, flavor, path=path)
 
-        monkeypatch.setattr(lengths, "load_run_config", load)
-        monkeypatch.setattr(lengths, "find_checkpoint", lambda *_: (5, ""))
-        wanted = there if found else None
-        assert lengths.find_predictor(alone.folder, alone.config) == wanted
+    monkeypatch.setattr(lengths, "load_run_config", load)
+    monkeypatch.setattr(lengths, "find_checkpoint", lambda *_: (5, ""))
+    found = lengths.find_predictor(alone.folder, alone.config)
+    assert found == (there if is_found else None)
 
 
-def test_which_predictors_are_refused(alone, tmp_path, monkeypatch):
+def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):
     """One with the run's frozen encoder finds that at its present path."""
     refused(lambda: asked(alone, "3.5"), "--duration = 3.5", "fit, rate or the folder", "--seconds")
     loads = []
-
-    def load(folder, encoder):
-        loads.append(encoder)
-        return replace(alone, step=5)
-
-    monkeypatch.setattr(lengths, "load_run", load)
+    monkeypatch.setattr(
+        lengths, "load_run", lambda _, encoder: loads.append(encoder) or replace(alone, step=5)
+    )
     alone.config.encoder.model = "google-t5/t5-base"
     own = config_of(alone, "duration")
-    other = replace(own, encoder=replace(own.encoder, model="bytes"))
-    for config, *words in (
-        (config_of(alone, "debug"), "flavor = 'debug'", "give a run of 'duration'"),
-        (config_of(alone, "duration", latent_channels=7), "latent_channels = 7", "train a"),
-        (config_of(alone, "duration", frames_per_second=50.0), "frames_per_second = 50.0"),
-        (own,),
-        (other,),
-    ):
+    configs = {
+        "flavor = 'debug'; give a run of 'duration'": config_of(alone, "debug"),
+        "latent_channels = 7 and the run": config_of(alone, "duration", latent_channels=7),
+        "frames_per_second = 50.0": config_of(alone, "duration", frames_per_second=50.0),
+        "": own,
+        " ": replace(own, encoder=replace(own.encoder, model="bytes")),
+    }
+    for words, config in configs.items():
         monkeypatch.setattr(lengths, "load_run_config", lambda _, config=config: config)
-        if words:
-            refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", *words)
+        if words.strip():
+            refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", words)
         else:
             open_lengths(str(tmp_path), 1.0, alone, lambda: FIT, "/new/t5")
     assert loads == ["/new/t5", ""]

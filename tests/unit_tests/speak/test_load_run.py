@@ -5,10 +5,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from tests.helpers.sentences import refused
-from tests.helpers.small_models import small_args
+from tests.helpers.small_models import initialized_model, small_args
 from titan_tts.evaluate.systems import find_checkpoints
 from titan_tts.speak.load_run import load_run, untrained_model
-from torchtitan.models.dit_tts import DiTTTSModel, model_config, model_flavors
+from torchtitan.models.dit_tts import model_config, model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
@@ -32,14 +32,6 @@ backend = "flex"
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        arguments = DiTTTSModelConfig(**vars(small_args(n_layers=1)))
-        monkeypatch.setitem(model_config._FLAVORS, "debug", arguments)
-        yield
-
-
 @pytest.fixture(scope="module")
 def initial(tmp_path_factory):
     """The model as training starts it."""
@@ -47,13 +39,12 @@ def initial(tmp_path_factory):
     path.write_text(CONFIG)
     config = load_config([f"--job.config_file={path}"])
     config.encoder.vocab_size = 259
-    args = model_flavors()["debug"]
-    args.update_from_config(config)
-    model = DiTTTSModel(args)
-    torch.manual_seed(SEED)
-    with torch.no_grad():
-        model.init_weights()
-    return model
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        arguments = DiTTTSModelConfig(**vars(small_args(n_layers=1)))
+        monkeypatch.setitem(model_config._FLAVORS, "debug", arguments)
+        args = model_flavors()["debug"]
+        args.update_from_config(config)
+        yield initialized_model(args, SEED)
 
 
 @pytest.fixture

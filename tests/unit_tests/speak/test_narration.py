@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from titan_tts.speak.joining import join
 from titan_tts.speak.narration import Narrator
 from titan_tts.speak.utterance import Utterance
 
@@ -43,6 +44,17 @@ def test_the_best_candidate_is_chosen(short):
     assert narrator.wall_seconds > 0
 
 
+def test_candidates_count_in_batches_and_a_first_piece_is_said_alone(short, monkeypatch):
+    batches, speak = [], short.speak
+    monkeypatch.setattr(short, "speak", lambda r, *a: batches.append(len(r)) or speak(r, *a))
+    narrator = Narrator(short, batch_size=5, candidates=2)
+    pieces = [Utterance("one", short.speaker("ann"))] * 5
+    for low_latency, expected in ((False, [4, 4, 2]), (True, [2, 4, 4])):
+        assert len(list(narrator.stream(pieces, low_latency))) == 5
+        assert batches == expected
+        batches.clear()
+
+
 def test_alone_as_among_many(short):
     """A text's speech is the same by itself, in a stream, and with others."""
     texts = ["One two one. " * 3 + "Two two one. " * 3, "One.", "Two two two two. " * 4]
@@ -54,8 +66,9 @@ def test_alone_as_among_many(short):
     for index, each in enumerate(pieces):
         alone = list(narrator.stream(each))
         assert len(alone) == len(each)
-        sound = torch.cat(list(narrator.waveforms(alone, len(each))))
-        together = torch.cat(list(narrator.waveforms(many[index], len(each))))
+        sound, together = (
+            join([one.waveform for one in all_], 100) for all_ in (alone, many[index])
+        )
         torch.testing.assert_close(together, sound, atol=1e-5, rtol=0)
         assert len(sound) == short.samples(each)
     assert list(narrator.synthesize_all([])) == []

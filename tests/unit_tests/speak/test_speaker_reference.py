@@ -38,6 +38,7 @@ def write(path: Path, samples: np.ndarray, rate: int = 48_000) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_reference_of_any_rate_channels_and_level(codec, tmp_path):
     path = write(tmp_path / "voice.wav", recording(1.0, 48_000))
     at_level = encode_reference(path, codec, AudioSettings(), 384)
@@ -60,40 +61,40 @@ def test_references_without_a_voice(codec, tmp_path):
     def encode(loudness: float = -16.0) -> torch.Tensor:
         return encode_reference(path, codec, AudioSettings(loudness), 384)
 
-    for samples, words in (
-        (np.zeros(48_000, np.float32), "quieter than -70 LUFS"),
-        (recording(0.1, 48_000), "has 0.100 s of sound"),
-    ):
-        write(path, samples)
-        refused(encode, f"--reference {path}: ", words)
-    refused(lambda: encode(3.0), "--reference-loudness = 3.0, but")
+    write(path, np.zeros(48_000, np.float32))
+    refused(encode, f"--reference {path}: ", "quieter than -70 LUFS")
+    write(path, recording(0.1, 48_000))
+    refused(encode, f"--reference {path}: ", "has 0.100 s of sound")
+    for loudness in (3.0, -70.0):
+        refused(lambda given=loudness: encode(given), f"--reference-loudness = {loudness}, but")
     path.write_text("no audio")
     refused(encode, f"--reference {path}: ")
 
 
-def write_record(folder: Path, codec: DacVaeCodec, audio: dict) -> str:
-    """Writes a prepare.json, as far as it is read. Returns the [data] path."""
-    folder.mkdir()
-    settings = {"codec": "dac_vae", "codec_fingerprint": codec.fingerprint, "audio": audio}
-    (folder / "prepare.json").write_text(json.dumps({"settings": settings}))
-    return str(folder / "train")
-
-
 def test_references_are_treated_as_the_data_were(codec, tmp_path):
-    as_they_are = AudioSettings(loudness=None, max_silence=None)
-    off = write_record(tmp_path / "off", codec, asdict(replace(as_they_are, max_seconds=0.1)))
-    other = write_record(tmp_path / "other", codec, asdict(AudioSettings(-23.0, 0.5)))
-    assert reference_settings(off) == as_they_are  # and no filter
-    assert reference_settings(other) == AudioSettings(-23.0, 0.5)
-    assert reference_settings([other, off]) == AudioSettings(-23.0, 0.5)
-    assert reference_settings(other, "off") == AudioSettings(None, 0.5)
-    assert reference_settings(other, -18.0) == AudioSettings(-18.0, 0.5)
-    assert reference_settings(write_record(tmp_path / "old", codec, {})) == AudioSettings()
-    assert reference_settings(str(tmp_path / "nowhere")) == AudioSettings(-16.0, 0.25)
+    def data(name: str, audio: dict) -> str:
+        """[data] path of data with a prepare.json, as far as it is read."""
+        (tmp_path / name).mkdir()
+        settings = {"codec": "dac_vae", "codec_fingerprint": codec.fingerprint, "audio": audio}
+        (tmp_path / name / "prepare.json").write_text(json.dumps({"settings": settings}))
+        return str(tmp_path / name / "train")
 
+    as_they_are = AudioSettings(loudness=None, max_silence=None)
+    off = data("off", asdict(replace(as_they_are, max_seconds=0.1)))
+    other = data("other", asdict(AudioSettings(-23.0, 0.5)))
+    for given, expected in (
+        ([off], as_they_are),  # and no filter
+        ([other], AudioSettings(-23.0, 0.5)),
+        ([[other, off]], AudioSettings(-23.0, 0.5)),
+        ([other, "off"], AudioSettings(None, 0.5)),
+        ([other, -18.0], AudioSettings(-18.0, 0.5)),
+        ([data("old", {})], AudioSettings()),
+        ([str(tmp_path / "nowhere")], AudioSettings(-16.0, 0.25)),
+    ):
+        assert reference_settings(*given) == expected
     voice = np.concatenate([np.zeros(24_000, np.float32), recording(1.0, 48_000)])
     path = write(tmp_path / "voice.wav", voice)
-    given = encode_reference(path, codec, reference_settings(off), 384)
+    given = encode_reference(path, codec, as_they_are, 384)
     assert torch.equal(given, codec.encode(torch.from_numpy(voice)))
     assert len(encode_reference(path, codec, AudioSettings(), 384)) < len(given)
 

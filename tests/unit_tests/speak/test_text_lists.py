@@ -9,7 +9,8 @@ import soundfile
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
-from titan_tts.speak.request_lists import Request, read_requests
+from titan_tts.speak.generate import _check_fits
+from titan_tts.speak.request_lists import Request
 
 
 @pytest.fixture
@@ -73,6 +74,34 @@ def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said,
     assert sound.read_bytes() == whole
 
 
+def test_the_best_of_several_takes_is_written(generate, tmp_path, monkeypatch, capsys):
+    asked, heard = [], []
+
+    class Ears:
+        name = "ears"
+
+        def check_texts(self, texts, languages):
+            asked.append((texts, languages))
+
+        def transcribe(self, sound, language=""):
+            return heard.pop(0)
+
+    plugins = "torchtitan.models.dit_tts.speech.scoring.plugins"
+    monkeypatch.setattr(f"{plugins}.open_recognizer", lambda spec, device: Ears())
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "one two", "name": "a"}')
+    takes = ["--takes=3", "--recognizer=ears"]
+    heard[:] = ["one six", "six six", "six"]
+    assert generate("--text-list", path, "--out=new", *takes) == 0
+    about = json.loads((tmp_path / "new/a.json").read_text())
+    wanted = {"takes": [0], "heard": "one six", "word_errors": 1, "words": 2, "pieces": 1}
+    assert about | wanted == about
+    heard[:] = ["one six", "one two", "six"]
+    assert generate("--text=one two", "--out=a.wav", *takes) == 0
+    assert "heard, with 0 of 2 words wrong: one two\n" in capsys.readouterr().out
+    assert asked == [(["one two"], [""])] * 2
+
+
 def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
     """Two processes write the files that one writes."""
     assert generate(*said) == 0
@@ -90,11 +119,8 @@ def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
 
 def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
     assert generate(*said) == 0
-    requests = {
-        (each.text, each.metadata.get("speaker")): each
-        for batch, *_ in generate.asked
-        for each in batch
-    }
+    each = [request for batch, *_ in generate.asked for request in batch]
+    requests = {(one.text, one.metadata.get("speaker")): one for one in each}
     assert set(requests) == {("one two", "ann"), ("two", None), ("one two", "bob")}
     assert (requests["two", None].reference == 1).all()
     generate.asked.clear()
@@ -102,41 +128,46 @@ def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
     assert len(generate.asked[0][0][0].reference) == 0
 
 
-@pytest.mark.parametrize(
-    "line, words",
-    [
-        ("one", ["line 2", "'one'", "JSON object"]),
-        ('{"text": 1}', ["text = 1 is of a wrong type"]),
-        ('{"text": " "}', ["line 2 is empty"]),
-        ('{"text": "a", "voice": "b"}', ["'voice'", "reference_text"]),
-        ('{"text": "a", "name": "X"}', ["two lines have the name 'X'"]),
-        ('{"text": "a", "seconds": 1' + 400 * "0" + "}", ["line 2: seconds = 1e+09"]),
-        ('{"text": "a", "reference": "' + 300 * "b" + '"}', ["no such file"]),
-        ("[" * 100_000, ["JSON object"]),
-    ],
-)
-def test_wrong_lines(tmp_path, line, words):
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"text": "a", "name": "x"}\n' + line)
-    refused(lambda: read_requests(str(path), Request("", "")), "texts.jsonl", *words)
+LINES = {
+    "one": "is 'one', but a JSON object",
+    "[" * 100_000: "JSON object",
+    '{"text": 1}': "text = 1 is of a wrong type",
+    '{"text": " "}': "line 2 is empty",
+    '{"text": "' + 200_001 * "a" + '"}': "line 2 has 200001 characters, but at most 200000",
+    '{"text": "a", "voice": "b"}': "has 'voice', but allowed are text, name, reference",
+    '{"text": "a", "name": "X"}': "two lines have the name 'X'",
+    '{"text": "a", "seconds": 1' + 400 * "0" + "}": "line 2: seconds = 1e+09",
+    '{"text": "a", "reference": "' + 300 * "b" + '"}': "no such file",
+    '{"text": "b", "speaker": "eve"}': "line 2: --speaker = eve",
+    '{"text": "a\\ud800"}': "line 2: ",
+    '{"text": "a", "reference": "good.npy", "reference_text": "\\ud800"}': "line 2: the text has",
+    '{"text": "a", "reference": "wide.npy"}': "latents (frames, 8) are needed",
+    '{"text": "a", "reference": "nan.npy"}': "not finite",
+    '{"text": "a", "reference": "object.npy"}': "is not an array",
+}
 
 
 def test_all_lines_are_checked_before_one_is_said(generate, tmp_path, capsys):
-    def reference(name, content, **more):
-        np.save(tmp_path / f"{name}.npy", content, allow_pickle=True)
-        return {"text": "a", "reference": f"{name}.npy"} | more
-
     valid = np.ones((3, CHANNELS), np.float16)
-    path = tmp_path / "texts.jsonl"
-    for line, words in (
-        ({"text": "b", "speaker": "eve"}, "line 2: --speaker = eve"),
-        ({"text": "a\ud800"}, "line 2: "),
-        (reference("v", valid, reference_text="\ud800"), "line 2: the text has"),
-        (reference("wide", valid[:, 1:]), "latents (frames, 8) are needed"),
-        (reference("nan", valid * np.nan), "not finite"),
-        (reference("object", np.array([{}])), "is not an array"),
+    for name, content in (
+        ("good", valid),
+        ("wide", valid[:, 1:]),
+        ("nan", valid * np.nan),
+        ("object", np.array([{}])),
     ):
-        path.write_text('{"text": "a\u2028b"}\n' + json.dumps(line))
+        np.save(tmp_path / f"{name}.npy", content, allow_pickle=True)
+    path = tmp_path / "texts.jsonl"
+    for line, words in LINES.items():
+        path.write_text('{"text": "a\u2028b", "name": "x"}\n' + line)
         assert generate("--text-list", path, "--out=new", "--speaker=bob") == 2
-        assert words in capsys.readouterr().err
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert words in error and "texts.jsonl" in error, line[:99]
     assert not (tmp_path / "new").exists()
+
+
+def test_the_header_of_a_wav_holds_4_gib():
+    request, most = Request("line 2", "one"), 2**31 - 32
+    for name in ("a.wav", "wav"):
+        _check_fits(request, most, name)
+        refused(lambda given=name: _check_fits(request, most + 1, given), "line 2: takes more than")
+    _check_fits(request, 2**40, "flac")

@@ -4,10 +4,10 @@ A batch's keys are [self ‖ text ‖ speaker]. Each stream is padded on the rig
 so the valid keys have gaps. Queries are the frames; the output at padded frames is finite and never read.
 `prepare_keys` converts the mask to the form that the kernel needs, once per step and without a host sync.
 
-- sdpa: keys stay in their places under an additive mask (B, 1, 1, K). Any device, any dtype.
+- sdpa: keys keep their positions, under an additive mask (B, 1, 1, K). Any device, any dtype.
 - matmul: as sdpa, but by two matmuls and a softmax, whose (B, H, T, K) is kept for the backward pass.
 - varlen: valid frames and keys are packed sample by sample, without a mask (flash attention).
-- flex: keys stay in their places; blocks of 128 keys without a valid one are skipped.
+- flex: keys keep their positions; blocks of 128 keys without a valid one are skipped.
 """
 
 import itertools
@@ -115,8 +115,8 @@ class Packing(NamedTuple):
     It is a permutation, so every row of the buffer is written.
     """
 
-    place: torch.Tensor
-    """(B, N) int64, index of each row in the buffer"""
+    position: torch.Tensor
+    """(B, N) int64, of each row in the buffer"""
 
     valid: torch.Tensor
     """(B, N) bool"""
@@ -126,11 +126,11 @@ class Packing(NamedTuple):
 
     def pack(self, *streams: torch.Tensor) -> torch.Tensor:
         """Streams (B, L, H, K) whose lengths L add up to N, to the buffer (B·N, H, K)."""
-        return _Pack.apply(self.place, self.valid, *streams)
+        return _Pack.apply(self.position, self.valid, *streams)
 
     def unpack(self, rows: torch.Tensor) -> torch.Tensor:
         """The buffer (B·N, H, K) to (B, N, H, K), zero at rows that are not valid."""
-        return _Unpack.apply(self.place, self.valid, rows)
+        return _Unpack.apply(self.position, self.valid, rows)
 
 
 class VarlenKeys(NamedTuple):
@@ -151,8 +151,8 @@ class VarlenKeys(NamedTuple):
             self.keys.pack(*values),
             self.frames.starts,
             self.keys.starts,
-            self.frames.place.shape[1],
-            self.keys.place.shape[1],
+            self.frames.position.shape[1],
+            self.keys.position.shape[1],
         )
         return self.frames.unpack(rows)
 
@@ -162,42 +162,42 @@ class VarlenKeys(NamedTuple):
 # result is deterministic.
 
 
-def _put(place: torch.Tensor, streams: Streams) -> torch.Tensor:
-    rows = streams[0].new_empty(place.numel(), *streams[0].shape[2:])
+def _put(position: torch.Tensor, streams: Streams) -> torch.Tensor:
+    rows = streams[0].new_empty(position.numel(), *streams[0].shape[2:])
     lengths = [stream.shape[1] for stream in streams]
-    for part, stream in zip(place.split(lengths, dim=1), streams):
+    for part, stream in zip(position.split(lengths, dim=1), streams):
         rows[part] = stream
     return rows
 
 
-def _take(place: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return torch.where(valid[..., None, None], rows[place], 0.0)
+def _take(position: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return torch.where(valid[..., None, None], rows[position], 0.0)
 
 
 class _Pack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, place: torch.Tensor, valid: torch.Tensor, *streams: torch.Tensor):
-        ctx.save_for_backward(place, valid)
+    def forward(ctx, position: torch.Tensor, valid: torch.Tensor, *streams: torch.Tensor):
+        ctx.save_for_backward(position, valid)
         ctx.lengths = [stream.shape[1] for stream in streams]
-        return _put(place, streams)
+        return _put(position, streams)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
         parts = zip(*(tensor.split(ctx.lengths, dim=1) for tensor in ctx.saved_tensors))
-        return None, None, *(_take(place, valid, gradient) for place, valid in parts)
+        return None, None, *(_take(position, valid, gradient) for position, valid in parts)
 
 
 class _Unpack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, place: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor):
-        ctx.save_for_backward(place)
-        return _take(place, valid, rows)
+    def forward(ctx, position: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor):
+        ctx.save_for_backward(position)
+        return _take(position, valid, rows)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
         # The kernel does not read the other rows' gradients.
-        (place,) = ctx.saved_tensors
-        return None, None, _put(place, [gradient])
+        (position,) = ctx.saved_tensors
+        return None, None, _put(position, [gradient])
 
 
 def packed_attention(
@@ -272,9 +272,9 @@ q (B, T, H, K) over the keys and values of the streams, (B, T, H, K)."""
 
 def _packing(valid: torch.Tensor) -> Packing:
     flat = valid.flatten()
-    place = torch.where(flat, flat.cumsum(0) - 1, flat.sum() + (~flat).cumsum(0) - 1)
+    position = torch.where(flat, flat.cumsum(0) - 1, flat.sum() + (~flat).cumsum(0) - 1)
     starts = F.pad(valid.sum(dim=1).cumsum(0), (1, 0))
-    return Packing(place.view_as(valid), valid, starts.int())
+    return Packing(position.view_as(valid), valid, starts.int())
 
 
 def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:

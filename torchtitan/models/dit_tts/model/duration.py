@@ -61,7 +61,7 @@ class DurationModel(ConditionedModel):
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`log_frames`; does not read the utterance itself."""
+        """`log_frames`, which does not depend on the utterance."""
         return DurationModel.log_frames(self, conditions, keep_speaker)
 
     def log_frames(
