@@ -80,6 +80,8 @@ REFUSED = """
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
 1 | data.bucket_batch_sizes = [32] | bucket_batch_sizes has 1 numbers | bucket_frames 0 | one for each
 2 | EDGES; data.bucket_batch_sizes = [63, 32] | = [63, 32] | 2 data-parallel ranks x 1 accumulation steps = 2
+2 | EDGES; data.bucket_batch_sizes = [12, 32]; training = {batch_ramp = [4], batch_ramp_steps = 8} | 1/4 cannot be divided
+2 | EDGES; data.bucket_batch_sizes = [68, 32]; training = {batch_ramp = [4], batch_ramp_steps = 8} | 1/4 cannot be divided | 2 data-parallel | bucket_batch_sizes multiples of 8
 1 | EDGES; data.bucket_batch_sizes = [64, 48] | ends with [48] | comes to 32 samples
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
 1 | data.duration_alpha = nan | duration_alpha = nan | finite

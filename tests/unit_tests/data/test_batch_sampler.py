@@ -118,6 +118,9 @@ def test_chosen_edges_are_the_best():
     assert padded(edges) == min(padded([*pair, longest]) for pair in combinations(inner, 2))
     assert choose_edges(np.array([5, 6, 7]), 8, 768) == [8]
     assert choose_edges(np.array([97, 100]), 8, 100) == [100]
+    # Two 16 and one 80 are 112 frames, one 8 and two 80 are 168; drawn often, the first decides.
+    for draws, best in ((None, (16, 80)), (np.array([100, 1, 1]), (8, 80))):
+        assert policy([8, 16, 80], num_buckets=2, draws=draws).edges == best
 
 
 def test_policy_shapes_and_sizes():
