@@ -87,12 +87,23 @@ def test_replacements_are_other_samples_of_the_bucket():
     assert attempts | rows <= set(BUCKETS[1].tolist()) and len(attempts) > 25 and len(rows) > 10
 
 
-def test_permutation_is_pinned():
+def test_the_order_is_pinned():
     """A resume months later must find the same order: these numbers may never change."""
     assert seeded_permutation(8, (0, 0, 0)).tolist() == [0, 3, 7, 5, 1, 2, 6, 4]
     assert seeded_permutation(5, (2**40, 3, 2**32 - 1)).tolist() == [0, 3, 2, 1, 4]
     assert (order().crops(GlobalBatch(5, 0, 0, np.arange(3))) % 1000).tolist() == [266, 366, 851]
     assert sorted(seeded_permutation(1000, (5, 6, 7)).tolist()) == list(range(1000))
+    batch = GlobalBatch(5, 0, 1, np.arange(2))
+    words = [[538, 789, 372], [224, 200, 181]]
+    assert (order().reference_words(batch, 3) % 1000).tolist() == words
+    places = ((0, 0), (1, 0), (0, 1))
+    assert [order().replacement(batch, *place) for place in places] == [130, 118, 146]
+    assert order().batch(7).samples.tolist()[:6] == [54, 88, 170, 106, 105, 118]
+    assert order().samples_fingerprint() == "8f42355498894c8d"
+    weights = [np.linspace(1, 3 << WEIGHT_BITS, len(samples)).astype(int) for samples in BUCKETS]
+    weighted = GlobalBatchSampler(BUCKETS, SIZES, 5, weights)
+    assert weighted.batch(40).samples.tolist()[:6] == [142, 83, 114, 136, 153, 121]
+    assert (weighted.batch(40).epoch, weighted.samples_fingerprint()) == (2, "82a41dcc70b28411")
 
 
 def policy(frames, **changes):

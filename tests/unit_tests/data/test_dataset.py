@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.sentences import refused
 from tests.helpers.tars import npy, write_tar
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data import index, local_reader
@@ -54,22 +55,16 @@ def samples():
     return made
 
 
-def test_written_shard_is_deterministic_and_read_back(tmp_path, samples):
+def test_a_shard_has_deterministic_bytes_and_a_failed_write_leaves_the_old_one(tmp_path, samples):
     write_shard(tmp_path / "x.tar", iter(samples))
     first = (tmp_path / "x.tar").read_bytes()
     write_shard(tmp_path / "x.tar", samples)
     assert (tmp_path / "x.tar").read_bytes() == first
-    assert os.listdir(tmp_path) == ["x.tar"]
-    check_equal(open_dataset(str(tmp_path), CHANNELS), samples)
-
-
-def test_failed_write_leaves_the_old_shard(tmp_path, samples):
-    write_shard(tmp_path / "x.tar", samples)
-    before = (tmp_path / "x.tar").read_bytes()
     with pytest.raises(ValueError, match="key 'utt000000' was given twice"):
         write_shard(tmp_path / "x.tar", [samples[0], samples[0]])
-    assert (tmp_path / "x.tar").read_bytes() == before
+    assert (tmp_path / "x.tar").read_bytes() == first
     assert os.listdir(tmp_path) == ["x.tar"]
+    check_equal(open_dataset(str(tmp_path), CHANNELS), samples)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +194,7 @@ def test_corruption_is_one_sentence_naming_the_tar(tmp_path, samples, corrupt, s
     path = tmp_path / "x.tar"
     write_shard(path, samples)
     path.write_bytes(corrupt(path.read_bytes()))
-    with pytest.raises(ValueError, match=sentence) as caught:
-        open_dataset(str(tmp_path), CHANNELS)
-    assert "x.tar: " in str(caught.value) and "\n" not in str(caught.value)
+    refused(lambda: open_dataset(str(tmp_path), CHANNELS), "x.tar: ", sentence)
 
 
 def replaced(samples, name, data):
@@ -211,6 +204,7 @@ def replaced(samples, name, data):
 
 
 GOOD = np.zeros((4, CHANNELS), np.float16)
+ONE_VALUE = np.eye(4, CHANNELS, 2, bool) & (np.arange(4) == 3)[:, None]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +216,8 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
         ("npy", npy(GOOD[0]), "has shape (8,)"),
         ("npy", npy(GOOD)[:-1], "npy header (shape (4, 8)) needs"),
         ("npy", b"\x93NUMPY\1\0\x10\0{'descr': junk\n  ", "is not an npy array"),
+        ("npy", npy(np.where(ONE_VALUE, np.float16("nan"), GOOD)), "are NaN or infinite"),
+        ("npy", npy(np.where(ONE_VALUE, np.float32("-inf"), GOOD)), "are NaN or infinite"),
         ("npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
         ("ref.npy", npy(GOOD[:, :-1]), "the .ref.npy of sample 'utt000001' is 7 wide, but 8"),
         ("ref.npy", None, "sample 'utt000001' is incomplete, it lacks .ref.npy"),
@@ -231,28 +227,26 @@ GOOD = np.zeros((4, CHANNELS), np.float16)
 )
 def test_unusable_members_are_one_sentence(tmp_path, samples, suffix, data, sentence):
     write_tar(tmp_path / "x.tar", replaced(samples, f"utt000001.{suffix}", data))
-    with pytest.raises(ValueError) as caught:
-        open_dataset(str(tmp_path), CHANNELS)
-    assert sentence in str(caught.value) and "x.tar" in str(caught.value)
+    refused(lambda: open_dataset(str(tmp_path), CHANNELS), "x.tar: ", sentence)
 
 
 def test_other_unusable_tars(tmp_path, samples):
     tar = tmp_path / "x.tar"
+
+    def opened():
+        return open_dataset(str(tar), CHANNELS)
+
     write_tar(tar, [("readme.txt", b"hello")])
-    with pytest.raises(ValueError, match="x.tar: none of its members belongs to a sample"):
-        open_dataset(str(tar), CHANNELS)
+    refused(opened, "x.tar: none of its members belongs to a sample")
     write_tar(tar, list(members_of(samples[0]).items()) * 2)
-    with pytest.raises(ValueError, match="'utt000000' has the member .npy twice"):
-        open_dataset(str(tar), CHANNELS)
+    refused(opened, "'utt000000' has the member .npy twice")
     with tarfile.open(tar, "w") as file:
         link = tarfile.TarInfo("a.ref.npy")
         link.type, link.linkname = tarfile.LNKTYPE, "b.npy"
         file.addfile(link)
-    with pytest.raises(ValueError, match="'a.ref.npy' is a link"):
-        open_dataset(str(tar), CHANNELS)
+    refused(opened, "'a.ref.npy' is a link")
     write_shard(tar, samples)
-    with pytest.raises(ValueError, match="latent_channels = 128; set it to 8"):
-        open_dataset(str(tar))
+    refused(lambda: open_dataset(str(tar)), "latent_channels = 128; set it to 8")
 
 
 def test_paths(tmp_path):
@@ -263,12 +257,12 @@ def test_paths(tmp_path):
     assert [both.sample_id(0), both.sample_id(2)] == ["d/000000:utt000000", "e/000000:utt000000"]
     two = open_dataset([str(tmp_path / "e"), str(folder)], CHANNELS)
     assert two.source.tolist() == [0] * 2 + [1] * 6 and two.sample_id(2) == "d/000000:utt000000"
-    with pytest.raises(ValueError, match="names .*000000.tar twice"):
-        open_dataset([str(folder), str(folder / "000000.tar")], CHANNELS)
-    with pytest.raises(ValueError, match="names .*000000.tar twice"):
-        open_dataset(str(tmp_path / "{d,d}" / "000000.tar"), CHANNELS)
-    with pytest.raises(ValueError, match="path is empty"):
-        open_dataset([], CHANNELS)
+    for path, words in (
+        ([str(folder), str(folder / "000000.tar")], "/d/000000.tar twice"),
+        (str(tmp_path / "{d,d}" / "000000.tar"), "/d/000000.tar twice"),
+        ([], "path is empty"),
+    ):
+        refused(lambda: open_dataset(path, CHANNELS), words)
 
 
 def test_index_is_used_and_rebuilt_when_stale_or_corrupt(tmp_path, monkeypatch):
@@ -347,6 +341,10 @@ def test_fingerprint_is_of_contents_not_of_place_or_time(tmp_path):
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
     (other / "000000.tar").rename(other / "renamed.tar")
     assert open_dataset(str(other), CHANNELS).fingerprint != fingerprints[2]
+    sample = Triplet("a", np.zeros((3, CHANNELS)), np.ones((2, CHANNELS)), {"text": "one"})
+    write_shard(tmp_path / "x.tar", [sample])
+    # Checkpoints have it: another one would refuse every resume.
+    assert open_dataset(str(tmp_path / "x.tar"), CHANNELS).fingerprint == "2c19b3d394efdc54"
     # Another text of the same length in a tar of the same size.
     samples = make_samples(2, channels=CHANNELS)
     digests = set()
@@ -362,12 +360,20 @@ def test_shard_that_changes_during_a_run(tmp_path):
     dataset = open_dataset(str(tmp_path), CHANNELS)
     tar = tmp_path / "000000.tar"
     tar.write_bytes(tar.read_bytes()[:-512])
-    with pytest.raises(ValueError, match="000000.tar: has .* must not change during a run"):
-        dataset.read(0)
+    refused(lambda: dataset.read(0), "000000.tar: has ", "must not change during a run")
 
 
-@pytest.mark.parametrize("part, name", [(0, "latents"), (1, "reference"), (2, "JSON")])
-def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, name):
+@pytest.mark.parametrize(
+    "part, name, sentence",
+    [
+        (0, "latents", "the .npy of sample 'utt000001' is not as it was"),
+        (1, "reference", "the .ref.npy of sample 'utt000001' is not as it was"),
+        (2, "JSON", "'utt000001.json' is not a UTF-8 JSON object"),
+    ],
+)
+def test_a_bit_that_flips_before_or_after_indexing_is_noticed(
+    tmp_path, samples, part, name, sentence
+):
     write_shard(tmp_path / "x.tar", samples)
     dataset = open_dataset(str(tmp_path), CHANNELS)
     flip_bits(tmp_path / "x.tar", [3 + part])
@@ -379,22 +385,8 @@ def test_a_bit_that_flips_after_indexing_is_noticed(tmp_path, samples, part, nam
     if name == "JSON":
         with pytest.raises(CorruptSampleError, match="'x:utt000001': its JSON"):
             dataset.metadata(1)
-
-
-def test_arrays_corrupt_before_the_index_are_known_by_their_written_hash(tmp_path, samples):
-    write_shard(tmp_path / "x.tar", samples)
-    flip_bits(tmp_path / "x.tar", [3])
-    with pytest.raises(ValueError, match="the .npy of sample 'utt000001' is not as it was"):
-        open_dataset(str(tmp_path), CHANNELS)
-
-
-@pytest.mark.parametrize("value, dtype", [(np.nan, np.float16), (-np.inf, np.float32)])
-def test_latents_that_are_not_finite_are_corrupt(tmp_path, samples, value, dtype):
-    array = samples[1].latents.astype(dtype)
-    array[3, 2] = value
-    write_tar(tmp_path / "x.tar", replaced(samples, "utt000001.npy", npy(array)))
-    with pytest.raises(ValueError, match="'utt000001.npy' has values that are NaN or infinite"):
-        open_dataset(str(tmp_path), CHANNELS)
+    (tmp_path / "x.tar.idx").unlink()
+    refused(lambda: open_dataset(str(tmp_path), CHANNELS), sentence)
 
 
 def test_skip_keeps_the_valid_samples(tmp_path, samples):

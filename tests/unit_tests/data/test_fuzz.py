@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
 
 CHANNELS = 8
-SEEDS_PER_KIND = 8
+SEEDS_PER_KIND = 5
 SAMPLES = make_samples(
     24,
     seed=11,

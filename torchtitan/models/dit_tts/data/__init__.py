@@ -7,7 +7,7 @@ Read the files in the order a sample travels through them:
 `tar_reader`       walks a tar strictly: corruption is an error, never a short list
 `shard`, `index`   where every sample of a tar lies; stored beside it as a sidecar
 `dataset`          `open_dataset`, and reading any sample by offset
-`storage`, `remote`, `remote_cache`   files and URLs, and what is cached of the latter
+`storage`, `remote`, `remote_cache`   files and URLs, and the cache of the latter
 `buckets`          which few static shapes and batch sizes a run uses
 `batch_sampler`    which samples make up global batch number k
 `row_loader`       loads a sample into its row of a padded batch

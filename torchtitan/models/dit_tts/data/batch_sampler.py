@@ -194,7 +194,7 @@ class GlobalBatchSampler:
         return sum(self._before_epoch(epoch))
 
     def _before_epoch(self, epoch: int) -> list[int]:
-        """The same by bucket."""
+        """C(e) of each bucket."""
         return [
             stream.before_epoch(epoch) // size
             for stream, size in zip(self._streams, self.batch_sizes, strict=True)
@@ -207,7 +207,7 @@ class GlobalBatchSampler:
 
     @property
     def bucket_batches_per_epoch(self) -> list[float]:
-        """The same by bucket."""
+        """Average batches of each bucket."""
         return [
             stream.draws_per_epoch / size
             for stream, size in zip(self._streams, self.batch_sizes, strict=True)

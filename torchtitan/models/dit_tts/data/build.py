@@ -10,11 +10,7 @@ from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
-from torchtitan.models.dit_tts.data.buckets import (
-    Selection,
-    make_batch_policy,
-    select_samples,
-)
+from torchtitan.models.dit_tts.data.buckets import Selection, make_batch_policy, select_samples
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
@@ -50,12 +46,7 @@ def build_dataloader(
         text_tokens = features.tokens + tokenizer.n_conditions
     else:
         text_tokens = tokenizer.max_tokens(dataset, (dp_rank, dp_world_size))
-    selection = select_samples(
-        dataset.frames,
-        text_tokens,
-        data,
-        dataset.sample_id,
-    )
+    selection = select_samples(dataset.frames, text_tokens, data, dataset.sample_id)
     samples, total = selection.samples, len(dataset)
     dropped = 1 - len(samples) / total
     if dropped > data.max_dropped_fraction:
@@ -179,9 +170,8 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
     counts = Counter(tar_path for tar_path, _ in dataset.problems)
     first = {tar_path: problem.sentence for tar_path, problem in reversed(dataset.problems)}
     for tar_path, count in counts.items():
-        name = plain_name(tar_path)
-        sentence = printable(first[tar_path])
-        lines.append(f"data: {printable(name)}: {count} problems left out, the first: {sentence}")
+        name, sentence = printable(plain_name(tar_path)), printable(first[tar_path])
+        lines.append(f"data: {name}: {count} problems left out, the first: {sentence}")
     lines.append("data: bucket  frames  text  speaker  samples  global batch  micro-batch")
     for number, (T, L, R) in enumerate(policy.shapes):
         size = policy.batch_sizes[number]
@@ -197,10 +187,10 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         f"text and {1 - policy.useful_reference_fraction:.1%} of the reference"
     )
     if loader.references is not None:
-        drawn, total = loader.references.samples_with_same_speaker, len(selection.samples)
+        drawn = loader.references.samples_with_same_speaker
         lines.append(
             f"data: references are drawn anew for {drawn} samples of {loader.references.speakers} "
-            f"speakers; {total - drawn} without another one by their speaker keep theirs"
+            f"speakers; {len(selection.samples) - drawn} without another one by their speaker keep theirs"
         )
     ramp, accumulation = loader.ramp, loader.accumulation_steps
     for phase, divisor in enumerate(ramp.divisors):

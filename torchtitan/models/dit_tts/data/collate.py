@@ -134,7 +134,7 @@ class Collator:
         lengths, used = self._load(batch, first, samples, list(into_rows), references)
         frames, speaker_frames, tokens, n_bytes = lengths.T.copy()
 
-        # numpy for what is small: torch would start a thread pool in each loader thread.
+        # numpy for small arrays: torch would start a thread pool in each loader thread.
         text_mask = np.arange(L) < tokens[:, None]
         small = {
             "frames": frames,

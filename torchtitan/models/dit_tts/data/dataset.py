@@ -70,21 +70,16 @@ def open_dataset(
         path: a folder (its `*.tar`, sorted by name, not below), one `.tar` file, a glob, a
             pattern with braces, or a URL of one of these; or several of them.
         latent_channels: width C that the stored latents must have.
-        on_error: "raise", or "skip" to leave corrupt samples out, or "report" to do so however
-            many they are and even if no sample is left: for looking at `problems`.
-        max_corrupt_fraction: with "skip", the fraction of corrupt samples above which it raises
-            all the same.
-        cache_folder, cache_bytes: where bytes read from URLs are cached, and how many; see
-            `RangeReader`.
+        on_error: "raise"; "skip" leaves corrupt samples out; "report" does so even if no sample is left.
+        max_corrupt_fraction: above which "skip" raises, too.
+        cache_folder, cache_bytes: as of `RangeReader`.
         part: (number, count) of processes that start together: each begins with other shards, so
             that together they make every missing index about once. The first shows progress.
     """
     entries = [path] if isinstance(path, str) else list(path) or [""]
-    found = [
-        (number, shard) for number, entry in enumerate(entries) for shard in find_shards(entry)
-    ]
-    sources = [number for number, _ in found]
-    tar_paths = [shard for _, shard in found]
+    shards = list(map(find_shards, entries))
+    tar_paths = [tar_path for of_entry in shards for tar_path in of_entry]
+    sources = [number for number, of_entry in enumerate(shards) for _ in of_entry]
     name, count = Counter(map(plain_name, tar_paths)).most_common(1)[0]
     if count > 1:
         raise InputError(
@@ -113,16 +108,12 @@ def _load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardInde
     rotated = tar_paths[first:] + tar_paths[:first]
     openers = _REMOTE_OPENERS if any(map(is_remote, tar_paths)) else _LOCAL_OPENERS
     with ThreadPoolExecutor(min(openers, len(tar_paths)), thread_name_prefix="index") as pool:
-        indexes = list(
-            tqdm(
-                pool.map(load_index, rotated),
-                "opening shards",
-                len(rotated),
-                unit="shard",
-                delay=2.0,  # indexes that are there already need no bar
-                disable=number > 0,
-            )
+        loading = pool.map(load_index, rotated)
+        # Stored indexes need no bar.
+        bar = tqdm(
+            loading, "opening shards", len(rotated), unit="shard", delay=2, disable=number > 0
         )
+        indexes = list(bar)
     return indexes[len(indexes) - first :] + indexes[: len(indexes) - first]
 
 
@@ -130,9 +121,8 @@ def _judge_problems(dataset: "Dataset", on_error: str, max_corrupt_fraction: flo
     assert on_error in ("raise", "skip", "report")
     if not dataset.problems or on_error == "report":
         return
-    tar_path, first = dataset.problems[0]
-    count = len(dataset.problems)
-    more = f" ({count - 1} more: titan-tts data doctor lists them)" if count > 1 else ""
+    (tar_path, first), *others = dataset.problems
+    more = f" ({len(others)} more: titan-tts data doctor lists them)" if others else ""
     sentence = f"{plain_name(tar_path)}: {first.sentence}{more}"
     if on_error == "raise":
         raise InputError(sentence)
@@ -146,7 +136,7 @@ def _judge_problems(dataset: "Dataset", on_error: str, max_corrupt_fraction: flo
 
 
 class Dataset:
-    """All samples of some shards, numbered from 0 in order of shards and of members.
+    """All samples of some shards, numbered from 0 in order of shards and of members, for any thread.
 
     Columns, numpy arrays of one row per sample: `shard` (number of its shard), `source`
     (number of its entry of `[data] path`), `frames` and `reference_frames`, `text_bytes` and
@@ -162,8 +152,6 @@ class Dataset:
         shard_names: of each shard as `sample_id` has it.
         fingerprint: of names and contents, of no times and no folders: a copied dataset is the
             same dataset.
-
-    Reads may come from any thread.
     """
 
     def __init__(
@@ -288,8 +276,8 @@ class Dataset:
     def metadata_of(self, samples: Sequence[int]) -> list[dict[str, Any]]:
         """The JSON objects of many samples; remote ones are requested all at once."""
         wanted = [(sample, self._extents[sample].only(-1)) for sample in samples]
-        remote = [each for each in wanted if self.is_remote(each[0])]
-        fetched = dict(zip((sample for sample, _ in remote), self._fetch(remote)))
+        remote = {sample: extents for sample, extents in wanted if self.is_remote(sample)}
+        fetched = dict(zip(remote, self._fetch(list(remote.items()))))
         objects = []
         for sample, extents in wanted:
             (stored,) = self._stored(sample, extents, fetched.get(sample))
@@ -325,7 +313,7 @@ class Dataset:
         return [bytearray().join(next(fetched) for _ in group) for group in groups]
 
     def _remote_extents(self, sample: int, extents: SampleExtents) -> list[Extent]:
-        shard = int(self.shard[sample])
+        shard = self.shard[sample]
         tar = self.tar_paths[shard], self.tar_bytes[shard], self._tar_versions[shard]
         return [Extent(*tar, *span) for span in extents.spans]
 
@@ -359,15 +347,13 @@ class Dataset:
         return self._checked(sample, extents, self._read(sample, extents))
 
     def _checked(self, sample: int, extents: SampleExtents, data: memoryview) -> list[memoryview]:
-        """The bytes of each member."""
         stored = [data[start:stop] for start, stop in extents.parts]
         hashes = tuple(map(xxhash.xxh3_64_intdigest, stored))
         if hashes == extents.hashes:
             return stored
-        names = [member.name for member in members.ARRAYS][: len(extents.item_bytes)]
-        names += ["JSON"][: len(stored) - len(names)]
-        pairs = zip(names, hashes, extents.hashes, strict=True)
-        name = next(name for name, found, indexed in pairs if found != indexed)
+        arrays = members.ARRAYS[: len(extents.item_bytes)]
+        is_corrupt = list(map(int.__ne__, hashes, extents.hashes))
+        name = [*(member.name for member in arrays), "JSON"][is_corrupt.index(True)]
         tar_path = plain_name(self.tar_paths[int(self.shard[sample])])
         raise CorruptSampleError(
             f"sample '{self.sample_id(sample)}': its {name} in {tar_path} changed after indexing, "
@@ -384,11 +370,9 @@ def _shard_names(tar_paths: list[str]) -> list[str]:
     """File names without `.tar`, after as few parent folders as make each name unique."""
     parts = [plain_name(tar_path).removesuffix(".tar").split("/") for tar_path in tar_paths]
     depth = 1
-    while True:
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
+    while len(set(names := ["/".join(part[-depth:]) for part in parts])) < len(parts):
         depth += 1
+    return names
 
 
 def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:
@@ -397,10 +381,8 @@ def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray
     codes = []
     for index in indexes:
         values = index.labels[name]
-        # The last entry is what code -1 finds.
-        mapping = np.array(
-            [table.setdefault(value, len(table)) for value in values] + [-1], dtype=np.int32
-        )
+        joined = [table.setdefault(value, len(table)) for value in values]
+        mapping = np.array([*joined, -1], np.int32)  # code -1 takes the last
         codes.append(mapping[index.columns[f"{name}_code"]])
     return np.concatenate(codes), list(table)
 

@@ -16,6 +16,7 @@ import json
 import os
 import struct
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -120,8 +121,7 @@ def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
     """
     for path in _sidecar_paths(tar_path):
         try:
-            with open(f"{path}.{name}", "rb") as file:
-                stored = file.read()
+            stored = Path(f"{path}.{name}").read_bytes()
         except OSError:
             continue
         key, data = stored[:_COLUMN_KEY_BYTES], stored[_COLUMN_KEY_BYTES:]
@@ -233,8 +233,7 @@ def _members_hash() -> int:
 
 def _read_local(path: str) -> ShardIndex | None:
     try:
-        with open(path, "rb") as file:
-            return _parse_sidecar(file.read())
+        return _parse_sidecar(Path(path).read_bytes())
     except OSError:
         return None
 

@@ -47,7 +47,7 @@ class ThreadPrefetcher(Generic[T]):
         try:
             return future.result()
         except BaseException:
-            self._drop_ahead()  # what is loaded for nobody would hold up the end of the process
+            self._drop_ahead()  # unused loads would hold up the end of the process
             raise
 
     def _drop_ahead(self) -> None:

@@ -29,9 +29,9 @@ FIRST_WAIT_SECONDS = 0.5
 WAIT_FACTOR = 3.0
 
 _CONNECT_SECONDS, _READ_SECONDS = 15, 60
-# Above what is in flight, or the client's own pool of connections (10 in botocore) is the limit.
+# Above the requests in flight, or the client's own pool of connections (10 in botocore) is the limit.
 _POOL_CONNECTIONS = 1024
-# Class names among an error's classes and those of its causes.
+# Classes of an error or of one of its causes.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 _CONNECTION_ERRORS = {
     "TimeoutError",

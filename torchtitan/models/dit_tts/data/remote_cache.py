@@ -131,9 +131,7 @@ class DiskCache:
         """The extent's bytes, or None where they are not there complete and valid."""
         try:
             tar = self._tar(extent, create=False)
-            if tar is None:
-                return None
-            return tar.read(extent.start, extent.stop)
+            return None if tar is None else tar.read(extent.start, extent.stop)
         except OSError as error:
             self._stop(error)
             return None

@@ -114,8 +114,6 @@ class RowLoader:
         self.features = features
 
     def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
-        if not pieces:
-            return Fetched(self.dataset.fetch(samples), {})
         others = [piece.sample for piece in pieces]
         return Fetched(*self.dataset.fetch_with_latents(samples, others))
 
