@@ -74,5 +74,5 @@ def test_the_array_is_checked_like_the_others(tmp_path, samples):
     batches = take(build(tmp_path, **SKIP), 30)
     assert sum(inputs["replaced"] for inputs, _ in batches) > 0
     (tmp_path / "a.tar.idx").unlink()
-    with pytest.raises(ValueError, match="the .f0.npy of sample 'utt000003' is not the one"):
+    with pytest.raises(ValueError, match="the .f0.npy of sample 'utt000003' is not as it was"):
         open_dataset(str(tmp_path), CHANNELS)
