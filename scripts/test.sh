@@ -27,5 +27,5 @@ case "${1:-}" in
 esac
 scripts/setup.sh dev
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} # the tests are small: more threads only slow them down
-# In the order of the folders: the long integration tests begin first.
+# In the order that tests/conftest.py makes: the files that take longest begin first.
 exec .venv/bin/python -m pytest -rs -n 2 --dist $spread --no-loadscope-reorder ${selection[@]+"${selection[@]}"} "$@"

@@ -10,6 +10,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["XDG_CACHE_HOME"] = _caches.name
 os.environ["HF_HOME"] = f"{_caches.name}/huggingface"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.fsync = lambda descriptor: (
+    None
+)  # no test ends the machine, and a disk takes milliseconds for each
 
 
 def pytest_collection_modifyitems(items):

@@ -115,9 +115,8 @@ def test_a_trained_encoder_trains_the_same_on_every_layout_and_resumes(prepared)
     folder, encoder, common, plain = prepared
     common = [*common, f"--encoder.model={encoder}", *TRAINED, "--optimizer.encoder_lr=3e-4"]
     one = runs.run(folder, "tuned", common)
-    for name, arguments in (("ddp", DDP), ("fsdp", FSDP)):
-        other = runs.run(folder, f"tuned_{name}", [*common, *arguments], 2)
-        assert losses(other) == pytest.approx(losses(one), abs=1e-5)
+    replicas = runs.run(folder, "tuned_ddp", [*common, *DDP], 2)
+    assert losses(replicas) == pytest.approx(losses(one), abs=1e-5)
     # It has moved what the loss sees, by its own rate.
     assert abs(losses(one)[-1] - losses(plain)[-1]) > 2e-5  # twice what layouts may differ by
     layer = "text_encoder.core.layers.3.mlp.up_proj.weight"

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ LEVEL = {
 }
 
 
-def imports(path: Path, package: str) -> set[str]:
+@cache
+def all_imports(path: Path) -> set[str]:
     """Full names of all that a file imports, in functions too: of modules and of names in them."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -55,7 +57,12 @@ def imports(path: Path, package: str) -> set[str]:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return {name for name in found if name == package or name.startswith(package + ".")}
+    return found
+
+
+def imports(path: Path, package: str) -> set[str]:
+    """The names of a package among them."""
+    return {name for name in all_imports(path) if f"{name}.".startswith(f"{package}.")}
 
 
 def product_imports() -> dict[str, set[str]]:
@@ -195,12 +202,5 @@ def test_what_is_imported_is_declared():
     modules |= {"megatron"}  # of megatron-core
     names |= modules | {"torchtitan", "titan_tts", "functorch"}  # the last is part of torch
     for path in (path for folder in FOLDERS.values() for path in folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            found = []
-            if isinstance(node, ast.Import):
-                found = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                found = [node.module or ""]
-            for name in found:
-                top = name.split(".")[0]
-                assert top in names or top in sys.stdlib_module_names, f"{path} imports {top}"
+        for top in {name.partition(".")[0] for name in all_imports(path)}:
+            assert top in names or top in sys.stdlib_module_names, f"{path} imports {top}"
