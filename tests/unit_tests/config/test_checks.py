@@ -9,7 +9,7 @@ import pytest
 
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.checks import validate_config
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
 from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import config_from_dict, resolve
 from torchtitan.models.dit_tts.config.marks import Bounds
@@ -49,6 +49,11 @@ def test_a_number_is_refused_with_its_bounds(bounds, words):
     assert str(refusal.value).endswith(f"but it must {words}")
 
 
+def test_a_bound_is_shown_with_two_digits():
+    with pytest.raises(InputError, match=r"sway = 2.0, but it must be from -1 to 1\.75$"):
+        check_numbers(Sampling(sway=2.0), "sampling")
+
+
 # Processes | settings | words of the message: key, value found, what is allowed
 REFUSED = """
 1 | model.flavor = '60m' | [model] flavor = '60m' is not known; did you mean 60M? allowed are debug, 60M
@@ -82,10 +87,12 @@ REFUSED = """
 2 | EDGES; data.bucket_batch_sizes = [63, 32] | = [63, 32] | 2 data-parallel ranks x 1 accumulation steps = 2
 2 | EDGES; data.bucket_batch_sizes = [12, 32]; training = {batch_ramp = [4], batch_ramp_steps = 8} | 1/4 cannot be divided
 2 | EDGES; data.bucket_batch_sizes = [68, 32]; training = {batch_ramp = [4], batch_ramp_steps = 8} | 1/4 cannot be divided | 2 data-parallel | bucket_batch_sizes multiples of 8
+1 | EDGES; data.bucket_batch_sizes = [0, 32] | = [0, 32] | a positive multiple
+1 | data.seed = 9223372036854775808 | seed = 9223372036854775808 | below 2^63
 1 | EDGES; data.bucket_batch_sizes = [64, 48] | ends with [48] | comes to 32 samples
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
 1 | data.duration_alpha = nan | duration_alpha = nan | finite
-1 | data.prefetch_batches = 0 | prefetch_batches = 0 | num_workers = 2
+1 | data = {prefetch_batches = 0, num_workers = 1} | prefetch_batches = 0 | num_workers = 1
 4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | must be 4
 1 | parallelism.data_parallel_replicate_degree = 0 | replicate_degree = 0 | at least 1
 1 | parallelism.data_parallel_shard_degree = -2 | -2 | at least 1
@@ -151,6 +158,9 @@ ALLOWED = """
 2 | training.enable_cpu_offload = true
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8}; sampling = {min_t = 0.5, max_t = 0.5}
+1 | data = {prefetch_batches = 0, num_workers = 0}
+1 | data = {prefetch_batches = 1, seed = 9223372036854775807}; validation.times = [1.0]
+1 | EDGES; data.bucket_batch_sizes = [1, 32]; ema.decays = [0.0, 1.0]
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.999}; checkpoint.keep_latest_k = 2
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 768]; sampling = {steps = 5, zero_init_steps = 4}
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 3}
@@ -200,6 +210,7 @@ FLEX, VARLEN = "attention.backend = 'flex'", "attention.backend = 'varlen'"
 PROFILED = "profiling.enable_profiling = true"
 REFUSED_ON_A_GPU = f"""
 {FLEX} | 'flex' needs [compile] enable = true
+{FLEX}; compile = {{enable = true, components = ['encoders']}} | with 'model' among its components
 {VARLEN}; training.mixed_precision_param = 'float32' | mixed_precision_param = 'bfloat16', not
 {PROFILED}; profiling.profile_freq = 3 | profile_freq = 3, but it must be at least | = 4
 """
@@ -211,7 +222,8 @@ def test_what_an_accelerator_cannot_do(toml, message):
         validate(toml, accelerator="cpu")
     with pytest.raises(InputError, match=re.escape(message)):
         validate(toml, accelerator="cuda")
-    validate(f"{VARLEN}; compile.enable = true", accelerator="cuda")
+    for kernel in (FLEX, VARLEN):
+        validate(f"{kernel}; compile.enable = true", accelerator="cuda")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_precedence(tmp_path):
     assert with_blank.training.local_batch_size == 3 and with_blank.compile.enable
 
 
+@pytest.mark.long
 def test_spellings_of_a_boolean(tmp_path):
     on = "--compile.enable|--compile.enable true|--compile.enable=True"
     off = "--compile.no-enable|--compile.enable false|--compile.enable=false"
@@ -196,6 +197,7 @@ def prepared(tmp_path, monkeypatch) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["data/train/", "./data/../data/train", "file://"])
 def test_held_out_shards_beside_the_data_are_found(prepared, path):
     path = path if path != "file://" else f"file://{prepared}/train"

@@ -1,5 +1,6 @@
 """What a resume, or a new run from a checkpoint's weights, may change of a config."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import checkpoint_storage
 from torchtitan.models.dit_tts.run.checkpoint_storage import write_manifest
-from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, trained_with
+from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfit, trained_with
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,21 @@ def test_keys_that_an_earlier_version_had(tmp_path, key, neutral, other):
         check_trained_with(tmp_path, now, [], False)
         with pytest.raises(InputError, match="leave it out") if refused else nullcontext():
             config_from_dict({section: {name: value}}, "outputs/old/config.toml")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        ("Missing key in checkpoint state_dict: dataloader.skipped.", "step-2 .* earlier version"),
+        ("Missing key in checkpoint state_dict: optimizer.state.a.", "name = 'Muon', but step-2"),
+        ("Missing key in checkpoint state_dict: output.weight.", "another model .*output.weight.;"),
+        ("Size mismatch between saved (1) and (2) for a.weight", "another model .* for a.weight.;"),
+        ("no space is left", None),
+    ],
+)
+def test_tensors_that_do_not_fit(error, sentence):
+    found = misfit(Path("step-2"), RuntimeError(error), "Muon")
+    assert found is None if sentence is None else re.search(sentence, str(found)), found
 
 
 WIDTH = "objective.logit_std"

@@ -43,7 +43,10 @@ def test_start_writes_config_environment_and_state(tmp_path, config):
     assert environment["versions"]["torch"] and environment["device"] and environment["command"]
     state = state_of(tmp_path)
     assert (state["state"], state["step"], state["pid"]) == ("init", 0, os.getpid())
+    assert "saved_step" not in state
+    folder.saved_step = 4
     folder.set_state("completed", 5)
+    assert state_of(tmp_path)["saved_step"] == 4
     folder = RunFolder(tmp_path, 0)
     later = JobConfig()
     later.training.steps = 9

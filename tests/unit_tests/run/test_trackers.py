@@ -142,6 +142,7 @@ def test_what_wandb_is_given(tmp_path, stand_in):
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_a_resume_continues_the_same_run_at_wandb(tmp_path, stand_in, monkeypatch):
     """Wherever it is started from: what is recorded wins over the config and the environment."""
     trackers(tmp_path, ENABLED).close()
