@@ -76,8 +76,11 @@ def test_keys_that_an_earlier_version_had(tmp_path, key, neutral, other):
     [
         ("Missing key in checkpoint state_dict: dataloader.skipped.", "step-2 .* earlier version"),
         ("Missing key in checkpoint state_dict: optimizer.state.a.", "name = 'Muon', but step-2"),
-        ("Missing key in checkpoint state_dict: output.weight.", "another model .*output.weight.;"),
-        ("Size mismatch between saved (1) and (2) for a.weight", "another model .* for a.weight.;"),
+        (
+            "Missing key in checkpoint state_dict: output.weight.",
+            "does not fit this config.s model .*output.weight.;",
+        ),
+        ("Size mismatch between saved (1) and (2) for a.weight", "does not fit .* for a.weight.;"),
         ("no space is left", None),
     ],
 )
