@@ -22,6 +22,12 @@ _SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{each}|>" for each i
 _SPECIAL += _TASKS.split()
 
 
+def noise(seconds: float, seed: int = 0) -> torch.Tensor:
+    """At 16 kHz."""
+    generator = torch.Generator().manual_seed(seed)
+    return 0.1 * torch.randn(int(seconds * 16_000), generator=generator)
+
+
 def write_tiny_whisper(
     folder: str | Path, seed: int = 0, multilingual: bool = True, positions: int = 40
 ) -> Path:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests.helpers.sentences import refused
+from tests.helpers.speech_corpora import AS_IS, prepare, tone
 from titan_tts.cli import main as titan_tts
-from titan_tts.prepare.pipeline import prepare_corpus
-from titan_tts.prepare.settings import AudioSettings, Options
 from tools.harness.dac_vae_checkpoints import (
     RELEASED,
     RELEASED_PARAMETERS,
@@ -50,7 +50,6 @@ def codec(file) -> DacVaeCodec:
 
 
 def changed(file: Path, path: Path, change) -> Path:
-    """A copy of a checkpoint after `change(content)`."""
     content = torch.load(file, weights_only=True)
     change(content)
     torch.save(content, path)
@@ -186,11 +185,11 @@ def test_corrupt_checkpoints(file, tmp_path, change, sentence):
     refused(lambda: build_codec(str(path)), sentence)
 
 
+@dataclass
 class Trap:
     """Unpickled without weights_only, this leaves a file behind."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    path: Path
 
     def __reduce__(self):
         return os.mkdir, (str(self.path),)
@@ -211,31 +210,25 @@ def test_nothing_in_a_file_is_executed_and_no_file_is_taken_for_weights(tmp_path
 @pytest.mark.long
 def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path):
     """Voiced ends off the frame grid, two of them in one batch; within the rounding to float16."""
-    source, lengths = tmp_path / "source", (23_500, 24_300, 48_000 + 100, 48_000)
-    source.mkdir()
-    generator = np.random.default_rng(0)
-    rows, waveforms = [], {}
-    for number, length in enumerate(lengths):
-        waveform = 0.2 * np.sin(2 * np.pi * (150 + 20 * number) * np.arange(length) / 48_000)
-        waveform = (waveform + 0.02 * generator.standard_normal(length)).astype(np.float32)
-        waveforms[str(number)] = torch.from_numpy(waveform)
-        soundfile.write(source / f"{number}.wav", waveform, 48_000, subtype="FLOAT")
-        rows.append({"key": str(number), "audio": f"{number}.wav", "text": "la", "speaker": "s"})
-    (source / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    as_they_are = AudioSettings(loudness=None, max_silence=None)
+    generator, rows, waveforms = np.random.default_rng(0), [], {}
+    for key, samples in (("a", 23_500), ("b", 24_300), ("c", 48_100), ("d", 48_000)):
+        waveform = tone(samples / 48_000, 0.2, 48_000, 150 + samples % 100)
+        waveform += (0.02 * generator.standard_normal(samples)).astype(np.float32)
+        waveforms[key] = torch.from_numpy(waveform)
+        soundfile.write(tmp_path / f"{key}.wav", waveform, 48_000, subtype="FLOAT")
+        rows.append({"audio": f"{key}.wav", "text": "la", "speaker": "s"})
+    (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
-    def prepare(weights):
-        options = {"codec": str(weights), "audio": as_they_are, "workers": 1, "device": "cpu"}
-        return prepare_corpus(Options(str(source), str(tmp_path / "out"), **options))
+    def prepared(weights):
+        source, out = tmp_path / "manifest.jsonl", tmp_path / "out"
+        return prepare(source, out, codec=str(weights), audio=AS_IS)
 
-    settings = prepare(file)["settings"]
+    settings = prepared(file)["settings"]
     assert (settings["codec"], settings["codec_fingerprint"]) == ("dac_vae", codec.fingerprint)
     dataset = open_dataset(str(tmp_path / "out/train"), 128)
-    assert len(dataset) == len(lengths)
-    for sample in range(len(dataset)):
-        stored = dataset.load(sample).latents
-        waveform = waveforms[dataset.key(sample)]
-        encoded = codec.encode(waveform).numpy()
+    assert [dataset.key(sample) for sample in range(len(dataset))] == list("abcd")
+    for sample, waveform in enumerate(waveforms.values()):
+        stored, encoded = dataset.load(sample).latents, codec.encode(waveform).numpy()
         assert (np.abs(stored - encoded) <= 1e-5 + np.abs(encoded) * 2**-11).all()
         missing = -len(waveform) % codec.hop_length
         with_zeros = codec.encode(torch.nn.functional.pad(waveform, (0, missing))).numpy()
@@ -243,6 +236,6 @@ def test_prepares_and_knows_moved_weights_again(file, codec, tmp_path):
 
     # Weights are recognized in another file, and others are refused.
     write_safetensors(codec.network, tmp_path / "elsewhere.safetensors")
-    assert prepare(tmp_path / "elsewhere.safetensors")["reused"]
-    with pytest.raises(ValueError, match="codec_fingerprint was"):
-        prepare(write_tiny_dac_vae(tmp_path, seed=1))
+    assert prepared(tmp_path / "elsewhere.safetensors")["reused"]
+    other = write_tiny_dac_vae(tmp_path, seed=1)
+    refused(lambda: prepared(other), "codec_fingerprint was")

@@ -42,37 +42,27 @@ def test_a_users_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "opens, spec, message",
+    "opens, spec, missing, message",
     [
-        (open_recognizer, "", "'' is no recognizer; take words:zero"),
-        (open_recognizer, "whisper:", "is no recognizer"),
-        (open_recognizer, "a.b", "is no recognizer"),
-        (open_recognizer, "no_such_package.x:y", "cannot be imported"),
-        (open_recognizer, "words:one,,two", "word '' is not in"),
-        (open_recognizer, "words:one,blorptang", "'blorptang' is not in"),
-        (open_recognizer, "words:read(2)", "'read(2)' is not in"),
-        (open_speaker_scorer, "xvector", "is no speaker scorer; take own, xvector:"),
-        (open_speaker_scorer, "own", "has no speaker encoder of its own"),
-        (open_opinion_predictor, "utmos", "is no opinion predictor; take dnsmos"),
+        (open_recognizer, "", "", "'' is no recognizer; take words:zero"),
+        (open_recognizer, "whisper:", "", "is no recognizer"),
+        (open_recognizer, "a.b", "", "is no recognizer"),
+        (open_recognizer, "no_such_package.x:y", "", "cannot be imported"),
+        (open_recognizer, "words:one,,two", "", "word '' is not in"),
+        (open_recognizer, "words:one,blorptang", "", "'blorptang' is not in"),
+        (open_recognizer, "words:read(2)", "", "'read(2)' is not in"),
+        (open_speaker_scorer, "xvector", "", "is no speaker scorer; take own, xvector:"),
+        (open_speaker_scorer, "own", "", "has no speaker encoder of its own"),
+        (open_recognizer, "words:one", "pocketsphinx", "titan-tts[speech]'"),
+        (open_recognizer, "whisper:tiny", "transformers", "titan-tts[pretrained]'"),
+        (open_recognizer, "faster-whisper:tiny", "faster_whisper", "titan-tts[faster-whisper]'"),
+        (open_speaker_scorer, "xvector:a/b", "transformers", "titan-tts[pretrained]'"),
+        (open_opinion_predictor, "dnsmos", "speechmos", "titan-tts[opinion]'"),
+        (open_opinion_predictor, "utmos", "", "is no opinion predictor; take dnsmos"),
     ],
 )
-def test_what_is_refused(opens, spec, message):
-    refused(lambda: opens(spec), message)
-
-
-@pytest.mark.parametrize(
-    "opens, spec, missing, extra",
-    [
-        (open_recognizer, "words:one", "pocketsphinx", "speech"),
-        (open_recognizer, "whisper:tiny", "transformers", "pretrained"),
-        (open_recognizer, "faster-whisper:tiny", "faster_whisper", "faster-whisper"),
-        (open_speaker_scorer, "xvector:a/b", "transformers", "pretrained"),
-        (open_opinion_predictor, "dnsmos", "speechmos", "opinion"),
-    ],
-)
-def test_a_missing_library_is_named_with_its_extra(opens, spec, missing, extra, monkeypatch):
-    def found(name):
-        return None if name == missing else find_spec(name)
-
+def test_what_is_refused(opens, spec, missing, message, monkeypatch):
+    """A library that is not installed is named with its extra."""
+    found = lambda name: None if name == missing else find_spec(name)  # noqa: E731
     monkeypatch.setattr("torchtitan.models.dit_tts.errors.find_spec", found)
-    refused(lambda: opens(spec), f"titan-tts[{extra}]'")
+    refused(lambda: opens(spec), message)

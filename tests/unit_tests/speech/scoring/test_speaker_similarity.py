@@ -7,17 +7,12 @@ import torch
 from transformers import AutoFeatureExtractor, WavLMForXVector
 
 from tests.helpers.sentences import refused
-from tests.helpers.speech_checkpoints import write_tiny_wavlm
+from tests.helpers.speech_checkpoints import noise, write_tiny_wavlm
 from torchtitan.models.dit_tts.speech.scoring import speaker_similarity
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_scorer
 
 RATE = 16_000
-
-
-def noise(seconds, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return 0.1 * torch.randn(int(seconds * RATE), generator=generator)
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +75,16 @@ def with_latents(*rows):
 def test_the_models_own_encoder(monkeypatch):
     calls = []
     scorer = open_speaker_scorer("own", own=lambda rows: calls.append(rows) or rows.mean(0))
-    assert "own" in scorer.name and "not independent" in scorer.name
+    assert scorer.name == "the model's own speaker encoder, not independent"
     east, north = with_latents([1.0, 0.0]), with_latents([0.0, 2.0], [0.0, 1.0])
-    assert scorer.similarity(east, east) == pytest.approx(1.0)
-    assert scorer.similarity(east, north) == pytest.approx(0.0)
-    assert scorer.similarity(with_latents([-3.0, 0.0]), east) == pytest.approx(-1.0)
-    assert scorer.similarity(with_latents([float("nan"), 1.0]), north) == pytest.approx(1.0)
+    west, broken = with_latents([-3.0, 0.0]), with_latents([float("nan"), 1.0])
+    for pair, cosine in (
+        ((east, east), 1),
+        ((east, north), 0),
+        ((west, east), -1),
+        ((broken, north), 1),
+    ):
+        assert scorer.similarity(*pair) == pytest.approx(cosine)
     refused(lambda: scorer.similarity(Sound(torch.zeros(8), 4), east), "this sound has none")
 
     # A reference is embedded once, by its content; and not too many are kept.
