@@ -1,1 +1,1 @@
-"""What a dataset holds and what is wrong with it: `titan-tts data inspect` and `titan-tts data doctor`."""
+"""Contents and faults of a dataset: `titan-tts data inspect` and `titan-tts data doctor`."""

@@ -1,4 +1,4 @@
-"""`titan-tts data doctor`: reads a dataset, lists what is wrong with it and suggests batches."""
+"""`titan-tts data doctor`: reads a dataset, lists its faults and suggests batches."""
 
 import os
 import re

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-# Severity -> code (a stable name in the JSON) -> (what is counted, what to do). An error is corrupt
+# Severity -> code (a stable name in the JSON) -> (title, advice). An error is corrupt
 # or leaking data, a warning is valid data that is likely to harm a training, a note is worth knowing.
 _KINDS: dict[str, dict[str, tuple[str, str]]] = {
     "error": {

@@ -53,7 +53,7 @@ def render(result: dict[str, Any], plots: dict[str, str]) -> str:
 def draw_plots(
     dataset: Dataset, measured: Measurements, limits: Limits, edges: list[int]
 ) -> dict[str, str]:
-    """Title -> SVG of every plot; `edges` are those of the suggested buckets, in frames."""
+    """Title -> SVG of every plot; `edges` (frames) end the suggested buckets."""
     if not len(dataset):
         return {}
     fps = limits.frames_per_second

@@ -1,4 +1,4 @@
-"""`titan-tts data inspect`: what a dataset holds, from its indexes alone."""
+"""`titan-tts data inspect`: the contents of a dataset, from its indexes alone."""
 
 import math
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ MAX_BATCH_SECONDS = 480.0
 
 @dataclass(frozen=True)
 class Run:
-    """What workers need to know in addition to the list."""
+    """The facts that workers need in addition to the list."""
 
     root: str  # of the source's reader, as are the files
     files: dict[str, str] = field(hash=False)  # URLs have this start's signatures

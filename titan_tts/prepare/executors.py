@@ -20,7 +20,7 @@ from torchtitan.models.dit_tts.errors import InputError
 
 Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]
 
-# Of the speech extra; the samples' bytes may depend on their versions.
+# Packages of the speech extra; the samples' bytes may depend on their versions.
 LIBRARIES = ("soundfile", "soxr", "pyloudnorm", "av", "pyarrow")
 _PACKAGE = "titan_tts.prepare"
 # Starting a process takes as long as this many chunks of a light codec.

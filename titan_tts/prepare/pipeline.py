@@ -232,7 +232,7 @@ def _encode_stage(
 
 
 def _so_far(folder: Path, plan: Plan) -> tuple[Chunk, list[int]]:
-    """The sum of the list and the chunks that are there, and the numbers of the missing chunks."""
+    """The counts of the list and its encoded chunks, and the numbers of the missing chunks."""
     counted, missing = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems)), []
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)

@@ -57,6 +57,15 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object of a text; None for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 class Unusable(NamedTuple):
     """A recording that cannot be used."""
 
@@ -141,7 +150,7 @@ def make_item(
 
 
 def _first(row: Mapping[str, Any], given: str, names: tuple[str, ...]) -> tuple[str, Any]:
-    """(name, value) of the given column, or of the first of `names` that is there; ("", None)."""
+    """(name, value) of the given column, or of the first of `names` that the row has; ("", None)."""
     for name in (given,) if given else names:
         if row.get(name) is not None:
             return name, row[name]
@@ -149,7 +158,7 @@ def _first(row: Mapping[str, Any], given: str, names: tuple[str, ...]) -> tuple[
 
 
 def first_value(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The value of the first of `names` that is there and not empty, or None."""
+    """The first value under `names` that is not empty, or None."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 

@@ -25,12 +25,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from titan_tts.prepare.recordings import json_object
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 
 RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
-# Of the record and of what the code makes of a recording: work of another version is not continued.
+# Changes with the record and with the processing of recordings: work of another version is not continued.
 RECORD_VERSION = 5
 _REPLACED_NAME, _SHARDS_OF_NAME = "replaced", "shards_of"
 _OLD_LOCK_NAME = "lock"  # of earlier versions
@@ -70,10 +71,9 @@ def locked(output: Path) -> Iterator[Path]:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where none can be read."""
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return json_object(path.read_bytes())
+    except OSError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def read_record(output: Path) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ in seconds for a part of a file. All columns are kept in the sample's JSON.
 """
 
 import csv
-import json
 import os
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -20,6 +19,7 @@ from titan_tts.prepare.recordings import (
     Unusable,
     first_value,
     is_utf8,
+    json_object,
     make_item,
     sample_key,
 )
@@ -74,16 +74,14 @@ class Manifest:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
             where = f"{self.name} line {number}"
             if not is_utf8(line):
-                row = Unusable(where, NOT_UTF8)
-            elif not isinstance(row, dict):
-                row = Unusable(where, "is not a JSON object; a manifest has one per line")
-            yield number, row
+                yield number, Unusable(where, NOT_UTF8)
+            elif (row := json_object(line)) is None:
+                sentence = "is not a JSON object; a manifest has one per line"
+                yield number, Unusable(where, sentence)
+            else:
+                yield number, row
 
     def _records(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
         """(number of its first line, columns) of each record.

@@ -56,7 +56,7 @@ class TableCorpus:
         self.names = [os.path.relpath(path, self.root) for path in paths]
         base = _given_folder(source)
         self.splits = [_split_of_path(os.path.relpath(path, base)) for path in paths]
-        self.self_contained = not any(_Columns(Table(path)).payload_is_path for path in paths)
+        self.self_contained = not any(Table(path).payload_is_path for path in paths)
 
     @classmethod
     def recognizes(cls, source: str) -> bool:
@@ -68,37 +68,43 @@ class TableCorpus:
     def items(self) -> Iterator[Item | Unusable]:
         for name, split in zip(self.names, self.splits, strict=True):
             table = Table(os.path.join(self.root, name))
-            columns = _Columns(table)
             numbers = count()
             for group in range(table.groups):
-                for row, values in enumerate(table.rows(group, columns.listed)):
+                for row, values in enumerate(table.rows(group)):
                     if split and not values.get("split"):
                         values["split"] = split
                     place = {"table": name, "group": group, "row": row}
                     own_name = f"{os.path.splitext(name)[0]}-{next(numbers):08d}"
-                    yield self._item(own_name, columns, values, place)
+                    yield self._item(own_name, table, values, place)
 
     def _item(
-        self, own_name: str, columns: "_Columns", values: dict[str, Any], place: dict[str, Any]
+        self, own_name: str, table: "Table", values: dict[str, Any], place: dict[str, Any]
     ) -> Item | Unusable:
         given = first_value(values, KEY_NAMES)
         key = sample_key(own_name if given is None else str(given))
-        if columns.payload == LATENTS:
-            place |= {"latents": LATENTS, "reference": columns.reference}
-        elif columns.payload_is_path:
-            path = values[columns.payload]
+        if table.payload == LATENTS:
+            place |= {"latents": LATENTS, "reference": table.reference}
+        elif table.payload_is_path:
+            path = values[table.payload]
             if isinstance(path, dict):
                 path = path.get("path")
             if not path:
-                return Unusable(key, f"has no path in its column {columns.payload}")
+                return Unusable(key, f"has no path in its column {table.payload}")
             place = {"file": os.path.join(os.path.dirname(place["table"]), path)}
         else:
-            place["column"] = columns.payload
+            place["column"] = table.payload
         return make_item(values, key, place, self.options)
 
 
 class Table:
-    """One Parquet or Arrow file; `groups` are its row groups, or its record batches."""
+    """One Parquet or Arrow file.
+
+    Attributes:
+        groups: number of its row groups, or of its record batches.
+        payload: the column of the audio or the latents.
+        payload_is_path: it names files.
+        reference: the column of the references of latents, if any.
+    """
 
     def __init__(self, path: str):
         self.path = path
@@ -114,9 +120,19 @@ class Table:
         except (pyarrow.ArrowException, OSError) as error:
             raise _unreadable(path, error) from None
         # Extension types by what they are stored as.
-        self.columns = {
-            field.name: getattr(field.type, "storage_type", field.type) for field in schema
-        }
+        names = {field.name: getattr(field.type, "storage_type", field.type) for field in schema}
+        payload = next((name for name in (LATENTS, *AUDIO_NAMES) if name in names), None)
+        if payload is None:
+            raise InputError(
+                f"{path}: has the columns {', '.join(names)}; one of {LATENTS}, "
+                f"{', '.join(AUDIO_NAMES)} is needed"
+            )
+        self.payload = payload
+        self.payload_is_path = payload != LATENTS and self._names_files(names[payload])
+        self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
+        heavy = {self.reference} | (set() if self.payload_is_path else {payload})
+        heavy |= {n for n in names if types.is_binary(names[n]) or types.is_large_binary(names[n])}
+        self._listed = [name for name in names if name not in heavy]
 
     def batches(
         self, group: int, columns: list[str], rows_at_once: int
@@ -132,25 +148,24 @@ class Table:
         except (pyarrow.ArrowException, OSError) as error:
             raise _unreadable(self.path, error) from None
 
-    def rows(self, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-        """The rows of a group as plain values."""
-        for batch in self.batches(group, columns, _LISTED_AT_ONCE):
+    def rows(self, group: int) -> Iterator[dict[str, Any]]:
+        """The rows of a group as plain values, without audio, latents and other binary columns."""
+        for batch in self.batches(group, self._listed, _LISTED_AT_ONCE):
             try:
                 yield from batch.to_pylist()
             # Python has no type for some values, such as a date after the year 9999.
             except (pyarrow.ArrowException, OverflowError, ValueError, LookupError) as error:
                 raise _unreadable(self.path, error) from None
 
-    def names_files(self, column: str) -> bool:
-        """Whether a column holds paths: strings, or structs whose bytes are null in the first row."""
-        kind = self.columns[column]
+    def _names_files(self, kind: "pyarrow.DataType") -> bool:
+        """Whether the payload holds paths: strings, or structs whose bytes are null in the first row."""
         if not types.is_struct(kind):
             return types.is_string(kind) or types.is_large_string(kind)
         if kind.get_field_index("bytes") < 0:
             return True
         for group in range(self.groups):
-            for batch in self.batches(group, [column], 1):
-                return not (batch.column(column)[0].as_py() or {}).get("bytes")
+            for batch in self.batches(group, [self.payload], 1):
+                return not (batch.column(self.payload)[0].as_py() or {}).get("bytes")
         return False
 
 
@@ -204,32 +219,6 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str) -> np.ndarray:
     if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0) > np.finfo(np.float16).max:
         raise InputError(f"column {name} has values that are not finite in float16")
     return numbers.reshape(-1, channels)
-
-
-class _Columns:
-    """The roles of a table's columns.
-
-    Attributes:
-        payload: the column of the audio or the latents.
-        payload_is_path: it names files.
-        reference: the column of the references of latents, if any.
-        listed: columns that are read to list the rows.
-    """
-
-    def __init__(self, table: Table):
-        names = table.columns
-        payload = next((name for name in (LATENTS, *AUDIO_NAMES) if name in names), None)
-        if payload is None:
-            raise InputError(
-                f"{table.path}: has the columns {', '.join(names)}; one of {LATENTS}, "
-                f"{', '.join(AUDIO_NAMES)} is needed"
-            )
-        self.payload = payload
-        self.payload_is_path = payload != LATENTS and table.names_files(payload)
-        self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
-        heavy = {self.reference} | (set() if self.payload_is_path else {payload})
-        heavy |= {n for n in names if types.is_binary(names[n]) or types.is_large_binary(names[n])}
-        self.listed = [name for name in names if name not in heavy]
 
 
 def _open_arrow(path: str) -> tuple[list["pyarrow.RecordBatch"], "pyarrow.Schema"]:

@@ -5,12 +5,19 @@ recording may lie anywhere in their tar; members of other kinds are passed over.
 checked, so that a corrupt tar is never a short list (see `data/tar_reader`).
 """
 
-import json
 import os
 from collections.abc import Iterator
 
 from titan_tts.prepare.formats import common_folder, find_files
-from titan_tts.prepare.recordings import NOT_UTF8, TEXT_NAMES, Item, Unusable, make_item, sample_key
+from titan_tts.prepare.recordings import (
+    NOT_UTF8,
+    TEXT_NAMES,
+    Item,
+    Unusable,
+    json_object,
+    make_item,
+    sample_key,
+)
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source, plain_name
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
@@ -88,11 +95,8 @@ class WebDataset:
         for kind, candidates in members.items():
             if len(candidates) > 1 or candidates[0][0].is_link:
                 return Unusable(key, f"has more than one {kind} member, or one that is a link")
-        try:
-            row = json.loads(members["json"][0][1])
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
+        row = json_object(members["json"][0][1])
+        if row is None:
             return Unusable(key, "has a KEY.json that is not a JSON object")
         names = (self.options.text_column,) if self.options.text_column else TEXT_NAMES
         if "txt" in members and all(row.get(name) is None for name in names):

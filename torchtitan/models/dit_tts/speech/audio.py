@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.errors import InputError
 if TYPE_CHECKING:
     import soundfile
 
-# What libsndfile decodes beside MP3, by the first bytes: FLAC, WAV, Ogg (Opus, Vorbis), AIFF.
+# First bytes of the formats that libsndfile decodes, except MP3: FLAC, WAV, Ogg (Opus, Vorbis), AIFF.
 _LIBSNDFILE_STARTS = (b"fLaC", b"RIFF", b"RF64", b"OggS", b"FORM")
 # Sizes in a WAV that was written to a pipe: by some programs 0, by sox 2 GiB, by ffmpeg 4 GiB.
 _UNKNOWN_SIZES = (range(1), range(0x7FFFF000, 0x80000000), range(0xFFFFFF00, 0x100000000))
@@ -107,7 +107,7 @@ def _part(
 def _read_part(
     file: "soundfile.SoundFile", offset_seconds: float, seconds: float | None
 ) -> np.ndarray:
-    """(n, channels). Memory is taken for what is there, not for what a corrupt header states."""
+    """(n, channels). Memory is taken for the samples read, not for a corrupt header's count."""
     length = file.frames if file.frames < _UNKNOWN_FRAMES else None
     first, wanted = _part(length, file.samplerate, offset_seconds, seconds)
     if first:

@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import (
     find_weights,
     read_weights,
 )
-from torchtitan.models.dit_tts.speech.codec.interface import check_latents, check_waveforms
+from torchtitan.models.dit_tts.speech.codec.interface import Codec, check_latents, check_waveforms
 from torchtitan.models.dit_tts.speech.codec.tiling import decoder_context, encoder_context, portions
 
 # Audio in the network at once. Measured at the released widths, a second takes about 70 MiB to encode
@@ -29,7 +29,7 @@ CPU_CHUNK_SECONDS = 2.0
 GPU_CHUNK_SECONDS = 30.0
 
 
-class DacVaeCodec:
+class DacVaeCodec(Codec):
     """`Codec` over a DAC-VAE's weights. Latents and waveforms come back on the CPU.
 
     Args:
@@ -62,10 +62,6 @@ class DacVaeCodec:
         self.encoder_context = encoder_context(self.network.encoder, self.hop_length)
         self.decoder_context = decoder_context(self.network.decoder, self.hop_length)
 
-    @property
-    def frames_per_second(self) -> float:
-        return self.sample_rate / self.hop_length
-
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:
         """Waveforms (..., samples) -> (..., T * hop_length), their end mirrored, as in training.
 
@@ -79,10 +75,6 @@ class DacVaeCodec:
         else:
             padding = waveforms.new_zeros(*waveforms.shape[:-1], missing)
         return torch.cat([waveforms, padding], dim=-1)
-
-    def encode(self, waveform: Tensor) -> Tensor:
-        """Waveform (samples,) in [-1, 1] -> latents (ceil(samples / hop_length), channels) float32."""
-        return self.encode_batch(waveform[None])[0]
 
     @torch.no_grad()
     def encode_batch(self, waveforms: Tensor) -> Tensor:

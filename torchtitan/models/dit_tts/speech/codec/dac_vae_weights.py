@@ -221,7 +221,7 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
     while _sources(stored, f"encoder.block.{len(strides) + 1}.block.4.weight"):
         strides.append(shape(f"encoder.block.{len(strides) + 1}.block.4")[2] // 2)
     if not all(stride > 0 and stride % 2 == 0 for stride in strides):
-        raise InputError(f"{path} has strides {strides}, but those of a DAC-VAE are even")
+        raise InputError(f"{path} has strides {strides}, but a DAC-VAE's are even")
     released = math.prod(strides) == _RELEASED_HOP
     rate = kwargs.get("sample_rate", _RELEASED_RATE if released else None)
     if not isinstance(rate, int) or rate <= 0:

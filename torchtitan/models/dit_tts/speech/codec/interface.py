@@ -1,4 +1,4 @@
-"""What the rest of the system needs of a codec: the `Codec` protocol, and checks that all codecs share."""
+"""The `Codec` protocol, and the checks that all codecs share."""
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ WITHOUT_WEIGHTS = ("mel_dct",)
 
 @runtime_checkable
 class Codec(Protocol):
-    """What the rest of the system needs of a codec; latents are float32 with a std of about one."""
+    """A codec, by inheritance or with the same members; latents are float32 with a std of about one."""
 
     name: str
     sample_rate: int  # Hz, of the waveforms that go in and come out
@@ -26,8 +26,7 @@ class Codec(Protocol):
 
     @property
     def frames_per_second(self) -> float:
-        """Latent frames per second: sample_rate / hop_length."""
-        ...
+        return self.sample_rate / self.hop_length
 
     def to_whole_frames(self, waveforms: "Tensor") -> "Tensor":
         """Waveforms (..., samples) -> (..., T * hop_length), T = ceil(samples / hop_length).
@@ -39,7 +38,7 @@ class Codec(Protocol):
 
     def encode(self, waveform: "Tensor") -> "Tensor":
         """Waveform (samples,) float32 in [-1, 1] -> latents (T, 128), T = ceil(samples / hop_length)."""
-        ...
+        return self.encode_batch(waveform[None])[0]
 
     def encode_batch(self, waveforms: "Tensor") -> "Tensor":
         """Waveforms (B, samples) of equal length -> latents (B, T, 128), each as `encode` gives it.

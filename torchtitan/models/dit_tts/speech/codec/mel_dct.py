@@ -31,6 +31,7 @@ from torch.nn.functional import pad
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.codec.interface import (
     STATISTICS_NAME,
+    Codec,
     check_latents,
     check_waveforms,
 )
@@ -97,7 +98,7 @@ class MelDctTransform:
         return griffin_lim(spectrum, phase, self.window, SPECTROGRAM_HOP, GRIFFIN_LIM_ITERATIONS)
 
 
-class MelDctCodec:
+class MelDctCodec(Codec):
     """`Codec` over MelDctTransform. Runs on the CPU in float32, whatever device the input is on."""
 
     name = "mel_dct"
@@ -124,26 +125,16 @@ class MelDctCodec:
         settings = (WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)
         self.fingerprint = hashlib.sha256(f"{settings}{text}".encode()).hexdigest()[:16]
 
-    @property
-    def frames_per_second(self) -> float:
-        return self.sample_rate / self.hop_length
-
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:
         """Waveforms (..., samples) -> (..., T * 640), padded with zeros."""
         return pad(waveforms, (0, -waveforms.shape[-1] % self.hop_length))
 
-    def encode(self, waveform: Tensor) -> Tensor:
-        """Waveform (samples,) in [-1, 1] at 16 kHz -> latents (ceil(samples / 640), 128) float32."""
-        return self.encode_batch(waveform[None])[0]
-
     @torch.no_grad()
     def encode_batch(self, waveforms: Tensor) -> Tensor:
-        """Waveforms (B, samples) -> latents (B, ceil(samples / 640), 128) float32.
-
-        One after another: on one core a batch is no faster, and so each is `encode`'s to the bit.
-        """
+        """Waveforms (B, samples) in [-1, 1] at 16 kHz -> latents (B, ceil(samples / 640), 128) float32."""
         check_waveforms(waveforms)
         waveforms = self.to_whole_frames(waveforms.detach().to("cpu", torch.float32))
+        # One after another: on one core a batch is no faster, and so each is `encode`'s to the bit.
         coefficients = torch.stack([self.transform.analyse(waveform) for waveform in waveforms])
         return (coefficients - self.mean) / self.scale
 

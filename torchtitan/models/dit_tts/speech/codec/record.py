@@ -22,10 +22,10 @@ RECORD_NAME = "prepare.json"
 
 @dataclass(frozen=True)
 class RecordedCodec:
-    """The codec that a prepare.json names, and what was done to recordings before it."""
+    """The codec of a prepare.json, and the processing of recordings before it."""
 
     path: str
-    """of the prepare.json, or of an exported folder's config.json"""
+    """the prepare.json, or an exported folder's config.json"""
 
     kind: str
     """as `codec_kind`"""
@@ -37,8 +37,8 @@ class RecordedCodec:
 
 
 def recorded_codecs(data_path: str | Sequence[str]) -> list[RecordedCodec]:
-    """Of the entries of [data] path that are on this machine and were prepared here, or of an exported
-    folder, which stands for the data of its model."""
+    """The codecs of local, prepared entries of [data] path, and of exported folders, which stand for the data
+    of their models."""
     found = {}
     for entry in [data_path] if isinstance(data_path, str) else data_path:
         for folder in _folders(entry):
@@ -59,7 +59,7 @@ def recorded_codecs(data_path: str | Sequence[str]) -> list[RecordedCodec]:
 
 
 def _folders(entry: str) -> list[str]:
-    """The folders of this machine with what an entry of [data] path stands for."""
+    """The local folders of an entry of [data] path."""
     found = []
     for piece in [] if not entry or is_remote(entry) else expand_braces(entry):
         path = local_path(piece)

@@ -31,13 +31,13 @@ class Portion:
 
 
 def encoder_context(encoder: nn.Module, hop_length: int) -> Context:
-    """Of layers from samples to frames: what frame 0 needs, rounded outwards to frames."""
+    """The context of layers from samples to frames, rounded outwards to frames."""
     first, last = _needed(encoder, 0, 0)
     return Context(-(first // hop_length), last // hop_length)
 
 
 def decoder_context(decoder: nn.Module, hop_length: int) -> Context:
-    """Of layers from frames to samples: what the samples of frame 0 need."""
+    """The context of layers from frames to samples."""
     first, last = _needed(decoder, 0, hop_length - 1)
     return Context(-first, last)
 

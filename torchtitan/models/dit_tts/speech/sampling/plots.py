@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEL_BANDS = 80
-DYNAMIC_RANGE_DB = 70.0  # what is farther below the loudest point of all panels is drawn black
+DYNAMIC_RANGE_DB = 70.0  # below the loudest point of all panels; lower levels are drawn black
 
 
 def log_mel_decibels(waveform: Tensor, sample_rate: int) -> Tensor:
@@ -29,8 +29,8 @@ def log_mel_decibels(waveform: Tensor, sample_rate: int) -> Tensor:
 
 
 def save_spectrograms(path: str | Path, panels: list[tuple[str, Tensor]], sample_rate: int) -> None:
-    """Writes `draw_spectrograms` as a PNG. The file is replaced at once: whoever shows it while a run
-    writes it never sees half a picture."""
+    """Writes `draw_spectrograms` as a PNG. The file is replaced at once, so that no viewer sees half a
+    picture."""
     buffer = io.BytesIO()
     draw_spectrograms(panels, sample_rate).savefig(buffer, format="png", dpi=110)
     write_atomic(path, buffer.getvalue())

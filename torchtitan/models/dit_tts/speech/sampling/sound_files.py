@@ -17,13 +17,13 @@ MEDIA_TYPES = {
     "opus": "audio/ogg",
     "mp3": "audio/mpeg",
 }
-"""Formats, and what they are called on the web"""
+"""format -> its media type"""
 
 STREAMED = ("wav", "pcm")
-"""those that can be sent piece by piece"""
+"""formats that can be sent piece by piece"""
 
 SUFFIXES = {".wav": "wav", ".flac": "flac", ".ogg": "opus", ".opus": "opus", ".mp3": "mp3"}
-"""of files, and their formats"""
+"""a file's suffix -> its format"""
 
 _SOUNDFILE = {"flac": ("FLAC", "PCM_16"), "opus": ("OGG", "OPUS"), "mp3": ("MP3", None)}
 _RATES = {
@@ -39,7 +39,7 @@ def pcm(waveform: "Tensor") -> bytes:
 
 
 def wav_header(samples: int, sample_rate: int) -> bytes:
-    """Of one channel of 16 bits."""
+    """The header of one channel of 16 bits."""
     size = 2 * samples
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
     return (

@@ -1,4 +1,4 @@
-"""What a recognizer, a speaker scorer and a predictor of opinion have to offer; see `plugins`."""
+"""The protocols of recognizers, speaker scorers and predictors of opinion; see `plugins`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

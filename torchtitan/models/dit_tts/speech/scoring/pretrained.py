@@ -7,7 +7,7 @@ from typing import Any
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import load_local_or_hub, quiet_transformers
 
-# What only training uses, and checkpoints of the hub lack: the loss's class vectors, the mask.
+# Weights that only training uses and checkpoints of the hub lack: the loss's class vectors, the mask.
 _OF_TRAINING = ("objective.", "masked_spec_embed")
 
 
@@ -16,11 +16,11 @@ def load_model(model_class: Any, name: str, spec: str, **options: Any) -> Any:
 
     Args:
         name: folder or hub name.
-        spec: what the user wrote, for messages.
+        spec: the name that the user wrote, for messages.
     """
 
     def load(**where: Any) -> Any:
-        # Other shapes are found below, with what is missing.
+        # Other shapes are reported below, with the missing weights.
         options_ = {**where, **options, "ignore_mismatched_sizes": True}
         return model_class.from_pretrained(name, output_loading_info=True, **options_)
 
@@ -37,7 +37,7 @@ def load_model(model_class: Any, name: str, spec: str, **options: Any) -> Any:
 
 
 def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
-    """`load_local_or_hub` with the sentence of a scorer that neither has."""
+    """`load_local_or_hub`; its error names the scorer and the download."""
     try:
         return load_local_or_hub(load, name)
     except Exception as error:  # the libraries' validators raise kinds of their own

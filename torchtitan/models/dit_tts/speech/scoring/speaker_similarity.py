@@ -39,12 +39,11 @@ class EmbeddingScorer:
             if tensor is not None:
                 digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
         key = (digest.digest(), reference.sample_rate)
-        found = self.references.get(key)
-        if found is None:
+        if key not in self.references:
             if len(self.references) >= _REFERENCES:
                 self.references.clear()
-            found = self.references[key] = self._embedding(reference)
-        return found
+            self.references[key] = self._embedding(reference)
+        return self.references[key]
 
 
 def own_scorer(own: Callable[[Tensor], Tensor]) -> EmbeddingScorer:

@@ -6,7 +6,7 @@ and content, so a seed has nothing in common over utterances: what differs betwe
 makes the utterances' sums scatter, and drawing seeds as well would count it twice. Two systems are
 compared utterance by utterance, since a hard text is hard for both.
 
-The percentiles are those of Hesterberg (2015), section 4.4: wider by the factor of Student's
+The percentiles follow Hesterberg (2015), section 4.4: wider by the factor of Student's
 distribution and the bias of the standard deviation, since plain ones are too narrow below about 50 utterances.
 The intervals speak of other texts in the same voices, not of other voices.
 """
@@ -93,7 +93,7 @@ def difference(
 
 
 def _by_utterance(values: Values, counts: Values | None) -> tuple[np.ndarray, np.ndarray]:
-    """(seeds, utterances) of sums and of what they are divided by; 0 and 0 where a value is missing."""
+    """(seeds, utterances) of sums and of their divisors; 0 and 0 where a value is missing."""
     found = np.atleast_2d(np.asarray(values, dtype=np.float64))
     if counts is None:
         return np.nan_to_num(found), np.isfinite(found).astype(np.float64)
@@ -103,7 +103,7 @@ def _by_utterance(values: Values, counts: Values | None) -> tuple[np.ndarray, np
 def _bootstrap(
     parts: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resamples: int
 ) -> Interval:
-    """Interval of sum / count of the first part minus, where there is one, that of the second.
+    """Interval of the first part's sum / count, minus the second part's if there is one.
 
     Args:
         parts: (utterances,) each of sums and counts.

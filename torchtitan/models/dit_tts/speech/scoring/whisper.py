@@ -21,7 +21,7 @@ _SECONDS = 30  # that the model hears at once
 
 
 class _Whisper:
-    """What both recognizers have."""
+    """The check of texts that both recognizers share."""
 
     name: str
     of_english: bool  # trained on English alone
@@ -148,8 +148,7 @@ class FasterWhisperRecognizer(_Whisper):
 
 
 def check_whisper(model: str) -> str:
-    """Folder or hub name of what `WhisperRecognizer` takes. Raises InputError: it cannot be found, or is
-    another model."""
+    """Folder or hub name of a Whisper checkpoint. Raises InputError: it does not exist, or is another model."""
     from transformers import AutoConfig
 
     spec = f"whisper:{model}"

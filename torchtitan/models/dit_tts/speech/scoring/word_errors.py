@@ -1,6 +1,6 @@
-"""Word and character errors between a text and what was heard, both normalized alike.
+"""Word and character errors between a text and its transcript, both normalized alike.
 
-Whisper's normalizer (transformers) with what speech synthesis needs beside it; in both texts:
+Whisper's normalizer (transformers) with additions for speech synthesis; in both texts:
 
 - Words in brackets count: the synthesis says them. (Whisper's takes them for remarks.)
 - A number is compared digit by digit. Whisper's joins neighbours that are spelled out ("eight six"
@@ -105,9 +105,9 @@ def guess_language(text: str) -> str:
 def count_errors(
     text: str, heard: str, language: str = "", spelling: Mapping[str, str] | None = None
 ) -> Errors:
-    """Errors from a text to what was heard, by jiwer, both through `normalizer`.
+    """Errors from a text to its transcript, by jiwer, both through `normalizer`.
 
-    A text without a word (such as "...") has 0 words, and what is heard in it counts as insertions.
+    A text without a word (such as "...") has 0 words; all words heard in it are insertions.
     """
     import jiwer
 
