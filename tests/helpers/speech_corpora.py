@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,17 @@ def audio_bytes(samples: np.ndarray, rate: int, format: str, subtype: str | None
     return buffer.getvalue()
 
 
+def write_tones(folder: Path, keys: Iterable[str], seconds: float = 0.2, **columns: str) -> Path:
+    """list.jsonl with a tone for each key, no two of one pitch; `columns` are the same in all rows."""
+    folder.mkdir(exist_ok=True)
+    rows = []
+    for number, key in enumerate(keys):
+        soundfile.write(folder / f"{key}.wav", tone(seconds, hertz=100 + 50 * number), RATE)
+        rows.append({"audio": f"{key}.wav", "text": f"text {number}"} | columns)
+    (folder / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "list.jsonl"
+
+
 def write_ljspeech(folder: Path, utterances: list[Speech]) -> Path:
     """metadata.csv and wavs/, 16-bit."""
     (folder / "wavs").mkdir(parents=True)
@@ -104,27 +115,6 @@ def write_libritts_r(folder: Path, utterances: list[Speech]) -> Path:
         soundfile.write(chapter / f"{stem}.wav", samples, 24_000, subtype="PCM_16")
         (chapter / f"{stem}.normalized.txt").write_text(one.text)
         (chapter / f"{stem}.original.txt").write_text(one.text.upper())
-    return folder
-
-
-def write_small_libritts_r(folder: Path) -> Path:
-    """Three utterances of each speaker, but one of dev speaker 251; no speaker is in two subsets."""
-    subsets = {
-        "train-clean-100": ("103", "1034", "1040"),
-        "dev-clean": ("174", "251"),
-        "test-clean": ("61", "121"),
-    }
-    for subset, speakers in subsets.items():
-        for speaker in speakers:
-            chapter = folder / subset / speaker / "7"
-            chapter.mkdir(parents=True)
-            generator = np.random.default_rng(int(speaker))
-            for number in range(1 if speaker == "251" else 3):
-                stem = f"{speaker}_7_{number:06d}_000000"
-                # No two frames of noise are alike.
-                samples = 0.1 * generator.standard_normal(20_000 + 1000 * number)
-                soundfile.write(chapter / f"{stem}.wav", samples, 24_000, subtype="PCM_16")
-                (chapter / f"{stem}.normalized.txt").write_text(f"Line {number}.")
     return folder
 
 

@@ -18,7 +18,7 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from titan_tts.doctor.checks import check_dataset, log_distance
-from titan_tts.doctor.findings import Limits, all_kinds
+from titan_tts.doctor.findings import Example, Limits, all_kinds
 from titan_tts.doctor.scan import choose_samples, measure
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -99,15 +99,15 @@ def one_sample(number, change):
     return lambda folder: write_changed(folder, number, **change(sound_samples()[number]))
 
 
-def with_value(sample, place, value):
-    sample.latents[place] = value
-    return sample.latents
+def with_peak(sample):
+    sample.latents[10, 3] = 20
+    return {"latents": sample.latents}
 
 
 def dead_channel(folder):
     samples = sound_samples()
     for sample in samples:
-        with_value(sample, (slice(None), 5), 0.25)
+        sample.latents[:, 5] = 0.25
     write_shards(folder, samples)
     return "channel 5"
 
@@ -145,7 +145,7 @@ FAULTS = {
     ),
     "constant_reference": one_sample(13, lambda _: {"reference": np.zeros((20, CHANNELS))}),
     "std_outlier": one_sample(2, lambda sample: {"latents": sample.latents / 4}),
-    "peak_outlier": one_sample(2, lambda one: {"latents": with_value(one, (10, 3), 20)}),
+    "peak_outlier": one_sample(2, with_peak),
     "constant_channel": dead_channel,
     "chars_per_second_outlier": metadata(4, text="hm"),
     "empty_text": metadata(4, text=" \n"),
@@ -168,11 +168,11 @@ ALSO = {
     "empty_text": {"chars_per_second_outlier"},
     "zero_latents": {"chars_per_second_outlier", "duration_mismatch"},
     "constant_latents": {"chars_per_second_outlier", "duration_mismatch"},
-    # Of two samples, each speaker has one.
-    "incomplete_sample": {"single_utterance_speaker"},
-    "not_finite": {"single_utterance_speaker"},
-    "unusable_sample": {"single_utterance_speaker"},
 }
+# Of two samples, each speaker has one.
+ALSO |= dict.fromkeys(
+    ("incomplete_sample", "not_finite", "unusable_sample"), {"single_utterance_speaker"}
+)
 
 
 @pytest.mark.parametrize("code", sorted(FAULTS))
@@ -187,12 +187,12 @@ def test_fault_is_found(code, folder):
 
 def test_valid_dataset_has_no_finding(folder):
     assert set(FAULTS) | {"heldout_in_training"} == set(all_kinds())
+    assert Limits() == Limits(25.0, 768, 192, "bytes", 5.0, 20)
     paths = write_shards(folder, sound_samples())
     record(folder, paths)
     assert examine(folder) == {}
-    [example] = examine(folder, limits=Limits(frames_per_second=50, examples=1))[
-        "duration_mismatch"
-    ].examples
+    of_twice_the_rate = examine(folder, limits=Limits(frames_per_second=50, examples=1))
+    [example] = of_twice_the_rate["duration_mismatch"].examples
     assert "the median sample has 25 per second" in example.detail
     # One shard of two is complete in itself.
     assert examine(paths[0]) == {} == examine(folder, max_samples=6)
@@ -206,12 +206,9 @@ def test_a_held_out_sample_that_is_trained_on(folder):
     write_shards(folder, samples[:16])
     write_shards(held, [*samples[16:], changed(samples[5], key="again")])
     for paths in ((folder, held), (held, folder)):
-        finding = examine(*paths)["heldout_in_training"]
-        assert finding.count == 1
-        [example] = finding.examples
-        assert example.where == "dev-clean/shard-000001:again"
-        assert example.detail == "the latents of train/shard-000000:utt005"
-        assert finding.severity == "error"
+        finding, where = examine(*paths)["heldout_in_training"], "dev-clean/shard-000001:again"
+        assert (finding.count, finding.severity) == (1, "error")
+        assert finding.examples == [Example(where, "the latents of train/shard-000000:utt005")]
     # Two parts of one kind are nobody's leak.
     assert list(examine(folder)) == [] and list(examine(held)) == []
     held.rename(folder.parent / "train2")
@@ -254,17 +251,15 @@ def test_what_reaches_a_limit_is_within_it_and_the_worst_comes_first(folder):
 
 
 def near_misses():
-    seconds, text = (
-        sound_samples()[9].metadata["target_duration"],
-        sound_samples()[3].metadata["text"],
-    )
+    samples = sound_samples()
+    seconds, text = samples[9].metadata["target_duration"], samples[3].metadata["text"]
     nothing = {"reference": np.zeros((0, CHANNELS)), "metadata": {"reference_key": "utt003"}}
     yield 9, {"metadata": {"target_duration": seconds + 1.9 / 25}}, []
     yield 9, {"metadata": {"target_duration": seconds + 2.1 / 25}}, ["duration_mismatch"]
     # A reference encoded again from the same recording has other bytes, but its key is known.
     own = {"reference_keys": ["utt009", "utt003"]}
     yield 3, {"metadata": own}, ["reference_from_target"]
-    yield 3, {"reference": sound_samples()[3].latents}, ["reference_from_target"]
+    yield 3, {"reference": samples[3].latents}, ["reference_from_target"]
     yield 3, nothing, ["no_reference"]
     yield 6, {"metadata": {"text": text}}, ["duplicate_text"]  # of the same speaker
     yield 4, {"metadata": {"text": text}}, []

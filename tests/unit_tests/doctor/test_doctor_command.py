@@ -38,7 +38,13 @@ def data(*arguments):
 def test_inspect_prints_a_table_or_json(folder, capsys):
     assert data("inspect", "set") == 0
     printed = capsys.readouterr().out
-    for words in ("24 in 2 shards", "8 channels, float16", "speaker: 3 different", "fingerprint"):
+    for words in (
+        "samples      24 in 2 shards\n",
+        "arrays       8 channels, float16 in 24 samples\n",
+        " hours at 25 frames per second\n",
+        "speaker: 3 different ",
+        "fingerprint",
+    ):
         assert words in printed
     assert "doctor" not in printed and os.listdir(folder) == ["set"]
     assert data("inspect", "set/shard-000000.tar", "set/shard-000001.tar", "--json") == 0
@@ -101,7 +107,10 @@ def test_doctor_of_corrupt_data(folder, capsys):
     assert codes[:2] == ["corrupt_shard", "zero_latents"]
     severities = [finding["severity"] for finding in result["findings"]]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
-    assert sum(shard["problems"] for shard in result["shards"]) > 0
+    assert [shard["problems"] > 0 for shard in result["shards"]] == [False, True]
+    assert (
+        result["read"]["samples"] == result["read"]["valid_samples"] == result["summary"]["samples"]
+    )
 
     page = (folder / "page.html").read_text()
     assert "shard-000000:utt003" in page and "王小明" in page

@@ -1,4 +1,6 @@
-"""The pass over the data: what it measures, and of which samples."""
+"""The pass over the data, and the statistics from the indexes alone."""
+
+import json
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from tests.helpers.sound_samples import (
 )
 from titan_tts.doctor import scan
 from titan_tts.doctor.scan import choose_samples, measure
+from titan_tts.doctor.summary import distribution, shard_table, summarize
+from titan_tts.doctor.text_report import short_number, size_text, thousands
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
@@ -24,9 +28,8 @@ def test_threads_and_chunks_change_nothing(tmp_path, monkeypatch):
     dataset = open_dataset(str(tmp_path), CHANNELS)
     monkeypatch.setattr(scan, "CHUNK_SAMPLES", 7)
     done = []
-    one = measure(dataset, np.arange(40), 1, done.append)
-    many = measure(dataset, np.arange(40), 4)
-    assert sum(done) == 40
+    one, many = measure(dataset, np.arange(40), 1, done.append), measure(dataset, np.arange(40), 4)
+    assert done == [7] * 5 + [5]
     np.testing.assert_array_equal(one.rows, many.rows)
     np.testing.assert_array_equal(one.channels.total, many.channels.total)
     arrays = [sample.latents.astype(np.float64) for sample in samples]
@@ -45,3 +48,85 @@ def test_huge_float32_values_do_not_overflow(tmp_path):
     assert found.rows["std"][0] == pytest.approx(latents.astype(np.float64).std(), rel=1e-4)
     assert (choose_samples(1000, 100) // 10 == np.arange(100)).all()
     assert choose_samples(5, 0).tolist() == choose_samples(5, 9).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_summary_of_known_data(tmp_path):
+    """24 samples in two shards, and one more in float32 behind a sample without text."""
+    samples = sound_samples(26)
+    raw = changed(samples.pop(), latents=samples[0].latents.astype(np.float32))
+    del samples[0].metadata["speaker"]
+    samples[1].metadata["quality"] = 3
+    samples[2] = changed(samples[2], reference=np.zeros((0, CHANNELS)))
+    paths = write_shards(tmp_path / "a", samples[:24])
+    nameless = changed(samples.pop(), metadata={"text": None})
+    write_raw(tmp_path / "b.tar", raw_members(nameless) | raw_members(raw))
+    samples.append(raw)
+    paths, given = [*paths, tmp_path / "b.tar"], [str(tmp_path / "a"), str(tmp_path / "b.tar")]
+    dataset = open_dataset(given, CHANNELS, on_error="report")
+    summary = summarize(dataset, given, 12.5, top=2)
+    frames = [len(sample.latents) for sample in samples]
+    exact = {
+        "path": given,
+        "fingerprint": dataset.fingerprint,
+        "samples": 25,
+        "shards": 3,
+        "bytes": sum(path.stat().st_size for path in paths),
+        "frames_per_second": 12.5,
+        "latent_channels": CHANNELS,
+        "dtype": {"float16": 24, "float32": 1},
+        "problems": 1,
+    }
+    assert {name: summary[name] for name in exact} == exact
+    hours = [sum(part) / 12.5 / 3600 for part in (frames[:12], frames[12:24], frames[24:])]
+    assert summary["hours"] == pytest.approx(sum(hours))
+    assert summary["reference_hours"] == pytest.approx(24 * 30 / 12.5 / 3600)
+    assert summary["frames"]["min"] == min(frames) and summary["frames"]["total"] == sum(frames)
+    assert summary["frames"]["quantiles"]["0.5"] == np.median(frames)
+    counts = summary["frames"]["histogram"]["counts"]
+    assert sum(counts) == 25 and len(counts) == 24
+    assert summary["reference_frames"]["max"] == 30 and summary["reference_frames"]["without"] == 1
+    texts = [len(sample.metadata["text"]) for sample in samples]
+    assert summary["text_chars"]["total"] == summary["text_bytes"]["total"] == sum(texts)
+    rates = [12.5 * text / length for text, length in zip(texts, frames, strict=True)]
+    assert summary["chars_per_second"]["max"] == pytest.approx(max(rates))
+    rows = shard_table(dataset, 12.5)
+    assert [(row["samples"], row["problems"]) for row in rows] == [(12, 0), (12, 0), (1, 1)]
+    assert [row["bytes"] for row in rows] == [path.stat().st_size for path in paths]
+    assert [row["hours"] for row in rows] == pytest.approx(hours)
+    sources = summary["sources"]
+    assert [one["samples"] for one in sources] == [24, 1]
+    assert [one["hours"] for one in sources] == pytest.approx([hours[0] + hours[1], hours[2]])
+
+    speaker = summary["labels"]["speaker"]
+    assert (speaker["count"], speaker["without"]) == (3, 1)
+    assert len(speaker["most"]) == 2 and len(speaker["least"]) == 1
+    named = speaker["most"] + speaker["least"]
+    by_speaker = dict.fromkeys(("s0", "s1", "s2"), 0.0)
+    for sample in samples[1:]:
+        by_speaker[sample.metadata["speaker"]] += len(sample.latents) / 12.5 / 3600
+    ranked = sorted(by_speaker.items(), key=lambda item: -item[1])
+    assert sum(row["samples"] for row in named) == 24
+    assert [row["value"] for row in named] == [name for name, _ in ranked]
+    for row, (_, wanted) in zip(named, ranked, strict=True):
+        share = wanted / sum(by_speaker.values())
+        assert (row["hours"], row["fraction"]) == pytest.approx((wanted, share))
+    assert summary["labels"]["quality"]["most"][0]["value"] == "3"
+    json.dumps(summary, allow_nan=False)
+
+
+def test_distribution_by_hand():
+    found = distribution(np.arange(101)[::-1])
+    percents = [int(100 * float(fraction) + 0.5) for fraction in found["quantiles"]]
+    assert percents == list(found["quantiles"].values()) == [1, 5, 25, 50, 75, 95, 99]
+    assert (found["total"], found["min"], found["max"], found["mean"]) == (5050, 0, 100, 50)
+    assert distribution(np.zeros(0))["mean"] is None
+    zeros = distribution(np.zeros(3, np.int32))
+    assert zeros["max"] == 0 and sum(zeros["histogram"]["counts"]) == 3
+
+
+def test_numbers_as_people_read_them():
+    sizes = {999: "999 bytes", 1000: "1 kB", 1_234_567: "1.23 MB", 5e9: "5 GB", 2e15: "2e+03 TB"}
+    assert {size: size_text(size) for size in sizes} == sizes
+    numbers = {None: "-", 12345.0: "12,345", 1234.4: "1,234", 999.96: "1000", 0.123456: "0.1235"}
+    assert {number: short_number(number) for number in numbers} == numbers
+    assert (thousands(1234567), thousands(None)) == ("1,234,567", "-")

@@ -48,8 +48,10 @@ def write_corpus(path: Path, members: dict[str, bytes]) -> Path:
 
 @pytest.fixture
 def members() -> dict[str, bytes]:
-    """Two speakers with four and three training utterances and one held out, ann two; cat is alone."""
+    """Two speakers with four and three training utterances and one held out, ann two; cat and dan
+    are alone."""
     members = recording("ann-held2", "ann", "heldout", 9000)
+    members |= recording("dan-held", "dan", "heldout", 7000)
     for speaker, count in (("ann", 4), ("bob", 3)):
         for number in range(count):
             # All but the first of ten frames or a little less: encoded in one batch.
@@ -80,7 +82,7 @@ def test_triplets_and_references(corpus, tmp_path):
     codec = build_codec("mel_dct")
     record = prepare(corpus, tmp_path / "out", **SMALL)
     summary, shards = record["summary"], record["shards"]
-    assert summary["speakers"] == 3
+    assert summary["speakers"] == 4
     assert record["reused"] is False
     train = read_shards(tmp_path / "out/train")
     heldout = read_shards(tmp_path / "out/heldout")
@@ -93,7 +95,7 @@ def test_triplets_and_references(corpus, tmp_path):
         np.testing.assert_allclose(latents, codec.encode(waveform).numpy(), atol=2e-2)
         assert metadata["target_duration"] == len(waveform) / 16_000
         assert metadata["text"] == f"text of {key}" and metadata["language"] == "en"
-        if key == "cat-0":
+        if key in ("cat-0", "dan-held"):
             assert reference.shape == (0, 128) and not {"reference_key"} & metadata.keys()
             continue
         source = metadata["reference_key"]
@@ -104,8 +106,9 @@ def test_triplets_and_references(corpus, tmp_path):
     frames = [len(sample["npy"]) for sample in train.values()]
     expected = {"samples": 8, "frames": sum(frames), "shards": 3, "without_reference": 1}
     assert summary["train"] == expected | {"hours": round(sum(frames) / 25 / 3600, 4)}
-    assert summary["heldout"]["without_reference"] == 0
-    assert [shard["samples"] for shard in shards.values()] == [3, 3, 2, 3]
+    assert summary["heldout"]["without_reference"] == 1
+    assert [shard["samples"] for shard in shards.values()] == [3, 3, 2, 3, 1]
+    assert list(shards)[2:4] == ["train/shard-000002.tar", "heldout/shard-000000.tar"]
     assert [shard["frames"] for shard in shards.values()][0] == sum(frames[:3])
     for name, shard in shards.items():
         content = (tmp_path / "out" / name).read_bytes()
@@ -239,21 +242,28 @@ def test_every_reason_is_counted(tmp_path):
         prepare(source, tmp_path / "none", **settings, **SKIP)
 
 
-@pytest.mark.long
 def test_processing_is_recorded(tmp_path):
-    """Stereo at another rate, long silence, peaks: they are counted, and noted per sample."""
-    one, silence = corpora.speech(each=1, voices=("rms",))[1], np.zeros(16_000, np.float32)
-    samples = np.concatenate([silence, 0.1 * one.samples, silence])
-    recordings = [replace(one, samples=samples), replace(one, key="b")]
+    """Stereo at another rate, long silence, a peak: they are counted, and noted per sample."""
+    voice, silence = corpora.tone(1, 0.02), np.zeros(16_000, np.float32)
+    samples = np.concatenate([silence, 0.1 * voice, silence])
+    quiet = corpora.Speech("a", "x", "s", "train", samples)
+    peak = np.where(np.arange(16_000) == 8000, np.float32(0.9), voice)
+    recordings = [
+        quiet,
+        replace(quiet, key="b", samples=voice),
+        replace(quiet, key="c", samples=peak),
+    ]
     path = corpora.write_manifest(tmp_path / "m", recordings)
     summary = prepare(path, tmp_path / "out")["summary"]
-    train = read_shards(tmp_path / "out/train")
-    assert (summary["mixed_channels"], summary["resampled"]) == (2, 2)
-    assert summary["silence_cut_seconds"] == pytest.approx(1.5, abs=0.15)
-    first, second = train[f"audio/{one.key}"], train["audio/b"]
-    assert first["json"]["gain_db"] == pytest.approx(second["json"]["gain_db"] + 20, abs=1.5)
+    first, second, third = read_shards(tmp_path / "out/train").values()
+    counts = [summary[name] for name in ("mixed_channels", "resampled", "peak_limited")]
+    assert counts == [3, 3, 1]
+    assert summary["silence_cut_seconds"] == pytest.approx(1.5, abs=0.03)
+    assert first["json"]["gain_db"] == pytest.approx(second["json"]["gain_db"] + 20, abs=0.5)
+    # The mean of full and half level; the peak is 0.675.
+    assert third["json"]["gain_db"] == pytest.approx(-20 * np.log10(0.675), abs=1.5)
     longer = first["json"]["target_duration"] - second["json"]["target_duration"]
-    assert longer == pytest.approx(0.5, abs=0.15)
+    assert longer == pytest.approx(0.5, abs=0.03)
     assert len(first["npy"]) == -(-round(first["json"]["target_duration"] * 16_000) // 640)
 
 

@@ -1,12 +1,10 @@
 """The command: its options, what it prints, and what it needs installed."""
 
-import json
 import os
 
 import pytest
-import soundfile
 
-from tests.helpers.speech_corpora import RATE, tone
+from tests.helpers.speech_corpora import write_tones
 from titan_tts import cli
 from titan_tts.prepare import prepare_command
 from titan_tts.prepare.settings import AudioSettings, Options
@@ -14,6 +12,24 @@ from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
+
+
+def test_defaults():
+    """They decide the bytes of shards: another one makes every earlier output another's."""
+    audio = {"loudness": -16.0, "max_silence": 0.25, "max_clipped": None}
+    audio |= dict.fromkeys(("min_seconds", "max_seconds"))
+    audio |= dict.fromkeys(("min_chars_per_second", "max_chars_per_second"))
+    shards = {"format": "auto", "codec": "mel_dct", "samples_per_shard": 1000, "references": 1}
+    shards |= {"max_reference_frames": 384, "seed": 0, "chunk_items": 64, "audio": audio}
+    shards |= {"heldout_fraction": 0.0, "heldout_by": "utterance"}
+    names = ("text_column", "speaker_column", "speaker_pattern", "speaker", "language")
+    options = Options("in", "out")
+    assert options.of_shards() == shards | dict.fromkeys(names, "")
+    assert (options.on_error, options.max_corrupt_fraction, options.overwrite) == (
+        "raise",
+        0.01,
+        False,
+    )
 
 
 def test_options_on_the_command_line(monkeypatch, capsys):
@@ -31,7 +47,8 @@ def test_options_on_the_command_line(monkeypatch, capsys):
 MISTAKES = [
     ({"references": 0}, "--references = 0, but"),
     ({"workers": -1}, "--workers = -1, but"),
-    ({"heldout_fraction": 2}, "--heldout-fraction = 2, but"),
+    ({"heldout_fraction": 2}, "--heldout-fraction = 2, but it must be between 0 and 1 and"),
+    ({"chunk_items": 0}, "--chunk-items = 0, but it must be at least 1 and finite"),
     ({"audio": AudioSettings(loudness=-71)}, "--loudness = -71, but"),
     ({"audio": AudioSettings(max_silence=float("nan"))}, "--max-silence = nan, but"),
     ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
@@ -48,10 +65,8 @@ def test_options_that_cannot_work(options, message):
 
 
 def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
-    soundfile.write(tmp_path / "a.wav", tone(1), RATE)
-    row = {"audio": "a.wav", "text": "x", "speaker": "ann"}
-    (tmp_path / "list.jsonl").write_text(json.dumps(row))
-    options = Options(str(tmp_path / "list.jsonl"), str(tmp_path / "o ut"), workers=1, device="cpu")
+    source = write_tones(tmp_path, "a", 1.0, speaker="ann")
+    options = Options(str(source), str(tmp_path / "o ut"), workers=1, device="cpu")
     with monkeypatch.context() as patched, pytest.raises(InputError, match=r"titan-tts\[speech\]"):
         patched.setattr(errors, "find_spec", lambda name: None if name == "av" else name)
         prepare_command.run(options)

@@ -1,15 +1,13 @@
 """Killed work continues to the same bytes, mixes with no other, and replaces only what it may."""
 
 import errno
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 
-from tests.helpers.speech_corpora import AS_IS, RATE, prepare, tone
+from tests.helpers.speech_corpora import AS_IS, prepare, write_tones
 from tests.helpers.tars import write_tar
 from titan_tts.prepare import (
     audio_reader,
@@ -34,14 +32,7 @@ OUTPUT_NAMES = ["prepare.json", "report.md", "train"]
 @pytest.fixture
 def corpus(tmp_path) -> Path:
     """A manifest of six recordings of one speaker."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    rows = []
-    for number in range(6):
-        soundfile.write(folder / f"{number}.wav", tone(0.2, hertz=100 + 50 * number), RATE)
-        rows.append({"audio": f"{number}.wav", "text": f"text {number}", "speaker": "ann"})
-    (folder / "list.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "list.jsonl"
+    return write_tones(tmp_path / "corpus", "012345", speaker="ann")
 
 
 @pytest.fixture
@@ -91,15 +82,16 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, out):
     assert shards(out) != before
     assert beside(out) == ["out"] and sorted(os.listdir(out)) == OUTPUT_NAMES
 
+    changed = pytest.raises(InputError, match="other recordings, or the source's files have chan")
     text, times = corpus.read_text(), (corpus.stat().st_atime_ns, corpus.stat().st_mtime_ns)
     corpus.write_text(text.replace("text 3", "text three"))
-    with pytest.raises(InputError, match="other recordings, or the source's files have changed"):
+    with changed:
         prepare(corpus, out, **OTHER)
     corpus.write_text(text)
     os.utime(corpus, ns=times)
     assert prepare(corpus, out, **OTHER)["reused"]
     os.utime(corpus.parent / "0.wav", (1, 1))
-    with pytest.raises(InputError, match="other recordings, or the source's files have changed"):
+    with changed:
         prepare(corpus, out, **OTHER)
 
 
@@ -248,19 +240,18 @@ def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypat
         prepare(corpus, out, **SMALL)
 
 
-def test_complete_work_of_another_source_is_not_put_in_place(corpus, out, monkeypatch):
+def test_two_runs_do_not_meet_nor_is_complete_work_of_another_source_put_in_place(
+    corpus, out, monkeypatch
+):
+    at_work = pytest.raises(InputError, match="another titan-tts prepare is running")
+    with work_folder.locked(out), at_work:
+        prepare(corpus, out, **SMALL)
+    assert os.listdir(out.parent) == ["corpus"]
     killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
     os.utime(corpus.parent / "0.wav", (1, 1))
     with pytest.raises(InputError, match="earlier run on a source that has changed since"):
         prepare(corpus, out, **SMALL)
     assert beside(out) == ["out.partial"]
-
-
-def test_two_runs_do_not_meet(corpus, out):
-    at_work = pytest.raises(InputError, match="another titan-tts prepare is running")
-    with work_folder.locked(out), at_work:
-        prepare(corpus, out, **SMALL)
-    assert os.listdir(out.parent) == ["corpus"]
 
 
 @pytest.mark.parametrize(
