@@ -211,8 +211,10 @@ def test_quotes_in_lists(tmp_path):
     assert [item.text for item in items_of(path)] == ['"Hello there', '"Hi," he said', 'third"']
     path = tmp_path / "m.csv"
     path.write_text('audio,text,speaker\na.wav,"x,s\nb.wav,y",s\nc.wav,"a ""b"", c",s\n')
-    swallowed, item = listed(path)
-    assert swallowed.recordings == 2 and item.text == 'a "b", c'
+    plan, reader = Plan(), open_corpus(Options(str(path), ""))
+    (item,) = usable_items(reader, str(path), "skip", plan)
+    assert plan.dropped == {"undecodable": 2} and item.text == 'a "b", c'
+    assert (plan.items, plan.train_items, plan.problems[0][0]) == (1, 1, "m.csv line 2")
     # As pandas writes it; an empty text is silence, as in JSON, and no missing column.
     path.write_text(",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n")
     plan = Plan()

@@ -52,32 +52,34 @@ def test_the_name_of_a_codec_without_weights_is_its_kind(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "folder, entry",
+    "folder, entry, names",
     [
-        ("out", "train"),
-        ("out", "train/*.tar"),
-        ("out/train", "."),
-        ("out/train", "000000.tar"),
-        ("", "~/out/train/{000000..000001}.tar"),
+        ("out", "train", ["out"]),
+        ("out", "train/*.tar", ["out"]),
+        ("out/train", ".", ["out"]),
+        ("out/train", "000000.tar", ["out"]),
+        ("", "~/out/train/{000000..000001}.tar", ["out"]),
+        ("", "{out,other}/train", ["other", "out"]),
+        ("", "*/train/*.tar", ["other", "out"]),
+        ("", "**/*.tar", ["other", "out"]),
+        ("", "{out,*}/train/0000{00,01}.tar", ["other", "out"]),
     ],
 )
-def test_the_record_is_found_from_any_way_to_name_the_data(prepared, folder, entry, monkeypatch):
-    monkeypatch.setenv("HOME", str(prepared.parent))
-    monkeypatch.chdir(prepared.parent / folder)
-    [record] = recorded_codecs([entry, str(prepared)])  # of several entries it is one
-    assert (record.path, record.audio) == (str(prepared / "prepare.json"), {})
-
-
-@pytest.mark.parametrize(
-    "entry", ["{out,other}/train", "*/train/*.tar", "**/*.tar", "{out,*}/train/0000{00,01}.tar"]
-)
-def test_braces_and_globs_name_folders_too(prepared, tmp_path, entry):
-    write_record(tmp_path / "other")
-    found = {record.path for record in recorded_codecs(str(tmp_path / entry))}
-    assert found == {str(tmp_path / folder / "prepare.json") for folder in ("out", "other")}
-    for path in (str(tmp_path / entry), [str(prepared / "train"), str(tmp_path / "other/train")]):
-        words = ("latents of two codecs", "prepare.json", "0" * 16)
-        refused(lambda: check_kind("mel_dct", path), *words)
+def test_the_record_is_found_from_any_way_to_name_the_data(
+    prepared, tmp_path, folder, entry, names, monkeypatch
+):
+    write_record(tmp_path / "other", audio={"loudness": None})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / folder)
+    found = recorded_codecs([entry, str(prepared)])  # of several entries it is one
+    assert sorted(one.path for one in found) == [
+        f"{tmp_path}/{name}/prepare.json" for name in names
+    ]
+    assert {one.path: one.audio for one in found}[f"{prepared}/prepare.json"] == {}
+    if len(names) == 2:
+        for path in (entry, [str(prepared / "train"), str(tmp_path / "other/train")]):
+            words = ("latents of two codecs", "prepare.json", "0" * 16)
+            refused(lambda: check_kind("mel_dct", path), *words)
 
 
 def test_the_nearest_record_counts_and_none_passes(prepared, tmp_path):

@@ -18,7 +18,12 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import schedule_times
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
-from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sampler import (
+    SpeechRequest,
+    encode_requests,
+    generate_latents,
+    speaker_embeddings,
+)
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -211,6 +216,21 @@ def test_a_noise_prediction_is_read_as_velocity(schedule):
     for t, end in pairwise(times):
         x = x - (t - end) * (2.0 - x) / (1 - t if t < 1 else 1 - times[1])
     torch.testing.assert_close(found.double(), x, atol=1e-4, rtol=1e-5)
+
+
+def test_embeddings_are_means_over_the_own_patches():
+    """Of a batch as of each alone; frames behind `max_frames` do not count."""
+    model, cpu = (
+        random_model(small_args(latent_channels=8, text_vocab_size=300)),
+        torch.device("cpu"),
+    )
+    latents = [torch.randn(frames, 8) for frames in (9, 30, 17)]
+    found = speaker_embeddings(model, TOKENIZER, latents, 20, cpu)
+    assert found.shape == (3, 32) and found.dtype == torch.float32
+    for row, one in zip(found, latents, strict=True):
+        conditions = encode_requests(model, TOKENIZER, [SpeechRequest("x", one[:20])], cpu)
+        mean = conditions.speaker[conditions.speaker_mask].mean(0)
+        torch.testing.assert_close(row, mean, atol=1e-5, rtol=1e-4)
 
 
 class Rows:

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
+from torchtitan.models.dit_tts.speech.scoring import statistics
 from torchtitan.models.dit_tts.speech.scoring.statistics import (
     Interval,
     difference,
@@ -40,6 +42,13 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(utterances):
     for truth, draw in ((0.0, mean), (0.1, of_two_systems), (0.1, rate)):
         hits = sum(found.low <= truth <= found.high for found in (draw() for _ in range(count)))
         assert 0.90 <= hits / count <= 0.99, draw.__name__
+
+
+def test_tails_are_hesterbergs():
+    for count, accuracy in ((8, 0.05), (40, 0.001)):
+        quantile = scipy.stats.t.ppf(0.975, count - 1)
+        exact = scipy.stats.norm.cdf(-math.sqrt(count / (count - 1)) * quantile)
+        assert statistics._tail(count) == pytest.approx(exact, rel=accuracy)
 
 
 def test_values():
