@@ -68,12 +68,7 @@ class _Checks:
         detail: Callable[[int], str],
         score: np.ndarray | None = None,
     ) -> None:
-        """Cases that are samples, (k,).
-
-        Args:
-            detail: sample -> its fault in words.
-            score: (k,) the worst is shown first; None: the given order.
-        """
+        """Cases that are samples (k,); those with the highest score (k,), if given, are shown first."""
         order = np.arange(len(samples)) if score is None else np.argsort(-score, kind="stable")
         shown = [int(sample) for sample in samples[order[: self.limits.examples]]]
         examples = [Example(self.dataset.sample_id(one), detail(one)) for one in shown]
@@ -193,10 +188,8 @@ class _Checks:
 
     def references(self) -> None:
         measured, rows, lengths = self.measured, self.measured.rows, self.dataset.reference_frames
-        empty, constant = (
-            np.flatnonzero(lengths == 0),
-            measured.where(rows["reference"] != CHANGING),
-        )
+        empty = np.flatnonzero(lengths == 0)
+        constant = measured.where(rows["reference"] != CHANGING)
         self.add_samples("no_reference", empty, lambda one: "an empty reference")
         self.add_samples(
             "constant_reference", constant, lambda one: f"{lengths[one]} reference frames"
@@ -204,27 +197,24 @@ class _Checks:
         leaks = measured.where((rows["reference_source"] != OTHER) & (lengths > 0))
 
         def detail(one: int) -> str:
-            named = rows["reference_source"][one] == NAMED
-            return (
-                f"its reference{'_key is its own key' if named else ' has frames of its latents'}"
-            )
+            if rows["reference_source"][one] == NAMED:
+                return "its reference_key is its own key"
+            return "its reference has frames of its latents"
 
         self.add_samples("reference_from_target", leaks, detail)
 
     def duplicates(self) -> None:
         """Repeated latents, repeated texts and empty texts."""
         measured, rows, name = self.measured, self.measured.rows, self.dataset.sample_id
+        blank, spoken = measured.where(rows["blank_text"]), measured.where(~rows["blank_text"])
         latents, first = repeats(self.dataset.latents_hash)
-        self.add_samples(
-            "duplicate_latents", latents, lambda one: f"the latents of {name(first[one])}"
-        )
-        texts, first_text = repeats(rows["text_hash"], measured.where(~rows["blank_text"]))
-        self.add_samples(
-            "duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"
-        )
-        self.add_samples(
-            "empty_text", measured.where(rows["blank_text"]), lambda one: "its text is empty"
-        )
+        texts, first_text = repeats(rows["text_hash"], spoken)
+        for code, samples, detail in (
+            ("duplicate_latents", latents, lambda one: f"the latents of {name(first[one])}"),
+            ("duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"),
+            ("empty_text", blank, lambda one: "its text is empty"),
+        ):
+            self.add_samples(code, samples, detail)
 
     def held_out(self) -> None:
         """Latents both in a folder with a held-out split's name and in another folder."""

@@ -32,9 +32,7 @@ def suggest(
 ) -> dict[str, Any] | None:
     """Suggested [data] and [training] keys for the training samples within the limits, if any.
 
-    Args:
-        paths: the doctor's paths, as the user gave them.
-        batch_frames: latent frames per global batch; 0: `GLOBAL_BATCH_SIZE` of the longest samples.
+    `paths` are as the user gave them. 0 `batch_frames` are `GLOBAL_BATCH_SIZE` of the longest samples.
     """
     tokens = text_tokens(dataset, limits)
     training = ~np.array(heldout_shards(dataset.tar_paths))[dataset.shard]

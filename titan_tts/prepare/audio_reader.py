@@ -43,11 +43,7 @@ class ReadyLatents:
 
 
 class Loader:
-    """Opens a source's containers as items ask for them; the last one of each kind stays open.
-
-    Args:
-        root, files: of the source's reader.
-    """
+    """Opens the containers of a reader's `root` and `files`; the last one of each kind stays open."""
 
     def __init__(self, root: str, files: dict[str, str] | None = None):
         self.root, self.files = root, files or {}

@@ -89,11 +89,7 @@ def read_chunk(folder: Path, number: int) -> Chunk | None:
 
 
 def open_chunks(folder: Path, channels: int, part: tuple[int, int] = (0, 1)) -> Dataset:
-    """All encoded samples: the training ones (source 0) in the order of the list, then the others.
-
-    Args:
-        part: as in `open_dataset`.
-    """
+    """All encoded samples: the training ones (source 0) in the order of the list, then the others."""
     folders = [folder / "chunks" / split for split in SPLITS]
     paths = [str(path) for path in folders if path.is_dir() and any(path.glob("*.tar"))]
     try:
@@ -132,11 +128,7 @@ def _loader(run: Run) -> Loader:
 
 
 def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
-    """Encode the recordings of a chunk.
-
-    Returns:
-        {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence}.
-    """
+    """Encode a chunk: {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence}."""
     work = Path(folder)
     run = read_run(work)
     items = items_of_chunk(work, number)

@@ -44,11 +44,7 @@ def check_encoder(encoder: Encoder) -> None:
 def encode_texts(
     output: Path, shard_names: list[str], encoder: Encoder, device: str, engine: str
 ) -> dict[str, int]:
-    """Makes the feature files that an output's shards lack.
-
-    Args:
-        shard_names: paths of the shards in the output.
-        device, engine: as for the preparation; each device gets a process.
+    """Makes the feature files that an output's shards lack, with a process for each device.
 
     Returns:
         {"texts": number in all shards, "made": number encoded now, "too_long": number without features,
@@ -96,14 +92,8 @@ def encode_texts(
 
 
 def encode_shard(tar_path: str, settings: dict[str, Any], device: str) -> dict[str, Any]:
-    """Makes one shard's feature file. Called by name in processes of every engine.
-
-    Args:
-        settings: the fields of an `Encoder`.
-
-    Returns:
-        {"texts": number}, or {"error": sentence}.
-    """
+    """Makes one shard's feature file by an `Encoder` of these settings: {"texts": number}, or {"error":
+    sentence}. Called by name in processes of every engine."""
     try:
         encoder, tokenizer, kind = _loaded(tuple(settings.items()), device)
         dataset = open_dataset(tar_path, load_index(tar_path).channels)

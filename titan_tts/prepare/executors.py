@@ -65,12 +65,8 @@ def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]
     """A runner of jobs, for several stages one after the other.
 
     `runner("module:function", jobs)`, the module below prepare/, yields the results of
-    function(*job, device) for all jobs, as they come.
-
-    Args:
-        name: local or ray.
-        workers: processes; a single one of the local engine does the jobs here.
-        devices: of the processes, in turn.
+    function(*job, device) for all jobs, as they come. The processes take `devices` in turn; a single
+    process of the local engine is this one.
     """
     if name == "ray":
         with _ray(workers, devices) as runner:

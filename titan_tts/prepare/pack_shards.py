@@ -30,12 +30,8 @@ def shard_name(split: str, number: int) -> str:
 
 
 def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[str, Any]:
-    """Write a shard and its index, or keep the one that an earlier run wrote.
-
-    Called by name in processes of every engine; `device` is not used.
-
-    Returns:
-        {"name", "bytes", "sha256", "samples", "frames", "without_reference"}; or {"error": sentence}.
+    """Write a shard and its index, or keep the one that an earlier run wrote: its entry in the record and
+    its "name", or {"error": sentence}. Called by name in processes of every engine; `device` is not used.
     """
     run = read_run(Path(folder))
     path = Path(folder, shard_name(split, number))

@@ -23,14 +23,7 @@ class Span:
 
 
 class SpeakerTable:
-    """Samples by speaker and split.
-
-    Args:
-        speaker: number of each sample's speaker, (n,).
-        train: whether it is a training sample, (n,) bool.
-        frames: its length, (n,).
-        content: hash of its latents, (n,).
-    """
+    """Samples by speaker and split; `content` has hashes of their latents. All arrays are (n,)."""
 
     def __init__(
         self, speaker: np.ndarray, train: np.ndarray, frames: np.ndarray, content: np.ndarray

@@ -154,11 +154,8 @@ def clear(folder: Path) -> None:
 
 
 def finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
-    """Rename a complete work folder to the output. It may be killed and done again.
-
-    Args:
-        replaces: the record of the output that may be replaced; any other output stays.
-    """
+    """Rename a complete work folder to the output, of which only one with the record `replaces` is replaced.
+    It may be killed and done again."""
     for name in _SCRATCH:
         _remove(folder / name)
     for path in folder.rglob(".*.tmp"):  # left by killed writers

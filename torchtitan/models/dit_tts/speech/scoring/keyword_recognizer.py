@@ -49,14 +49,12 @@ class KeywordRecognizer:
         self.vocabulary = tuple(dict.fromkeys(vocabulary))
         self.name = f"word loop over {len(self.vocabulary)} words (PocketSphinx)"
         # A pronunciation's name, such as "read(2)", is in the dictionary and would break the grammar.
-        unknown = [
-            w for w in vocabulary if not w or "(" in w or self.decoder.lookup_word(w) is None
-        ]
-        if unknown:
-            raise InputError(
-                f"vocabulary word '{unknown[0]}' is not in PocketSphinx's English dictionary; take words "
-                "in lower case that it knows"
-            )
+        for word in vocabulary:
+            if not word or "(" in word or self.decoder.lookup_word(word) is None:
+                raise InputError(
+                    f"vocabulary word '{word}' is not in PocketSphinx's English dictionary; take words in "
+                    "lower case that it knows"
+                )
         grammar = f"#JSGF V1.0; grammar words; public <text> = ({' | '.join(self.vocabulary)})+;"
         self.decoder.add_jsgf_string("words", grammar)
         self.decoder.activate_search("words")

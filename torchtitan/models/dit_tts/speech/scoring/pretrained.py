@@ -12,12 +12,7 @@ _OF_TRAINING = ("objective.", "masked_spec_embed")
 
 
 def load_model(model_class: Any, name: str, spec: str, **options: Any) -> Any:
-    """A model of a class of transformers, in evaluation mode on the CPU.
-
-    Args:
-        name: folder or hub name.
-        spec: the name that the user wrote, for messages.
-    """
+    """A model of a class of transformers, in evaluation mode on the CPU; messages name the user's `spec`."""
 
     def load(**where: Any) -> Any:
         # Other shapes are reported below, with the missing weights.
@@ -41,11 +36,8 @@ def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
     try:
         return load_local_or_hub(load, name)
     except Exception as error:  # the libraries' validators raise kinds of their own
-        hub = (
-            name
-            if "/" in name or not spec.startswith("faster")
-            else f"Systran/faster-whisper-{name}"
-        )
+        of_a_size = spec.startswith("faster") and "/" not in name
+        hub = f"Systran/faster-whisper-{name}" if of_a_size else name
         advice = (
             f"give a folder, or download it on a machine with network access: hf download {hub}"
         )

@@ -41,11 +41,7 @@ def score(
     reference: Sound | None = None,
     language: str = "",
 ) -> UtteranceScore:
-    """Scores of a sound that should say a text in the voice of a reference.
-
-    Args:
-        language: code or English name, empty where it is not known.
-    """
+    """Scores of a sound that should say a text in the voice of a reference, in a language, if known."""
     heard = errors = similarity = opinion = None
     if scorers.recognizer is not None:
         heard = scorers.recognizer.transcribe(sound, language)

@@ -65,11 +65,8 @@ def own_scorer(own: Callable[[Tensor], Tensor]) -> EmbeddingScorer:
 
 
 def xvector_scorer(model: str, device: str = "cpu") -> EmbeddingScorer:
-    """A speaker verification model of transformers with an x-vector head, in float32.
-
-    Args:
-        model: folder or hub name, such as microsoft/wavlm-base-plus-sv.
-    """
+    """A speaker verification model of transformers with an x-vector head, in float32: a folder, or a hub name
+    such as microsoft/wavlm-base-plus-sv."""
     require_modules("transformers")
     from transformers import AutoFeatureExtractor, AutoModelForAudioXVector
 

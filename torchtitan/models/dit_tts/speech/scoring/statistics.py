@@ -60,11 +60,7 @@ def rate_interval(
 
 
 def mean_interval(values: Values, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Mean over all utterances.
-
-    Args:
-        values: (utterances,) or (seeds, utterances); None and NaN are left out.
-    """
+    """Mean of values (utterances,) or (seeds, utterances), without None and NaN."""
     sums, counts = _by_utterance(values, None)
     return _bootstrap([(sums.sum(0), counts.sum(0))], seed, resamples)
 
@@ -103,11 +99,7 @@ def _by_utterance(values: Values, counts: Values | None) -> tuple[np.ndarray, np
 def _bootstrap(
     parts: Sequence[tuple[np.ndarray, np.ndarray]], seed: int, resamples: int
 ) -> Interval:
-    """Interval of the first part's sum / count, minus the second part's if there is one.
-
-    Args:
-        parts: (utterances,) each of sums and counts.
-    """
+    """Interval of the first part's sum / count, minus the second part's if there is one; (utterances,) each."""
     utterances = len(parts[0][0])
     value = float(_statistic(parts, np.arange(utterances)[None])[0])
     if utterances < 2 or math.isnan(value):

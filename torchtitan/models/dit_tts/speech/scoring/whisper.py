@@ -39,10 +39,7 @@ class WhisperRecognizer(_Whisper):
     """Whisper through transformers; float16 on a GPU, float32 on a CPU."""
 
     def __init__(self, model: str, device: str = "cpu") -> None:
-        """
-        Args:
-            model: folder, hub name or size ("large-v3" is openai/whisper-large-v3).
-        """
+        """`model`: folder, hub name or size ("large-v3" is openai/whisper-large-v3)."""
         require_modules("transformers")
         from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
@@ -73,8 +70,7 @@ class WhisperRecognizer(_Whisper):
     def transcribe(self, sound: Sound, language: str = "") -> str:
         """The words heard, as Whisper writes them; over 30 s in windows that follow its timestamps.
 
-        Args:
-            language: code or English name; detected where it is empty or Whisper does not know it.
+        A language that is empty or that Whisper does not know is detected.
         """
         samples = sound.samples(_RATE)
         long = len(samples) > _SECONDS * _RATE
@@ -104,10 +100,7 @@ class FasterWhisperRecognizer(_Whisper):
     spelling = None
 
     def __init__(self, model: str, device: str = "cpu") -> None:
-        """
-        Args:
-            model: folder of a converted model, size or hub name.
-        """
+        """`model`: folder of a converted model, size or hub name."""
         require_modules("faster_whisper")
         from faster_whisper import WhisperModel
 
