@@ -18,7 +18,7 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from titan_tts.cli import main
-from titan_tts.doctor.doctor_command import default_output
+from titan_tts.doctor.doctor_command import Options, default_output
 
 WIDTH = ("--latent-channels", str(CHANNELS))
 
@@ -154,4 +154,5 @@ def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
     ],
 )
 def test_the_page_is_named_after_the_dataset(path, name):
+    assert Options([path]) == Options([path], 128, 10, False, "", 0, 0, 384, 0)
     assert default_output([path]) == f"outputs/{name}-doctor.html"

@@ -261,12 +261,12 @@ def test_processing_is_recorded(tmp_path):
     first, second, third = read_shards(tmp_path / "out/train").values()
     counts = [summary[name] for name in ("mixed_channels", "resampled", "peak_limited")]
     assert counts == [3, 3, 1]
-    assert summary["silence_cut_seconds"] == pytest.approx(1.5, abs=0.03)
+    assert summary["silence_cut_seconds"] == pytest.approx(1.5, abs=0.05)
     assert first["json"]["gain_db"] == pytest.approx(second["json"]["gain_db"] + 20, abs=0.5)
     # The mean of full and half level; the peak is 0.675.
     assert third["json"]["gain_db"] == pytest.approx(-20 * np.log10(0.675), abs=1.5)
     longer = first["json"]["target_duration"] - second["json"]["target_duration"]
-    assert longer == pytest.approx(0.5, abs=0.03)
+    assert longer == pytest.approx(0.5, abs=0.05)
     assert len(first["npy"]) == -(-round(first["json"]["target_duration"] * 16_000) // 640)
 
 

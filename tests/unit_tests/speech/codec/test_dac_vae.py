@@ -245,6 +245,7 @@ def reach(gradient: Tensor) -> tuple[int, int]:
 def test_context_is_the_receptive_field(file):
     """By gradients, in float64: what a frame depends on, and no frame less nor more."""
     codec = load_dac_vae(str(file))
+    assert codec.frames_at_once == 50  # two seconds on a CPU
     codec.network.double()
     waveform = noise(30 * HOP).double().requires_grad_()
     codec.network.encode(waveform[None])[0, 15].sum().backward()
