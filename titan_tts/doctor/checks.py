@@ -206,15 +206,16 @@ class _Checks:
     def duplicates(self) -> None:
         """Repeated latents, repeated texts and empty texts."""
         measured, rows, name = self.measured, self.measured.rows, self.dataset.sample_id
-        blank, spoken = measured.where(rows["blank_text"]), measured.where(~rows["blank_text"])
+        blank = measured.where(rows["blank_text"])
         latents, first = repeats(self.dataset.latents_hash)
-        texts, first_text = repeats(rows["text_hash"], spoken)
-        for code, samples, detail in (
-            ("duplicate_latents", latents, lambda one: f"the latents of {name(first[one])}"),
-            ("duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"),
-            ("empty_text", blank, lambda one: "its text is empty"),
-        ):
-            self.add_samples(code, samples, detail)
+        self.add_samples(
+            "duplicate_latents", latents, lambda one: f"the latents of {name(first[one])}"
+        )
+        texts, first_text = repeats(rows["text_hash"], measured.where(~rows["blank_text"]))
+        self.add_samples(
+            "duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"
+        )
+        self.add_samples("empty_text", blank, lambda one: "its text is empty")
 
     def held_out(self) -> None:
         """Latents both in a folder with a held-out split's name and in another folder."""
