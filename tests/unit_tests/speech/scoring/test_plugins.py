@@ -44,21 +44,21 @@ def test_a_users_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "opens, spec, missing, message",
     [
-        (open_recognizer, "", "", "'' is no recognizer; take words:zero"),
-        (open_recognizer, "whisper:", "", "is no recognizer"),
-        (open_recognizer, "a.b", "", "is no recognizer"),
+        (open_recognizer, "", "", "'' names no recognizer; use words:zero"),
+        (open_recognizer, "whisper:", "", "names no recognizer"),
+        (open_recognizer, "a.b", "", "names no recognizer"),
         (open_recognizer, "no_such_package.x:y", "", "cannot be imported"),
         (open_recognizer, "words:one,,two", "", "word '' is not in"),
         (open_recognizer, "words:one,blorptang", "", "'blorptang' is not in"),
         (open_recognizer, "words:read(2)", "", "'read(2)' is not in"),
-        (open_speaker_scorer, "xvector", "", "is no speaker scorer; take own, xvector:"),
+        (open_speaker_scorer, "xvector", "", "names no speaker scorer; use own, xvector:"),
         (open_speaker_scorer, "own", "", "has no speaker encoder of its own"),
         (open_recognizer, "words:one", "pocketsphinx", "titan-tts[speech]'"),
         (open_recognizer, "whisper:tiny", "transformers", "titan-tts[pretrained]'"),
         (open_recognizer, "faster-whisper:tiny", "faster_whisper", "titan-tts[faster-whisper]'"),
         (open_speaker_scorer, "xvector:a/b", "transformers", "titan-tts[pretrained]'"),
         (open_opinion_predictor, "dnsmos", "speechmos", "titan-tts[opinion]'"),
-        (open_opinion_predictor, "utmos", "", "is no opinion predictor; take dnsmos"),
+        (open_opinion_predictor, "utmos", "", "names no opinion predictor; use dnsmos"),
     ],
 )
 def test_what_is_refused(opens, spec, missing, message, monkeypatch):

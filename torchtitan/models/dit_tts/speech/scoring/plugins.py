@@ -98,7 +98,7 @@ def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) 
     """What a user's factory(device) returns, with `name` and all methods of its protocol."""
     module, _, name = spec.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
-        raise InputError(f"'{spec}' is not a {kind}; use {known} or package.module:factory")
+        raise InputError(f"'{spec}' names no {kind}; use {known} or package.module:factory")
     folder = os.getcwd()  # the console script does not look there
     if folder not in sys.path:
         sys.path.append(folder)
