@@ -116,9 +116,11 @@ class SyntheticDataset(Dataset):
     def sample_id(self, sample: int) -> str:
         return f"synthetic:{sample:07d}"
 
-    def fetch(self, samples: Sequence[int] | np.ndarray) -> dict[int, bytearray]:
+    def fetch_with_latents(
+        self, samples: Sequence[int] | np.ndarray, latents_of: Sequence[int]
+    ) -> tuple[dict[int, bytearray], dict[int, bytearray]]:
         """There is nothing to download."""
-        return {}
+        return {}, {}
 
     def load(
         self,
