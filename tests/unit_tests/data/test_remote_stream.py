@@ -65,6 +65,7 @@ def test_what_is_corrupt_on_its_way_is_read_once_more(server, tmp_path, monkeypa
     assert broken == 4 * [True, False]
 
 
+@pytest.mark.long
 def test_what_the_disk_corrupted_in_the_cache_is_read_from_its_origin(server, tmp_path, caplog):
     expected = take(remote(server, tmp_path), 10)
     (cached, *_) = (tmp_path / "cache").glob("*.data")

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.sentences import refused
 from tests.helpers.tokens import token
 from tools.harness.synthetic import make_samples
@@ -48,8 +47,8 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def t5(tmp_path_factory):
-    return write_tiny_t5(tmp_path_factory.mktemp("models") / "t5")
+def t5(checkpoints):
+    return checkpoints["t5"]
 
 
 def config_of(data, folder, *arguments):
@@ -117,6 +116,7 @@ def test_char_widths_are_measured_once_and_belong_to_the_weights(data, tmp_path)
         assert again.vocabulary == first.vocabulary and len(found) == 1
 
 
+@pytest.mark.long
 @pytest.mark.long
 def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     """A sample as long as the limit is trained, a longer one is left out or cropped."""

@@ -1,5 +1,8 @@
 """How long a text takes to say, fitted on texts and speakers whose rates are known."""
 
+import json
+import math
+
 import numpy as np
 import pytest
 
@@ -127,13 +130,11 @@ def test_it_is_stored_to_the_bit(fit, tmp_path):
     path.write_text(fit.to_json())
     found = stored_durations(tmp_path)
     assert (found.weights == fit.weights).all() and found.speaker_scale == fit.speaker_scale
-    zeros = [0.0] * 257
-    for content in (
-        "",
-        "[]",
-        '{"weights": [1.0], "speaker_scale": {}}',
-        f'{{"weights": {zeros}, "speaker_scale": {{"a": NaN}}}}',
-        f'{{"weights": {zeros}}}',
-    ):
+    assert found.explained == fit.explained
+    zeros = {"weights": [0.0] * 257, "speaker_scale": {}, "explained": 1.0}
+    lacking = [{key: zeros[key] for key in zeros if key != left_out} for left_out in zeros]
+    wrong = ({"weights": [1.0]}, {"speaker_scale": {"a": math.nan}}, {"explained": math.inf})
+    contents = [*lacking, *(zeros | each for each in wrong), []]
+    for content in ("", "{", *map(json.dumps, contents)):
         path.write_text(content)
         refused(lambda: stored_durations(tmp_path), f"{path} ", "restore the file")

@@ -18,8 +18,8 @@ from torchtitan.models.dit_tts.text.hf_files import weight_files
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return find_source(str(write_tiny_t5(tmp_path_factory.mktemp("encoder") / "t5")))
+def source(checkpoints):
+    return find_source(str(checkpoints["t5"]))
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tests.helpers.encoded_shards import (
     flip_last_byte,
     write_shards,
 )
-from tests.helpers.pretrained_checkpoints import write_tiny_t5, write_tiny_t5gemma2
 from tests.helpers.sentences import refused
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
@@ -38,8 +37,9 @@ FILES = [f"{shard:06d}.safetensors" for shard in range(SHARDS)]
 
 
 @pytest.fixture(scope="module")
-def gemma(tmp_path_factory) -> Path:
-    return write_tiny_t5gemma2(tmp_path_factory.mktemp("encoders") / "tiny-gemma")
+def gemma(checkpoints, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("named")
+    return Path(shutil.copytree(checkpoints["t5gemma2"], folder / "tiny-gemma"))
 
 
 @pytest.fixture
@@ -47,12 +47,12 @@ def shards(tmp_path) -> Path:
     return write_shards(tmp_path / "train")
 
 
-def test_features_are_what_the_encoder_gives(shards, gemma, tmp_path):
+def test_features_are_what_the_encoder_gives(shards, gemma, checkpoints):
     """In files that the library reads, one folder for each encoder and precision."""
     kinds = [
         *(Made(shards, gemma, cache_dtype=dtype) for dtype in ("float32", "bfloat16", "float16")),
         Made(shards, gemma, dtype="bfloat16"),
-        Made(shards, write_tiny_t5(tmp_path / "t5")),
+        Made(shards, checkpoints["t5"]),
     ]
     for made in kinds:
         assert find_feature_files(made.dataset, made.kind) == NOTHING
@@ -129,7 +129,7 @@ def test_corrupt_features_are_noticed(shards, gemma):
     (*valid, corrupt) = np.flatnonzero(made.dataset.shard == 1).tolist()
     for sample in valid:
         made.read(sample, features)
-    with pytest.raises(CorruptSampleError, match="000001.safetensors are not what"):
+    with pytest.raises(CorruptSampleError, match="000001.safetensors differ from what"):
         made.read(corrupt, features)
     # A corrupt header or table is as good as no file.
     header = 8 + int.from_bytes(complete[:8], "little")

@@ -15,12 +15,6 @@ from torchtitan.models.dit_tts.text.hf_files import contents_digest, fetch_weigh
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("encoders")
-    return {name: write(folder / name) for name, write in WRITERS.items()}
-
-
 def load(path):
     return load_text_encoder(Encoder(model=str(path), dtype="float32"), "cpu")
 

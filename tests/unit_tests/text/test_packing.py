@@ -26,6 +26,16 @@ def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
     assert (rows.origin[~valid] == group.token.numel()).all()
 
 
+def test_the_longest_text_of_a_row_comes_first():
+    [group] = pack_rows(mask_of([2, 3])).groups
+    assert group.token.tolist() == [[3, 4, 5, 0, 1]] and group.position.tolist() == [
+        [0, 1, 2, 0, 1]
+    ]
+    assert group.segment.tolist() == [[1, 1, 1, 2, 2]]
+    blocks = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2)).bool()
+    assert torch.equal(group.same_segment[0, 0], blocks)
+
+
 def test_unpacked_rows_are_as_many_groups_on_every_rank():
     for lengths in ([1] * 8, list(range(1, 9)), [5, 0, 0, 0, 0, 0, 0, 0], [7], [2, 3]):
         rows = pack_rows(mask_of(lengths), packed=False)

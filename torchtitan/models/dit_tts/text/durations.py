@@ -73,7 +73,7 @@ class LinearDurationModel:
         return max(1, round(self.estimate(text, speaker)))
 
     def estimate(self, text: str, speaker: str | None) -> float:
-        """The same before it is rounded."""
+        """`frames` before rounding."""
         scale = self.speaker_scale.get(speaker, 1.0) if speaker else 1.0
         return float(_features(text) @ self.weights) * scale
 
@@ -102,7 +102,7 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
 
 
 def stored_durations(folder: Path) -> LinearDurationModel | None:
-    """That of a run's folder; None in the folder of an older run."""
+    """The fit in a run's folder; None in the folder of an older run."""
     path = folder / DURATIONS_FILE
     try:
         return durations_from_json(path.read_text(encoding="utf-8"), str(path))
@@ -121,8 +121,8 @@ def _solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> n
 def _shrunk(
     features: np.ndarray, frames: np.ndarray, medians: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same with texts longer than so many times the median length shrunk to it, so that none bends the
-    fit by its length alone."""
+    """Rows and frames with texts above `medians` median lengths shrunk to that length, so that none bends
+    the fit by its length alone."""
     lengths = features[:, :-1].sum(1)
     factor = np.maximum(1.0, lengths / (medians * max(1.0, float(np.median(lengths)))))
     return features / factor[:, None], frames / factor
@@ -130,7 +130,7 @@ def _shrunk(
 
 def _fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
     """(samples,) bool, false where text and speech cannot belong together: one transcript of a whole book
-    beside a sentence would otherwise bend the fit of all others.
+    for one sentence would otherwise bend the fit of all others.
 
     They are found by a fit of their own, whose ridge lets letters in less than 1 % of the texts explain little.
     """

@@ -15,10 +15,7 @@ from torchtitan.models.dit_tts.text.hf_encoder import (
     read_record,
 )
 from torchtitan.models.dit_tts.text.hf_files import fetch_weights
-from torchtitan.models.dit_tts.text.text_encoder import (
-    PretrainedTextEncoder,
-    load_text_encoder,
-)
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 
 
 def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerprint: str) -> None:

@@ -211,10 +211,8 @@ def read_feature_file(path: str) -> FeatureFile | None:
 
 def feature_paths(tar_path: str, shard_digest: str, kind: FeatureKind) -> list[str]:
     """Where a shard's features are looked for; new ones go to the first that can be written."""
-    return [
-        os.path.join(folder, kind.folder_name, name)
-        for folder, name in _places(tar_path, shard_digest)
-    ]
+    places = _places(tar_path, shard_digest)
+    return [os.path.join(folder, kind.folder_name, name) for folder, name in places]
 
 
 def _places(tar_path: str, shard_digest: str) -> list[tuple[str, str]]:
@@ -236,11 +234,10 @@ def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
         for folder, name in _places(tar_path, digest.hex()):
             for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
                 file = read_feature_file(os.path.join(folder, subfolder, name))
-                # Not the model's full path, as its folder may have been elsewhere.
-                if file is not None and (
-                    file.kind.slug == kind.slug
-                    and replace(file.kind, model=kind.model, encoder_fingerprint=None) == kind
-                ):
+                if file is None or file.kind.slug != kind.slug:
+                    continue
+                # Whatever the model's full path, as its folder may have been elsewhere.
+                if replace(file.kind, model=kind.model, encoder_fingerprint=None) == kind:
                     found.setdefault(file.kind.encoder_fingerprint, file.path)
         if len(found) > 1:
             paths = " and ".join(found.values())
@@ -259,12 +256,9 @@ def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> Featur
         return None
     digest = dataset.digests[shard].hex()
     for path in feature_paths(dataset.tar_paths[shard], digest, kind):
-        found = read_feature_file(path)
-        if found is not None and (found.kind.folder_name, found.shard_digest) == (
-            kind.folder_name,
-            digest,
-        ):
-            return found
+        file = read_feature_file(path)
+        if file and file.kind.folder_name == kind.folder_name and file.shard_digest == digest:
+            return file
     return None
 
 
@@ -374,7 +368,7 @@ class TextFeatures:
             The number of rows.
 
         Raises:
-            CorruptSampleError: what is stored is not what was written, or was never made.
+            CorruptSampleError: the bytes changed since they were written, or were never made.
         """
         shard, rows, offset, stored_hash = self._rows[sample].item()
         if not stored_hash:

@@ -145,7 +145,7 @@ class TextTokenizer:
 
 
 class SubwordTokenizer(ConditionedTokenizer):
-    """Ids of the conditioning tokens, then those of a pretrained encoder's tokenizer with its special
+    """Ids of the conditioning tokens, then the ids of a pretrained encoder's tokenizer with its special
     tokens."""
 
     def __init__(

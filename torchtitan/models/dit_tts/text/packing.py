@@ -17,7 +17,7 @@ It is the same on every rank, as the ranks of a sharded encoder run their forwar
 
 ROW_TOKENS = 512
 """target length of a packed row: enough for texts to fit together closely, few enough for attention
-over a row to cost little beside the matmuls"""
+over a row to cost little compared to the matmuls"""
 
 # Tokens by which a row may be longer than the mean of all, as texts are not cut.
 _SLACK = 4
