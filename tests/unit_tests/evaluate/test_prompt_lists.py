@@ -52,6 +52,7 @@ def test_a_list_of_librispeech_pc(tmp_path):
     assert (first.name, first.text, first.speaker) == ("61-70968-0003", "The Five, left!", "61")
     assert first.reference == root / "61/70968/61-70968-0000.flac"
     assert first.recording == root / "61/70968/61-70968-0003.flac"
+    assert (first.reference_text, second.reference_text) == ("He began, and.", "I did.")
     assert second.reference.name == "908-31957-0009.wav" and second.recording is None
     refused(lambda: read_list(str(path), LIBRISPEECH_PC), "--audio-root = '', but for the list")
     first.reference.unlink()

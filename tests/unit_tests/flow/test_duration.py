@@ -25,3 +25,6 @@ def test_figures():
     found = {name: of_row(LOG_FRAMES, MASK) for name, of_row in duration_figures(25.0).items()}
     assert found["seconds_error"].tolist() == pytest.approx([0.036, 0.0, 0.12], abs=1e-5)
     assert found["within_10_percent"].tolist() == [1.0, 1.0, 0.0]
+    # 2.1 frames off are more than a tenth of the real 20, not of the predicted 22.1.
+    within = duration_figures(25.0)["within_10_percent"]
+    assert within(torch.tensor([22.1, 18.05]).log(), until([20, 20], 24)).tolist() == [0.0, 1.0]

@@ -103,6 +103,10 @@ def test_what_training_refuses_is_known_before(tmp_path):
     }
     assert not found["ddp", "off"] and "CUDA graphs" in found["ddp", "reduce-overhead"]
     (single,) = cells(tmp_path, '[axes]\nlayout = ["hsdp"]\nbatch = [1]')
+    (nodes,) = cells(tmp_path, '[axes]\nlayout = ["hsdp"]', "gpus = 32\ngpus_per_node = 8")
+    assert "global_batch_size" in nodes.refused  # 16 samples for 32 ranks
+    assert nodes.content["parallelism"]["data_parallel_replicate_degree"] == 4  # one per node
+    assert nodes.content["parallelism"]["data_parallel_shard_degree"] == 8
     assert single.refused == "1 GPUs have no layout hsdp" and single.factors["layout"] == "hsdp"
     assert len(cells(tmp_path, '[axes]\nlayout = ["ddp", "fsdp", "hsdp"]\ngpus = [1, 2]')) == 6
     sizes = cells(tmp_path, '[axes]\nsize = ["debug", "800m"]\nbatch = [1]')

@@ -103,6 +103,8 @@ def test_a_factor_is_that_of_the_plan_times_measured_over_predicted(tmp_path, mo
     save_factors(compare(check))
     assert load_factor("H200") == found["H200"]
     assert load_factor("H100") == Factor(1.5, 0.1, "measured in 2 runs")
+    save_factors([Comparison("H100", 1.5, 2.0, 4.0)])
+    assert load_factor("H100").value == 3.0 and load_factor("H200") == found["H200"]
     factors_file().write_text("5")
     with pytest.raises(InputError, match="is corrupt"):
         load_factor("H200")

@@ -44,6 +44,8 @@ def test_state_bytes_are_those_of_real_tensors(degrees):
             [value for each in table for value in each.values()] for table in (states, averages)
         ]
         real = [local_bytes(tensors) for tensors in groups]
+    config.ema.enable = False
+    assert state_memory(config, sizes.args, sizes.source, layout).ema == 0
     exact = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.ema]
     assert exact[1:] == real[1:]
     # Weights alone have the padding of shards: less than a row of each.

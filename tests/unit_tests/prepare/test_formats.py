@@ -15,7 +15,7 @@ from pyarrow import parquet
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.tars import write_tar
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents
-from titan_tts.prepare.formats import open_corpus
+from titan_tts.prepare.formats import open_corpus, table
 from titan_tts.prepare.listing import Plan, list_items, source_digest, usable_items
 from titan_tts.prepare.recordings import Item, Unusable, make_item, plain, sample_key
 from titan_tts.prepare.settings import Options
@@ -140,6 +140,15 @@ def table_of(tmp_path: Path, **columns: object) -> Path:
     rows = {"text": ["x"], "speaker": ["s"]} | columns
     parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
     return tmp_path / "t.parquet"
+
+
+def test_rows_of_a_table_are_read_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "_ROWS_AT_ONCE", 2)
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"n": list(range(10))}), path, row_group_size=5)
+    cursor = table.TableCursor(str(path), ("n",))
+    places = [(0, 4), (0, 1), (1, 3), (1, 2), (0, 0), (0, 1)]
+    assert [cursor.row(*place)["n"].as_py() for place in places] == [4, 1, 8, 7, 0, 1]
 
 
 ROW = '{"audio": "a.wav", "text": "x", "speaker": "s"}'

@@ -67,6 +67,13 @@ def test_a_peak_limits_the_gain():
     assert 0.999 < np.abs(done.waveform).max() <= 1
 
 
+def test_speech_is_from_the_begin_of_its_first_frame_to_the_end_of_its_last():
+    sound = np.zeros(4000, np.float32)
+    sound[1000:2999] = np.resize([0.5, -0.5], 1999)  # frames of 10 samples: 100 to 299
+    assert speech_span(sound, 1000, 0.0) == (1000, 3000)
+    assert speech_span(sound, 1000, 0.25) == (750, 3250)
+
+
 def test_silence_is_cut_to_the_seconds_that_are_kept():
     """One second before, two behind; a pause and a word 30 dB down belong to the speech, an offset
     of the recording's level does not."""

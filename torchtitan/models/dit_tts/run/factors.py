@@ -44,7 +44,7 @@ def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[st
     tensor_parallel = parallelism["tensor_parallel_degree"]
     replicas = parallelism["data_parallel_replicate_degree"]
     ranks = gpus // tensor_parallel
-    batch = training["local_batch_size"] or training["global_batch_size"] // ranks
+    batch = training["local_batch_size"] or max(1, training["global_batch_size"] // ranks)
     total = training["global_batch_size"]
     precision = training["mixed_precision_param"]
     # The configs of older runs have no [megatron].
