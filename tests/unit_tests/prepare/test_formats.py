@@ -145,10 +145,10 @@ def table_of(tmp_path: Path, **columns: object) -> Path:
 def test_rows_of_a_table_are_read_in_any_order(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "_ROWS_AT_ONCE", 2)
     path = tmp_path / "t.parquet"
-    parquet.write_table(pyarrow.table({"n": list(range(10))}), path, row_group_size=5)
-    cursor = table.TableCursor(str(path), ("n",))
+    parquet.write_table(pyarrow.table({"path": list(range(10))}), path, row_group_size=5)
+    cursor = table.TableCursor(str(path), ("path",))
     places = [(0, 4), (0, 1), (1, 3), (1, 2), (0, 0), (0, 1)]
-    assert [cursor.row(*place)["n"].as_py() for place in places] == [4, 1, 8, 7, 0, 1]
+    assert [cursor.row(*place)["path"].as_py() for place in places] == [4, 1, 8, 7, 0, 1]
 
 
 ROW = '{"audio": "a.wav", "text": "x", "speaker": "s"}'
