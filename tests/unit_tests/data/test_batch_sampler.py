@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import (
     WEIGHT_BITS,
@@ -104,6 +105,12 @@ def test_the_order_is_pinned():
     weighted = GlobalBatchSampler(BUCKETS, SIZES, 5, weights)
     assert weighted.batch(40).samples.tolist()[:6] == [142, 83, 114, 136, 153, 121]
     assert (weighted.batch(40).epoch, weighted.samples_fingerprint()) == (2, "82a41dcc70b28411")
+    assert order().bucket_batches_per_epoch == [50 / 24, 123 / 16, 7 / 8, 0]
+    halves = [np.array([1, 2]) << 15, np.array([3]) << 15]
+    half = GlobalBatchSampler([np.arange(2), np.array([2])], [2, 4], 0, halves)
+    assert half.batches_per_epoch == 1.5 / 2 + 1.5 / 4
+    for seed in (-1, 2**63):
+        refused(lambda: order(seed), f"seed = {seed}")
 
 
 def policy(frames, **changes):
@@ -147,6 +154,8 @@ def test_policy_shapes_and_sizes():
         assert L == min(192, -(-((frames[bucket == number] // 2).max() + 2) // 8) * 8)
         assert R == 64  # a multiple of 8 speaker patches of 4 frames
     assert policy([100], reference_frames=np.array([900])).shapes[0][2] == 384
+    drawn = policy([100], reference_frames=np.array([9]), references="drawn")
+    assert drawn.shapes[0][2] == 384 and drawn.useful_reference_fraction == 192.5 / 384
     with pytest.raises(ValueError, match="ends at 50 frames but a sample within max_frames"):
         policy([20, 100], bucket_frames=[50])
     # The longest reference has its place, in multiples of 8 speaker patches.

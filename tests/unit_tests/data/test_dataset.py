@@ -75,6 +75,8 @@ def test_a_shard_has_deterministic_bytes_and_a_failed_write_leaves_the_old_one(t
         ({"latents": np.full((3, CHANNELS), 1e6)}, "not finite in float16"),
         ({"reference": np.zeros((3, CHANNELS + 1), np.float16)}, "same width"),
         ({"metadata": {"text": "a", "x": float("nan")}}, "cannot be written as "),
+        ({"metadata": {"text": 1}}, 'has no "text" string'),
+        ({"key": "a/../b"}, "cannot name a sample"),
     ],
 )
 def test_writer_refuses(tmp_path, samples, change, sentence):
@@ -219,6 +221,7 @@ ONE_VALUE = np.eye(4, CHANNELS, 2, bool) & (np.arange(4) == 3)[:, None]
         ("npy", npy(np.where(ONE_VALUE, np.float16("nan"), GOOD)), "are NaN or infinite"),
         ("npy", npy(np.where(ONE_VALUE, np.float32("-inf"), GOOD)), "are NaN or infinite"),
         ("npy", npy(GOOD[:0]), "sample 'utt000001' has no latent frame"),
+        ("npy", npy(GOOD[:, :-1]), "the .npy of sample 'utt000001' is 7 wide, but 8"),
         ("ref.npy", npy(GOOD[:, :-1]), "the .ref.npy of sample 'utt000001' is 7 wide, but 8"),
         ("ref.npy", None, "sample 'utt000001' is incomplete, it lacks .ref.npy"),
         ("json", b'{"text": "\xff"}', "member 'utt000001.json'"),
@@ -246,7 +249,10 @@ def test_other_unusable_tars(tmp_path, samples):
         file.addfile(link)
     refused(opened, "'a.ref.npy' is a link")
     write_shard(tar, samples)
+    write_shard(tmp_path / "y.tar", make_samples(2, channels=CHANNELS - 1))
+    refused(lambda: open_dataset(str(tmp_path), CHANNELS), "y.tar: its latents are 7 wide")
     refused(lambda: open_dataset(str(tar)), "latent_channels = 128; set it to 8")
+    refused(lambda: write_shard(tar, []), "no samples were given")
 
 
 def test_paths(tmp_path):
@@ -401,6 +407,7 @@ def test_skip_keeps_the_valid_samples(tmp_path, samples):
     assert keys == [s.key for s in many if s.key not in ("utt000007", "utt000020")]
     assert {tar for tar, _ in dataset.problems} == {str(tmp_path / "x.tar")}
     assert [problem.key for _, problem in dataset.problems] == ["utt000007", "", "utt000020"]
+    refused(lambda: open_dataset(str(tmp_path), CHANNELS), "utt000007.ref.npy", "(2 more: ")
     with pytest.raises(ValueError, match="3 corrupt samples and 43 valid ones are 6.5%"):
         open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=0.05)
 

@@ -135,7 +135,7 @@ def test_a_corrupt_utterance_counts_and_leaves_the_stored_reference(tmp_path):
         take(build(folder, **DRAWN), 30)
     loader = build(folder, **DRAWN, **SKIP)
     [bad] = [i for i in range(120) if loader.dataset.sample_id(i) == "000000:utt000010"]
-    crops, changed, replaced = loader.order.crops, 0, 0
+    dataset, crops, changed, replaced = loader.dataset, loader.order.crops, 0, 0
     counted, count = [], loader.corrupt_samples.count
     loader.corrupt_samples.count = lambda data, sample, error: (
         counted.append(sample),
@@ -148,6 +148,13 @@ def test_a_corrupt_utterance_counts_and_leaves_the_stored_reference(tmp_path):
         for row, sample in enumerate(batch.samples.tolist()):
             if sample == bad:
                 replaced += 1
+                # The one in its place has a reference by its own speaker.
+                [other] = [i for i in range(120) if dataset.sample_id(i) == left["sample_id"][row]]
+                words = loader.order.reference_words(batch, WORDS)[row].tolist()
+                pieces = loader.references.draw(words, other, R)
+                parts = [dataset.read(p.sample)[0][p.start :][: p.frames] for p in pieces]
+                own = torch.from_numpy(np.concatenate(parts))
+                assert torch.equal(left["speaker"][row, : left["speaker_frames"][row]], own)
                 continue
             assert left["sample_id"][row] == right["sample_id"][row]
             words = loader.order.reference_words(batch, WORDS)[row].tolist()

@@ -27,7 +27,9 @@ def remote(server, tmp_path, **changes):
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_same_batches_as_from_disk(server, tmp_path):
     local = build(server.folder)
-    loader = remote(server, tmp_path, num_workers=2)
+    loader = remote(server, tmp_path, num_workers=2, cache_gib=0.5)
+    cache = loader.dataset._reader._cache
+    assert (cache.folder, cache.limit_bytes) == (str(tmp_path / "cache"), 2**29)
     assert loader.dataset.fingerprint == local.dataset.fingerprint
     for left, right in zip(take(loader, 40), take(local, 40), strict=True):
         assert_same(joined([left]), joined([right]))
@@ -44,9 +46,9 @@ def test_the_samples_of_a_batch_are_requested_at_once(server, tmp_path):
 
 
 def test_what_is_corrupt_on_its_way_is_read_once_more(server, tmp_path, monkeypatch):
-    url, cache = f"{server.url}/000000.tar", str(tmp_path / "cache")
+    url, cache = f"{server.url}/{{000000..000001}}.tar", str(tmp_path / "cache")
     dataset = open_dataset(url, CHANNELS, cache_folder=cache)
-    origin = open_dataset(str(server.folder / "000000.tar"), CHANNELS)
+    origin = open_dataset(str(server.folder), CHANNELS)
     fetch, broken = RangeReader.fetch, []
 
     def every_second_time(reader, extents):
@@ -56,13 +58,18 @@ def test_what_is_corrupt_on_its_way_is_read_once_more(server, tmp_path, monkeypa
     monkeypatch.setattr(RangeReader, "fetch", every_second_time)
     latents = np.empty((3, CHANNELS), np.float32)
     for read in (
-        lambda data: data.read(0)[0].tolist(),
+        lambda data: data.read(119)[0].tolist(),
         lambda data: data.load(1, fetched=data.fetch([1]).get(1)).metadata,
         lambda data: data.metadata(2),
         lambda data: data.load_latents(4, latents, 1) or latents.tolist(),
     ):
         assert read(dataset) == read(origin)
     assert broken == 4 * [True, False]
+    broken[:] = [True]
+    samples, alone = dataset.fetch_with_latents([0, 1], [3, 4])
+    assert (list(samples), list(alone)) == ([0, 1], [3, 4]) and broken == [True, False]
+    for sample, data in alone.items():
+        assert data == origin.read(sample)[0].astype(np.float16).tobytes()
 
 
 @pytest.mark.long
@@ -80,11 +87,11 @@ def test_what_the_disk_corrupted_in_the_cache_is_read_from_its_origin(server, tm
 
 def test_a_server_that_is_gone_is_no_corrupt_sample(server, tmp_path):
     loader = remote(server, tmp_path, cache_gib=0.0, **SKIP)
-    take(loader, 2)
+    rows = sum(len(inputs["sample_id"]) for inputs, _ in take(loader, 2))
     shutil.rmtree(server.folder)
     with pytest.raises(ValueError, match="http://127.0.0.1"):
         take(loader, 2)
-    assert loader.corrupt_samples.reads and not loader.corrupt_samples._corrupt
+    assert loader.corrupt_samples.reads == rows and not loader.corrupt_samples._corrupt
 
 
 def test_signed_urls_are_the_same_tars_with_another_signature(server, tmp_path):
@@ -108,7 +115,7 @@ def test_a_sidecar_of_another_tar_is_not_taken(server, tmp_path):
     """One of equal size, as a rewritten tar's old index may be."""
     build(server.folder)
     other = make_shards(tmp_path / "other", 120, seed=7, channels=CHANNELS)
-    flip_bits(other / "000000.tar", [3 * n + 2 for n in range(60)])
+    flip_bits(other / "000000.tar", [3 * 59 + 2])
     shutil.copy(other / "000000.tar", server.folder)
     loader = remote(server, tmp_path, on_error="skip", max_corrupt_fraction=1.0)
-    assert len(loader.dataset.problems) == 60  # found while the tar was indexed again
+    assert len(loader.dataset.problems) == 1  # found while the tar was indexed again

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
@@ -39,6 +40,7 @@ def test_datasets_are_mixed_by_weight():
     source = np.repeat([0, 1], [300, 100])
     weights = draws(source, weights=[1, 3])
     assert weights.sum() == pytest.approx(400 * ONE, abs=400)
+    refused(lambda: draws([1, 1], weights=[2, 3]), "gives 2 to 'd0', of which no sample")
     order = GlobalBatchSampler([np.arange(400)], [8], 0, [weights])
     counts = drawn(order, 12)
     totals = [sum(counts[i] for i in np.flatnonzero(source == d)) for d in (0, 1)]
@@ -62,8 +64,8 @@ def test_balanced_classes_follow_the_effective_number():
 
 def test_durations_are_drawn_by_their_power():
     seconds = np.repeat([2.0, 8.0], 500)
-    settings = {"duration_alpha": 0.5, "duration_offset_seconds": 1.0, "frames_per_second": 25.0}
-    weights = draws(np.zeros(1000, int), frames=25 * seconds, **settings) / ONE
+    settings = {"duration_alpha": 0.5, "duration_offset_seconds": 1.0, "frames_per_second": 12.5}
+    weights = draws(np.zeros(1000, int), frames=12.5 * seconds, **settings) / ONE
     assert weights[-1] / weights[0] == pytest.approx(np.sqrt(9 / 3), abs=1e-3)
     assert weights.mean() == pytest.approx(1, abs=1e-4)
 

@@ -177,10 +177,26 @@ def test_http_mistakes_are_one_sentence(server):
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_failures_that_pass_are_tried_again(server, caplog, status):
+def test_failures_that_pass_are_tried_again(server, caplog, monkeypatch, status):
+    waits = []
+    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "WAIT_FACTOR", 10.0)
     server.fail_first, server.fail_status = 2, status
     assert len(find_shards(f"{server.url}/train/")) == 3
     assert len(caplog.records) == 2 and f"status {status}" in caplog.text
+    assert "(2 of 5)" in caplog.messages[0] and "(3 of 5)" in caplog.messages[1]
+    assert [wait for wait in waits if wait >= 0.75] == [waits[0], waits[-1]]
+    assert waits[0] <= 1.0 and 7.5 <= waits[-1] <= 10.0
+
+
+def test_versions_that_stores_give():
+    def version(**info):
+        return remote._version(info)
+
+    assert version(ETag='W/"a"', LastModified="x") == version(etag="a") != version(ETag="b")
+    assert version(Last_Modified="x") == version(mtime="x") != version(created="y") != 0
+    assert version(ETag="", size=3) == 0
 
 
 @pytest.mark.long

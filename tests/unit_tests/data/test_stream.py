@@ -99,7 +99,13 @@ def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
     (folder / "000002.tar").write_bytes(b"<html>not found</html>" * 99)
     with pytest.raises(ValueError, match="about 30 corrupt samples and 90 valid ones are 25.0%"):
         build(folder, on_error="skip", max_corrupt_fraction=0.2)
-    assert len(build(folder, on_error="skip", max_corrupt_fraction=0.3).dataset) == 90
+    assert len(build(folder, on_error="skip", max_corrupt_fraction=0.25).dataset) == 90
+    # As many as a usual one: of 1, 30 and 30 the median.
+    whole = (folder / "000000.tar").read_bytes()
+    write_shard(folder / "000000.tar", make_samples(1, channels=CHANNELS))
+    with pytest.raises(ValueError, match="about 30 corrupt samples and 61 valid ones"):
+        build(folder, on_error="skip", max_corrupt_fraction=0.2)
+    (folder / "000000.tar").write_bytes(whole)
     torn = (folder / "000001.tar").read_bytes()
     (folder / "000001.tar").write_bytes(torn[: len(torn) // 50])
     with pytest.raises(ValueError, match="about (59|60) corrupt samples"):
@@ -126,9 +132,10 @@ def test_overlong_samples_are_cropped(tmp_path):
     latents_of = {s.key: s.latents for s in make_samples(60, seed=7, channels=CHANNELS)}
     # A duration token stands for two frames.
     timed = make_vocabulary(
-        "bytes", conditioning=["duration"], duration_token_seconds=0.08, max_seconds=8.0
+        "bytes", conditioning=["duration"], duration_token_seconds=0.16, max_seconds=16.0
     )
-    settings = config(folder, total=8, max_frames=48, on_too_long="crop")
+    lengths = {"max_frames": 48, "on_too_long": "crop", "frames_per_second": 12.5}
+    settings = config(folder, total=8, **lengths)
     seen = 0
     for inputs, labels in take(build_dataloader(1, 0, UnitTokenizer(timed), settings), 20):
         for row, sample_id in enumerate(inputs["sample_id"]):
@@ -201,3 +208,63 @@ def test_held_out_shards_are_refused_unless_allowed(tmp_path):
         build(both)
     assert len(build(tmp_path / "train").dataset) == 60
     assert len(build(both, allow_heldout=True).dataset) == 120
+
+
+def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
+    """Two shards of which the second has a corrupt sample, and others that are too long or say too much."""
+    lines = []
+    monkeypatch.setattr("torchtitan.models.dit_tts.data.build.logger.info", lines.append)
+    lengths = iter([16] * 6 + [40, 40, 40, 20] + [100, 100, 20, 30, 30])
+    samples = make_samples(15, channels=CHANNELS, frames=lambda _: next(lengths))
+    for number, sample in enumerate(samples):
+        sample.metadata.update(speaker="ab"[number] if number < 2 else "c", text="x" * 12)
+        object.__setattr__(sample, "reference", sample.latents[:8])
+    samples[12].metadata["text"] = "x" * 30
+    write_shard(tmp_path / "0.tar", samples[:10])
+    write_shard(tmp_path / "1.tar", samples[10:])
+    flip_bits(tmp_path / "1.tar", [3 * 3, 3 * 4])
+    settings = dict(
+        bucket_frames=[16, 40],
+        max_frames=48,
+        max_text_tokens=24,
+        frames_per_second=0.1,
+        on_error="skip",
+        max_corrupt_fraction=0.2,
+    )
+    order = dict(ranks=2, accumulation=2, ramp=(4, 2), ramp_steps=8)
+    build(tmp_path, **settings, **order, references="drawn")
+    expected = [
+        "data: 10 samples, 0.66 hours, 2 shards; left out: 2 too long, 1 with too much text; cropped: 0; "
+        "problems skipped: 2",
+        f"data: {tmp_path}/1.tar: 2 problems left out, the first: the .npy of sample 'utt000013' is ",
+        "data: bucket  frames  text  speaker  samples  global batch  micro-batch",
+        "data:      0      16    16       32        6            16            4",
+        "data:      1      40    16       48        4             8            2",
+        "data: 8 to 16 samples per step = 2 ranks x 2 accumulation steps x 2 to 4; 0.9 steps per epoch; "
+        "padding: 7.8% of the frames, 12.5% of the text and 48.7% of the reference",
+        "data: references are drawn anew for 8 samples of 1 speakers; 2 without another one by their "
+        "speaker keep theirs",
+        "data: steps 1 to 8: 1/4 of a global batch, 1 accumulation steps",
+        "data: steps 9 to 16: 1/2 of a global batch, 1 accumulation steps",
+    ]
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(start), line
+    lines.clear()
+    build(tmp_path, **settings, ranks=2, rank=1)
+    assert not lines
+    with pytest.raises(InputError) as caught:
+        build(tmp_path, **settings, max_dropped_fraction=0.2)
+    words = "leaves out 15.4% of the 13 samples and max_text_tokens = 24 another 7.7%"
+    assert words in str(caught.value) and "max_dropped_fraction = 0.24 (now 0.2)" in str(
+        caught.value
+    )
+
+
+def test_epochs_set_the_steps(tmp_path):
+    folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
+    settings = config(folder, total=8, ramp=(4, 2), ramp_steps=8, epochs=3, num_buckets=1)
+    build_dataloader(1, 0, UnitTokenizer(make_vocabulary("bytes")), settings)
+    assert settings.training.steps == 8 + 8 + (3 * 60 // 8 - 2 - 4)
+    settings = config(folder, total=64, epochs=1, num_buckets=1)
+    with pytest.raises(InputError, match="epochs = 1 of 60 samples are less than one global batch"):
+        build_dataloader(1, 0, UnitTokenizer(make_vocabulary("bytes")), settings)
