@@ -62,7 +62,7 @@ REFUSED = """
 1 | training.max_norm = nan | [training] max_norm = nan | finite
 1 | training.steps = 1000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000 | [training] steps = 1000 | below 2^63
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
-1 | training = {batch_ramp = [4], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
+1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
 4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16
 1 | objective = {logit_mean_end = 1.0, time_distribution = 'uniform'} | logit_mean_end = 1.0 | 'uniform' | 'logit_normal'
 1 | sampling.min_t = 1.5 | [sampling] min_t = 1.5 | from 0 to 1
@@ -150,6 +150,42 @@ REFUSED = """
 1 | model.text_positions = 'scaled'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
 1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
 1 | ema.decays = [0.999, 0.99900000000001] | 0.99900000000001] | different numbers
+1 | metrics.save_for_all_ranks = true | [metrics] save_for_all_ranks = true is not supported
+1 | checkpoint.last_save_in_hf = true | [checkpoint] last_save_in_hf = true is not supported
+1 | fault_tolerance.enable = true | [fault_tolerance] enable = true is not supported
+1 | quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp = true | is not supported
+1 | job.experiment = '..' | experiment = '..'
+1 | job.experiment = 'LONG_NAMEx' | at most 255 bytes
+1 | checkpoint.folder = '..' | folder = '..' must
+1 | checkpoint = {enable = false, create_seed_checkpoint = true} | 1 processes and enable = false
+1 | checkpoint = {enable = false, initial_load_path = 'x'} | enable = false, which loads
+1 | samples.freq = 9; validation = {enable = false, path = '/h'} | no held-out texts
+1 | validation.keep_best = 'gap' | 'gap' is no figure
+1 | HELD_OUT; validation.keep_best = 'seconds_error' | 'seconds_error' is no figure
+1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw' | similarity_raw' is no
+2 | parallelism.pipeline_parallel_degree = 2 | pipeline_parallel_degree = 2 is not
+2 | parallelism.expert_parallel_degree = 2 | expert_parallel_degree = 2 is not
+1 | parallelism = {backend = 'megatron', tensor_parallel_degree = 0} | tensor_parallel_degree = 0
+1 | parallelism.data_parallel_shard_degree = 0 | at least 1
+1 | training.global_batch_size = -1 | global_batch_size = -1 is not
+1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
+1 | data = {path = ['a', 'b'], weights = [0.0, 1.0]} | from 1e-6 to 1e6
+1 | training = {batch_ramp = [2, 1], batch_ramp_steps = 8} | divisors above 1
+1 | training.batch_ramp = [2] | batch_ramp_steps = 0, but
+1 | encoder.cache_features = true | model = 'bytes' and frozen = true
+1 | sampling = {guidance = 'alternating', text_scale = 0.0, speaker_scale = 2.0} | leaves steps without
+1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; compile.enable = true | does not compile
+1 | activation_checkpoint.mode = 'memory_budget'; compile = {enable = true, components = ['loss']} | needs [compile]
+2 | GRAPHS; compile.components = ['encoders'] | 2 data-parallel ranks do not allow
+2 | training.enable_cpu_offload = true; optimizer.state_dtype = '8bit' | would run on the CPU
+2 | SPLIT; GRAPHS | [compile] mode = 'reduce-overhead', | degree = 2 is not
+1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | are TransformerEngine's
+1 | LENGTHS; model.text_positions = 'scaled' | text_positions = 'scaled' with | to 'none'
+1 | LENGTHS; objective.loss_on_padding = true | count as speech
+1 | LENGTHS; alignment.ctc_weight = 0.1 | ctc_weight = 0.1 with | to 0.0
+1 | LENGTHS; optimizer.base_dim = 64 | base_dim = 64 with | to 0
+1 | LENGTHS; HELD_OUT; SPEECH | freq = 9 with | says nothing
+1 | model.flavor = 'duration'; objective.text_dropout = 0.0 | mode = 'selective' with | to 'none'
 """
 # The shard degree -1 stands for the processes that are left; the component "loss" has no mode.
 ALLOWED = """
@@ -171,8 +207,17 @@ ALLOWED = """
 1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'wer'
 1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'
 1 | encoder.model = '/was/here/when/the/run/began'
+1 | job.experiment = 'LONG_NAME'; training.max_norm = inf; validation.keep_best = 'opinion'
+1 | benchmark = {enable = true, duration_seconds = 5.0}; sampling.cfg_zero_star = true
+1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; training.mixed_precision_param = 'float32'
+1 | optimizer.state_dtype = '8bit'; checkpoint = {enable = false, async_mode = 'async'}
+1 | HELD_OUT; validation.keep_best = 'text_gain_at_0.9'
+1 | HELD_OUT; SPEECH; samples.opinion = 'dnsmos'; validation.keep_best = 'opinion'
+1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'cer'
+1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8, local_batch_size = 8}; data.batch_multiple = 4
 """
 SHORT = {
+    "LONG_NAME": "n" * 255,
     "GRAPHS": "compile.enable = true; compile.mode = 'reduce-overhead'",
     "EDGES": "data.bucket_frames = [64, 768]",
     "TWO_STEPS": "training.global_batch_size = 16; training.local_batch_size = 8",
@@ -180,6 +225,7 @@ SHORT = {
     "SPLIT": "parallelism = {backend = 'megatron', tensor_parallel_degree = 2}",
     "SPEECH": "samples.freq = 9",
     "LENGTHS": "model.flavor = 'duration'; objective.text_dropout = 0.0; activation_checkpoint.mode = 'none'",
+    "TE": "parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine'",
     "REPLICAS": "parallelism.data_parallel_replicate_degree = 2",
 }
 
@@ -207,23 +253,32 @@ def test_allowed(ranks, toml):
 
 
 FLEX, VARLEN = "attention.backend = 'flex'", "attention.backend = 'varlen'"
+ENGINE = "megatron.transformer_impl = 'transformer_engine'"
 PROFILED = "profiling.enable_profiling = true"
 REFUSED_ON_A_GPU = f"""
 {FLEX} | 'flex' needs [compile] enable = true
 {FLEX}; compile = {{enable = true, components = ['encoders']}} | with 'model' among its components
 {VARLEN}; training.mixed_precision_param = 'float32' | mixed_precision_param = 'bfloat16', not
 {PROFILED}; profiling.profile_freq = 3 | profile_freq = 3, but it must be at least | = 4
+TE; compile.enable = true | 'transformer_engine' does not compile
+TE; model.converters = ['float8'] | transformer_impl = 'transformer_engine': these layers are not converted
+TE; megatron.use_te_attn = true | use_te_attn = true with [attention] backend = 'auto'
 """
 
 
 @pytest.mark.parametrize("toml, message", [row[:2] for row in cases(REFUSED_ON_A_GPU)])
 def test_what_an_accelerator_cannot_do(toml, message):
-    if PROFILED not in toml:  # the CPU has stand-ins for the kernels, and no events to profile
+    if not {PROFILED, ENGINE} & {
+        *toml.split("; ")
+    }:  # the CPU has stand-ins for the kernels, and no events to profile
         validate(toml, accelerator="cpu")
     with pytest.raises(InputError, match=re.escape(message)):
         validate(toml, accelerator="cuda")
     for kernel in (FLEX, VARLEN):
         validate(f"{kernel}; compile.enable = true", accelerator="cuda")
+    validate(f"{PROFILED}; profiling.profile_freq = 4", accelerator="cuda")
+    packed = f"{cases('TE')[0][0]}; {VARLEN}; megatron.use_te_attn = true; megatron.fp8 = true"
+    validate(f"{packed}; compile = {{enable = true, components = ['loss']}}", accelerator="cuda")
 
 
 @pytest.mark.parametrize(
