@@ -70,6 +70,34 @@ def test_a_fingerprint_is_the_same_on_every_machine():
     assert fingerprint("a", b"bc") == hashlib.sha256(parts).hexdigest()[:16] != fingerprint("abc")
 
 
+@pytest.mark.parametrize("name, remote", [("a/b", True), ("./b", False), ("a/b", False)])
+def test_the_hub_is_asked_for_what_is_not_here(monkeypatch, name, remote):
+    calls = []
+
+    def load(local_files_only: bool):
+        calls.append(local_files_only)
+        if local_files_only:
+            raise OSError("is not here")
+        return "loaded"
+
+    monkeypatch.setattr(files, "require_hub", lambda: calls.append("hub"))
+    if remote:
+        assert files.load_local_or_hub(load, name) == "loaded"
+    else:
+        with pytest.raises(OSError):
+            files.load_local_or_hub(load, name, download=name[0] == ".")
+    assert calls == ([True, "hub", False] if remote else [True])
+
+
+def test_paths(monkeypatch):
+    assert files.is_remote("s3://a") and not files.is_remote("file:///a") | files.is_remote("a:b")
+    assert files.local_path("file:///a/../b%20c") == "/b c"
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert files.local_path("~/x") == "/home/me/x"
+    assert files.user_cache_folder("x") == "/home/me/.cache/titan-tts/x"
+
+
 def test_names_of_files():
     assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
     assert unique(["a", "A", "a", "b"]) == ["a", "A", "a-2", "b"]

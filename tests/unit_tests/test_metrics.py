@@ -135,7 +135,10 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
-def test_rates_are_of_all_ranks_and_mfu_and_use_of_one(tmp_path, clock, monkeypatch, layout):
+def test_rates_are_of_all_ranks_and_mfu_and_use_of_one(
+    tmp_path, clock, monkeypatch, caplog, layout
+):
+    caplog.set_level("INFO")
     config = load_config(
         "--training.steps=20 --metrics.peak_tflops=2 --metrics.no-enable-tensorboard".split()
     )
@@ -147,11 +150,23 @@ def test_rates_are_of_all_ranks_and_mfu_and_use_of_one(tmp_path, clock, monkeypa
         metrics.gpu = SimpleNamespace(read=lambda: readings.pop(0))
         metrics.start(0, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
         clock.now += 4.0
+        peaks = [SimpleNamespace(max_active_gib=a, max_reserved_gib=r) for a, r in ((1, 2), (0, 3))]
+        metrics.device_memory_monitor = SimpleNamespace(
+            get_peak_stats=lambda: peaks[0], reset_peak_stats=lambda: peaks.append(peaks.pop(0))
+        )
+        metrics.skipped_batches, metrics.compiles = 3, 5
         metrics.count(MIXED, replaced=1)
+        for ctc in (24.0, float("nan"), 36.0):
+            metrics.count_ctc(torch.tensor(ctc))
         metrics.log_step(1, 0.5, 1.25, 0.1)
         metrics.peak, clock.now = None, clock.now + 1
         log(metrics, 2)
+        assert metrics.max_memory_gib() == (1, 3)
     row, unknown = rows(tmp_path)
+    assert (row["peak_allocated_gib"], row["peak_memory_gib"], row["ctc"]) == (1, 2, 0.5)
+    assert (row["skipped_batches"], row["compiles"]) == (3, 5) and "ctc" not in unknown
+    said = f"step: 1/20 (5%)  loss: 0.50000  grad_norm: 1.2500  memory: 2.00GiB  {1.2 * layout.gpus:.0f} audio"
+    assert f"{said}-s/s  padding: 40%  mfu: " in caplog.text and "ETA 0:01:16" in caplog.text
     assert (row["step"], row["loss"], row["grad_norm"], row["lr"]) == (1, 0.5, 1.25, 0.1)
     assert row["compiled_shapes"] == 1
     ranks = layout.gpus
@@ -189,8 +204,15 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     assert eta(26.9) == "0:00:26" and eta(90_125) == "25:02:05"
     clock.now += 50.0
     metrics.exclude_time(40.0)
+    metrics.step_seconds, metrics.seconds_after = 2.0, 7.0  # of a benchmark
     log(metrics, 18)
     assert rows(tmp_path)[-1]["seconds_per_step"] == pytest.approx(2.5)
+    assert rows(tmp_path)[-1]["eta_seconds"] == 2 * 2.0 + 7.0
+    # Steps of a batch ramp are halves: 2 of 18 global batches in 8 s.
+    ramp = started(tmp_path, "--training.batch_ramp=2", "--training.batch_ramp_steps=4")
+    clock.now += 8.0
+    log(ramp, 4)
+    assert rows(tmp_path)[-1]["eta_seconds"] == pytest.approx(16 * 4.0)
 
 
 def logged_scalars(folder, name: str) -> dict[int, float]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import pytest
 
+from torchtitan.models.dit_tts.config import checks
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
@@ -300,6 +301,35 @@ def test_a_global_batch_is_split(local, total, degree, expected):
     training = JobConfig().training
     training.local_batch_size, training.global_batch_size = local, total
     assert batch_split(training, degree) == expected
+
+
+@pytest.mark.parametrize(
+    "toml, modules",
+    [
+        ("training.enable_cpu_offload = true", "needs an accelerator to offload"),
+        ("checkpoint.async_mode = 'async_with_pinned_mem'", "to 'async' or 'disabled'"),
+        ("checkpoint.async_mode = 'async'", []),
+        ("parallelism.backend = 'megatron'", ["megatron"]),
+        ("megatron.transformer_impl = 'transformer_engine'", ["transformer_engine"]),
+        ("samples.freq = 1", ["soundfile", "matplotlib"]),
+        (
+            "samples.freq = 1\nsamples.recognizer = 'x'",
+            ["soundfile", "matplotlib", "jiwer", "transformers"],
+        ),
+        ("samples.recognizer = 'x'", []),
+    ],
+)
+def test_what_this_machine_must_have(toml, modules, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(checks, "device_type", "cpu")
+    monkeypatch.setattr(checks, "require_modules", lambda *names: asked.extend(names))
+    config = config_from_dict(tomllib.loads(toml), "test")
+    if isinstance(modules, str):
+        with pytest.raises(InputError, match=modules):
+            checks.validate_machine(config)
+        monkeypatch.setattr(checks, "device_type", "cuda")
+    checks.validate_machine(config)
+    assert asked == (modules if isinstance(modules, list) else [])
 
 
 def test_a_resume_needs_no_initial_checkpoint(tmp_path):

@@ -68,6 +68,8 @@ def test_paths_of_data(tmp_path, monkeypatch):
         ("odd,name", f"{tmp_path}/odd,name"),
     ):
         assert load_config([f"--data.path={given}"]).data.path == wanted
+    local = load_config(["--encoder.model=odd,name", "--sampling.codec=odd,name"])
+    assert local.encoder.model == local.sampling.codec == f"{tmp_path}/odd,name"
     toml = '[data]\npath = ["a", "http://h/b.tar"]\nweights = [1.0, 2.5]\n'
     data = load(tmp_path, toml, "--data.weights", "3", "1").data
     assert data.path == [f"{tmp_path}/a", "http://h/b.tar"] and data.weights == [3.0, 1.0]
@@ -92,8 +94,13 @@ def test_upstream_sees_the_run_folder_and_a_positive_local_batch(tmp_path, monke
 
 
 def test_a_resolved_config_stays_as_it_is():
-    arguments = ["--data.path=a", "--data.epochs=3", "--metrics.enable-wandb"]
+    arguments = ["--data.path=a", "--data.epochs=3", "--metrics.enable-wandb", "--data.audit"]
+    arguments += ["--data.weights=2", "--data.balance_by=speaker", "--training.batch_ramp=2"]
+    arguments += ["--checkpoint.initial_load_path=x", "--checkpoint.create_seed_checkpoint"]
     config = load_config(["--benchmark.enable", *arguments])
+    data, checkpoint = config.data, config.checkpoint
+    assert not (data.weights or data.balance_by or data.audit or config.training.batch_ramp)
+    assert not (checkpoint.initial_load_path or checkpoint.create_seed_checkpoint)
     assert (config.data.path, config.data.epochs, config.checkpoint.enable) == ("", 0, False)
     assert not config.metrics.enable_wandb
     assert resolve(config) == config
