@@ -225,10 +225,12 @@ def test_a_config_is_found_by_name_and_a_file_wins(tmp_path, monkeypatch):
 def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["configs"]) == 0
-    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    assert listed == set(shipped_configs())
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert set(listed) == set(shipped_configs())
+    assert listed["debug"] == "debug flavor for a laptop, on the embedded spoken digits"
     assert cli.main(["configs", "--copy", "3b"]) == 0
     copied = Path("dit_tts_3b.toml")
+    assert capsys.readouterr().out == f"{copied}: train it with titan-tts train {copied}\n"
     assert copied.read_bytes() == (ROOT / "train_configs/dit_tts_3b.toml").read_bytes()
     copied.write_text("mine")
     assert cli.main(["configs", "--copy", "3b"]) == 2 and copied.read_text() == "mine"
@@ -240,7 +242,10 @@ def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch
         ("debug --ema.no-enable", f"--job.config_file {DEBUG} --ema.no-enable"),
         ("--job.config_file x", "--job.config_file x"),
         ("debug --dry-run --nproc 4 --nodes 2", f"--job.config_file {DEBUG} --dry-run-gpus 8"),
+        ("debug --dry-run-gpus 3 --nproc 2", f"--job.config_file {DEBUG} --dry-run-gpus 3"),
+        ("debug --dry-run", f"--job.config_file {DEBUG} --dry-run"),
         ("--help-config", "--help"),
+        ("--help-all --help-config", "--help-all"),
     ],
 )
 def test_train_passes_its_config_on(arguments, expected, monkeypatch):
@@ -255,8 +260,8 @@ def test_train_passes_its_config_on(arguments, expected, monkeypatch):
     [
         ("--nproc 2", "--standalone --nproc_per_node 2"),
         (
-            "--nodes 2 --rendezvous host0:29500 --nproc 1",
-            "--nnodes 2 --rdzv_backend c10d --rdzv_endpoint host0:29500 --nproc_per_node 1",
+            "--nodes 3 --rendezvous host0:29500 --nproc 2",
+            "--nnodes 3 --rdzv_backend c10d --rdzv_endpoint host0:29500 --nproc_per_node 2",
         ),
     ],
 )

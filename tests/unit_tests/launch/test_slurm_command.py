@@ -66,6 +66,9 @@ def test_options_become_directives_and_settings(launch):
     assert f"python=({shlex.quote(sys.executable)})" in script
     assert "port=$((15000 + SLURM_JOB_ID % 15000))" in script
     assert "max_requeues=100" in launch().splitlines()
+    words = ["--setup", "module load x", "--setup", "module load y", "--python", "srun -v 'a b'"]
+    assert "module load x || exit 1\nmodule load y || exit 1\n" in launch(*words)
+    assert "python=(srun -v 'a b')" in launch(*words).splitlines()
 
 
 def test_the_script_for_sbatch_has_the_directives_of_launch(launch):
@@ -138,7 +141,9 @@ def test_submit(tmp_path, monkeypatch, capsys):
     assert cli.main([*DEBUG, "--submit"]) == 2
     assert "there is no sbatch here" in capsys.readouterr().err
     sbatch = tmp_path / "sbatch"
-    sbatch.write_text(f"#!/bin/sh\n/bin/cat > {tmp_path}/script\necho '17;cluster'\n")
+    sbatch.write_text(
+        f"#!/bin/sh\n/bin/cat > {tmp_path}/script\n[ \"$*\" = --parsable ] && echo '17;cluster'\n"
+    )
     sbatch.chmod(0o755)
     assert cli.main([*DEBUG, "--submit", "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == "17\n"

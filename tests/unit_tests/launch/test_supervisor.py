@@ -70,14 +70,14 @@ def test_kills_of_the_kernel_are_counted_in_either_kind_of_control_group(tmp_pat
 
 
 def test_the_command_of_a_run(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "20000")
+    monkeypatch.setenv("SLURM_JOB_ID", "30007")
     monkeypatch.setattr(supervisor.socket, "gethostname", lambda: "host")
     start = [sys.executable, "-m", "titan_tts", "train", "c.toml"]
     assert train_command("c.toml", 1, ["--a=1"]) == [*start, "--a=1"]
     assert train_command("c.toml", 8) == [*start, "--nproc", "8"]
     assert " ".join(train_command("c.toml", 8, ["--a=1"], nodes=2)) == (
         "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --cpu-bind none "
-        f"{' '.join(start)} --nodes 2 --nproc 4 --rendezvous host:20000 --a=1"
+        f"{' '.join(start)} --nodes 2 --nproc 4 --rendezvous host:15007 --a=1"
     )
 
 
@@ -122,6 +122,7 @@ def test_a_run_may_save_before_it_is_killed(in_folder, monkeypatch):
         f"import os, signal, time; signal.signal(15, lambda *_: exec({save!r}));"
         "print(os.environ.get('RANK'), os.environ['X'], flush=True); time.sleep(99)"
     )
+    monkeypatch.setenv("X", "x")
     run = start(in_folder, code, environment={"X": "y"})
     assert run.wait(60, until=lambda: run.log.read_text() == "None y\n")
     assert last_line(run.log) == "None y" and not run.completed() and not run.wait(0.1)
@@ -129,6 +130,8 @@ def test_a_run_may_save_before_it_is_killed(in_folder, monkeypatch):
     assert run.outcome().state == "preempted" and run.process.returncode == 143
     stubborn = start(in_folder, "import time; time.sleep(99)")
     stubborn.end()
+    run.log.write_text("first\n last \n\n")
+    assert last_line(run.log) == "last" and last_line(in_folder) == "it printed nothing"
     assert stubborn.process.returncode == -signal.SIGKILL
 
 

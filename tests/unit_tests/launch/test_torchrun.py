@@ -56,18 +56,23 @@ def test_a_signal_to_every_process_waits_for_the_save(launched):
     assert (folder / "saved").read_text() == str(int(signal.SIGUSR1))
 
 
-@pytest.mark.parametrize(("end", "status"), [("os.kill(os.getpid(), 9)", 128 + 9), ("pass", 0)])
+@pytest.mark.parametrize(
+    ("end", "status"), [("os.kill(os.getpid(), 9)", 128 + 9), ("sys.exit(3)", 3), ("pass", 0)]
+)
 def test_the_command_ends_with_the_status_of_torchrun(monkeypatch, end, status):
     monkeypatch.setattr(torchrun, "_AGENT", f"import os, sys; {end}")
     assert cli.main(["train", "debug", "--nproc", "2"]) == status
 
 
 @pytest.mark.long
-def test_a_rank_that_the_kernel_kills_fails_the_run(tmp_path):
+@pytest.mark.parametrize(
+    ("end", "status"), [("import os; os.kill(os.getpid(), 9)", 128 + 9), ("raise SystemExit(3)", 3)]
+)
+def test_a_rank_that_fails_or_is_killed_fails_the_run(tmp_path, end, status):
     script = tmp_path / "rank.py"
-    script.write_text("import os; os.kill(os.getpid(), 9)")
+    script.write_text(end)
     command = [sys.executable, "-m", "titan_tts.launch.torchrun", "--standalone", str(script)]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 128 + 9
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == status
 
 
 @pytest.mark.long

@@ -25,23 +25,33 @@ def benchmark(*shapes: dict, device: str = "NVIDIA H200", **config: dict) -> dic
     """What is read of a benchmark.json."""
     return {
         "environment": {"device": device},
-        "gpus": 2,
+        "gpus": 6,
         "gpus_per_node": 2,
         "shapes": shapes,
         "peak_allocated_gib": 40.0,
-        "config": {**asdict(debug_config()), **config},
+        "config": {**asdict(debug_config(*KEYS)), **config},
     }
+
+
+KEYS = [
+    "--training.local_batch_size=4",
+    "--training.global_batch_size=48",
+    "--metrics.peak_tflops=500",
+]
 
 
 class PlansByFrames:
     """Steps of twice as many seconds as frames, and as many GiB."""
 
-    config, ranks = None, 2
+    config, ranks = None, 6
 
     def __init__(self, *_):
         pass
 
     def step(self, config, cluster, factor, batches):
+        layout = cluster.gpus_per_node, cluster.nodes, cluster.device.peak_flops
+        assert (*layout, batches.accumulation) == (2, 3, 500e12, 2)
+        assert batches.micro_batch * batches.lengths.frames == 256
         frames = batches.lengths.frames
         memory = SimpleNamespace(total=frames * 2**30)
         return SimpleNamespace(seconds=Interval(frames, 2 * frames, 5 * frames), memory=memory)

@@ -27,6 +27,7 @@ def test_devices_are_found_by_the_drivers_names(reported, name):
 def test_figures_of_devices():
     assert (H200.memory_gib, H200.bandwidth, H200.link, H200.fp8) == (139, 4.8e12, 450e9, True)
     assert H200.peak_flops == 989e12 and Cluster(H200, 8, 2).inter_node == 8 * 50e9
+    assert Cluster(H200, 8, 2, 25.0).inter_node == 25e9 and Cluster(H200, 8, 3).gpus == 24
     assert all(device.peak_flops > 3e14 for device in DEVICES)
     assert with_peak(H200, debug_config("--metrics.peak_tflops=500")).peak_flops == 500e12
 

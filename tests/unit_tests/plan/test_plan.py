@@ -1,5 +1,6 @@
 """titan-tts plan by hand: rates are those of all GPUs, and every bucket has to fit."""
 
+import re
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -8,7 +9,10 @@ from torchtitan.config.job_config import ActivationCheckpoint
 
 from tests.helpers.plan_cases import DEBUG, H200, SMALL, debug_config
 from titan_tts.cli import main
+from titan_tts.plan import calibration, report
+from titan_tts.plan import plan as plan_module
 from titan_tts.plan.activations import ActivationMemory
+from titan_tts.plan.calibration import Comparison
 from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import Activations
 from titan_tts.plan.plan import Batches, Planner, estimated_buckets, make_plan
@@ -20,6 +24,7 @@ from torchtitan.models.dit_tts.run.benchmark.synthetic import BYTES_PER_SECOND, 
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 MIB, GIB = 2**20, 2**30
+MEASURED = {"a": Comparison("H100", 1.0, 1.0, 2.0), "b": Comparison("H100", 1.0, 1.0, 3.0)}
 
 
 def frames_of(config, ranks: int) -> np.ndarray:
@@ -97,7 +102,12 @@ def test_every_bucket_has_to_fit(by_hand):
     assert plan.peak_bucket.batches.lengths.frames == 32
     assert plan.peak_bucket.memory.total == states + 32 * 132 * MIB
     lines = "\n".join(plan_lines(plan, 1000.0))
-    assert "DOES NOT FIT" in lines
+    rows = [line.split() for line in lines.splitlines() if line.endswith("DOES NOT FIT")]
+    assert rows.pop(0)[0] == "sum"  # of the bucket that needs the most
+    shapes = re.findall(r"^ +(\d+) +40 +(\d+) +(\d+) +(\d+) +([\d.]+)%", lines, re.M)
+    frames, _, samples, largest, part = zip(*shapes, strict=True)
+    assert (frames, samples, largest) == (("32", "64"), ("32", "16"), ("25", "20"))
+    assert [row[0] for row in rows] == ["32"] and part[0] == f"{100 * short.fraction:.1f}"
     # What compiles only the loss leaves the blocks eager.
     assert "; eager, activation checkpointing 'none'" in lines
     assert with_room_for(20).largest == 0
@@ -136,6 +146,8 @@ def test_the_whole_run_in_hours_of_audio_and_of_gpus(by_hand):
         f"720 steps, {720 * plan.hours_per_step:,.0f} hours of audio",
         f"{7200 * plan.hours_per_step:,.0f} hours of audio: {1800 * plan.hours_per_step:,.1f} passes over 4 hours",
         f"{plan.gpu_hours.estimate / 2:,.1f} hours on 2",
+        "GPUs: 1 x 2 H200 (H200 SXM: 141 GB, NVLink 900 GB/s): 989 dense bf16 TFLOP/s, 139 GiB, ",
+        "4800 GB/s; links 450 GB/s in a node, 100 GB/s between nodes\n",
         f"cost            {plan.cost.estimate:,.0f} (",
     ):
         assert words in lines, lines
@@ -167,6 +179,29 @@ def test_defaults():
     options = Options()
     assert (options.gpu, options.gpus_per_node, options.nodes) == ("H200", 8, 1)
     assert (options.inter_node_gbps, options.price, options.data_hours) == (0, 0, 1000)
+
+
+def test_what_the_command_passes_on(monkeypatch, capsys, tmp_path):
+    given = []
+    monkeypatch.setattr(plan_module, "make_plan", lambda *each: given.extend(each))
+    monkeypatch.setattr(report, "plan_lines", lambda plan, hours: [f"{hours} hours", "end"])
+    monkeypatch.setattr(calibration, "compare", lambda path: [MEASURED[str(path)]])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(["plan", "--calibrate", "a", "b"]) == 0
+    saved = capsys.readouterr().out.splitlines()
+    assert [line[:9] for line in saved[:2]] == ["a: 2000.0", "b: 3000.0"]
+    assert saved[2] == "H100: factor 2.500 +- 20%, measured in 2 runs"
+    options = (
+        "--gpu H100 --gpus-per-node 2 --nodes 3 --inter-node-gbps 25 --price 2.5 --data-hours 7"
+    )
+    keys = ["--metrics.peak_tflops=500", "--training.global_batch_size=24", *SMALL]
+    keys.append("--data.batch_multiple=6")
+    assert main(["plan", "debug", *options.split(), *keys]) == 0
+    assert capsys.readouterr().out == "7.0 hours\nend\n"
+    config, cluster, factor, price = given
+    assert config.training.global_batch_size == 24 and price == 2.5
+    assert (factor.value, cluster.device.name, cluster.device.peak_flops) == (2.5, "H100", 500e12)
+    assert (cluster.gpus_per_node, cluster.nodes, cluster.inter_node_gbps) == (2, 3, 25)
 
 
 @pytest.mark.slow

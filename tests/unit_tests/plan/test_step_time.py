@@ -167,15 +167,15 @@ def test_bytes_that_checkpointing_moves_again():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "state_dtype, moments, ema", [("float32", 16, True), ("bfloat16", 8, True), ("8bit", 4, False)]
+    "state_dtype, moments, ema", [("float32", 16, 1), ("bfloat16", 8, 2), ("8bit", 4, 0)]
 )
 def test_bytes_of_an_optimizer_step(state_dtype, moments, ema):
     """For each parameter: the gradient three times to clip it, weight and gradient three times, two
-    moments read and written, and the EMA's two with the weight."""
-    ema_flag = "--ema.enable" if ema else "--ema.no_enable"
+    moments read and written, and each of `ema` averages twice with the weight."""
+    ema_flag = f"--ema.decays={','.join(['0.9', '0.99'][:ema])}" if ema else "--ema.no_enable"
     config = debug_config(f"--optimizer.state_dtype={state_dtype}", ema_flag)
     states = states_of(DataParallelLayout(1, 1))
-    each = 3 * 4 + 3 * 4 + moments + (3 * 4 if ema else 0)
+    each = 3 * 4 + 3 * 4 + moments + 3 * 4 * ema
     assert optimizer_bytes(config, states) == pytest.approx(states.gradients / 4 * each)
 
 
