@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
+from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 
@@ -111,13 +112,13 @@ def test_a_corrupt_prompt_ends_the_run_or_the_next_is_taken(tmp_path):
 
 @pytest.fixture(scope="session")
 def speech_data(tmp_path_factory) -> Path:
-    """Of the embedded codec's 128 channels; held-out samples, two of them without a reference."""
+    """Of the embedded codec's 128 channels; held-out samples, the later ones without a reference."""
     folder = tmp_path_factory.mktemp("speech")
     frames = lambda generator: int(generator.integers(8, 20))  # noqa: E731
     make_shards(folder / "train", 24, channels=128, frames=frames)
     generator = np.random.default_rng(4)
     samples = []
-    for n in range(4):
+    for n in range(5):  # of which the runs take four
         latents = (0.5 * generator.standard_normal((10 + n, 128))).astype(np.float16)
         reference = latents[: 0 if n > 1 else 6]
         samples.append(
@@ -159,7 +160,7 @@ def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     assert {path.name for path in (run / "samples").iterdir()} == {"step-2", "step-3"}
     names = [f"00{n}-s{n}-u{n}" for n in range(4)]
     rows = [row for row in Folder(run).validation() if "duration_error" in row]
-    assert [row["step"] for row in rows] == [2, 3]
+    assert [(row["step"], row["weights"]) for row in rows] == [(2, "ema:0.9"), (3, "ema:0.9")]
     for folder, weights, suffix in (("step-3", "ema:0.9", ""), ("step-3/raw", "raw", "_raw")):
         place = run / "samples" / folder
         files = {f"{name}.{end}" for name in names for end in ("wav", "png")} | {"scores.json"}
@@ -201,6 +202,8 @@ def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     assert all(rate == 16000 and len(waveform) > 5000 for _, waveform, rate, _ in audio)
     assert all(png.startswith(b"\x89PNG") for _, png, _ in images)
     logged = [values for values, step in scalars if step == 3 and "speech/duration_error" in values]
+    [losses] = [v for v, step in scalars if step == 3 and "validation/heldout_loss" in v]
+    assert losses["validation_by_time/heldout_loss_at_0.5"] == losses["validation/heldout_loss"]
     assert len(logged) == 1 and "speech/speaker_similarity_raw" in logged[0]
     assert "speech/duration_error_raw" not in logged[0]  # it is the same
     assert not any("step" in name.split("/")[1:] or name.endswith("time") for name in logged[0])
@@ -253,13 +256,22 @@ def test_scores_of_plug_ins(tmp_path, train, options, monkeypatch, caplog):
 
     module = "torchtitan.models.dit_tts.validation.speech_samples"
     monkeypatch.setattr(f"{module}.save_spectrograms", noted)
+    asked = []
+
+    def generate(*args, **more):
+        asked.append((args[4].steps, args[4].text_scale, args[5], more))
+        return generate_latents(*args, **more)
+
+    monkeypatch.setattr(f"{module}.generate_latents", generate)
     options += [
+        *("--samples.seed=7", "--sampling.text_scale=2"),
         "--samples.recognizer=own_plug_ins:recognizer",
         "--samples.opinion=own_plug_ins:opinion",
     ]
     assert train("run", *options, "--validation.keep_best=wer") == 0
     report = json.loads((tmp_path / "run/samples/step-3/scores.json").read_text())
     assert report["wer"] == 0.5 and report["opinion"] == 4.0
+    assert asked == [(2, 2.0, 7, {"cache_blocks": True})] * 2
     assert [prompt["score"]["heard"] for prompt in report["prompts"]] == ["one sick"] * 4
     assert "samples at step 3: WER 50.0%, CER " in caplog.text
     for number, shown in enumerate(

@@ -25,7 +25,12 @@ from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
-from torchtitan.models.dit_tts.validation.validator import Validator, _undisturbed
+from torchtitan.models.dit_tts.validation.validator import (
+    Validator,
+    _sentence,
+    _undisturbed,
+    samples_sentence,
+)
 
 pytestmark = pytest.mark.long
 
@@ -89,19 +94,43 @@ def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog, m
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6, 8]  # 2, 4: saved
 
 
+def test_rows_in_words():
+    figures = {"heldout_loss": 1.25, "training_loss": 1.5, "gap": -0.25, "text_gain": 0.5}
+    figures |= {"speaker_gain": None, "weights": "raw", "best_heldout_loss": 1.125}
+    figures |= {"best_weights": "ema:0.9", "step": 7, "seconds": 2.06}
+    said = "validation at step 7: held-out loss 1.2500, training samples 1.5000 (gap -0.2500), text gain 0.5000, "
+    rest = " with weights raw; lowest held-out loss 1.1250 with ema:0.9; 2.1 s"
+    assert _sentence(figures) == f"{said}speaker gain none (no two held-out speakers){rest}"
+    lengths = {"speaker_gain": 0.75, "seconds_error": 0.1234, "within_10_percent": 0.256}
+    within = "speaker gain 0.7500, lengths wrong by 0.123 s, 26% within 10 %,"
+    assert _sentence(figures | lengths) == f"{said}{within}{rest}"
+    scores = {"wer": 0.125, "cer": 0.0625, "speaker_similarity": 0.5, "opinion": 3.25}
+    scores |= {"duration_error": 0.25, "real_time_factor": 0.5, "wer_raw": 1.0}
+    assert samples_sentence(figures | scores) == (
+        "samples at step 7: WER 12.5%, CER 6.2%, speaker similarity 0.500, opinion 3.25, duration error 25.0%, "
+        "real-time factor 0.500; 2.1 s"
+    )
+
+
 def test_few_held_out_samples_and_those_that_are_trained_on_are_named(
     tmp_path, train, options, tiny_data, caplog
 ):
+    caplog.set_level("INFO")
     assert train("run", *options, "--training.steps=1") == 0
+    saved = tmp_path / "run/checkpoint/step-1"
+    assert f"Trained to step 1; checkpoint: {saved}" in caplog.text
+    assert "Nothing will be saved" not in caplog.text
     assert "also training samples" not in caplog.text
     few = make_shards(tmp_path / "few", 9, 6, channels=8, frames=lambda _: 20)
-    same = [f"--validation.path={tiny_data}", "--training.steps=1"]
+    same = [f"--validation.path={tiny_data}", "--training.steps=1", "--checkpoint.no-enable"]
     assert (
         train("few", *options, *same[1:], f"--validation.path={few}", "--validation.samples=64")
         == 0
     )
     assert "Only 9 held-out samples: " in caplog.text and "at least 10" in caplog.text
     assert train("same", *options, *same) == 0
+    assert "Nothing will be saved: [checkpoint] enable = false" in caplog.text
+    assert "Trained to step 1; nothing was saved" in caplog.text
     count = len(open_dataset(str(tiny_data), 8))
     assert f"{count} of the {count} held-out samples are also training samples" in caplog.text
 
@@ -114,10 +143,12 @@ def test_few_held_out_samples_and_those_that_are_trained_on_are_named(
     ],
     ids=["async", "conditions"],
 )
-def test_training_is_the_same_without_it(tmp_path, train, options, more):
+def test_training_is_the_same_without_it(tmp_path, train, options, more, caplog):
     assert train("with", *options, "--training.steps=5", *more) == 0
     off = "--validation.no-enable"
+    assert "No validation: " not in caplog.text
     assert train("without", *options, off, "--training.steps=5", *more) == 0
+    assert "No validation: " in caplog.text
     run, expected = Folder(tmp_path / "with"), Folder(tmp_path / "without")
     assert len(run.validation()) == 2 and not (expected.path / "validation.jsonl").exists()
     assert run.losses() == expected.losses() and len(run.losses()) == 5
@@ -137,6 +168,10 @@ def test_a_kill_within_a_validation_leaves_no_row_out(tmp_path, train, options, 
         def dies(loss, gains):
             if len(calls) == at // 2 - 1:  # of two for each validation: the second, of the average
                 killed()
+            assert [len(each.batches) for each in loss.sets.values()] == [
+                3,
+                3,
+            ]  # of 9 samples, by 4
             calls.append(gains)
             return measure(loss, gains)
 
