@@ -70,23 +70,21 @@ def test_a_fingerprint_is_the_same_on_every_machine():
     assert fingerprint("a", b"bc") == hashlib.sha256(parts).hexdigest()[:16] != fingerprint("abc")
 
 
-@pytest.mark.parametrize("name, remote", [("a/b", True), ("./b", False), ("a/b", False)])
-def test_the_hub_is_asked_for_what_is_not_here(monkeypatch, name, remote):
-    calls = []
+@pytest.mark.parametrize(
+    "name, download, expected",
+    [("a/b", True, [True, "hub", False]), ("./b", True, [True]), ("a/b", False, [True])],
+)
+def test_the_hub_is_asked_for_what_is_not_here(monkeypatch, name, download, expected):
+    calls: list = []
 
     def load(local_files_only: bool):
         calls.append(local_files_only)
-        if local_files_only:
-            raise OSError("is not here")
-        return "loaded"
+        raise OSError
 
     monkeypatch.setattr(files, "require_hub", lambda: calls.append("hub"))
-    if remote:
-        assert files.load_local_or_hub(load, name) == "loaded"
-    else:
-        with pytest.raises(OSError):
-            files.load_local_or_hub(load, name, download=name[0] == ".")
-    assert calls == ([True, "hub", False] if remote else [True])
+    with pytest.raises(OSError):
+        files.load_local_or_hub(load, name, download=download)
+    assert calls == expected
 
 
 def test_paths(monkeypatch):

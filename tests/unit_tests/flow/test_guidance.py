@@ -13,12 +13,6 @@ from torchtitan.models.dit_tts.flow.guidance import (
 )
 
 
-def branch_values(latents, copies):
-    """A network whose answer has its branch, 1 + 10·text + 100·speaker, and its row."""
-    values = torch.tensor([1.0 + 10.0 * text + 100.0 * speaker for text, speaker in copies])
-    return latents + values.repeat_interleave(len(latents) // len(copies))[:, None, None]
-
-
 @pytest.mark.parametrize(
     "text_scale, speaker_scale, t, step, mode, expected, rows",
     [
