@@ -108,5 +108,8 @@ def test_another_ramp_is_refused_and_none_is_as_before(folder):
         with pytest.raises(InputError, match="its batch_ramp is .* restore .training. batch_ramp"):
             build_and_load(folder, saved, **changes)
     parts = json.loads(plain["order_fingerprint"])
+    old = json.dumps(parts | {"order_version": 1})
+    with pytest.raises(InputError, match="its order_version is 1 .* restore the version of this"):
+        build_and_load(folder, plain | {"order_fingerprint": old})
     del parts["batch_ramp"]  # as an earlier version wrote it
     build_and_load(folder, plain | {"order_fingerprint": json.dumps(parts)})

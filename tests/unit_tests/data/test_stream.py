@@ -123,6 +123,17 @@ def test_replacements_keep_the_weights(tmp_path):
     assert sum(name.startswith("b/") for name in ids) / len(ids) < 0.04
 
 
+def test_a_bucket_without_a_valid_sample_is_an_error(tmp_path):
+    folder = make_shards(tmp_path, 12, channels=CHANNELS, shards=1, frames=lambda _: 20)
+    loader = build(folder, on_error="skip", max_corrupt_fraction=1.0)
+    flip_bits(folder / "000000.tar", range(0, 36, 3))
+    with pytest.raises(InputError, match="100 samples in a row are corrupt in the bucket of 24 fr"):
+        take(loader, 1)
+    loader.close()
+    with pytest.raises(RuntimeError, match="the loader was closed"):
+        take(loader, 1)
+
+
 def test_overlong_samples_are_cropped(tmp_path):
     folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
     kept, cropped = build(folder, max_frames=48), build(folder, max_frames=48, on_too_long="crop")
@@ -162,6 +173,8 @@ def test_mixed_datasets_are_resumed_under_another_split(tmp_path):
     resumed.load_state_dict(state)
     for (complete, _), (half, _) in zip(take(first, 5), take(resumed, 5), strict=True):
         assert half["sample_id"] == complete["sample_id"][len(half["sample_id"]) :]
+    with pytest.raises(ValueError, match="its dataset is .* restore the shards of .data. path"):
+        build(a).load_state_dict(state)
     with pytest.raises(ValueError, match="its samples is .* weights or balance_by"):
         build(None, **{**settings, "weights": [1.0, 2.0]}).load_state_dict(state)
     with pytest.raises(ValueError, match="balance_by = 'language', but no sample's JSON"):

@@ -117,7 +117,6 @@ def test_char_widths_are_measured_once_and_belong_to_the_weights(data, tmp_path)
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     """A sample as long as the limit is trained, a longer one is left out or cropped."""
     samples = make_samples(24, seed=1)

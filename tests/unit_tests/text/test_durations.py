@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+from torchtitan.models.dit_tts.text import durations
 from torchtitan.models.dit_tts.text.durations import (
     LinearDurationModel,
     durations_from_json,
@@ -102,6 +103,15 @@ def test_a_text_that_is_not_its_speechs_bends_no_fit(text, frames):
     for sentence in Samples().texts[:5]:
         assert bent.frames(sentence, None) == pytest.approx(clean.frames(sentence, None), rel=0.02)
     assert bent.char_widths().edge_frames == pytest.approx(clean.char_widths().edge_frames, abs=0.5)
+
+
+def test_a_large_dataset_is_sampled_evenly(monkeypatch):
+    asked, data = [], Samples(("aaaa", 99))
+    read, data.frames[[1, 2]] = data.metadata_of, 9999
+    data.metadata_of = lambda samples: asked.append(samples) or read(samples)
+    monkeypatch.setattr(durations, "_MAX_SAMPLES", 3)
+    fit = fit_durations(data)
+    assert asked == [[0, 200, 400]] and fit.frames(data.texts[0], None) < 999
 
 
 def test_bytes_are_equally_wide_where_lengths_do_not_tell():

@@ -37,6 +37,10 @@ def test_a_frozen_runs_encoder_must_be_the_same(runs, source, tmp_path):
     folder, encoder = runs
     check_fingerprint(folder / "frozen", encoder, source.fingerprint("float32"))
     check_fingerprint(folder / "none", encoder, "0" * 16)
+    for name, own in (("frozen", source.fingerprint("float32")), ("trained", "")):
+        record, dtype = read_record(folder / name), "float32" if own else ""
+        assert (record["model"], record["frozen"]) == (source.model, bool(own))
+        assert (record["dtype"], record["fingerprint"]) == (dtype, own)
     for now, words in ((encoder, "weights"), (replace(encoder, dtype="bfloat16"), "has bfloat16")):
         refused(lambda: check_fingerprint(folder / "frozen", now, "0" * 16), words)
     other = find_source(str(write_tiny_t5(tmp_path / "other", seed=1)))

@@ -23,7 +23,7 @@ from tests.helpers.sentences import refused
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.text import feature_builder
+from torchtitan.models.dit_tts.text import feature_builder, feature_store
 from torchtitan.models.dit_tts.text.feature_builder import feature_kind
 from torchtitan.models.dit_tts.text.feature_store import (
     find_feature_files,
@@ -54,9 +54,11 @@ def test_features_are_what_the_encoder_gives(shards, gemma, checkpoints):
         Made(shards, gemma, dtype="bfloat16"),
         Made(shards, checkpoints["t5"]),
     ]
-    for made in kinds:
+    options = ["", " --text-feature-dtype bfloat16", " --text-feature-dtype float16", "", ""]
+    for made, option in zip(kinds, options, strict=True):
         assert find_feature_files(made.dataset, made.kind) == NOTHING
-        words = ("missing for 3 of 3 shards", "000000.tar")
+        dtype = " --text-dtype float32" if made.encoder.dtype == "float32" else ""
+        words = ("missing for 3 of 3 shards", "000000.tar", f"{dtype}{option}, or set")
         refused(lambda: open_text_features(made.dataset, made.kind), *words)
         made.make()
     assert len(os.listdir(shards / "text_features")) == len(kinds)
@@ -103,6 +105,9 @@ def test_without_the_weights_the_stored_features_are_taken(shards, gemma, tmp_pa
     assert kind.encoder_fingerprint is None
     stored = with_stored_fingerprint(made.dataset, kind)
     assert stored.encoder_fingerprint == made.kind.encoder_fingerprint
+    hidden = made.path(0).rename(made.path(0).with_suffix(".away"))
+    assert with_stored_fingerprint(made.dataset, kind) == stored
+    hidden.rename(made.path(0))
     features = open_text_features(made.dataset, stored)
     assert torch.equal(made.read(3, features), made.read(3))
     for other in (
@@ -153,6 +158,29 @@ def test_what_cannot_be_made_is_not_there(shards, gemma):
     with pytest.raises(CorruptSampleError, match="its JSON"):
         Made(shards, gemma).make([0])
     assert not made.path(0).exists() and not Made(shards, gemma).path(0).exists()
+
+
+def test_texts_that_are_too_long_have_no_features(shards, gemma, monkeypatch):
+    monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 5)
+    monkeypatch.setattr(feature_builder, "_TEXTS_AT_ONCE", 4)
+    made, waited = Made(shards, gemma), []
+    monkeypatch.setattr(feature_store.time, "sleep", lambda seconds: waited.append(seconds))
+    assert find_feature_files(made.dataset, made.kind, 2) == NOTHING and waited == [1, 1]
+    monkeypatch.setattr(feature_store.time, "sleep", lambda seconds: made.make())
+    assert None not in find_feature_files(made.dataset, made.kind, 9)
+    features = open_text_features(made.dataset, made.kind)
+    for sample in range(SAMPLES):
+        ids = made.ids(sample)
+        assert features.tokens[sample] == len(ids)
+        if len(ids) <= 5:
+            expected = made.module.encode([ids])[0]
+            torch.testing.assert_close(made.read(sample, features), expected, rtol=0, atol=1e-4)
+            row = np.empty((len(ids) - 1, features.width), np.float32)
+            refused(lambda: features.read(sample, row), f"{len(ids)} features, but at most")
+        else:
+            with pytest.raises(CorruptSampleError, match="too long to be encoded"):
+                made.read(sample, features)
+    assert {5, 6} <= set(features.tokens.tolist())
 
 
 def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):

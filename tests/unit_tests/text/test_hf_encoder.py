@@ -11,7 +11,7 @@ from tests.helpers.pretrained_checkpoints import WRITERS, write_tiny_t5
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.text.hf_files import contents_digest, fetch_weights
+from torchtitan.models.dit_tts.text.hf_files import contents_digest, fetch_weights, weight_files
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
 
 
@@ -68,26 +68,39 @@ def test_what_cannot_be_had(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     refused(lambda: fetch_weights("nobody/none"), "hf download nobody/none")
-    assert asked
+    assert len(asked) == 1 and "*.safetensors" in asked[0]
+    # Only where there are no safetensors the older files are fetched.
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, **kw: asked.append(kw))
+    fetch_weights("nobody/none")
+    assert asked[2:] == [{"allow_patterns": ["pytorch_model*"]}]
     folder = write_tiny_t5(tmp_path / "t5")
     (folder / "model.safetensors").unlink()
     refused(lambda: fetch_weights(str(folder)), "lacks weights")
     refused(lambda: load(folder), "cannot be loaded")
+    parts = [folder / "a.safetensors", folder / "b.safetensors"]
+    shared = json.dumps(
+        {"weight_map": {"x": parts[1].name, "y": parts[0].name, "z": parts[1].name}}
+    )
+    (folder / "model.safetensors.index.json").write_text(shared)
+    for present, expected in ((0, []), (1, parts)):
+        parts[present].touch()
+        assert weight_files(str(folder)) == expected
 
 
 @pytest.mark.parametrize(
-    ("model", "width", "parameters"),
+    ("model", "width", "window", "parameters"),
     [
-        ("google/t5gemma-2-270m-270m", 640, 268_098_816),
-        ("google/t5gemma-2-1b-1b", 1152, 999_887_104),
-        ("google/t5gemma-2-4b-4b", 2560, 3_880_101_888),
-        ("google-t5/t5-base", 768, 109_628_544),
+        ("google/t5gemma-2-270m-270m", 640, 512, 268_098_816),
+        ("google/t5gemma-2-1b-1b", 1152, 512, 999_887_104),
+        ("google/t5gemma-2-4b-4b", 2560, 1024, 3_880_101_888),
+        ("google-t5/t5-base", 768, None, 109_628_544),
     ],
 )
-def test_known_encoders_have_their_published_sizes(model, width, parameters):
+def test_known_encoders_have_their_published_sizes(model, width, window, parameters):
     source = find_source(model, download=False)
     assert source.built_in
     assert (source.width, source.num_parameters()) == (width, parameters)
+    assert getattr(source.text_config, "sliding_window", None) == window
 
 
 def test_a_fingerprint_is_of_weights_sizes_and_precision(checkpoints, tmp_path, monkeypatch):

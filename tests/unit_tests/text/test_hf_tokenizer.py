@@ -13,6 +13,7 @@ from tests.helpers.tokens import token
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.text import hf_tokenizer
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     TextTokenizer,
@@ -112,6 +113,8 @@ def test_conditions_come_first_and_round_trip(model):
     names = [token(tokenizer.vocabulary, i) for i in range(512, tokenizer.vocab_size)]
     assert names[:4] == ["<speaker:?>", "<speaker:awb>", "<speaker:slt>", "<duration:?>"]
     assert len(names) == 3 + 21 + 2
+    counts = "2 values of speaker, 20 values of duration, 1 values of quality"
+    assert tokenizer.vocabulary.describe() == f"538 ids: 512 of {model}, {counts}"
     named = [token(tokenizer.vocabulary, i) for i in ids[:3]]
     assert named == ["<speaker:slt>", "<duration:4>", "<quality:?>"]
     dropped = tokenizer.encode("one", {"speaker": "slt"}, [True, False, False])
@@ -217,7 +220,8 @@ def counting(tokenizer):
     return tokenizer, counted
 
 
-def test_counts_are_exact_and_stored(model, checkpoints, tmp_path):
+def test_counts_are_exact_and_stored(model, checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr(hf_tokenizer, "_TEXTS_AT_ONCE", 4)  # of 10 in a shard
     data = make_shards(tmp_path / "shards", 30, shards=3, channels=8)
     dataset = open_dataset(str(data), 8)
     tokenizer, counted = counting(conditioned(model))

@@ -14,6 +14,7 @@ from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import text_encoder_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
+from torchtitan.models.dit_tts.text import text_encoder
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 
@@ -46,7 +47,8 @@ def alone(encoder, ids):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_features_are_the_full_models_in_any_batch(checkpoints, name):
+def test_features_are_the_full_models_in_any_batch(checkpoints, name, monkeypatch):
+    monkeypatch.setattr(text_encoder, "_TOKENS_AT_ONCE", 64)  # several batches
     encoder, reference = load(checkpoints[name]), full_models_encoder(checkpoints[name])
     for ids, features in zip(texts(), encoder.encode(texts()), strict=True):
         assert features.shape == (len(ids), encoder.width)

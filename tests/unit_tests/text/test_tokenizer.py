@@ -221,9 +221,12 @@ def test_saved_and_loaded(vocabulary, tmp_path):
 def test_files_of_other_versions():
     """Fingerprints of runs that exist, and files that were changed."""
     assert Vocabulary().fingerprint == "793bc10afa800c2e"
+    assert Vocabulary().describe() == "259 ids: 256 bytes"
     values, fields = {"speaker": ["a", "b"]}, ["speaker", "duration"]
     vocabulary = make_vocabulary("chars", "one two", fields, values, max_seconds=3)
     assert vocabulary.fingerprint == "4dd32052b305c284"
+    counts = "6 characters, 2 values of speaker, 6 values of duration"
+    assert vocabulary.describe() == f"20 ids: {counts}"
     text = to_json(conditioned().vocabulary)
     for old, new, words in (
         ('"version": 1', '"version": 2', "was changed"),
