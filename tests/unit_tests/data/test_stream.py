@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
@@ -236,14 +236,8 @@ def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
     write_shard(tmp_path / "0.tar", samples[:10])
     write_shard(tmp_path / "1.tar", samples[10:])
     flip_bits(tmp_path / "1.tar", [3 * 3, 3 * 4])
-    settings = dict(
-        bucket_frames=[16, 40],
-        max_frames=48,
-        max_text_tokens=24,
-        frames_per_second=0.1,
-        on_error="skip",
-        max_corrupt_fraction=0.2,
-    )
+    settings = {"bucket_frames": [16, 40], "max_frames": 48, "max_text_tokens": 24}
+    settings |= {"frames_per_second": 0.1, "on_error": "skip", "max_corrupt_fraction": 0.2}
     order = dict(ranks=2, accumulation=2, ramp=(4, 2), ramp_steps=8)
     build(tmp_path, **settings, **order, references="drawn")
     expected = [
@@ -276,8 +270,7 @@ def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
 def test_epochs_set_the_steps(tmp_path):
     folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
     settings = config(folder, total=8, ramp=(4, 2), ramp_steps=8, epochs=3, num_buckets=1)
-    build_dataloader(1, 0, UnitTokenizer(make_vocabulary("bytes")), settings)
+    build_dataloader(1, 0, byte_tokenizer(), settings)
     assert settings.training.steps == 8 + 8 + (3 * 60 // 8 - 2 - 4)
-    settings = config(folder, total=64, epochs=1, num_buckets=1)
     with pytest.raises(InputError, match="epochs = 1 of 60 samples are less than one global batch"):
-        build_dataloader(1, 0, UnitTokenizer(make_vocabulary("bytes")), settings)
+        build_dataloader(1, 0, byte_tokenizer(), config(folder, total=64, epochs=1, num_buckets=1))
