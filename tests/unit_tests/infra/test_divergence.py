@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchtitan.models.dit_tts.config.job_config import Divergence
+from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW, Divergence
 from torchtitan.models.dit_tts.infra.divergence import (
     MIN_HISTORY,
     WINDOW,
     DivergenceGuard,
+    StepStats,
     spike_limit,
 )
 
@@ -114,9 +116,18 @@ def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(monkeypatch):
     resumed = DivergenceGuard(SIGMAS)
     resumed.load_state_dict(guard.state_dict())
     assert resumed.bad_recently == 1
-    for step in range(2, 40):  # counted among the last steps alone
+    for step in range(2, 2 + BAD_STEPS_WINDOW):  # counted among the last steps alone
+        assert resumed.bad_recently == 1
         assert not judged(resumed, step, 1.0, 0.5)
     assert resumed.bad_recently == 0
+
+
+def test_a_step_is_named_with_the_limits_that_there_are():
+    stats = StepStats(7, 9, 5.0, 60.0, 3.5, 40.0, bad=True)
+    limited = "step 7: loss 5 (at most 3.5 expected), gradient norm 60 (at most 40 expected)"
+    assert str(stats) == limited
+    free = replace(stats, loss=math.nan, norm_limit=math.inf)
+    assert str(free) == "step 7: loss nan, gradient norm 60"
 
 
 def curve(steps: int, seed: int = 0) -> list[float]:

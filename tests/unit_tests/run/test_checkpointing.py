@@ -1,6 +1,8 @@
 """What a run's saves and loads exchange, what they survive, and what state they leave the run in."""
 
+import re
 import resource
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from torchtitan.components.checkpoint import MODEL
 
 from tests.helpers.tiny_runs import Folder, killed
 from titan_tts import cli
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import collectives
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 
@@ -114,6 +117,27 @@ def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
     assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
     steps.clear()
     assert train("run", "--training.steps=4") == 0
+
+
+@pytest.mark.parametrize(
+    "free, sentence",
+    [
+        (
+            1,
+            "a checkpoint takes about 3.00 GiB and 1.00 GiB are free; free 2.00 GiB more and .* step 2$",
+        ),
+        (5, "^the checkpoint of step 4 could not be saved: it broke$"),
+    ],
+)
+def test_a_failed_save_counts_the_space(tmp_path, monkeypatch, one_process_group, free, sentence):
+    """Torch does not always pass on that a disk is full; and the step is not saved."""
+    for name in ("step-1", "step-2", "step-4.saving"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free << 30))
+    run = SimpleNamespace(folder=tmp_path, saved_step=4, _bytes_of_a_checkpoint=lambda: 3 << 30)
+    error = RunCheckpointer._save_error(run, RuntimeError("it broke"))
+    assert re.search(sentence, str(error)) and isinstance(error, InputError) == (free == 1)
+    assert run.saved_step == -1 and not (tmp_path / "step-4.saving").exists()
 
 
 def test_the_bytes_that_a_checkpoint_takes():

@@ -9,7 +9,12 @@ import torch
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.storage import find_shards
-from torchtitan.models.dit_tts.errors import InputError, failure_state, report_input_errors
+from torchtitan.models.dit_tts.errors import (
+    LOST_PEER,
+    InputError,
+    failure_state,
+    report_input_errors,
+)
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 
 SECRET = "s3cr3t"
@@ -32,8 +37,10 @@ def state_of(folder) -> dict:
     return json.loads((folder / "state.json").read_text())
 
 
-def test_start_writes_config_environment_and_state(tmp_path, config):
+def test_start_writes_config_environment_and_state(tmp_path, config, monkeypatch):
     """An earlier config stays until a start works."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     config.training.steps = 5
     folder = RunFolder(tmp_path, 0)
     folder.start(config)
@@ -41,6 +48,7 @@ def test_start_writes_config_environment_and_state(tmp_path, config):
     environment = json.loads((tmp_path / "env.json").read_text())
     assert environment["versions"]["torchtitan"] == "0.2.2"
     assert environment["versions"]["torch"] and environment["device"] and environment["command"]
+    assert (environment["world_size"], environment["gpus_per_node"]) == (4, 2)
     state = state_of(tmp_path)
     assert (state["state"], state["step"], state["pid"]) == ("init", 0, os.getpid())
     assert "saved_step" not in state
@@ -112,10 +120,12 @@ def test_the_cause_takes_the_place_of_its_effect(tmp_path, config):
     ranks = [RunFolder(tmp_path, rank) for rank in range(3)]
     ranks[0].start(config)
     ranks[0].fail(RuntimeError("Connection closed by peer"))
-    assert state_of(tmp_path)["state"] == "failed"
+    assert (state_of(tmp_path)["state"], state_of(tmp_path)["error"]) == ("failed", LOST_PEER)
     ranks[1].fail(MemoryError("no memory"))
     ranks[2].fail(RuntimeError("Connection closed by peer"))
     assert (state_of(tmp_path)["state"], state_of(tmp_path)["rank"]) == ("oom", 1)
+    ranks[1].fail(RuntimeError("later"))  # a rank may say more of itself
+    assert (state_of(tmp_path)["state"], state_of(tmp_path)["error"]) == ("failed", "later")
 
 
 def test_the_first_failure_is_kept(tmp_path, config):
@@ -155,13 +165,14 @@ def test_the_first_failure_is_kept(tmp_path, config):
 
 def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     (tmp_path / "run" / "comm_traces").mkdir(parents=True)  # by a rank that was faster
-    ranks = [RunFolder(tmp_path / "run", rank) for rank in range(2)]
-    for folder in ranks:
-        folder.start(config)
-    for folder in ranks:
-        folder.fail(InputError("no data"))
-        folder.close()
-    assert not (tmp_path / "run").exists()
+    for error in (InputError("no data"), KeyboardInterrupt("terminated by SIGTERM")):
+        ranks = [RunFolder(tmp_path / "run", rank) for rank in range(2)]
+        for folder in ranks:
+            folder.start(config)
+        for folder in ranks:
+            folder.fail(error)
+            folder.close()
+        assert not (tmp_path / "run").exists()
     folder = RunFolder(tmp_path / "run", 0)
     folder.start(config)
     folder.confirm(config)  # it has trained from here on

@@ -81,6 +81,7 @@ class StandIn:
 
     def __init__(self):
         self.started, self.logged, self.exit_codes = [], [], []
+        self.defined, self.disabled = [], False
         self.broken: Exception | None = None
 
     def init(self, **arguments):
@@ -89,10 +90,10 @@ class StandIn:
         self.started.append(arguments)
         return SimpleNamespace(
             **{name: arguments[name] or f"new {name}" for name in ("id", "entity", "project")},
-            disabled=False,
+            disabled=self.disabled,
             log=self.log,
             finish=lambda exit_code: self.exit_codes.append(exit_code),
-            define_metric=lambda *names, **options: None,
+            define_metric=lambda name, **options: self.defined.append((name, options)),
         )
 
     def log(self, values):
@@ -128,6 +129,7 @@ def test_what_wandb_is_given(tmp_path, stand_in):
     quiet = {"console": "off", "quiet": True, "disable_git": True, "x_disable_meta": True}
     assert start["settings"] == {**quiet, "finish_timeout": 30.0}
     assert start["config"] == {"training": {"steps": 20}, "environment": {"world_size": 1}}
+    assert stand_in.defined == [("step", {}), ("*", {"step_metric": "step"})]
     assert stand_in.logged == [
         {"loss": 0.5, "step": 7},
         {"speech/one": ([0.5, -1.0], 8000), "step": 7},
@@ -142,14 +144,17 @@ def test_what_wandb_is_given(tmp_path, stand_in):
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_a_resume_continues_the_same_run_at_wandb(tmp_path, stand_in, monkeypatch):
     """Wherever it is started from: what is recorded wins over the config and the environment."""
     trackers(tmp_path, ENABLED).close()
     monkeypatch.setenv("WANDB_PROJECT", "another")
     trackers(tmp_path, ENABLED, "--metrics.wandb_project=another").close()
     trackers(tmp_path / "other run", ENABLED).close()
-    first, second, other = stand_in.started
+    stand_in.disabled = True  # a run of no project, to which nothing may come back
+    trackers(tmp_path / "both", ENABLED, "--metrics.wandb_project=ours").close()
+    assert not (tmp_path / "both/wandb.json").exists()
+    first, second, other, both = stand_in.started
+    assert both["project"] == "ours"
     assert (first["id"], first["project"]) == (None, "titan-tts")
     assert all(each["resume"] == "allow" for each in stand_in.started)
     identity = (second["id"], second["entity"], second["project"])

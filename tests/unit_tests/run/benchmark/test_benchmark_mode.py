@@ -253,6 +253,8 @@ def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     assert report["run_name"] == "default" and report["factors"]["lengths"] == "mixed"
     assert report["attention"] == "matmul" and "are what was executed" in report["attention_note"]
     assert any("6N T" in line for line in summary(report))
+    assert (report["warm_up_steps"], report["steps"], report["parameters"]) == (6, 5, 1000)
+    assert (report["peak_tflops"], report["step_split"]["exchange"]) == (1.0, 0.0)
 
 
 def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
@@ -296,6 +298,21 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
     eighths = {"data": 1, "forward": 2, "backward": 2, "optimizer": 1, "other": 2}
     expected = {part: count * 2.5 / 8 for part, count in eighths.items()} | {"exchange": 0.5}
     assert report["step_split"] == pytest.approx(expected)
+    lines = summary(report)
+    assert lines[0].startswith(
+        "benchmark: 4 steps, 4.0000 s per step (p10 2.3000, p90 8.5000, 2.0000 to 10.0000); "
+        "0.6 samples/s, 1 seconds of audio per second; peak memory 8.00 GiB allocated, 9.00 reserved; "
+    )
+    assert lines[1] == (
+        "benchmark: seconds of a step: data 0.3125, forward 0.6250, backward 0.6250, "
+        "optimizer 0.3125, other 0.6250; exchange 0.5000, which overlaps"
+    )
+    unprofiled = made._report([replace(each, exchange=[]) for each in gathered])
+    assert unprofiled["step_split"]["exchange"] is None
+    assert summary(unprofiled)[1].endswith("exchange -, which overlaps")
+    # The overhead of one rank alone is not known.
+    one_unknown = made._report([gathered[0], replace(gathered[1], repeated=None)])
+    assert one_unknown["hfu"] is None and one_unknown["mfu"] == report["mfu"]
     # Two ranks of tensor parallelism have the same samples: half the work on as many devices.
     made.job_config.parallelism.tensor_parallel_degree = 2
     halved = made._report(gathered)
@@ -385,7 +402,19 @@ def test_rates_of_an_epoch_weigh_each_shape(tmp_path, clock):
     flops = 0.75 * 2 * training_flops(args, Lengths(64, 24, 32))
     flops += 0.25 * training_flops(args, Lengths(128, 24, 32))
     assert found["mfu"] == found["hfu"] == pytest.approx(flops / seconds / 1e12)
-    assert 0 < found["goodput_mfu"] < found["mfu"]
+    useful = 0.75 * sum(training_flops(args, Lengths(*n)) for n in MICRO_BATCH.lengths)
+    useful += 0.25 * training_flops(args, Lengths(100, 24, 32))
+    assert found["goodput_mfu"] == pytest.approx(useful / seconds / 1e12)
+    shapes = [
+        (each["frames"], each["steps"], each["micro_batches"], each["seconds_per_step"]["median"])
+        for each in report["shapes"]
+    ]
+    assert shapes == [(64, 3, 3, 2.0), (128, 3, 3, 4.0)]
+    mine = replace(made.recording(), repeated=[7e9] * 6)
+    two = made._report([mine, mine])["weighted"]  # twice the samples on as many devices
+    assert two["samples_per_second"] == pytest.approx(2 * found["samples_per_second"])
+    assert two["mfu"] == pytest.approx(found["mfu"])
+    assert two["hfu"] - two["mfu"] == pytest.approx(7e9 / seconds / 1e12, rel=1e-6)
     made.batches_per_epoch[256] = 0.01  # a shape of which no step was timed
     assert made._report([made.recording()])["weighted"] is None
     made.job_config.benchmark.lengths = "longest"
