@@ -97,6 +97,8 @@ def test_codecs_are_compared_by_what_they_are(monkeypatch):
     assert first_config(options, ["a", "b"]).data.path == "a"
     for other in ("c", "d"):
         refused(lambda other=other: first_config(options, ["a", other]), "different codecs")
+    options.codec = "mel_dct"  # of all runs
+    assert first_config(options, ["d", "a"]).data.path == "d"
 
 
 def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
@@ -168,8 +170,14 @@ def test_where_an_evaluation_is_written(tree, tmp_path):
     rows = json.loads(one.read_text())["rows"]
     assert [row["kind"] for row in rows] == ["recordings", "codec", "system", "untrained"]
     assert [row["wer_by_speaker"]["84"] > 0 for row in rows] == [False, False, False, True]
-    assert evaluate("runs/a", *arguments) == 0
+    more = ["--seed=3", "--max-utterances=4", "--batch-size=3"]
+    assert evaluate("runs/a", *arguments, *more, "--seeds=2") == 0
     assert not mine.exists()
+    assert {path.name for path in one.parent.glob("wavs/*/*")} == {"seed-3", "seed-4"}
+    found = json.loads(one.read_text())
+    assert found["test"]["utterances"] == len(found["utterances"]) == 4
+    assert (found["rows"][2]["seeds"], found["rows"][2]["batch_size"]) == ([3, 4], 3)
+    assert found["options"]["seeds"] == 2 and found["scorers"]["speaker"] is None
     assert evaluate("runs/a@7:raw", "runs/b@5", *arguments) == 0
     several = tmp_path / "runs/evaluation-LibriTTS_R-test-clean-a_7_raw-b_5/evaluation.json"
     found = json.loads(several.read_text())["rows"][2:]

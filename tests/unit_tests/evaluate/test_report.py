@@ -1,6 +1,7 @@
 """Figures, differences and tables, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +81,12 @@ def test_the_worst_utterances_come_first():
     first = [score(0, 4, 0.9), score(1, 4), score(0, 4, 0.2), score(1, 4)]
     second = [score(0, 4, 0.9), score(0, 4), score(0, 4, 0.2), score(1, 4)]
     assert report.worst_first([recordings, row(first, second)], 4) == [3, 1, 2, 0]
+    # Words decide before characters, then the mean voice, then the mean opinion; of all systems.
+    one, other = row([score(0, 4, 0.5, n) for n in (3, 2, 4, 1)]), row([score(0, 4, 0.5, 3.0)] * 4)
+    assert report.worst_first([other, one], 4) == [3, 1, 0, 2]
+    for index, counts in ((0, Errors(0, 4, 1, 20)), (2, Errors(1, 4, 0, 20))):
+        other.scores[0][index] = replace(other.scores[0][index], errors=counts)
+    assert report.worst_first([other, one], 4) == [2, 0, 3, 1]
 
 
 def test_a_recognizer_that_errs_in_real_speech_is_named():

@@ -1,5 +1,6 @@
 """Autotune over runs of known memory and speed."""
 
+import re
 import tomllib
 from functools import partial
 
@@ -79,6 +80,7 @@ def test_the_keys_are_a_config_of_about_the_same_global_batch(tune, wanted, step
     found = tune(64 * 20, *arguments).run()
     keys = tomllib.loads(found.toml())
     assert keys == found.keys and found.accumulation == steps
+    assert found.toml().startswith(f"# 2 ranks, accumulation steps: {steps}\n# largest micro-")
     blocks = 2 * steps
     training = {"local_batch_size": micro, "global_batch_size": micro * blocks}
     assert keys["training"] == training and wanted <= micro * blocks < wanted + blocks
@@ -110,6 +112,8 @@ def test_the_fastest_choice_is_tuned(tune):
     assert few.best.axes == {"layout": "ddp", "checkpointing": "full"} and few.best.batch == 8
     assert few.keys["activation_checkpoint"]["mode"] == "full"
     assert few.keys["parallelism"]["data_parallel_replicate_degree"] == 2
+    speeds = [float(each) for each in re.findall(r", ([\d.]+) samples/s", few.toml())]
+    assert len(speeds) == 4 and speeds == sorted(speeds, reverse=True)
     assert len(few.choices) == 4 and "# layout ddp, checkpointing full: micro-batch 8" in few.toml()
 
 

@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
 from tests.helpers.instant_runs import InstantRun, write_report
+from titan_tts.cli import main
 from titan_tts.grids import grid_run, runner
 from titan_tts.grids.grid_file import read_grid
 from titan_tts.grids.grid_run import GridRun
 from titan_tts.grids.search import largest_that_fits, smaller
+from titan_tts.launch import supervisor
 from titan_tts.launch.supervisor import Outcome, RunProcess
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -44,10 +47,16 @@ def train(config, folder: Path):
 
 @pytest.fixture(autouse=True)
 def no_training(monkeypatch):
+    """Returns the command and the memory of each run."""
+    given = []
+
     def run(command, folder, log, memory_gib):
+        given.append((" ".join(command), memory_gib))
+        assert log == folder / "run.log"
         return InstantRun(train, folder)
 
     monkeypatch.setattr(runner, "RunProcess", run)
+    return given
 
 
 def start(folder: Path, axes: str = AXES, options: str = "", retried=()) -> GridRun:
@@ -85,6 +94,7 @@ def test_all_runs_are_run_once(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "6 runs, of which 0 are done" in said and "[6/6]" in said and "8.00 samples/s" in said
     assert "ETA 0:00:00" in said and "6 completed" in said
+    assert sum("completed  no forecast" in line for line in run.list()) == 6
     before = files_of(tmp_path)
     assert start(tmp_path).run("the grid") == 0 and files_of(tmp_path) == before
     assert "6 runs, of which 6 are done" in capsys.readouterr().out
@@ -97,7 +107,7 @@ def test_larger_batches_are_skipped_after_an_oom_in_every_repeat(tmp_path):
     for repeat in (0, 1):
         for layout in ("ddp", "fsdp"):
             assert found[repeat, layout, 2]["state"] == "completed"
-    assert found[0, "ddp", 4]["state"] == "oom"
+    assert found[0, "ddp", 4]["state"] == found[0, "fsdp", 4]["state"] == "oom"
     assert found[1, "ddp", 4]["state"] == "skipped"
     assert found[1, "ddp", 4]["reason"] == "a batch of 4 ran out of memory"
     smaller = start(tmp_path, AXES + "[settings]\ndebug.seed = 5", 'name = "other"')
@@ -178,11 +188,13 @@ def test_a_grid_that_was_ended_continues(tmp_path, number):
     assert not set(done[:2]) & set(left) and running[0].name in left
 
 
-def test_two_commands_share_a_grid(tmp_path):
+def test_two_commands_share_a_grid(tmp_path, capsys):
     one, other = start(tmp_path), start(tmp_path)
     with one._group_lock(one.all[0]) as mine:
         assert mine
         assert other.run("") == 0
+    said = capsys.readouterr().out
+    assert "3 completed, 3 waiting\n3 runs are in progress in another command, or remain\n" in said
     assert {cell.axes["layout"] for cell in other.all if other.runner.record(cell)} == {"fsdp"}
     assert one.run("") == 0 and len(order(tmp_path)) == 6
 
@@ -225,6 +237,42 @@ def test_a_kill_while_an_interrupted_run_is_removed_leaves_its_record(tmp_path, 
             run.run("")
     assert {path.name for path in folder.iterdir()} == {"run.json", "run.lock"}
     assert start(tmp_path).run("") == 0
+
+
+def test_the_time_that_is_left_is_that_of_the_runs_that_remain(tmp_path, monkeypatch, capsys):
+    """By the mean of the runs of this start: 3 of 6 are done, then one takes 100 s and one 300."""
+    run, seconds = start(tmp_path), iter([100.0, 300.0, 0.0])
+    with run._group_lock(run.all[3]):
+        assert start(tmp_path).run("") == 0
+    keep = runner.Runner.keep
+
+    def slow(self, cell, outcome, *more):
+        if outcome.state == "completed":
+            outcome = replace(outcome, seconds=next(seconds))
+        return keep(self, cell, outcome, *more)
+
+    monkeypatch.setattr(runner.Runner, "keep", slow)
+    capsys.readouterr()
+    assert run.run("") == 0
+    said = re.findall(r"\[(\d/6)\].* ETA ([\d:]+)\)", capsys.readouterr().out)
+    assert said == [("4/6", "0:03:20"), ("5/6", "0:03:20"), ("6/6", "0:00:00")]
+
+
+def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
+    monkeypatch.setattr(supervisor, "interrupt_on_signals", lambda: None)
+    path = tmp_path / "mine.toml"
+    start(tmp_path, '[axes]\n"debug.seed" = [3, 2]\nbatch = [1, 4]\nmemory_gib = [1.5]')
+    command = ["ablate", str(path), "--no-analysis"]
+    assert main(command) == 1 and {memory for _, memory in no_training} == {1.5}
+    assert not (tmp_path / "mine/analysis").exists()
+    assert main([*command, "--retry", "oom,failed"]) == 1 and len(no_training) == 4 + 3
+    assert main([*command, "--retry", "oom"]) == 1 and len(no_training) == 4 + 3 + 1
+    assert main([*command, "--retry", "oom,running"]) == 2
+    assert "--retry oom,running, but allowed are completed, oom," in capsys.readouterr().err
+    assert main([*command, "--dry-run", "--gpu", "H100"]) == 0 and len(no_training) == 4 + 3 + 1
+    assert "4 runs; forecasts for H100\n" in capsys.readouterr().out
+    assert main(["ablate", str(path)]) == 1
+    assert (tmp_path / "mine/analysis/summary.csv").exists()
 
 
 def test_a_run_of_an_earlier_start_is_waited_for(tmp_path, monkeypatch):
@@ -286,7 +334,7 @@ def test_a_forecast_that_fails_does_not_end_the_grid(tmp_path, monkeypatch, capl
     assert f"{run.all[0].name}: no forecast (RuntimeError: no plan)" in caplog.text
 
 
-def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch):
+def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch, no_training):
     text = '[axes]\ngpus = [2, 4, 6]\nlayout = ["fsdp"]\nbatch = [1]'
     run = start(tmp_path, text, "gpus_per_node = 4")
     assert run.run("") == 0
@@ -299,6 +347,9 @@ def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     again = start(tmp_path, text, 'gpus_per_node = 2\nname = "nodes"', ["skipped"])
     assert again.run("") == 0
+    command, memory = no_training[-1]
+    assert command.startswith("srun --nodes 2 --ntasks 2 ") and memory == 0
+    assert " --nproc 2 " in command and f"train {again.all[1].folder}/config.toml" in command
     found = {cell.gpus: again.runner.record(cell) for cell in again.all}
     assert found[4]["state"] == "completed" and found[4]["factors"]["nodes"] == 2
     assert "it needs 3 nodes" in found[6]["reason"]

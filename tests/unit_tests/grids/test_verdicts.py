@@ -116,7 +116,8 @@ def test_forecasts_and_notes(tmp_path):
     write_run(tmp_path / "b", state="oom", forecast=fits)
     write_run(tmp_path / "c", state="oom", forecast={"fits": False})
     write_run(tmp_path / "d", state="skipped", forecast={"fits": False})
-    write_run(tmp_path / "e", report(BASE, 100.0, peak_tflops=None, compiles_while_timed=2))
+    result = report(BASE, 100.0, peak_tflops=None, compiles_while_timed=2)
+    write_run(tmp_path / "e", result, forecast={"seconds_per_step": 0.16})
     runs = find_runs([str(tmp_path)])
     found = forecasts(runs)
     assert (found["tried"], found["right"]) == (3, 2)
@@ -126,7 +127,8 @@ def test_forecasts_and_notes(tmp_path):
         "predicted that it does not fit, oom": 1,
     }
     medians = {name: each["median"] for name, each in found["ratios"].items()}
-    assert medians == {SPEED: 0.5, "seconds_per_step": 2, "peak_allocated_gib": 2}
+    assert medians == {SPEED: 0.5, "seconds_per_step": 3, "peak_allocated_gib": 2}
+    assert found["ratios"]["seconds_per_step"] == {"median": 3, "min": 2, "max": 4, "runs": 2}
     counts = notes(runs)
     assert counts["peak"] == {"NVIDIA H200: 989 TFLOP/s": 1, "NVIDIA H200: not known": 1}
     assert counts["conventions"]["exact: padded shapes, as PyTorch's counter"] == 2
