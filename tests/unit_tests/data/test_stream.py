@@ -66,7 +66,7 @@ def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
 class TenThousandSamples:
     """Stands for a dataset."""
 
-    shard = np.zeros(10_000, np.int32)
+    shard = np.repeat([0, 1], 5000)
 
     def __init__(self, left_out=0):
         self.corrupt_samples = left_out
@@ -92,6 +92,15 @@ def test_the_limit_is_a_fraction_of_what_was_read(reads, left_out, allowed):
         counter.count(dataset, sample, error)
     with pytest.raises(InputError, match=f"{allowed + 1} corrupt samples .* a bit flipped"):
         counter.count(dataset, allowed, error)
+
+
+def test_each_shard_is_reported_once(monkeypatch):
+    lines, where = [], "torchtitan.models.dit_tts.data.corrupt_samples"
+    monkeypatch.setattr(f"{where}.logger.warning", lines.append)
+    counter = CorruptSampleCounter("skip", 0.01)
+    for sample in (0, 1, 9000, 2, 9001):
+        counter.count(TenThousandSamples(), sample, CorruptSampleError(f"bit {sample}"))
+    assert [line.split(".")[0] for line in lines] == ["bit 0", "bit 9000"]
 
 
 def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):

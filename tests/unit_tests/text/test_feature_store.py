@@ -166,8 +166,9 @@ def test_texts_that_are_too_long_have_no_features(shards, gemma, monkeypatch):
     made, waited = Made(shards, gemma), []
     monkeypatch.setattr(feature_store.time, "sleep", lambda seconds: waited.append(seconds))
     assert find_feature_files(made.dataset, made.kind, 2) == NOTHING and waited == [1, 1]
-    monkeypatch.setattr(feature_store.time, "sleep", lambda seconds: made.make())
+    monkeypatch.setattr(feature_store.time, "sleep", lambda _: waited.append(made.make()))
     assert None not in find_feature_files(made.dataset, made.kind, 9)
+    assert waited == [1, 1, None]
     features = open_text_features(made.dataset, made.kind)
     for sample in np.flatnonzero(features.tokens <= 5).tolist():
         expected = made.module.encode([made.ids(sample)])[0]
