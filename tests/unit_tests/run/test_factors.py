@@ -34,6 +34,7 @@ def test_all_factors_of_the_debug_config():
     }
     assert tuple(of([])) == FACTORS
     assert of([], gpus=1)["layout"] == "single"
+    assert of(["--parallelism.tensor_parallel_degree=2"], gpus=2)["layout"] == "single"
     assert of([], gpus=12, gpus_per_node=8)["nodes"] == 2
 
 
@@ -58,7 +59,12 @@ def test_all_factors_of_the_debug_config():
         ("--activation_checkpoint.mode=full", {"checkpointing": "full"}),
         ("--activation_checkpoint.mode=selective", {"checkpointing": "every 2"}),
         ("--activation_checkpoint.mode=memory_budget", {"checkpointing": "memory_budget 0.5"}),
+        (
+            "--activation_checkpoint.mode=selective --activation_checkpoint.selective_ac_option=op",
+            {"checkpointing": "op"},
+        ),
         ("--benchmark.enable --benchmark.lengths=longest", {"lengths": "longest"}),
+        ("--benchmark.lengths=longest --compile.mode=max-autotune", {}),
     ],
 )
 def test_each_setting_changes_its_factor_alone(args, expected):

@@ -153,9 +153,12 @@ def test_rollbacks_are_counted_for_each_checkpoint(tmp_path):
     counter = RollbackCounter(2)
     bad = StepStats(7, 6, math.nan, math.nan, 1.0, 1.0, bad=True)
     for saved_step in (2, 2, 4, 4, 6, 6):
-        counter.count(bad, saved_step, tmp_path)
-    with pytest.raises(DivergenceError, match="after 2 rollbacks to step 6"):
-        counter.count(bad, 6, tmp_path)
+        counter.count(bad, saved_step, tmp_path / "step-7-batch-6")
+    sentence = f"after 2 rollbacks to step 6; lower .* batches in {tmp_path}, .* of step 6,"
+    with pytest.raises(DivergenceError, match=sentence):
+        counter.count(bad, 6, tmp_path / "step-7-batch-6")
+    for _ in range(4):
+        counter.count(bad, 0, tmp_path)  # the beginning is no checkpoint that could be broken
 
 
 @pytest.mark.long
