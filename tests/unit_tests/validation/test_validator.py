@@ -104,10 +104,10 @@ def test_rows_in_words():
     lengths = {"speaker_gain": 0.75, "seconds_error": 0.1234, "within_10_percent": 0.256}
     within = "speaker gain 0.7500, lengths wrong by 0.123 s, 26% within 10 %,"
     assert _sentence(figures | lengths) == f"{said}{within}{rest}"
-    scores = {"wer": 0.125, "cer": 0.0625, "speaker_similarity": 0.5, "opinion": 3.25}
+    scores = {"wer": 0.0, "cer": 0.0625, "speaker_similarity": 0.5, "opinion": None}
     scores |= {"duration_error": 0.25, "real_time_factor": 0.5, "wer_raw": 1.0}
     assert samples_sentence(figures | scores) == (
-        "samples at step 7: WER 12.5%, CER 6.2%, speaker similarity 0.500, opinion 3.25, duration error 25.0%, "
+        "samples at step 7: WER 0.0%, CER 6.2%, speaker similarity 0.500, duration error 25.0%, "
         "real-time factor 0.500; 2.1 s"
     )
 
