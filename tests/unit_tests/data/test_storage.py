@@ -176,7 +176,7 @@ def test_http_mistakes_are_one_sentence(server):
     assert sentence.startswith(f"{url}: cannot be opened (status 403: access denied); ")
 
 
-@pytest.mark.parametrize("status", [503, 429])
+@pytest.mark.parametrize("status", [503, 429, 408])
 def test_failures_that_pass_are_tried_again(server, caplog, monkeypatch, status):
     waits = []
     monkeypatch.setattr(remote.time, "sleep", waits.append)
