@@ -11,7 +11,8 @@ from tests.helpers.plan_cases import DEBUG as CONFIG
 from tests.helpers.plan_cases import shipped_debug_config
 from titan_tts.cli import main
 from titan_tts.launch.train_command import train
-from titan_tts.plan.dry_run import take_options
+from titan_tts.plan import plan, report
+from titan_tts.plan.dry_run import run_dry, take_options
 from titan_tts.plan.plan import make_summary
 from titan_tts.plan.report import memory_lines, summary_lines
 from torchtitan.models.dit_tts.errors import InputError
@@ -19,6 +20,8 @@ from torchtitan.models.dit_tts.errors import InputError
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 ROOT = Path(__file__).resolve().parents[3]
 DEBUG = f"--job.config_file={CONFIG}"
+DEGREES = {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 3}
+DEGREES["tensor_parallel_degree"] = 5
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,24 @@ def test_flags_are_taken_out(args, expected):
 def test_a_number_of_gpus_that_is_none(args):
     with pytest.raises(InputError, match="--dry-run-gpus .* at least 1"):
         take_options(args)
+
+
+def test_the_number_of_gpus_is_said_with_its_origin(monkeypatch, capsys):
+    monkeypatch.setattr(plan, "make_summary", lambda config, gpus: (gpus, None))
+    monkeypatch.setattr(report, "summary_lines", lambda gpus, _, why: [f"{gpus} {why}", "end"])
+    degrees = [f"--parallelism.{name}={n}" for name, n in DEGREES.items()]
+    assert run_dry([DEBUG, *degrees], None) == run_dry([DEBUG], None) == 0
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    assert run_dry([DEBUG], None) == run_dry([DEBUG], 5) == 0
+    found = [line[:17] for line in capsys.readouterr().out.splitlines()[::2]]
+    assert found == [
+        "30 the degrees in",
+        "1 the degrees in ",
+        "6 the number of p",
+        "5 --dry-run-gpus",
+    ]
+    monkeypatch.setenv("RANK", "1")
+    assert run_dry([DEBUG], None) == 0 and capsys.readouterr().out == ""
 
 
 @pytest.mark.long
