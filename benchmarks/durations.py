@@ -12,7 +12,6 @@ Writes benchmarks/results/durations.json.
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
+from titan_tts.evaluate.options import Options  # noqa: E402
 from titan_tts.evaluate.prompts import PREPARED, read_prompts  # noqa: E402
 from titan_tts.speak.lengths import FIT, RATE, open_lengths  # noqa: E402
 from titan_tts.speak.load_run import load_run  # noqa: E402
@@ -43,12 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     run = load_run(options.predictors[0])
     data = run.config.data
-    found = read_prompts(
-        options.test,
-        PREPARED,
-        lambda path: open_training_data(replace(data, path=path)),
-        data.latent_channels,
-    )
+    found = read_prompts(Options(run=options.predictors[0], test=options.test), PREPARED, data)
     prompts = [p for p in found.prompts if p.reference is not None and p.reference_text]
     real = np.array([len(p.latents) for p in prompts if p.latents is not None], float)
 
