@@ -36,7 +36,8 @@ def test_workers_whose_features_are_not_found_are_noticed(shards, gemma, monkeyp
         assert [job[0] for job in jobs] == [str(shards / tar) for tar in TARS]
         return ({"texts": 10} for _ in jobs)
 
-    monkeypatch.setattr(encode_text, "open_engine", lambda *args: nullcontext(runner))
+    engines = {("local", 1, ("cpu",)): nullcontext(runner)}
+    monkeypatch.setattr(encode_text, "open_engine", lambda *a: engines[*a[:2], tuple(a[2])])
     monkeypatch.setattr(encode_text, "SETTLE_SECONDS", 0)
     with pytest.raises(InputError, match="missing for 3 of 3 shards.*workers write elsewhere"):
         encode(gemma)

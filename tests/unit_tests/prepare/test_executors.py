@@ -42,13 +42,19 @@ def test_devices(device, engine, gpus, devices, monkeypatch):
 
 def test_a_worker_killed_before_all_jobs_are_given_is_one_sentence(monkeypatch):
     class Broken(concurrent.futures.ThreadPoolExecutor):
-        def __init__(self, workers, *args):
+        def __init__(self, workers, context, start, arguments):
             super().__init__(workers)
+            started.append([arguments[1].get() for _ in range(workers)])
 
         def submit(self, *args):
             raise BrokenProcessPool
 
+    started = []
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Broken)
     with executors.open_engine("local", 2, ["cpu"]) as runner:
         words = "worker process was killed", "than --workers 2"
         refused(lambda: list(runner("encode:encode_chunk", [("folder", 0)])), *words)
+    for workers in (1, 3):  # each device has a process, and they take turns
+        with executors.open_engine("local", workers, ["cuda:0", "cuda:1"]):
+            pass
+    assert started == [["cpu"] * 2, ["cuda:0", "cuda:1"], ["cuda:0", "cuda:1", "cuda:0"]]

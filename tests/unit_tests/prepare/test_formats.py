@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -269,6 +270,18 @@ def test_a_signature_is_no_part_of_a_key(tmp_path):
         assert len(items_of(twins)) == 2
 
 
+def test_the_digest_tells_size_and_time_of_each_file(tmp_path):
+    write_tar(tmp_path / "c.tar", good_members().items())
+    corpora.write_tones(tmp_path, "ab", speaker="s")
+    for source, name in (("c.tar", "c.tar"), ("list.jsonl", "b.wav")):
+        file, found = tmp_path / name, set()
+        for longer, time in ((0, 5), (0, 6), (10_240, 6)):
+            file.write_bytes(file.read_bytes() + bytes(longer))
+            os.utime(file, (time, time))
+            found.add(source_digest(open_corpus(Options(str(tmp_path / source), ""))))
+        assert len(found) == 3
+
+
 def good_members() -> dict[str, bytes]:
     audio = corpora.audio_bytes(np.zeros(800), 16_000, "FLAC")
     return {"x.flac": audio, "x.json": b'{"text": "one", "speaker": "s"}'}
@@ -374,7 +387,10 @@ def test_columns_become_an_item():
     items = [item_of({"text": "x"} | row, speaker="someone") for row in rows]
     assert [item.speaker for item in items] == ["ann", "someone", "someone", "7", "3"]
     assert all(item.metadata["speaker"] == item.speaker for item in items)
-    assert isinstance(item_of({"text": "x", "speaker": 3.5}), Unusable)
+    for speaker in (3.5, True, " "):
+        assert isinstance(item_of({"text": "x", "speaker": speaker}), Unusable)
+    item = item_of({"sentence": "a", "text": "b", "client_id": "c", "speaker": "d"})
+    assert (item.text, item.speaker) == ("b", "d")  # not the row's first
 
 
 @pytest.mark.parametrize(

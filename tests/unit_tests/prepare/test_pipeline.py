@@ -16,8 +16,10 @@ from tests.helpers import speech_corpora as corpora
 from tests.helpers.speech_corpora import AS_IS, prepare, tone
 from tests.helpers.tars import write_tar
 from titan_tts.prepare import audio_reader, encode, pipeline
+from titan_tts.prepare.encode import Chunk
+from titan_tts.prepare.listing import Plan
 from titan_tts.prepare.processing import REASONS
-from titan_tts.prepare.settings import AudioSettings
+from titan_tts.prepare.settings import AudioSettings, Options
 from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import members as members_table
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -81,8 +83,13 @@ def read_shards(folder: Path) -> dict[str, dict]:
 def test_triplets_and_references(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "MAX_BATCH_SECONDS", 0.8)  # two recordings of ten frames
     codec = build_codec("mel_dct")
-    record = prepare(corpus, tmp_path / "out", **SMALL)
-    summary, shards = record["summary"], record["shards"]
+    asked = []
+    monkeypatch.setattr(pipeline, "default_workers", lambda *args: asked.append(args) or 1)
+    record = prepare(corpus, tmp_path / "out", **SMALL | {"chunk_items": 5}, workers=0)
+    summary, shards, done = record["summary"], record["shards"], record["throughput"]
+    assert asked == [(4, ["cpu"], "local")]  # twelve recordings: three chunks, or four shards
+    assert done["recordings_per_second"] == pytest.approx(12 / done["seconds"], rel=0.1)
+    assert summary["resampled"] == summary["mixed_channels"] == 0
     assert summary["speakers"] == 4
     assert record["reused"] is False
     train = read_shards(tmp_path / "out/train")
@@ -100,6 +107,7 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
             assert reference.shape == (0, 128) and not {"reference_key"} & metadata.keys()
             continue
         source = metadata["reference_key"]
+        assert "reference_keys" not in metadata  # it is one
         # ann has another held-out utterance, bob has not.
         others = heldout if key in ("ann-held", "ann-held2") else train
         assert source != key and others[source]["json"]["speaker"] == metadata["speaker"]
@@ -110,7 +118,9 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
     assert summary["heldout"]["without_reference"] == 1
     assert [shard["samples"] for shard in shards.values()] == [3, 3, 2, 3, 1]
     assert list(shards)[2:4] == ["train/shard-000002.tar", "heldout/shard-000000.tar"]
-    assert [shard["frames"] for shard in shards.values()][0] == sum(frames[:3])
+    for number, shard in enumerate(list(shards.values())[:3]):
+        assert shard["frames"] == sum(frames[3 * number :][:3])
+    assert [shard["without_reference"] for shard in shards.values()] == [0, 0, 1, 1, 0]
     for name, shard in shards.items():
         content = (tmp_path / "out" / name).read_bytes()
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
@@ -119,7 +129,7 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
 
 
 def test_references_of_several_utterances(corpus, tmp_path):
-    prepare(corpus, tmp_path / "out", **SMALL, references=3)
+    prepare(corpus, tmp_path / "out", **SMALL, references=3, max_reference_frames=25)
     train = read_shards(tmp_path / "out/train")
     assert "reference_keys" not in train.pop("cat-0")["json"]
     for key, sample in train.items():
@@ -128,7 +138,8 @@ def test_references_of_several_utterances(corpus, tmp_path):
         assert 2 <= len(set(keys)) == len(keys) and key not in keys
         assert {train[one]["json"]["speaker"] for one in keys} == {speaker}
         parts = np.concatenate([train[one]["npy"] for one in keys])
-        np.testing.assert_array_equal(parts, sample["ref.npy"])
+        assert len(sample["ref.npy"]) == min(25, len(parts))
+        assert any(np.array_equal(parts[n:][:25], sample["ref.npy"]) for n in range(len(parts)))
 
 
 def test_another_array_comes_from_the_recording_to_the_shard(corpus, tmp_path, monkeypatch):
@@ -166,9 +177,12 @@ def test_latents_that_tables_hold(tmp_path):
         row = {"id": f"k{number}", "text": f"text {number}", "speaker": "s"}
         row |= {"latents": own.tolist(), "reference": (own[5:9] + 100).tolist()}
         rows.append(row | {"target_duration": durations[number % 3]})
-    for name, part, group in (("a", rows[:20], 10), ("b", rows[20:], 21)):
+    long = rows[-1] | {"id": "long", "latents": (rows[-1]["latents"] * 2)[:11]}
+    for name, part, group in (("a", rows[:20], 10), ("b", [*rows[20:], long], 22)):
         write_table(tmp_path / f"source/{name}.parquet", part, group)
-    record = prepare(tmp_path / "source", tmp_path / "out", max_reference_frames=3)
+    ten = AudioSettings(min_seconds=0.4, max_seconds=0.4)
+    record = prepare(tmp_path / "source", tmp_path / "out", max_reference_frames=3, audio=ten)
+    assert record["summary"]["dropped"] == {"too_long": 1}
     dataset = open_dataset(str(tmp_path / "out/train"), 128)
     assert len(dataset) == len(rows) and record["summary"]["replaced_reference"] == 0
     for number, own in enumerate(values):
@@ -191,6 +205,7 @@ def test_a_tables_reference_that_is_a_part_of_its_latents_is_replaced(tmp_path):
     )
     rows = [
         {"id": f"k{n}", "text": "x", "speaker": speaker, "reference_key": "source's"}
+        | {"reference_keys": ["source's"]}
         | {"latents": own.tolist(), "reference": reference.tolist()}
         for n, (speaker, own, reference) in enumerate(samples)
     ]
@@ -201,6 +216,7 @@ def test_a_tables_reference_that_is_a_part_of_its_latents_is_replaced(tmp_path):
     found = {key: one["json"].get("reference_key") for key, one in train.items()}
     assert found["k0"] in ("k1", "k3") and found["k1"] in ("k0", "k3")
     assert (found["k2"], found["k3"]) == (None, "source's")
+    assert "reference_keys" not in train["k0"]["json"].keys() | train["k2"]["json"].keys()
     np.testing.assert_array_equal(train["k3"]["ref.npy"], values[1][:14].astype(np.float16))
 
 
@@ -237,12 +253,22 @@ def test_every_reason_is_counted(tmp_path):
     assert summary["dropped"] == dict.fromkeys(sorted(REASONS), 1)
     assert summary["train"]["samples"] == 2 and summary["problems"][0][0] == "undecodable"
     assert "| too_long | 1 |" in (out / "report.md").read_text()
+    assert prepare(source, out, **settings, **SKIP)["reused"]
     # Without --on-error skip no recording may be missing.
     with pytest.raises(InputError, match="leaves corrupt recordings out"):
         prepare(source, out, **settings)
     settings["audio"] = replace(filters, min_seconds=9, max_seconds=10)
     with pytest.raises(InputError, match="no training recording is left.*'too_short'"):
         prepare(source, tmp_path / "none", **settings, **SKIP)
+
+
+def test_corrupt_recordings_of_the_list_and_of_the_chunks_are_one_fraction():
+    plan, problems = Plan(items=8, dropped={"undecodable": 2}), [["a", "bad"], ["b", "worse"]]
+    counted = Chunk({}, {"undecodable": 2}, problems)
+    options = Options("in", "out", on_error="skip", max_corrupt_fraction=0.2)
+    pipeline._check_corrupt(options, plan, counted)
+    with pytest.raises(InputError, match="2 of 10 .* = 0.19 allows; the last is b: worse"):
+        pipeline._check_corrupt(replace(options, max_corrupt_fraction=0.19), plan, counted)
 
 
 @pytest.mark.long

@@ -1,12 +1,15 @@
 """The command: its options, what it prints, and what it needs installed."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from tests.helpers.speech_corpora import write_tones
 from titan_tts import cli
-from titan_tts.prepare import prepare_command
+from titan_tts.prepare import encode_text, prepare_command
+from titan_tts.prepare.encode import Chunk
+from titan_tts.prepare.report import lines, summarize
 from titan_tts.prepare.settings import AudioSettings, Options
 from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -49,7 +52,9 @@ MISTAKES = [
     ({"workers": -1}, "--workers = -1, but"),
     ({"heldout_fraction": 2}, "--heldout-fraction = 2, but it must be between 0 and 1 and"),
     ({"chunk_items": 0}, "--chunk-items = 0, but it must be at least 1 and finite"),
+    ({"max_reference_frames": 0}, "--max-reference-frames = 0, but it must be at least 1"),
     ({"audio": AudioSettings(loudness=-71)}, "--loudness = -71, but"),
+    ({"audio": AudioSettings(loudness=0.5)}, "--loudness = 0.5, but it must be between -70 and 0"),
     ({"audio": AudioSettings(max_silence=float("nan"))}, "--max-silence = nan, but"),
     ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
     ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is not a regular expression \("),
@@ -81,6 +86,46 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     assert prepare_command.run(options) == 0
     again = capsys.readouterr().out
     assert "was complete already" in again and "this run" not in again
+
+    calls, counts = [], {"texts": 9, "made": 4, "too_long": 3, "longest": 512}
+    monkeypatch.setattr(encode_text, "check_encoder", calls.append)
+    monkeypatch.setattr(encode_text, "encode_texts", lambda *args: calls.append(args) or counts)
+    names = {"encode_text": "a/b", "text_dtype": "float32", "text_feature_dtype": "float16"}
+    assert prepare_command.run(replace(options, **names)) == 0
+    printed, encoder = capsys.readouterr().out, calls[0]
+    assert (encoder.model, encoder.dtype, encoder.cache_dtype) == tuple(names.values())
+    assert calls[1][1:] == (["train/shard-000000.tar"], encoder, "cpu", "local")
+    assert "of a/b: 9 texts, 4 of them encoded now\n  3 texts have no features" in printed
+    assert "longer than 512 tokens" in printed and "max_text_tokens = 512 or less" in printed
+
+
+def test_figures_in_words():
+    """Two shards of a split; problems, of which 20 are kept; figures of both splits together."""
+    shard = {"samples": 30, "frames": 90_000, "without_reference": 1}
+    shards = {"train/a.tar": shard, "train/b.tar": shard | {"without_reference": 2}}
+    shards["heldout/a.tar"] = {"samples": 40, "frames": 2250, "without_reference": 0}
+    counts = {"peak_limited": 50, "resampled": 25, "silence_cut_seconds": 12.345}
+    counts |= {"replaced_reference": 10, "mixed_channels": 5}
+    problems = [[f"k{number}", "bad"] for number in range(21)]
+    total = Chunk({}, {"too_long": 3, "empty_text": 22}, problems, counts)
+    summary = summarize(shards, 25.0, 7, total)
+    assert summary["problems"] == problems[:20]
+    throughput = {"seconds": 8.0, "recordings_encoded": 120, "recordings_per_second": 15.0}
+    assert lines(summary, throughput | {"workers": 3, "engine": "ray"}) == [
+        "train: samples 60, 2.0 hours, shards 2",
+        "train samples without a reference, as their speaker has no other recording: 3 (5.0%)",
+        "heldout: samples 40, 1.5 minutes, shards 1",
+        "speakers: 7",
+        "samples whose reference in the source was a part of themselves: 10 (10.0%)",
+        "samples below the wanted loudness, limited by their peak: 50 (50.0%)",
+        "samples mixed from more than one channel: 5 (5.0%)",
+        "samples resampled to the codec's rate: 25 (25.0%)",
+        "silence cut: 12.3 seconds",
+        "left out: 25 of 125 recordings",
+        "  empty_text: 22 (its text is empty)",
+        "  too_long: 3 (above --max-seconds)",
+        "this run: 120 recordings encoded in 8.0 s (15.0 per second) by 3 workers (ray)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ def test_silence_is_capped_and_speech_never_cut(recordings, noise_db):
 @pytest.mark.parametrize("text", ["four", "  four  "])
 def test_what_is_at_a_limit_is_kept(text):
     samples = np.stack([tone(1), tone(1)], 1)
-    samples[:1600:2, 0], samples[1:1600:2, 0] = 1.0, -1.0  # a twentieth of all values
+    # A twentieth of all values, the upper half of them the largest of 16 bits.
+    samples[:1600:2, 0], samples[1:1600:2, 0] = 32767 / 32768, -1.0
     at = AudioSettings(None, None, 1.0, 1.0, 4.0, 4.0, 0.05)
     assert isinstance(process(samples, RATE, RATE, text, at), Processed)
     below = AudioSettings(None, None, max_clipped=0.0499)
@@ -121,4 +122,6 @@ def test_what_is_at_a_limit_is_kept(text):
             assert process(silence, RATE, RATE, "x", settings) == "silent"
         # No sample is left at the lower rate.
         assert process(np.full((1, 1), 0.5, "f4"), 96_000, RATE, "x", settings) == "silent"
+    short = AudioSettings(min_seconds=0.1)
+    assert process(np.full((1, 1), 0.5, "f4"), 96_000, RATE, "x", short) == "too_short"
     assert speech_span(np.zeros(5000, "f4"), RATE, 0.25) == (0, 5000)

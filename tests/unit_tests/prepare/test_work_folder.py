@@ -95,7 +95,7 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, out):
         prepare(corpus, out, **OTHER)
 
 
-def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch):
+def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch, capsys):
     """An error ends the run after the first chunk; the next run encodes the rest alone."""
     complete = prepare(corpus, out.with_name("complete"), **SMALL)
     real = encode._encode
@@ -113,8 +113,10 @@ def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch):
     assert beside(out) == ["out.partial"]
     with pytest.raises(InputError, match=r"earlier run on other settings \(seed was 0, is 1\)"):
         prepare(corpus, out, **OTHER)
+    capsys.readouterr()
     record = prepare(corpus, out, **SMALL)
     assert record["throughput"]["recordings_encoded"] == 4
+    assert "| 2/6 [" in capsys.readouterr().err.rpartition("\rencoding")[0]
     assert shards(out) == shards(out.with_name("complete"))
     assert all(record[name] == complete[name] for name in ("shards", "summary"))
     assert beside(out) == ["out"]
@@ -248,6 +250,12 @@ def test_two_runs_do_not_meet_nor_is_complete_work_of_another_source_put_in_plac
         prepare(corpus, out, **SMALL)
     assert os.listdir(out.parent) == ["corpus"]
     killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
+    partial = out.with_name("out.partial")  # what a killed writer left goes, what is lost is made
+    for name, change in ((".x.tmp", Path.touch), ("shard-000001.tar", Path.unlink)):
+        change(partial / "train" / name)
+        killed(monkeypatch, work_folder, "tidy", corpus, out, **SMALL)
+        assert len(shards(out)) == 3 and not (out / "train/.x.tmp").exists()
+        out.rename(partial)
     os.utime(corpus.parent / "0.wav", (1, 1))
     with pytest.raises(InputError, match="earlier run on a source that has changed since"):
         prepare(corpus, out, **SMALL)

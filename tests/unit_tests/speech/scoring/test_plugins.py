@@ -34,8 +34,9 @@ def test_a_users_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     made = open_recognizer("my_referees:Both", "cuda:1")
     assert made.device == "cuda:1" and made.transcribe(None) == "yes"
-    assert open_speaker_scorer("my_referees:Both").similarity(None, None) == 0.5
-    assert open_opinion_predictor("my_referees:Both").score(None) == 2.0
+    for opens, call in ((open_speaker_scorer, "similarity"), (open_opinion_predictor, "score")):
+        made = opens("my_referees:Both", "cuda:2")
+        assert made.device == "cuda:2" and hasattr(made, call)
     for name, words in (("Half", "lacks check_texts"), ("None_", "cannot be imported")):
         refused(lambda: open_recognizer(f"my_referees:{name}"), f"'my_referees:{name}'", words)
     sys.modules.pop("my_referees", None)
