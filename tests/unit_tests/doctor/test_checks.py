@@ -161,6 +161,18 @@ FAULTS = {
     "no_duration": metadata(6, target_duration=None),
     "no_reference": one_sample(6, lambda _: {"reference": np.zeros((0, CHANNELS))}),
 }
+# What the example says, where it has a figure or a name.
+DETAILS = {
+    "zero_latents": "60 frames",
+    "chars_per_second_outlier": "0.5 characters per second, the median of its language is 13.9",
+    "long_text": "302 tokens",  # with begin and end
+    "long_latents": "800 frames",
+    "duration_mismatch": "62 frames for 99.000 seconds, which are 2475.0 frames at 25 per second",
+    "std_outlier": "standard deviation 0.195, the median is 0.798",
+    "duplicate_latents": "the latents of shard-000000:utt001",
+    "duplicate_text": "speaker and text of shard-000000:utt000",
+    "single_utterance_speaker": "speaker 'once'",
+}
 # Faults that cannot come alone.
 ALSO = {
     "long_text": {"chars_per_second_outlier"},
@@ -181,7 +193,8 @@ def test_fault_is_found(code, folder):
     findings = examine(folder)
     assert findings[code].count == 1
     assert findings[code].examples[0].where == where
-    assert findings[code].examples[0].detail
+    detail = findings[code].examples[0].detail
+    assert detail and DETAILS.get(code, "") in detail
     assert set(findings) - {code} <= ALSO.get(code, set())
 
 
@@ -198,6 +211,10 @@ def test_valid_dataset_has_no_finding(folder):
     assert examine(paths[0]) == {} == examine(folder, max_samples=6)
     (folder / "prepare.json").write_text("{")
     assert examine(folder) == {}
+    # The nearest one counts.
+    (folder / "prepare.json").write_text('{"shards": {"shard-000000.tar": {"bytes": 1}}}')
+    [example] = examine(folder)["shard_changed"].examples
+    assert example.where == str(paths[0])
 
 
 def test_a_held_out_sample_that_is_trained_on(folder):
@@ -259,7 +276,13 @@ def near_misses():
     # A reference encoded again from the same recording has other bytes, but its key is known.
     own = {"reference_keys": ["utt009", "utt003"]}
     yield 3, {"metadata": own}, ["reference_from_target"]
+    yield 3, {"metadata": {"reference_key": "utt003"}}, ["reference_from_target"]
     yield 3, {"reference": samples[3].latents}, ["reference_from_target"]
+    for duration in (0, True):
+        yield 9, {"metadata": {"target_duration": duration}}, ["bad_duration"]
+    yield 3, {"reference": samples[4].reference[:1]}, []
+    yield 3, {"reference": np.full((1, CHANNELS), 0.5)}, ["constant_reference"]
+    yield 2, {"latents": samples[2].latents / 16}, ["std_outlier"]  # a low maximum is a level
     yield 3, nothing, ["no_reference"]
     yield 6, {"metadata": {"text": text}}, ["duplicate_text"]  # of the same speaker
     yield 4, {"metadata": {"text": text}}, []
@@ -271,6 +294,8 @@ def test_at_the_limit_of_a_fault(folder, number, changes, codes):
     findings = examine(folder)
     assert [code for code in findings if code != "chars_per_second_outlier"] == codes
     assert all(findings[code].examples[0].where == where for code in codes)
+    if codes == ["std_outlier"]:
+        assert examine(folder, limits=Limits(outlier_sigmas=100)) == {}
 
 
 def test_outliers_are_measured_by_medians():

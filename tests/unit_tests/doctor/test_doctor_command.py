@@ -47,9 +47,12 @@ def test_inspect_prints_a_table_or_json(folder, capsys):
     ):
         assert words in printed
     assert "doctor" not in printed and os.listdir(folder) == ["set"]
-    assert data("inspect", "set/shard-000000.tar", "set/shard-000001.tar", "--json") == 0
+    options = ["--json", "--frames-per-second=50", "--top=2"]
+    assert data("inspect", "set/shard-000000.tar", "set/shard-000001.tar", *options) == 0
     printed = capsys.readouterr()
-    assert [one["samples"] for one in json.loads(printed.out)["sources"]] == [12, 12]
+    found = json.loads(printed.out)
+    assert [one["samples"] for one in found["sources"]] == [12, 12]
+    assert (found["frames_per_second"], len(found["labels"]["speaker"]["most"])) == (50, 2)
     assert printed.err == ""
     os.truncate("set/shard-000001.tar", os.path.getsize("set/shard-000001.tar") - 30_000)
     assert data("inspect", "set") == 0
@@ -82,9 +85,20 @@ def test_doctor_of_valid_data(folder, capsys):
     assert "None: every check passed." in page and page.count("<svg") == 4
     assert "<b>24</b><span>samples</span>" in page and "of 24 samples read" in page
     # A page is replaced, and nothing else is.
-    assert data("doctor", "set", "--output", name, "--max-samples=5", "--json") == 0
+    options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
+    options += ["--frames-per-second=50", "--max-speaker-frames=64", "--batch-frames=2000"]
+    assert data("doctor", "set", "--output", name, *options) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["read"]["samples"] == 5 and result["summary"]["samples"] == 24
+    assert result["read"]["samples"] == result["read"]["valid_samples"] == 5
+    assert (result["status"], result["summary"]["samples"]) == ("warnings", 24)
+    assert {"long_latents", "duration_mismatch"} <= {one["code"] for one in result["findings"]}
+    assert result["read"]["frames_per_second_measured"] == 25
+    assert len(result["summary"]["labels"]["speaker"]["most"]) == 1
+    hours = sum(shard["hours"] for shard in result["shards"])
+    assert result["summary"]["hours"] == pytest.approx(hours) == pytest.approx(2090 / 50 / 3600)
+    suggestion = result["suggestion"]
+    assert (suggestion["max_speaker_frames"], suggestion["global_batch_size"]) == (64, 16)
+    assert max(map(abs, result["read"]["channel_mean"])) < 0.2 < min(result["read"]["channel_std"])
     assert "even subset" in result["read"]["scope"]
     assert sorted(os.listdir(folder)) == ["outputs", "set"]
 

@@ -16,7 +16,7 @@ from tests.helpers.sound_samples import (
 from titan_tts.doctor import scan
 from titan_tts.doctor.scan import choose_samples, measure
 from titan_tts.doctor.summary import distribution, shard_table, summarize
-from titan_tts.doctor.text_report import short_number, size_text, thousands
+from titan_tts.doctor.text_report import report_lines, short_number, size_text, thousands
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
@@ -56,6 +56,7 @@ def test_summary_of_known_data(tmp_path):
     raw = changed(samples.pop(), latents=samples[0].latents.astype(np.float32))
     del samples[0].metadata["speaker"]
     samples[1].metadata["quality"] = 3
+    samples[3].metadata["text"] = "é" + samples[3].metadata["text"][1:]
     samples[2] = changed(samples[2], reference=np.zeros((0, CHANNELS)))
     paths = write_shards(tmp_path / "a", samples[:24])
     nameless = changed(samples.pop(), metadata={"text": None})
@@ -84,9 +85,10 @@ def test_summary_of_known_data(tmp_path):
     assert summary["frames"]["quantiles"]["0.5"] == np.median(frames)
     counts = summary["frames"]["histogram"]["counts"]
     assert sum(counts) == 25 and len(counts) == 24
-    assert summary["reference_frames"]["max"] == 30 and summary["reference_frames"]["without"] == 1
+    references = summary["reference_frames"]
+    assert (references["min"], references["max"], references["without"]) == (30, 30, 1)
     texts = [len(sample.metadata["text"]) for sample in samples]
-    assert summary["text_chars"]["total"] == summary["text_bytes"]["total"] == sum(texts)
+    assert summary["text_chars"]["total"] == summary["text_bytes"]["total"] - 1 == sum(texts)
     rates = [12.5 * text / length for text, length in zip(texts, frames, strict=True)]
     assert summary["chars_per_second"]["max"] == pytest.approx(max(rates))
     rows = shard_table(dataset, 12.5)
@@ -111,7 +113,37 @@ def test_summary_of_known_data(tmp_path):
         share = wanted / sum(by_speaker.values())
         assert (row["hours"], row["fraction"]) == pytest.approx((wanted, share))
     assert summary["labels"]["quality"]["most"][0]["value"] == "3"
+    label = summarize(dataset, given, 12.5, top=1)["labels"]["speaker"]
+    assert [label[end][0]["value"] for end in ("most", "least")] == [ranked[0][0], ranked[-1][0]]
     json.dumps(summary, allow_nan=False)
+
+    ends = {
+        name: [
+            {"samples": n, "hours": n / 2, "fraction": n / 8, "value": name + str(n)}
+            for n in numbers
+        ]
+        for name, numbers in (("most", (4, 2)), ("least", (0, 1)))
+    }
+    summary["labels"] = {"speaker": {"count": 6, "without": 7, **ends}}
+    summary["frames"]["histogram"] = {"edges": [0, 50, 100], "counts": [40, 10]}
+    finding = {"severity": "error", "count": 1000, "title": "T", "advice": "A"}
+    finding["examples"] = [{"where": f"w{n}", "detail": "d"} for n in range(4)]
+    choices = [{"buckets": n, "useful_fraction": 0.75 + 0.1 * n} for n in (1, 2)]
+    advice = {"held_out": 3000, "num_buckets": 2, "choices": choices, "toml": "x = 1"}
+    advice |= {"text_padding_fraction": 0.1, "reference_padding_fraction": 0.2, "command_line": ""}
+    result = {"summary": summary, "status": "errors", "read": {"scope": "All."}, "page": "p.html"}
+    lines = report_lines(result | {"findings": [finding], "suggestion": advice})
+    printed = "\n".join(" ".join(line.split()) for line in lines)
+    for words in (
+        "references 0.016 hours\n",
+        f"\n0.0 - 4.0 s 40 {40 * '#'}\n4.0 - 8.0 s 10 {10 * '#'}\n",
+        "speaker: 6 different, 7 samples without samples hours fraction\nmost4 4 2 50.00 %\nmost2 2 1 "
+        "25.00 %\n... 2 more\nleast1 1 0.5 12.50 %\nleast0 0 0 0.00 %\n",
+        "\nerrors: All.\nerror 1,000 T\nA\nw0: d\nw1: d\nw2: d\n\n",
+        "without the 3,000 held-out samples\nbuckets padding\n1 15.0 %\n2 (suggested) 5.0 %\n"
+        "with these, 10.0% of the text tokens and 20.0% of the reference frames are padding\n",
+    ):
+        assert words in printed
 
 
 def test_distribution_by_hand():

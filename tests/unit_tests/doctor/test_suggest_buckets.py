@@ -53,6 +53,13 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     for bucket in suggestion["buckets"]:
         per_epoch = bucket["samples"] / bucket["batch_size"]
         assert bucket["batches_per_epoch"] == pytest.approx(per_epoch, abs=0.006)
+    assert sum(bucket["samples"] for bucket in suggestion["buckets"]) == suggestion["samples"] == 24
+    # The longest has 124 frames and a text of 69 + 2, references 30.
+    assert (suggestion["max_frames"], suggestion["max_text_tokens"]) == (128, 72)
+    shape = [
+        suggestion["buckets"][-1][name] for name in ("frames", "text_tokens", "reference_frames")
+    ]
+    assert shape == [128, 72, 32]
     assert policy.useful_fraction == pytest.approx(useful[enough[0] - 1], abs=1e-6)
     assert [bucket["batch_size"] for bucket in suggestion["buckets"]] == list(policy.batch_sizes)
     assert all(
