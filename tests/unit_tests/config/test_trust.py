@@ -7,7 +7,14 @@ import pytest
 
 from tests.helpers.sentences import refused
 from titan_tts.evaluate.options import scorer_specs
-from torchtitan.models.dit_tts.config.exported import CONFIG, FINE_TUNE, WEIGHTS
+from torchtitan.models.dit_tts.config.exported import (
+    CONFIG,
+    FINE_TUNE,
+    WEIGHTS,
+    fine_tune_config,
+    kept,
+)
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
 
 NONE = {"recognizer": "", "speaker_scorer": "", "opinion": ""}
@@ -35,6 +42,16 @@ def test_a_run_names_no_function(name, spec):
         specs = {"recognizer": own, "speaker_scorer": "xvector:a/b", "opinion": "dnsmos"}
         config = SimpleNamespace(samples=SimpleNamespace(**specs))
         assert scorer_specs(SimpleNamespace(**NONE), config) == specs
+
+
+def test_an_export_keeps_what_its_model_depends_on():
+    config = JobConfig()
+    config.model.text_positions, config.encoder.n_heads = "scaled", 7
+    config.data.conditioning, config.data.duration_token_seconds = ["language"], 0.5
+    for found in (kept(config), fine_tune_config(config, "mel_dct", "")):
+        assert found["model"]["text_positions"] == "scaled" and found["encoder"]["n_heads"] == 7
+        assert found["data"]["conditioning"] == ["language"]
+        assert found["data"]["duration_token_seconds"] == 0.5
 
 
 def test_no_module_is_imported_because_a_config_names_it(tmp_path, monkeypatch):

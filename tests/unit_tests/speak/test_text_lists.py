@@ -16,13 +16,15 @@ from titan_tts.speak.request_lists import Request
 @pytest.fixture
 def said(tmp_path, generate):
     """Arguments of a list of three texts."""
-    np.save(tmp_path / "voice.npy", np.ones((3, CHANNELS), np.float16))
+    (tmp_path / "lists").mkdir()
+    # Files that a list names are next to it.
+    np.save(tmp_path / "lists" / "voice.npy", np.ones((3, CHANNELS), np.float16))
     rows = [
         {"text": "one\ntwo", "speaker": "ann"},
         {"text": "two", "name": "a/b", "reference": "voice.npy"},
         {"text": "one two", "seconds": 0.4, "conditions": {"speaker": "bob"}},
     ]
-    path = tmp_path / "texts.jsonl"
+    path = tmp_path / "lists" / "texts.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     return ["--text-list", path, "--out=new", "--speaker=bob"]
 
