@@ -11,8 +11,9 @@ from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 
 @pytest.fixture
 def generate(loaded, tmp_path, monkeypatch):  # noqa: F811
-    """`titan-tts generate run` in the test's folder; `asked` has what the sampler was given."""
-    asked = []
+    """`titan-tts generate run` in the test's folder; `asked` has what the sampler was given, `loads` what
+    the run and its codec were loaded with."""
+    asked, loads = [], []
 
     def sample(model, tokenizer, objective, requests, sampling, seed, *more):
         assert model is loaded.model
@@ -21,10 +22,10 @@ def generate(loaded, tmp_path, monkeypatch):  # noqa: F811
 
     package = "torchtitan.models.dit_tts"
     for name, replacement in (
-        (f"{package}.speech.codec.build_codec", lambda *_: sampled_run.Echo()),
+        (f"{package}.speech.codec.build_codec", lambda *a: loads.append(a) or sampled_run.Echo()),
         (f"{package}.speech.codec.record.check_codec", lambda *_: None),
         (f"{package}.config.manager.load_run_config", lambda folder, args=(): loaded.config),
-        ("titan_tts.speak.load_run.load_run", lambda *_: loaded),
+        ("titan_tts.speak.load_run.load_run", lambda *a: loads.append(a) or loaded),
         ("titan_tts.speak.synthesizer.generate_latents", sample),
     ):
         monkeypatch.setattr(name, replacement)
@@ -34,5 +35,5 @@ def generate(loaded, tmp_path, monkeypatch):  # noqa: F811
     def command(*arguments):
         return main(["generate", "run", *map(str, arguments)])
 
-    command.asked, command.loaded = asked, loaded
+    command.asked, command.loads, command.loaded = asked, loads, loaded
     return command

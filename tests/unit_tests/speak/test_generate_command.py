@@ -3,6 +3,7 @@
 import io
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import soundfile
 import torch
 
 from tests.helpers.row_model import CHANNELS
-from tests.helpers.sampled_run import HOP, Echo
+from tests.helpers.sampled_run import HOP, Echo, shards  # noqa: F401
 from tests.helpers.sentences import refused
 from titan_tts.cli import main
 from titan_tts.speak.generate import requested_conditions
@@ -33,7 +34,7 @@ SPEAKING = UnitTokenizer(
 )
 
 
-def test_options_reach_the_sampler(generate, monkeypatch):
+def test_options_reach_the_sampler(generate, shards, monkeypatch, capsys):  # noqa: F811
     ramp = torch.linspace(-50, 50, 31)[:, None].expand(-1, CHANNELS)
 
     def sample(model, tokenizer, objective, requests, *given):
@@ -42,9 +43,15 @@ def test_options_reach_the_sampler(generate, monkeypatch):
 
     monkeypatch.setattr("titan_tts.speak.synthesizer.generate_latents", sample)
     said = ["--text=one", "--out=new/said.wav", "--speaker=bob", "--seconds=1.23", "--seed=6"]
-    assert generate(*said, "--text-scale=0", "--speaker-scale=5", "--sampling-steps=9") == 0
+    generate.loaded.config.data.path = "gone"
+    of = [f"--data={shards}", "--step=7", "--weights=raw", "--encoder=t5", "--codec=c.pth"]
+    of += ["--dtype=bfloat16", "--text-scale=0", "--speaker-scale=5", "--sampling-steps=9"]
+    assert generate(*said, *of) == 0
+    run, codec = generate.loads
+    assert run == (Path("run"), 7, "raw", "t5", "bfloat16") and codec == ("c.pth", "cpu")
+    assert "1.24 s (by --seconds) from step 7 (raw)\n" in capsys.readouterr().out
     [([request], sampling, seed)] = generate.asked
-    expected = Sampling(steps=9, text_scale=0.0, speaker_scale=5.0, min_t=0.25)
+    expected = Sampling(steps=9, text_scale=0.0, speaker_scale=5.0, min_t=0.25, codec="c.pth")
     assert (sampling, seed, request.text, request.frames) == (expected, 6, "one", 31)
     # Sample 3 has the longest of bob's references; it is cut to what the run takes.
     assert request.reference.shape == (6, CHANNELS) and (request.reference == 13).all()
@@ -73,20 +80,29 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
         "titan_tts.speak.speech_data.stored_durations",
         lambda folder: LinearDurationModel(weights, {}) if folder.name == "run" else None,
     )
-    monkeypatch.setattr(
-        "titan_tts.speak.synthesizer.encode_reference",
-        lambda path, codec, settings, limit: torch.zeros(min(limit, 100), CHANNELS),
-    )
+    treated = []
+
+    def encode(path, codec, settings, limit):
+        treated.append((settings.loudness, limit))
+        return torch.zeros(min(limit, 100), CHANNELS)
+
+    monkeypatch.setattr("titan_tts.speak.synthesizer.encode_reference", encode)
     generate.loaded.config.data.path = "gone"
     (tmp_path / "voice.wav").touch()
     assert frames("--reference=voice.wav") == 10
-    assert "0.40 s (by the fit on the training data)" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "0.40 s (by the fit on the training data)" in out
+    assert "characters that no training text has ('t'), which" in err
     assert frames("--seconds=30.8") == 770
     warning = "--seconds = 30.8, but no utterance of training is longer than 30.72 s"
     assert warning in capsys.readouterr().err
-    known = ["--reference=voice.wav", "--reference-text=ooooo"]
+    assert frames("--seconds=0.01") == 1
+    assert "characters that no training text has" not in capsys.readouterr().err
+    known = ["--reference=voice.wav", "--reference-text=ooooo", "--reference-loudness=-20"]
     assert frames(*known) == 20 and frames(*known, "--duration=rate") == 60
     assert generate.asked[-1][0][0].reference.shape == (6, CHANNELS)
+    # Of a text that is not known no more is encoded than the model takes.
+    assert treated == [(-16.0, 6), (-20.0, 15_000), (-20.0, 15_000)]
 
 
 MISTAKES = {
@@ -99,10 +115,19 @@ MISTAKES = {
     "--text=one --seconds=600.1": "--seconds = 600.1, but it must be above 0 and at most 600",
     "--text=one --seconds=0": "--seconds = 0, but",
     "--text=one --takes=0": "--takes = 0, but",
+    "--text=one --takes=1001": "--takes = 1001, but",
     "--text=one --batch-size=4097": "--batch-size = 4097, but",
+    "--text=one --sampling-steps=0": "--sampling-steps = 0, but",
+    "--text=one --speaker-scale=-101": "--speaker-scale = -101.0, but",
+    "--text=one --seed=-1": "--seed = -1, but",
     "--text=one --duration-scale=0.09": "--duration-scale = 0.09, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
     "--text=one --resume": "one text replaces its file",
+    "--text-list=a_file --out=new --resume --overwrite": "either --overwrite or --resume",
+    "--text-list=a_file --out=new --format=pcm": "another --format than pcm",
+    "--text=one --out=a.wav --format=flac": "a file's name sets its format",
+    "--text-file=b.wav --out=b.wav": "that is the input file",
+    "--text-file=b.wav": "b.wav: is not utf-8 text",
     "--text=one --reference=a.wav --out=a.wav": "that is the input file",
     "--text=one --reference-text=one": "reference text without a reference",
     "--text=one --duration=rate": "--duration = rate needs --reference with --reference-text",
@@ -128,6 +153,7 @@ def test_mistakes_are_refused_before_the_model_is_loaded(
     monkeypatch.setattr("titan_tts.speak.request_lists.MAX_TEXT_BYTES", 1000)
     generate.loaded.config.samples.recognizer = "shutil:rmtree"
     (tmp_path / "a_file").write_text("")
+    (tmp_path / "b.wav").write_bytes(b"\xff")
     given = [f"--{each}" for each in arguments.removeprefix("--").split(" --")]
     assert generate(*given) == 2
     error = capsys.readouterr().err
@@ -201,7 +227,7 @@ def test_text_comes_and_sound_goes_through_pipes(generate, tmp_path, monkeypatch
     out, err = capsysbinary.readouterr()
     sound, rate = soundfile.read(io.BytesIO(out))  # its header has the length
     assert b"first sound after" in err and b"pieces" in err
-    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8-sig")
     said = ["--text-file=text.txt", "--speaker=ann"]
     for kind in ("wav", "pcm", "mp3", "ogg"):
         assert generate(*said, "--out=-", f"--format={kind}") == 0

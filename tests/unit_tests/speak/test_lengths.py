@@ -52,6 +52,7 @@ def test_a_reference_whose_text_is_known_corrects_the_estimate(alone):
     assert asked(alone).frames([of(SAID, reference=None)]) == [9]
     rate = asked(alone, "rate")
     assert rate.frames([SAID, replace(SAID, text="äa")]) == [60, 60]
+    assert asked(alone, "rate", 2.0).frames([SAID]) == [120]
     refused(lambda: rate.frames([SAID, NOBODY]), "--duration = rate", "--reference-text")
 
 
@@ -72,22 +73,23 @@ def test_a_predictor_hears_as_much_of_the_reference_as_it_was_trained_on(alone, 
     """In batches; it predicts here a frame per character, times the mean of the reference."""
     batches = []
 
-    def predict(model, tokenizer, requests, device, text_encoder):
-        batches.append(len(requests))
+    def predict(*given):
+        requests = given[2]
+        batches.append((len(requests), *given[:2], *given[3:], requests[0].metadata))
         return [len(r.text) * float(r.reference.mean()) for r in requests]
 
     names = ("model", "tokenizer", "device", "text_encoder")
-    predictor = SimpleNamespace(config=alone.config, step=5, **dict.fromkeys(names))
+    predictor = SimpleNamespace(config=alone.config, step=5, **{name: name for name in names})
     monkeypatch.setattr(lengths, "predict_frames", predict)
     monkeypatch.setattr(lengths, "load_predictor", lambda folder, config, encoder: predictor)
     monkeypatch.setattr(lengths, "_BATCH", 2)
-    found = asked(alone, "outputs/duration")
+    found = asked(alone, "outputs/duration", 2.0)
     assert found.name == "outputs/duration step 5"
     limit = alone.config.data.max_speaker_frames
     reference = torch.cat([torch.full((limit, CHANNELS), 4.0), torch.zeros(limit, CHANNELS)])
-    text = of(NOBODY, reference=reference)
-    assert found.frames([text, replace(text, text="a"), text]) == [12, 4, 12]
-    assert batches == [2, 1]
+    text = replace(of(NOBODY, reference=reference), conditions={"language": "de"})
+    assert found.frames([text, replace(text, text="a"), text]) == [24, 8, 24]
+    assert batches == [(number, *names, {"language": "de"}) for number in (2, 1)]
 
 
 def config_of(run, flavor: str, **data):
@@ -121,6 +123,10 @@ def test_where_a_predictor_is_found(
     monkeypatch.setattr(lengths, "find_checkpoint", lambda *_: (5, ""))
     found = lengths.find_predictor(alone.folder, alone.config)
     assert found == (there if is_found else None)
+    same = config_of(alone, "duration", path=alone.config.data.path)
+    monkeypatch.setattr(lengths, "load_run_config", lambda _: same)
+    own = lengths.find_predictor(alone.folder, alone.config)  # where there are both
+    assert own == alone.folder / "duration"
 
 
 def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):

@@ -116,6 +116,7 @@ def test_validation_chooses_step_and_weights(run, initial):
     for row in rows:
         JsonLines(run / "validation.jsonl").append(row)
     assert which(load_run(run), initial) == (10, "ema:0.9", 11)
+    assert which(load_run(run, step=6), initial) == (6, "raw", 6)
     for figure, step, weights, above in (
         ("best_heldout_loss", 6, "raw", 6),
         ("wer", 10, "ema:0.99", 12),
@@ -125,6 +126,10 @@ def test_validation_chooses_step_and_weights(run, initial):
         assert which(load_run(run, step="best"), initial) == (step, weights, above)
         for found in (find_checkpoints([str(run)], "best"), find_checkpoints([f"{run}@best"])):
             assert [(each.step, each.weights) for each in found] == [(step, weights)]
+    assert which(load_run(run, step="best", weights="raw"), initial) == (6, "raw", 6)
+    gone = {"step": 10, "best_heldout_loss": 0.2, "best_weights": "ema:0.5"}
+    JsonLines(run / "validation.jsonl").append(gone)
+    assert which(load_run(run), initial) == (10, "ema:0.99", 12)
 
 
 @pytest.mark.long
@@ -138,5 +143,6 @@ def test_the_untrained_model_is_the_one_that_training_started_from(run, initial)
     assert which(loaded, initial)[2] == 12
     # Uncompiled flex attention would hold all scores.
     assert loaded.config.attention.backend == "flex" and model.args.attention == "sdpa"
-    half = untrained_model(load_run(run, dtype="bfloat16"))
-    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    for dtype, expected in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
+        other = untrained_model(load_run(run, dtype=dtype))
+        assert {p.dtype for p in other.parameters()} == {expected}

@@ -1,6 +1,8 @@
 """Texts in pieces, in several candidates, and many at once."""
 
 from dataclasses import dataclass, field, replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +47,9 @@ def test_the_best_candidate_is_chosen(short):
 
 
 def test_candidates_count_in_batches_and_a_first_piece_is_said_alone(short, monkeypatch):
+    """And the time is that of every speech, which here takes a second."""
+    clock = SimpleNamespace(perf_counter=count().__next__)
+    monkeypatch.setattr("titan_tts.speak.narration.time", clock)
     batches, speak = [], short.speak
     monkeypatch.setattr(short, "speak", lambda r, *a: batches.append(len(r)) or speak(r, *a))
     narrator = Narrator(short, batch_size=5, candidates=2)
@@ -53,6 +58,9 @@ def test_candidates_count_in_batches_and_a_first_piece_is_said_alone(short, monk
         assert len(list(narrator.stream(pieces, low_latency))) == 5
         assert batches == expected
         batches.clear()
+    assert narrator.wall_seconds == 20
+    few = Narrator(short, batch_size=1, candidates=2).stream(pieces[:2])
+    assert len(list(few)) == 2 and batches == [1] * 4
 
 
 def test_alone_as_among_many(short):

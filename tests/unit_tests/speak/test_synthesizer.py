@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from tests.helpers.row_model import CHANNELS
@@ -10,10 +11,11 @@ from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
 from titan_tts.speak.joining import faded, join
 from titan_tts.speak.long_text import clean_text, split_text
+from titan_tts.speak.sampling_options import SamplingOptions
 from titan_tts.speak.utterance import Utterance, Voice
 
 
-def test_alone_as_in_a_batch(synthesizer):
+def test_alone_as_in_a_batch(synthesizer, monkeypatch, tmp_path):
     texts = ["one", "two one two one", "one"]
     voices = ["ann", Voice(torch.ones(3, CHANNELS)), None]
     together = synthesizer.synthesize(texts, voices, seed=2)
@@ -25,6 +27,12 @@ def test_alone_as_in_a_batch(synthesizer):
     assert not torch.equal(together[0].waveform, together[2].waveform)
     [other] = synthesizer.synthesize(["one"], ["ann"], seed=3)
     assert not torch.equal(other.waveform, together[0].waveform)
+    [other] = synthesizer.synthesize(
+        ["one"], ["ann"], 2, replace(synthesizer.sampling, text_scale=1.0)
+    )
+    assert not torch.equal(other.waveform, together[0].waveform)
+    for_all = synthesizer.synthesize(["one", "one two"], ["ann"], seed=2)
+    torch.testing.assert_close(for_all[0].waveform, together[0].waveform, atol=1e-5, rtol=0)
     assert synthesizer.synthesize([]) == []
     refused(lambda: synthesizer.synthesize(texts, ["ann", "bob"]), "3 texts with 2 voices")
     refused(lambda: synthesizer.synthesize(["one"], ["eve"]), "--speaker = eve", "'ann', 'bob'")
@@ -35,6 +43,21 @@ def test_alone_as_in_a_batch(synthesizer):
         ({"compile": True}, "compile = True", "off, default, reduce-overhead"),
     ):
         refused(lambda given=options: from_pretrained("run", **given), *words)
+    monkeypatch.setattr("titan_tts.speak.pretrained.load_synthesizer", lambda options: options)
+    found = from_pretrained(tmp_path, data="shards", step=3, duration="fit")
+    assert found == SamplingOptions(run=str(tmp_path), data="shards", step=3, duration="fit")
+
+
+def test_what_a_voice_is_given_as(synthesizer, tmp_path):
+    latents, path = torch.ones(3, CHANNELS), tmp_path / "voice.npy"
+    np.save(path, latents.numpy())
+    for given in (latents, path, str(path), Voice(latents)):
+        assert torch.equal(synthesizer.voice(given).reference, latents)
+    assert synthesizer.voice(None) == Voice() and synthesizer.voice("bob").speaker == "bob"
+    assert synthesizer.recording(path, text="one").text == "one"
+    assert torch.equal(
+        Voice(torch.arange(9.0)).latents(synthesizer.run.config.data), torch.arange(6.0)
+    )
 
 
 def test_speed_and_length(synthesizer):
@@ -72,6 +95,9 @@ def test_where_a_text_is_split():
         ('He said "Go." Then he went; as ever', 14, ['He said "Go."', "Then he went;", "as ever"]),
         ("incomprehensibilities now", 9, ["incompreh", "ensibilit", "ies now"]),
         ("Dr. Who and J. Bach. Yes!", 20, ["Dr. Who and J. Bach.", "Yes!"]),
+        ("Mrs. A of St. B? Prof. C.", 16, ["Mrs. A of St. B?", "Prof. C."]),
+        ("One two three\nfour five", 16, ["One two three", "four five"]),
+        ("你好，再见，好。", 3, ["你好，", "再见，", "好。"]),
         ("One.\nTwo.", 5, ["One.", "Two."]),
         # Chinese has no blanks, and its closing marks belong to the sentence before.
         ("你好。再见！？”好。", 5, ["你好。", "再见！？”", "好。"]),

@@ -1,16 +1,20 @@
 """`titan-tts generate --text-list`: files, what is resumed, and lists that are refused."""
 
 import json
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts.speak.generate import _check_fits
-from titan_tts.speak.request_lists import Request
+from titan_tts.speak.request_lists import Request, read_requests
 
 
 @pytest.fixture
@@ -25,15 +29,20 @@ def said(tmp_path, generate):
         {"text": "one two", "seconds": 0.4, "conditions": {"speaker": "bob"}},
     ]
     path = tmp_path / "lists" / "texts.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    path.write_text("\n" + "\n".join(map(json.dumps, rows)) + "\n\n")
     return ["--text-list", path, "--out=new", "--speaker=bob"]
 
 
-def test_each_text_of_a_list_becomes_a_file_and_is_resumed(generate, said, tmp_path, capsys):
+def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
+    generate, said, tmp_path, monkeypatch, capsys
+):
     def complete(*arguments):
         assert generate(*said, "--resume", *arguments) == 0
         return "all texts are complete" in capsys.readouterr().out
 
+    # Each speech takes a second.
+    clock = SimpleNamespace(perf_counter=count().__next__)
+    monkeypatch.setattr("titan_tts.speak.narration.time", clock)
     assert generate(*said, "--format=flac") == 0
     new = tmp_path / "new"
     assert sorted(each.name for each in new.iterdir()) == [
@@ -41,8 +50,12 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(generate, said, tmp_p
     ]
     sound, rate = soundfile.read(new / "000003.flac")
     assert (rate, len(sound)) == (100, 10 * HOP)
-    assert json.loads((new / "000001.json").read_text())["text"] == "one two"
-    assert "3 texts from step 7" in capsys.readouterr().out
+    wanted = {"text": "one two", "seconds": 0.4, "step": 7, "weights": "raw", "seed": 0}
+    about = json.loads((new / "000003.json").read_text())
+    assert about | wanted == about
+    seconds = sum(soundfile.info(path).frames for path in new.glob("*.flac")) / 100
+    speed = f"3.00 s for {seconds:.2f} s of speech (real-time factor {3 / seconds:.3f})"
+    assert f"3 texts from step 7 (raw), {speed}\n" in capsys.readouterr().out
     said.append("--format=flac")
     # A file is replaced only with --overwrite.
     (new / "a_b.flac").unlink()
@@ -74,10 +87,11 @@ def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said,
         assert generate(*said, "--resume", option) == 2, option
         assert "from another text, voice, step or command" in capsys.readouterr().err
     assert sound.read_bytes() == whole
+    assert generate(*said, "--resume", "--batch-size=2") == 0  # which changes no speech
 
 
 def test_the_best_of_several_takes_is_written(generate, tmp_path, monkeypatch, capsys):
-    asked, heard = [], []
+    asked, heard, specs = [], [], []
 
     class Ears:
         name = "ears"
@@ -89,19 +103,27 @@ def test_the_best_of_several_takes_is_written(generate, tmp_path, monkeypatch, c
             return heard.pop(0)
 
     plugins = "torchtitan.models.dit_tts.speech.scoring.plugins"
-    monkeypatch.setattr(f"{plugins}.open_recognizer", lambda spec, device: Ears())
+    monkeypatch.setattr(f"{plugins}.open_recognizer", lambda spec, _: specs.append(spec) or Ears())
     path = tmp_path / "texts.jsonl"
-    path.write_text('{"text": "one two", "name": "a"}')
+    path.write_text('{"text": "go home", "name": "a"}')
     takes = ["--takes=3", "--recognizer=ears"]
-    heard[:] = ["one six", "six six", "six"]
+    heard[:] = ["no hope", "go away", "go homf"]  # equal words: fewer wrong characters
     assert generate("--text-list", path, "--out=new", *takes) == 0
     about = json.loads((tmp_path / "new/a.json").read_text())
-    wanted = {"takes": [0], "heard": "one six", "word_errors": 1, "words": 2, "pieces": 1}
+    wanted = {"takes": [2], "heard": "go homf", "word_errors": 1, "words": 2, "pieces": 1}
     assert about | wanted == about
     heard[:] = ["one six", "one two", "six"]
     assert generate("--text=one two", "--out=a.wav", *takes) == 0
     assert "heard, with 0 of 2 words wrong: one two\n" in capsys.readouterr().out
-    assert asked == [(["one two"], [""])] * 2
+    assert asked == [(["go home"], [""]), (["one two"], [""])] and specs == ["ears"] * 2
+    # The figures of a text in pieces are of all of them.
+    generate.loaded.config.data.max_text_tokens = 15
+    heard[:] = ["one six"] * 6
+    path.write_text('{"text": "One two. Two one.", "name": "b"}')
+    assert generate("--text-list", path, "--out=new", *takes) == 0
+    about = json.loads((tmp_path / "new/b.json").read_text())
+    wanted = {"takes": [0, 0], "heard": "one six one six", "word_errors": 3, "words": 4}
+    assert about | wanted | {"pieces": 2} == about
 
 
 def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
@@ -110,17 +132,29 @@ def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "new").rename(tmp_path / "one")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    for rank, count in ((0, 2), (1, 1)):
+    for rank, texts in ((0, 2), (1, 1)):
         monkeypatch.setenv("RANK", str(rank))
         assert generate(*said) == 0
-        assert f"{count} texts" in capsys.readouterr().out.splitlines()[-1]
+        assert f"{texts} texts" in capsys.readouterr().out.splitlines()[-1]
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "new" / path.name).read_bytes()
     assert generate("--text=one") == 2 and "give --text-list" in capsys.readouterr().err
+    assert generate("--text-list=-", "--out=new") == 2 and "need a file" in capsys.readouterr().err
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "0")
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for devices in (1, 2):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        assert generate(*said, "--overwrite") == (0 if devices == 2 else 2)
+    assert taken == [1] and "process 1 of this machine has no GPU" in capsys.readouterr().err
+    monkeypatch.delenv("LOCAL_RANK")  # not by torchrun
+    assert generate("--text=one") == 0
 
 
 def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
-    assert generate(*said) == 0
+    assert generate(*said, "--batch-size=2") == 0
+    assert [len(batch) for batch, *_ in generate.asked] == [2, 1]
     each = [request for batch, *_ in generate.asked for request in batch]
     requests = {(one.text, one.metadata.get("speaker")): one for one in each}
     assert set(requests) == {("one two", "ann"), ("two", None), ("one two", "bob")}
@@ -128,6 +162,29 @@ def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
     generate.asked.clear()
     assert generate("--text=one", "--out=a.wav") == 0
     assert len(generate.asked[0][0][0].reference) == 0
+
+
+def test_what_a_line_takes_of_the_options_and_what_changes_its_speech(tmp_path):
+    (tmp_path / "v.npy").touch()
+    path, conditions = tmp_path / "list", {"speaker": "bob", "language": "de"}
+    common = Request("options", "", speaker="ann", seconds=600.0, conditions=conditions)
+    own = '"speaker": "eve", "seconds": 3, "conditions": {"language": "en"}'
+    reference = '"reference": "v.npy", "reference_text": "t", "name": "n"'
+    path.write_text(f'\n{{"text": "a"}}\n{{"text": "b", {own}}}\n{{"text": "c", {reference}}}')
+    where = [f"{path} line {number}" for number in (2, 3, 4)]
+    voice = {"reference": str(tmp_path / "v.npy"), "reference_text": "t", "speaker": ""}
+    found = read_requests(str(path), common)
+    first = replace(common, where=where[0], text="a", name="000001")
+    assert found == [
+        first,
+        Request(where[1], "b", "000002", "", "", "eve", 3.0, {"language": "en"}),
+        Request(where[2], "c", "n", **voice, seconds=600.0, conditions={"language": "de"}),
+    ]
+    changes = [{}, {"text": "b"}, {"seconds": 3.0}, {"conditions": {}}]
+    changes += [{name: "x"} for name in voice]
+    prints = {replace(first, **change).fingerprint("settings") for change in changes}
+    assert len({*prints, first.fingerprint("others")}) == len(changes) + 1
+    assert replace(first, where="x", name="y").fingerprint("settings") in prints
 
 
 LINES = {
