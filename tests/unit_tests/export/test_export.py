@@ -33,17 +33,23 @@ CONDITIONED = ["--data.conditioning=speaker", "--alignment.ctc_weight=0.1"]
 
 @pytest.fixture
 def trained(train, tmp_path, tmp_path_factory):
-    """Two steps, with heads, averages and conditioning tokens."""
+    """Two steps, with heads, averages and conditioning tokens, and a checkpoint of each."""
     kept = tmp_path_factory.getbasetemp() / "trained-for-export"
     if not kept.exists():
-        assert train("run", "--training.steps=2", *CONDITIONED) == 0
+        assert train("run", "--training.steps=2", "--checkpoint.interval=1", *CONDITIONED) == 0
         shutil.copytree(tmp_path / "run", kept)
     return shutil.copytree(kept, tmp_path / "run", dirs_exist_ok=True)
 
 
 def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys):
-    folder = export(trained, tmp_path / "out", "--voices=s0", "--license=mit")
-    assert "licences" in capsys.readouterr().out
+    folder = export(trained, tmp_path / "out", "--voices=s2", "--voices=s0", "--license=mit")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**20
+    about = f"{folder}: step 2 (ema:0.999) of {trained}, {size:.1f} MiB; fill in the licences"
+    assert about in capsys.readouterr().out
+    codec = build_codec("mel_dct")
+    names = ("name", "fingerprint", "sample_rate", "hop_length")
+    wanted = {"kind": "mel_dct"} | {name: getattr(codec, name) for name in names}
+    assert json.loads((folder / exported.CONFIG).read_text())["codec"] == wanted
     run = load_run(trained)
     assert run.weights == "ema:0.999"
     moved = folder.rename(tmp_path / "moved")
@@ -68,8 +74,10 @@ def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys
     assert loaded.config.data.path == str(moved)
     own = open_speech_data(loaded.folder, loaded.config.data)
     assert [own.durations.frames(text, "s0") for text in texts] == lengths
-    assert own.speakers == ["s0"] and torch.equal(own.reference("s0"), voice.float())
-    refused(lambda: own.reference("s1"), "--speaker = s1", "voices of: 's0'", "--reference")
+    assert own.speakers == ["s0", "s2"] and torch.equal(own.reference("s0"), voice.float())
+    refused(
+        lambda: own.reference("s1"), "--speaker = s1", "voices of: 's0', 's2'; give", "--reference"
+    )
     for path in moved.rglob("*"):
         if path.is_file():
             assert str(tmp_path).encode() not in path.read_bytes(), path
@@ -103,7 +111,7 @@ def test_other_weights_and_constants_at_half_the_size(trained, tmp_path, monkeyp
     export(trained, ".", *options)
     folder = tmp_path / "here"
     stored, run = load_file(folder / exported.WEIGHTS), load_run(trained, weights="raw")
-    assert load_run(folder).weights == "raw"
+    assert load_run(folder).weights == load_run(folder, 2, "raw").weights == "raw"
     assert {value.dtype for value in stored.values()} == {torch.bfloat16}
     for name, value in run.model.named_parameters():
         assert torch.equal(stored[name], value.bfloat16()), name
@@ -113,7 +121,12 @@ def test_other_weights_and_constants_at_half_the_size(trained, tmp_path, monkeyp
     assert own.fingerprint == build_codec(str(statistics)).fingerprint != shipped.fingerprint
 
 
-def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path):
+def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, monkeypatch):
+    def at_a_frame_per_100_seconds(*given):
+        loaded = load_run(*given)
+        loaded.config.data.frames_per_second = 0.01
+        return loaded
+
     rows = JsonLines(trained / "validation.jsonl")
     rows.append({"step": 1, "weights": "ema:0.999", "heldout_loss": 0.7})
     losses = {"heldout_loss": 0.1234, "heldout_loss_raw": 0.5}
@@ -133,6 +146,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path):
     card = (export(trained, tmp_path / "one") / exported.CARD).read_text()
     assert "| held-out loss | 0.1234 at step 2 |" in card and "word errors" not in card
     assert "license: unknown" in card and card.count("to fill in") >= 4
+    assert 'generate one --reference voice.wav --text "..."' in card
     parameters = sum(p.numel() for p in load_run(trained).model.parameters())
     for row in (
         f"| parameters | {parameters:,} |",
@@ -144,11 +158,24 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path):
         "| codec | fixed transform, no weights | none needed |",
     ):
         assert row in card, row
-    folder = export(trained, tmp_path / "two", "--weights=raw", "--license=mit")
+    voices = ["--voices=s1", "--voices=s0"]
+    folder = export(trained, tmp_path / "two", "--weights=raw", "--license=mit", *voices)
     card = (folder / exported.CARD).read_text()
     assert "| held-out loss | 0.5000 at step 2 |" in card and "license: mit" in card
     errors = "2.1% (0.0% to 6.0%), 9 utterances, heard by the referee"
     assert f"| word errors on `place/heldout` | {errors} |" in card and "secret" not in card
+    assert "generate two --speaker s1 --text" in card and 'from_pretrained("two")' in card
+    assert 'voices=["s1"]' in card and "| weights | the trained weights (raw) |" in card
+    # Of another step, with a voice of other shards: 16 utterances of an hour each.
+    samples = make_samples(16, channels=8, frames=lambda _: 36)
+    for sample in samples:
+        sample.metadata["speaker"] = "s9"
+    write_shard(tmp_path / "new.tar", samples)
+    other = ["--step=1", f"--data={tmp_path / 'new.tar'}", "--voices=s9"]
+    monkeypatch.setattr("titan_tts.export.exporter.load_run", at_a_frame_per_100_seconds)
+    card = (export(trained, tmp_path / "three", *other) / exported.CARD).read_text()
+    assert "| training steps | 1 |" in card and "| held-out loss | 0.7000 at step 1 |" in card
+    assert "| training data | 16.0 h in 16 utterances |" in card and "speakers: 's9' |" in card
 
 
 def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):

@@ -77,6 +77,7 @@ def test_a_checkpoint_whose_disk_is_away_stops_the_run_and_stays(tmp_path, train
     assert cli.main(["checkpoint", "verify", str(run.path)]) == 1
     verified = capsys.readouterr().out
     assert "step-4/" in verified and "cannot be read" in verified and "step-2: valid" in verified
+    assert cli.main(["checkpoint", "verify", f"{run.path}/checkpoint/step-2"]) == 0
     (tmp_path / "elsewhere").rename(disk)
     assert train("run", "--training.steps=6") == 0
     assert list(run.losses()) == [1, 2, 3, 4, 5, 6] and "step-6" in run.checkpoints()

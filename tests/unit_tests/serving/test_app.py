@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from http.client import IncompleteRead
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import soundfile
 import torch
@@ -22,7 +23,6 @@ from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts.speak.joining import join
 from titan_tts.speak.utterance import Utterance, Voice
-from torchtitan.models.dit_tts.errors import InputError
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -97,9 +97,19 @@ def test_it_says_what_generate_says(server, synthesizer):
     assert abs(torch.from_numpy(samples) - wanted).max() < 1e-4
     fast = said(synthesizer, speed=2.0)
     assert len(speech(url, speed=2.0, response_format="pcm")[2]) == 2 * len(fast)
-    for kind in ("flac", "mp3", "opus"):
-        sound, rate = soundfile.read(io.BytesIO(speech(url, response_format=kind)[2]))
+    for kind, media in (("flac", "audio/flac"), ("mp3", "audio/mpeg"), ("opus", "audio/ogg")):
+        _, headers, content = speech(url, response_format=kind)
+        sound, rate = soundfile.read(io.BytesIO(content))
+        assert headers["Content-Type"] == media
         assert len(sound) / rate == pytest.approx(len(wanted) / 100, abs=0.2)
+    # A stream starts with a short piece.
+    text = "One two one two one. Two."
+    whole = Utterance(text, synthesizer.speaker("ann"))
+    split, one = (synthesizer.pieces(whole, low_latency) for low_latency in (True, False))
+    assert (len(split), len(one)) == (2, 1)
+    for kind, pieces in (("wav", split), ("flac", one)):
+        sound, _ = soundfile.read(io.BytesIO(speech(url, input=text, response_format=kind)[2]))
+        assert len(sound) == synthesizer.samples(pieces)
     for voice in ("mine", None):  # of a recording; no particular one
         assert speech(url, voice=voice)[0] == 200
     assert speech(url, model="tts-1", instructions="")[0] == 200  # which clients have built in
@@ -178,9 +188,11 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
         ({"model": "other"}, 404, "model_not_found"),
         ({"voice": "eve"}, 400, "voice_not_found"),
         ({"input": " "}, 400, "empty_input"),
-        ({"input": "one " * 30}, 400, "input_too_long"),
+        ({"input": "one " * 25 + "t"}, 400, "input_too_long"),
         ({"response_format": "aac"}, 400, "invalid_request"),
         ({"speed": "nan"}, 400, "invalid_request"),
+        ({"speed": 0.24}, 400, "invalid_request"),
+        ({"speed": 4.01}, 400, "invalid_request"),
         ({"input": 3}, 400, "invalid_request"),
         ({"input": "\ud800"}, 400, "cannot_be_said"),
         ({"instructions": "Whisper."}, 400, "instructions_not_supported"),
@@ -189,6 +201,7 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
         error = json.loads(content)["error"]
         assert (found, error["code"]) == (status, code) and error["message"]
         assert (error["param"], error["type"]) == (next(iter(body)), "invalid_request_error")
+    assert speech(url, input="one " * 25, speed=4.0)[0] == speech(url, speed=0.25)[0] == 200
     assert batcher.alive and ask(f"{url}/health")[0] == 200
     monkeypatch.setattr(synthesizer, "synthesize", breaks)
     answers = [ask(f"{url}/v1/nothing"), ask(f"{url}/v1/audio/speech"), speech(url)]
@@ -301,12 +314,13 @@ def test_others_are_answered_while_long_texts_wait(server, synthesizer, monkeypa
         short = {"model": "tiny", "input": "one"}
         other = ask(f"{url}/v1/audio/speech", short, client="10.0.0.2")
         assert other[0] == 200 and not long.done()
+        assert other[1]["Content-Type"] == "audio/mpeg"  # by default
         samples, _ = soundfile.read(io.BytesIO(long.result(20)[2]))
     assert len(samples) == len(wanted)
 
 
-def test_options_of_serve_arrive(synthesizer, monkeypatch):
-    from titan_tts.serving import app, demo_command, serve_command
+def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
+    from titan_tts.serving import app, connections, demo_command, serve_command
     from titan_tts.speak import sampling_options
 
     # By default no other machine may ask.
@@ -325,15 +339,43 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch):
         batcher.close()
         arrived.extend([batcher.max_batch, batcher.window_seconds, batcher.max_waiting])
         arrived.extend([batcher.seed, settings.model, settings.max_characters, settings.api_key])
-        raise InputError("enough")
+        arrived.append({name: len(voice.reference) for name, voice in settings.voices.items()})
+        return "app"
+
+    def server(*given):
+        assert given == ("app", 60)
+        return SimpleNamespace(run=lambda sockets: None)
+
+    monkeypatch.chdir(tmp_path)
+    for name, frames in (("a=b", 2), ("c", 3)):
+        np.save(f"{name}.npy", np.ones((frames, 8), np.float32))
+    monkeypatch.setattr(connections, "server", server)
 
     monkeypatch.setattr(sampling_options, "load_synthesizer", lambda *_: synthesizer)
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
     numbers = "--port 0 --max-batch 3 --window-ms 40 --max-waiting 5 --max-characters 60 --seed 7"
+    numbers += " --voice d=c.npy --voice e=a=b.npy"
     options = tyro.cli(serve_command.Options, args=["run", "--model-name=it", *numbers.split()])
-    refused(lambda: serve_command.run(options), "enough")
-    assert arrived == [3, 0.04, 5, 7, "it", 60, "secret"]
+    assert serve_command.run(options) == 0
+    assert arrived == [3, 0.04, 5, 7, "it", 60, "secret", {"d": 3, "e": 2}]
+    assert capsys.readouterr().out.endswith("/v1, with a key\n")
+    monkeypatch.delenv(serve_command.KEY_VARIABLE)
+    assert serve_command.run(serve_command.Options(run="outputs/voice/", port=0)) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("voice at http://127.0.0.1:") and line.endswith(", without a key\n")
+    assert arrived[8:] == [16, 0.02, 64, 0, "voice", 4096, "", {}]
+    for given, words in (
+        ({"voice": ["d=c.npy", "d"]}, "--voice = d, but it must be NAME=FILE"),
+        ({"voice": ["d=gone"]}, "--voice = d=gone, but there is no such file"),
+        ({"port": 2**16}, "--port = 65536, but"),
+        ({"max_batch": 0}, "--max-batch = 0, but"),
+        ({"window_ms": -1.0}, "--window-ms = -1.0, but"),
+        ({"max_waiting": 0}, "--max-waiting = 0, but"),
+        ({"max_characters": 0}, "--max-characters = 0, but"),
+    ):
+        wrong = serve_command.Options(run="r", **given)
+        refused(lambda wrong=wrong: serve_command.run(wrong), words)
     with serve_command.listen("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]

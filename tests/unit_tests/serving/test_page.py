@@ -1,12 +1,14 @@
 """The demo's page, through its own client."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import soundfile
+import torch
 
-from titan_tts.speak.utterance import Utterance
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
 
 pytest.importorskip("gradio", reason="the extra serve is not installed")
@@ -18,7 +20,7 @@ def address(synthesizer, monkeypatch, tmp_path):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
     from titan_tts.serving.page import build_page
 
-    page = build_page(synthesizer, {}, 100, "tiny", 5)
+    page = build_page(synthesizer, {"aa": Voice(torch.ones(2, 8))}, 100, "tiny", 5)
     yield page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)[1]
     page.close()
 
@@ -35,27 +37,37 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     assert api["parameters"][-1]["parameter_default"] == 5
     assert api["parameters"][1]["parameter_default"] == "bob"  # the last of the names
 
-    def answer(text, speed=1.0):
-        return client.predict(text, "ann", None, speed, 2, 0.0, 0.0, 0, api_name="/say")
+    def answer(text, speed=1.0, voice="ann", knobs=(2, 0.0, 0.0, 0)):
+        return client.predict(text, voice, None, speed, *knobs, api_name="/say")
 
     sound, picture, about = answer("one two")
     samples, rate = soundfile.read(sound)
     assert len(samples) / rate == pytest.approx(seconds_of(synthesizer, "one two", "ann"))
-    assert picture["plot"].startswith("data:image") and about.endswith("1 piece")
+    assert picture["plot"].startswith("data:image")
+    assert about == f"{len(samples) / rate:.2f} s in 1 piece"
     slow, _, _ = answer("one two", 0.5)
     assert len(soundfile.read(slow)[0]) == pytest.approx(2 * len(samples), abs=4)
     # Pieces of a long text are synthesized in batches.
     from titan_tts.serving import page
 
     synthesizer.run.config.data.max_frames = 4
-    speak, batches = synthesizer.speak, []
+    speak, batches, given = synthesizer.speak, [], []
     monkeypatch.setattr(page, "_BATCH", 2)
     monkeypatch.setattr(
-        synthesizer, "speak", lambda some, *a: batches.append(len(some)) or speak(some, *a)
+        synthesizer,
+        "speak",
+        lambda *a: batches.append(len(a[0])) or given.append(a) or speak(*a),
     )
+    for voice, reference in (("aa", 2), ("(any)", 0)):
+        answer("one", voice=voice, knobs=(3, 0.5, 1.5, 9))
+        [request], *knobs = given.pop()
+        scales = {"steps": 3, "text_scale": 0.5, "speaker_scale": 1.5}
+        assert knobs == [9, replace(synthesizer.sampling, **scales)]
+        assert len(request.reference) == reference
+    batches.clear()
     *_, about = answer("One two one. Two one two. One one. Two two.")
     assert max(batches) == 2 and about.endswith(f"{sum(batches)} pieces")
-    for text, words in ((" ", "empty"), ("one " * 40, "at most 100")):
+    for text, words in ((" ", "empty"), ("one " * 25 + "t", "at most 100")):
         with pytest.raises(Exception, match=words):
             answer(text)
 
@@ -72,7 +84,7 @@ def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
     seen = []
 
     def build_page(*given):
-        assert given[-1] == 5
+        assert given == (synthesizer, {}, 1000, "voice", 5)
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
         seen.append((folder, folder.stat().st_mode & 0o777, folder.stat().st_uid))
         raise InputError("enough")

@@ -227,7 +227,7 @@ def test_text_comes_and_sound_goes_through_pipes(generate, tmp_path, monkeypatch
     out, err = capsysbinary.readouterr()
     sound, rate = soundfile.read(io.BytesIO(out))  # its header has the length
     assert b"first sound after" in err and b"pieces" in err
-    (tmp_path / "text.txt").write_text(text, encoding="utf-8-sig")
+    (tmp_path / "text.txt").write_text(text)
     said = ["--text-file=text.txt", "--speaker=ann"]
     for kind in ("wav", "pcm", "mp3", "ogg"):
         assert generate(*said, "--out=-", f"--format={kind}") == 0

@@ -126,7 +126,7 @@ def test_validation_chooses_step_and_weights(run, initial):
         assert which(load_run(run, step="best"), initial) == (step, weights, above)
         for found in (find_checkpoints([str(run)], "best"), find_checkpoints([f"{run}@best"])):
             assert [(each.step, each.weights) for each in found] == [(step, weights)]
-    assert which(load_run(run, step="best", weights="raw"), initial) == (6, "raw", 6)
+    assert which(load_run(run, step="best", weights="ema"), initial) == (6, "ema:0.9", 7)
     gone = {"step": 10, "best_heldout_loss": 0.2, "best_weights": "ema:0.5"}
     JsonLines(run / "validation.jsonl").append(gone)
     assert which(load_run(run), initial) == (10, "ema:0.99", 12)

@@ -97,7 +97,7 @@ def test_where_a_text_is_split():
         ("Dr. Who and J. Bach. Yes!", 20, ["Dr. Who and J. Bach.", "Yes!"]),
         ("Mrs. A of St. B? Prof. C.", 16, ["Mrs. A of St. B?", "Prof. C."]),
         ("One two three\nfour five", 16, ["One two three", "four five"]),
-        ("你好，再见，好。", 3, ["你好，", "再见，", "好。"]),
+        ("你好，再见，好。", 4, ["你好，", "再见，", "好。"]),
         ("One.\nTwo.", 5, ["One.", "Two."]),
         # Chinese has no blanks, and its closing marks belong to the sentence before.
         ("你好。再见！？”好。", 5, ["你好。", "再见！？”", "好。"]),

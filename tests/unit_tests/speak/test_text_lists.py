@@ -170,7 +170,8 @@ def test_what_a_line_takes_of_the_options_and_what_changes_its_speech(tmp_path):
     common = Request("options", "", speaker="ann", seconds=600.0, conditions=conditions)
     own = '"speaker": "eve", "seconds": 3, "conditions": {"language": "en"}'
     reference = '"reference": "v.npy", "reference_text": "t", "name": "n"'
-    path.write_text(f'\n{{"text": "a"}}\n{{"text": "b", {own}}}\n{{"text": "c", {reference}}}')
+    lines = f'\n{{"text": "a"}}\n{{"text": "b", {own}}}\n{{"text": "c", {reference}}}'
+    path.write_text(lines, encoding="utf-8-sig")
     where = [f"{path} line {number}" for number in (2, 3, 4)]
     voice = {"reference": str(tmp_path / "v.npy"), "reference_text": "t", "speaker": ""}
     found = read_requests(str(path), common)

@@ -108,7 +108,8 @@ def test_one_fingerprint_for_the_same_weights_and_another_for_others(file, codec
 def test_export_command(file, codec, tmp_path, capsys):
     out = tmp_path / "out.safetensors"
     assert titan_tts(["export-codec", str(file), str(out)]) == 0
-    assert codec.fingerprint in capsys.readouterr().out
+    size = f"{out.stat().st_size / 1e6:.1f} MB"
+    assert f"codec {codec.fingerprint}, {size}\n" in capsys.readouterr().out
     assert build_codec(str(out)).fingerprint == codec.fingerprint
     with safe_open(out, "pt") as export:
         assert json.loads(export.metadata()["kwargs"])["encoder_rates"] == [2, 8, 10, 12]
