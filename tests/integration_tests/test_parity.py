@@ -117,7 +117,11 @@ def assert_same(metrics: dict[int, dict], expected: dict[int, dict]) -> None:
     for step, row in expected.items():
         assert metrics[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
         assert metrics[step]["grad_norm"] == pytest.approx(row["grad_norm"], abs=1e-5)
+        critical = metrics[step]["critical_batch"], row["critical_batch"]
+        assert critical[0] == critical[1] or critical[0] == pytest.approx(critical[1], rel=0.02)
         assert metrics[step].get("ctc") == pytest.approx(row.get("ctc"), abs=1e-5)
+    critical = [row["critical_batch"] for row in expected.values()]
+    assert critical[0] is None or critical[-1] is not None, critical
     # The losses must have moved, or equality would say nothing of the optimizer.
     assert abs(expected[STEPS]["loss"] - expected[1]["loss"]) > 1e-4
 

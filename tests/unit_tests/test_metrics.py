@@ -224,6 +224,19 @@ def logged_scalars(folder, name: str) -> dict[int, float]:
     return scalars
 
 
+def test_the_critical_batch_in_samples(tmp_path, one_process_group, caplog):
+    """Batches of the step's own size, a quarter in the first eight steps; it is also printed."""
+    caplog.set_level("INFO")
+    ramp = ["--training.batch_ramp=4", "--training.batch_ramp_steps=8"]
+    metrics = started(tmp_path, "--training.global_batch_size=96", *ramp)
+    for step, batches in ((8, 2.5), (9, 50.51), (10, None)):
+        metrics.count(ONE)
+        metrics.log_step(step, 0.5, 1.25, 0.1, batches)
+    assert [row["critical_batch"] for row in rows(tmp_path)] == [60, 4849, None]
+    assert "critical batch: 4,849 " in caplog.text
+    assert caplog.text.count("critical batch:") == 2
+
+
 def masked(lengths: list[int]) -> torch.Tensor:
     return torch.arange(10) < torch.tensor(lengths)[:, None]
 
@@ -252,7 +265,7 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     train = {name.partition("/")[2] for name in logged[0] if name.startswith("train/")}
     assert train == {
         *("grad_norm", "lr", "progress", "replaced_samples", "skipped_batches", "padding_fraction"),
-        *("text_padding_fraction", "reference_padding_fraction"),
+        *("text_padding_fraction", "reference_padding_fraction", "critical_batch"),
     }
     by_time = {name: value for name, value in logged[0].items() if "loss_at" in name}
     assert list(by_time) == [

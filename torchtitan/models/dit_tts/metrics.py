@@ -16,6 +16,7 @@ import torch
 
 from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.files import JsonLines
@@ -52,7 +53,7 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
 
 _TRAIN = (
     "grad_norm lr padding_fraction text_padding_fraction reference_padding_fraction replaced_samples "
-    "skipped_batches progress ctc"
+    "skipped_batches progress ctc critical_batch"
 ).split()
 """Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
@@ -275,7 +276,12 @@ class TTSMetricsProcessor(MetricsProcessor):
         return Counts(*sums.tolist())
 
     def log_step(
-        self, step: int, loss: float, grad_norm: float, lr: float | torch.Tensor | None = None
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        lr: float | torch.Tensor | None = None,
+        critical_batches: float | None = None,
     ) -> None:
         """Logs a step; replaces upstream's `log`.
 
@@ -283,6 +289,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             loss: mean over the valid frames of the global batch.
             grad_norm: before clipping.
             lr: of the first optimizer; torchao's is a tensor.
+            critical_batches: as of `infra.gradient_noise`, in batches of this step's size.
         """
         now = time.perf_counter()
         seconds = now - self.time_last_log
@@ -301,6 +308,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         metrics: dict[str, Any] = {
             "loss": loss,
             "grad_norm": grad_norm,
+            "critical_batch": self._in_samples(step, critical_batches),
             "samples_per_second": counts.samples / seconds,
             "audio_seconds_per_second": audio_seconds / seconds,
             "padded_frames_per_second": counts.padded_frames / seconds,
@@ -345,6 +353,14 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.time_last_log = time.perf_counter()
         self.device_memory_monitor.reset_peak_stats()
 
+    def _in_samples(self, step: int, batches: float | None) -> int | None:
+        """Batches of a step's size in samples of the longest bucket, as [training] global_batch_size counts."""
+        if batches is None:
+            return None
+        ranks = self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard
+        samples, _ = batch_split(self.job_config.training, ranks)
+        return round(batches * samples / self._ramp.place(step - 1).divisor)
+
     def _print(self, step: int, metrics: dict[str, Any]) -> None:
         mfu = (
             f"mfu: {metrics['mfu']:.1%} (goodput {metrics['goodput_mfu']:.1%})"
@@ -352,12 +368,14 @@ class TTSMetricsProcessor(MetricsProcessor):
             else f"{metrics['tflops_per_device']:.3f} TFLOP/s"
         )
         color = self.color
+        batch = metrics["critical_batch"]
+        critical = "" if batch is None else f"critical batch: {batch:,}  "
         warm_up = " of the warm-up" if self.seconds_after else ""
         logger.info(
             f"{color.red}step: {step}/{self.total_steps} ({metrics['progress']:.0%}{warm_up})  "
             f"{color.green}loss: {metrics['loss']:.5f}  "
             f"{color.orange}grad_norm: {metrics['grad_norm']:.4f}  "
-            f"{color.turquoise}memory: {metrics['peak_memory_gib']:.2f}GiB  "
+            f"{color.green}{critical}{color.turquoise}memory: {metrics['peak_memory_gib']:.2f}GiB  "
             f"{color.blue}{metrics['audio_seconds_per_second']:.0f} audio-s/s  "
             f"{color.cyan}padding: {metrics['padding_fraction']:.0%}  "
             f"{color.magenta}{mfu}{color.reset}  ETA {eta(metrics['eta_seconds'])}"

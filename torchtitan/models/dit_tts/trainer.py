@@ -24,6 +24,7 @@ from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_o
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.gradient_noise import critical_batches
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
 from torchtitan.models.dit_tts.infra.parallelize import is_first_copy, reduce_gradients
 from torchtitan.models.dit_tts.infra.ranks import gather_ranks
@@ -315,7 +316,8 @@ class DiTTTSTrainer(Trainer):
                 if self._settle(stats):
                     return
                 self._mark("optimizer")
-                self.metrics_processor.log_step(self.step, stats.loss, stats.grad_norm, lr)
+                noise = critical_batches(self.optimizers)
+                self.metrics_processor.log_step(self.step, stats.loss, stats.grad_norm, lr, noise)
         if should_log:
             self.run_folder.set_state("running", self.step)
         if 1 < self.step == self.metrics_processor.first_step + 1:
