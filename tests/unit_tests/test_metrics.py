@@ -224,17 +224,25 @@ def logged_scalars(folder, name: str) -> dict[int, float]:
     return scalars
 
 
-def test_the_critical_batch_in_samples(tmp_path, one_process_group, caplog):
-    """Batches of the step's own size, a quarter in the first eight steps; it is also printed."""
+def test_the_critical_batch_is_kept_and_printed(tmp_path, one_process_group, caplog):
     caplog.set_level("INFO")
-    ramp = ["--training.batch_ramp=4", "--training.batch_ramp_steps=8"]
-    metrics = started(tmp_path, "--training.global_batch_size=96", *ramp)
-    for step, batches in ((8, 2.5), (9, 50.51), (10, None)):
+    metrics = started(tmp_path)
+    for step, batch in ((8, 2.5), (9, 4848.9), (10, None)):
         metrics.count(ONE)
-        metrics.log_step(step, 0.5, 1.25, 0.1, batches)
-    assert [row["critical_batch"] for row in rows(tmp_path)] == [60, 4849, None]
+        metrics.log_step(step, 0.5, 1.25, 0.1, batch)
+    assert [row["critical_batch"] for row in rows(tmp_path)] == [2, 4849, None]
     assert "critical batch: 4,849 " in caplog.text
     assert caplog.text.count("critical batch:") == 2
+
+
+def test_samples_of_a_step(one_process_group):
+    """A quarter in the first eight steps of the ramp; two ranks of 5 and no accumulation are 10."""
+    ramp = ["--training.batch_ramp=4", "--training.batch_ramp_steps=8"]
+    metrics = processor("--training.global_batch_size=96", *ramp)
+    assert [metrics.samples(step) for step in (1, 8, 9, 10)] == [24, 24, 96, 96]
+    metrics = processor("--training.global_batch_size=-1", "--training.local_batch_size=5")
+    metrics.parallel_dims = SimpleNamespace(dp_replicate=2, dp_shard=1)
+    assert metrics.samples(1) == 10
 
 
 def masked(lengths: list[int]) -> torch.Tensor:

@@ -88,7 +88,9 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
     record = prepare(corpus, tmp_path / "out", **SMALL | {"chunk_items": 5}, workers=0)
     summary, shards, done = record["summary"], record["shards"], record["throughput"]
     assert asked == [(4, ["cpu"], "local")]  # twelve recordings: three chunks, or four shards
-    assert done["recordings_per_second"] == pytest.approx(12 / done["seconds"], rel=0.1)
+    rounded = 0.006  # the seconds are, and these are few
+    fastest, slowest = 12 / max(1e-9, done["seconds"] - rounded), 12 / (done["seconds"] + rounded)
+    assert slowest <= done["recordings_per_second"] <= fastest
     assert summary["resampled"] == summary["mixed_channels"] == 0
     assert summary["speakers"] == 4
     assert record["reused"] is False

@@ -281,7 +281,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         loss: float,
         grad_norm: float,
         lr: float | torch.Tensor | None = None,
-        critical_batches: float | None = None,
+        critical_batch: float | None = None,
     ) -> None:
         """Logs a step; replaces upstream's `log`.
 
@@ -289,7 +289,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             loss: mean over the valid frames of the global batch.
             grad_norm: before clipping.
             lr: of the first optimizer; torchao's is a tensor.
-            critical_batches: as of `infra.gradient_noise`, in batches of this step's size.
+            critical_batch: as of `infra.gradient_noise`.
         """
         now = time.perf_counter()
         seconds = now - self.time_last_log
@@ -308,7 +308,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         metrics: dict[str, Any] = {
             "loss": loss,
             "grad_norm": grad_norm,
-            "critical_batch": self._in_samples(step, critical_batches),
+            "critical_batch": None if critical_batch is None else round(critical_batch),
             "samples_per_second": counts.samples / seconds,
             "audio_seconds_per_second": audio_seconds / seconds,
             "padded_frames_per_second": counts.padded_frames / seconds,
@@ -353,13 +353,11 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.time_last_log = time.perf_counter()
         self.device_memory_monitor.reset_peak_stats()
 
-    def _in_samples(self, step: int, batches: float | None) -> int | None:
-        """Batches of a step's size in samples of the longest bucket, as [training] global_batch_size counts."""
-        if batches is None:
-            return None
+    def samples(self, step: int) -> float:
+        """Of the longest bucket in a step, as [training] global_batch_size counts them."""
         ranks = self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard
         samples, _ = batch_split(self.job_config.training, ranks)
-        return round(batches * samples / self._ramp.place(step - 1).divisor)
+        return samples / self._ramp.place(step - 1).divisor
 
     def _print(self, step: int, metrics: dict[str, Any]) -> None:
         mfu = (

@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_o
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.gradient_noise import critical_batches
+from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
 from torchtitan.models.dit_tts.infra.parallelize import is_first_copy, reduce_gradients
 from torchtitan.models.dit_tts.infra.ranks import gather_ranks
@@ -100,6 +100,7 @@ class DiTTTSTrainer(Trainer):
             )
         self.forward_pass = self.build_forward_pass(text_encoder)
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
+        self.gradient_noise = GradientNoise()
         self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)
         self.ema = EMA(self.model_parts[0], config.ema.decays) if config.ema.enable else None
         self.checkpointer = RunCheckpointer(
@@ -289,12 +290,14 @@ class DiTTTSTrainer(Trainer):
             self.progress.at(self.step, 1)
             valid_frames = self._valid_frames(micro_batches)
             self._mark("data")
-            losses = [
-                self.forward_backward_step(
+            losses = []
+            for batch, labels in micro_batches:
+                loss = self.forward_backward_step(
                     input_dict=batch, labels=labels, global_valid_tokens=valid_frames
-                ).detach()
-                for batch, labels in micro_batches
-            ]
+                )
+                losses.append(loss.detach())
+                if should_log and len(losses) == 1 < len(micro_batches):
+                    self.gradient_noise.after_first(self.model_parts[0].parameters())
             grad_norm = dist_utils.clip_grad_norm_(
                 self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True
             )
@@ -316,8 +319,12 @@ class DiTTTSTrainer(Trainer):
                 if self._settle(stats):
                     return
                 self._mark("optimizer")
-                noise = critical_batches(self.optimizers)
-                self.metrics_processor.log_step(self.step, stats.loss, stats.grad_norm, lr, noise)
+                critical = self.gradient_noise.critical_batch(
+                    stats.grad_norm, len(micro_batches), self.metrics_processor.samples(self.step)
+                )
+                self.metrics_processor.log_step(
+                    self.step, stats.loss, stats.grad_norm, lr, critical
+                )
         if should_log:
             self.run_folder.set_state("running", self.step)
         if 1 < self.step == self.metrics_processor.first_step + 1:

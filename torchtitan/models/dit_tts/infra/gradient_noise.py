@@ -1,45 +1,49 @@
-"""The critical batch, from the moments that Adam has anyway.
+"""The critical batch, from the gradients of a step's first micro-batch and of all of them.
 
 McCandlish et al. 2018 (arXiv 1812.06162): batches larger than B = tr Σ / |G|² (their B_simple) save few steps, smaller
-ones waste few samples. G is the mean gradient, Σ the covariance of one sample's.
-
-Gradients g of b samples have E|g|² = |G|² + tr Σ / b, which the second moment averages. The first moment m is a mean
-of gradients with weights whose squares add up to r, 1/19 for β1 = 0.9, so E|m|² = |G|² + r·tr Σ / b. These are two
-equations for |G|² and tr Σ / b. They hold while G changes little within the moments' windows; what it turns in them
-counts as noise.
+ones waste few samples. G is the mean gradient, Σ the covariance of one sample's. A mean gradient g of b samples has
+E|g|² = |G|² + tr Σ / b, so two sizes at the same weights give both. (Adam's moments would give them without a second
+norm, but of gradients that the steps between them turn: in a run of the debug model three times too much, or nothing.)
 """
 
+from collections.abc import Iterable
+
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
-from torch.optim import Adam
 
-from torchtitan.components.optimizer import OptimizersContainer
-
-
-def critical_batches(optimizers: OptimizersContainer) -> float | None:
-    """tr Σ / |G|² in batches of the size of the last steps, over all ranks.
-
-    Collective where parameters are sharded; the host waits for the device. None where other optimizers than Adam and
-    AdamW have a part (8-bit states are not read), before the second step, and where the noise hides G.
-    """
-    if not all(isinstance(optimizer, Adam) for optimizer in optimizers.optimizers):
-        return None
-    groups = [group for optimizer in optimizers.optimizers for group in optimizer.param_groups]
-    state = {
-        key: value for optimizer in optimizers.optimizers for key, value in optimizer.state.items()
-    }
-    if not state:
-        return None
-    beta1, beta2 = groups[0]["betas"]
-    step = float(next(iter(state.values()))["step"])
-    first = _norm([each["exp_avg"] for each in state.values()], 2.0) / (1 - beta1**step)
-    second = _norm([each["exp_avg_sq"] for each in state.values()], 1.0) / (1 - beta2**step)
-    weights = (1 - beta1) / (1 + beta1) * (1 + beta1**step) / (1 - beta1**step)
-    noise, signal = second - first**2, first**2 - weights * second
-    return noise / signal if noise > 0 and signal > 0 else None
+_KEPT = 0.9
+"""weight of earlier readings"""
 
 
-def _norm(tensors: list[torch.Tensor], order: float) -> float:
-    total = get_total_norm(tensors, order)
-    return (total.full_tensor() if isinstance(total, DTensor) else total).item()
+class GradientNoise:
+    """Averages over the last logged steps of a start, of tr Σ in samples and of |G|²."""
+
+    def __init__(self) -> None:
+        self._first: torch.Tensor | None = None
+        self._noise = self._signal = 0.0
+
+    def after_first(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Called after a step's first micro-batch of several. The host does not wait for the device. Nothing is
+        measured where replicas keep their gradients apart until the last one."""
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        norm = get_total_norm(gradients, foreach=True) if gradients else None
+        self._first = norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def critical_batch(self, norm: float, micro_batches: int, samples: float) -> float | None:
+        """B in samples; None where nothing was measured, or the noise hides G.
+
+        Args:
+            norm: of the step's gradient, whose micro-batches are equally large parts.
+            samples: of the step.
+        """
+        if self._first is None:
+            return None
+        part, whole = (self._first.item() * micro_batches) ** 2, norm**2
+        self._first = None
+        noise = samples * (part - whole) / (micro_batches - 1)
+        signal = (micro_batches * whole - part) / (micro_batches - 1)
+        self._noise = _KEPT * self._noise + noise
+        self._signal = _KEPT * self._signal + signal
+        return self._noise / self._signal if min(self._noise, self._signal) > 0 else None
