@@ -16,9 +16,9 @@ FOLDERS = {building: ROOT / building.replace(".", "/") for building in (FAMILY, 
 # A module imports from its own room and from lines above its own; a room with a point is a part of a room.
 FAMILY_LAYERS = [
     {"errors"},
-    {"files", "run.factors", "run.launcher", "speech.audio"},
+    {"files", "run.launcher", "speech.audio"},
     {"config"},
-    {"model", "flow", "speech.codec"},
+    {"model", "flow", "run.factors", "speech.codec"},
     {"data", "speech.scoring"},
     {"text"},
     {"model_config", "infra"},

@@ -34,6 +34,9 @@ class Device:
     source: str
     """which model, and its links in both directions"""
 
+    gpus_per_node: int = 8
+    """of usual machines"""
+
     peak_tflops: float = 0.0
     """dense bf16 as [metrics] peak_tflops gives it; 0: by name"""
 
@@ -53,7 +56,9 @@ DEVICES = (
     Device("H100 NVL", 93.0, 3900 * _GB, 64 * _GB, True, "H100 NVL: 94 GB, PCIe 5 128 GB/s"),
     Device("H100 PCIe", 79.0, 2000 * _GB, 64 * _GB, True, "H100 PCIe: 80 GB, PCIe 5 128 GB/s"),
     Device("H100", 79.0, 3350 * _GB, 450 * _GB, True, "H100 SXM: 80 GB, NVLink 900 GB/s"),
-    Device("GH200", 95.0, 4000 * _GB, 450 * _GB, True, "GH200 with 96 GB of HBM3, NVLink 900 GB/s"),
+    Device(
+        "GH200", 95.0, 4000 * _GB, 450 * _GB, True, "GH200 with 96 GB of HBM3, NVLink 900 GB/s", 4
+    ),
     Device("H200", 139.0, 4800 * _GB, 450 * _GB, True, "H200 SXM: 141 GB, NVLink 900 GB/s"),
     Device("H200 NVL", 139.0, 4800 * _GB, 64 * _GB, True, "H200 NVL: 141 GB, PCIe 5 128 GB/s"),
     Device("B200", 178.0, 8000 * _GB, 900 * _GB, True, "HGX B200: 180 GB, NVLink 1.8 TB/s"),
@@ -124,6 +129,22 @@ class Cluster:
     nodes: int
     inter_node_gbps: float = 0.0
     """GB/s between one node and the others, in one direction; 0: `INTER_NODE_BYTES_PER_GPU`"""
+
+    @classmethod
+    def of(cls, device: Device, gpus: int, gpus_per_node: int = 0, gbps: float = 0.0) -> "Cluster":
+        """Whole nodes, or a part of one.
+
+        Args:
+            gpus_per_node: 0: as usual for the device.
+            gbps: `inter_node_gbps`.
+        """
+        in_node = min(gpus, gpus_per_node or device.gpus_per_node)
+        if gpus < 1 or gpus % in_node:
+            raise InputError(
+                f"--gpus {gpus} must be whole nodes of {in_node} {device.name}, or less than one; give a "
+                f"multiple of {in_node}, or other nodes by --gpus-per-node"
+            )
+        return cls(device, in_node, gpus // in_node, gbps)
 
     @property
     def gpus(self) -> int:

@@ -11,6 +11,7 @@ autocast's copies of weights are part of the decision, at each bucket's lengths.
 """
 
 import bisect
+import copy
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -51,6 +52,12 @@ class Activations:
         self._frames = micro_batch * longest.frames
         self._kinds: dict[tuple[Any, ...], KindMemory] = {}
         self._encoders: dict[type, BlockCompiler] = {}
+
+    def near(self, micro_batch: int) -> "Activations":
+        """For configs with another micro-batch, with the same passes."""
+        other = copy.copy(self)
+        other._frames = micro_batch * self._longest.frames
+        return other
 
     def measured(
         self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths

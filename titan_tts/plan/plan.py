@@ -267,7 +267,10 @@ class Planner:
             sums,
         )
 
-    def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
+    def time(
+        self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches
+    ) -> tuple[dict[str, float], tuple[Collective, ...]]:
+        """(seconds of each part of a step, its communication); needs no pass over the model."""
         args, samples, lengths = self.sizes.args, batches.micro_batch, batches.lengths
         layout, states = layout_of(config, self.gpus), self.states(config)
         blocks, tensor = blocks_by_checkpointing(config, args.n_layers), layout.tensor
@@ -276,24 +279,31 @@ class Planner:
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
         executed += repeated_flops(args, lengths, blocks) / tensor
-        times, parameters = batches.accumulation, self._own_parameters(tensor)
         collectives = self.communication(config, cluster, batches)
         time = step_time(
             cluster.device,
             factor,
             fp8=runs_fp8(config),
-            accumulation=times,
+            accumulation=batches.accumulation,
             flops=samples * executed,
             encoder_flops=samples * encoder_flops,
             pointwise_bytes=samples * pointwise,
             kernels=kernels,
-            copied_bytes=copied_bytes(config, parameters, layout),
+            copied_bytes=copied_bytes(config, self._own_parameters(tensor), layout),
             optimizer_bytes=optimizer_bytes(config, states),
             communication=collectives,
         )
+        return time, collectives
+
+    def samples_and_flops(self, batches: Batches) -> tuple[int, int]:
+        """(samples, FLOPs without recomputation) of a step, of all GPUs."""
+        samples = self.ranks * batches.accumulation * batches.micro_batch
+        return samples, samples * sum(_sample_flops(self.sizes, batches.lengths))
+
+    def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
+        time, collectives = self.time(config, cluster, factor, batches)
         seconds = with_error(sum(time.values()), factor)
-        samples *= self.ranks * times
-        flops = samples * (flops + encoder_flops)
+        samples, flops = self.samples_and_flops(batches)
         return Step(
             batches=batches,
             memory=self.memory(config, cluster.device, batches),

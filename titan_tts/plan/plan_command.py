@@ -25,11 +25,14 @@ class Options:
     gpu: str = "H200"
     """A100, H100, H100 PCIe, H200, ...; docs/plan.md lists all."""
 
-    gpus_per_node: int = 8
-    """GPUs of each node."""
+    gpus: int = 0
+    """Number of GPUs, whole nodes or less than one; 0: --nodes times --gpus-per-node."""
+
+    gpus_per_node: int = 0
+    """GPUs of each node; 0: as usual, 4 of GH200 and 8 of all others."""
 
     nodes: int = 1
-    """Number of nodes."""
+    """Number of nodes, without --gpus."""
 
     inter_node_gbps: float = 0.0
     """GB/s between one node and the others, in one direction; 0: 50 per GPU, a guess."""
@@ -42,6 +45,13 @@ class Options:
 
     calibrate: list[Path] = field(default_factory=list)
     """Compare benchmark runs (folders) or a GPU check with their plans, and save the GPU's factor for later ones."""
+
+    suggest: bool = False
+    """Compare layouts, checkpointing and micro-batches instead: a table of the fastest that fit, and why each other
+    layout loses. Takes minutes."""
+
+    out: Path | None = None
+    """With --suggest: write a TOML file of the config with the best layout, which `titan-tts train` takes."""
 
     json: bool = False
     """Print JSON instead of text."""
@@ -65,8 +75,16 @@ def run(options: Options) -> int:
         return 0
     if not options.config:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
-    if min(options.gpus_per_node, options.nodes) < 1 or not 0 <= options.inter_node_gbps < math.inf:
-        raise InputError("--gpus-per-node, --nodes and --inter-node-gbps must be greater than 0")
+    least = min(options.gpus, options.gpus_per_node, options.nodes - 1)
+    if least < 0 or not 0 <= options.inter_node_gbps < math.inf:
+        raise InputError(
+            "--gpus, --gpus-per-node, --nodes and --inter-node-gbps must be greater than 0"
+        )
+    if options.gpus and options.nodes > 1:
+        raise InputError(f"--gpus {options.gpus} with --nodes {options.nodes}; give one of them")
+    if options.out and (not options.suggest or options.out.exists()):
+        why = "exists; give another file" if options.suggest else "needs --suggest"
+        raise InputError(f"--out {options.out} {why}")
     if not 0 <= options.price < math.inf or not 0 < options.data_hours < math.inf:
         raise InputError(
             f"--price {options.price:g} must be 0 or more and --data-hours {options.data_hours:g} above 0"
@@ -77,18 +95,31 @@ def run(options: Options) -> int:
     from titan_tts.plan.devices import ACCELERATOR, Cluster, find_device, with_peak
     from titan_tts.plan.plan import make_plan
     from titan_tts.plan.report import plan_lines
+    from titan_tts.plan.suggest import suggest, suggestion_lines, write_suggestion
     from torchtitan.models.dit_tts.config.checks import validate_config
-    from torchtitan.models.dit_tts.config.manager import load_config
+    from torchtitan.models.dit_tts.config.manager import TTSConfigManager, resolve
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
     from torchtitan.models.dit_tts.model_config import model_flavors
 
     quiet_known_warnings()
     device = find_device(options.gpu)
-    config = load_config([f"--job.config_file={path}", *options.config_args])
-    links = options.gpus_per_node, options.nodes, options.inter_node_gbps
-    cluster = Cluster(with_peak(device, config), *links)
+    given = TTSConfigManager().parse_args([f"--job.config_file={path}", *options.config_args])
+    config = resolve(given)
+    device = with_peak(device, config)
+    in_node = options.gpus_per_node or device.gpus_per_node
+    gpus = options.gpus or in_node * options.nodes
+    cluster = Cluster.of(device, gpus, in_node, options.inter_node_gbps)
+    factor = load_factor(device.name)
+    if options.suggest:
+        found = suggest(config, cluster, factor)
+        if options.out:
+            write_suggestion(options.out, given, found, cluster)
+        lines = suggestion_lines(found, cluster)
+        content = json.dumps(dataclasses.asdict(found), indent=1, default=str)
+        print(content if options.json else "\n".join(lines))
+        return 0
     validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
-    plan = make_plan(config, cluster, load_factor(device.name), options.price)
+    plan = make_plan(config, cluster, factor, options.price)
     if options.json:
         print(json.dumps(dataclasses.asdict(plan), indent=1, default=str))
     else:

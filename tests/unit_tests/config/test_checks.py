@@ -75,6 +75,10 @@ REFUSED = """
 1 | sampling.guidance = 'alternating' | 'alternating' | speaker_scale = 0 | 'independent'
 1 | sampling = {cfg_zero_star = true, text_scale = 0.0} | cfg_zero_star | text_scale and speaker_scale
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
+1 | training.max_local_batch_size = -1 | max_local_batch_size = -1 | negative
+3 | LIMITED | batch_multiple = 8 cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
+3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [3]; training.batch_ramp_steps = 9 | 1/3 cannot | 3 data-parallel ranks x 2 accumulation | multiples of 18
+1 | GRAPHS; training.max_local_batch_size = 8 | 4 accumulation steps do not allow
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 8, 9] | up to 8
@@ -192,6 +196,7 @@ REFUSED = """
 ALLOWED = """
 1 | GRAPHS; training = {global_batch_size = 16, local_batch_size = 16}
 1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
+3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [4, 2]; training.batch_ramp_steps = 8
 2 | training.enable_cpu_offload = true
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8}; sampling = {min_t = 0.5, max_t = 0.5}
@@ -221,6 +226,7 @@ SHORT = {
     "LONG_NAME": "n" * 255,
     "GRAPHS": "compile.enable = true; compile.mode = 'reduce-overhead'",
     "EDGES": "data.bucket_frames = [64, 768]",
+    "LIMITED": "training.global_batch_size = 96; training.max_local_batch_size = 8",
     "TWO_STEPS": "training.global_batch_size = 16; training.local_batch_size = 8",
     "HELD_OUT": "validation.enable = true; validation.path = '/heldout'",
     "SPLIT": "parallelism = {backend = 'megatron', tensor_parallel_degree = 2}",
@@ -300,7 +306,22 @@ def test_degrees_that_multiply(replicate, shard, tensor, expected):
 def test_a_global_batch_is_split(local, total, degree, expected):
     training = JobConfig().training
     training.local_batch_size, training.global_batch_size = local, total
+    training.max_local_batch_size = 2 * (local > 0)  # it limits no micro-batch that is given
     assert batch_split(training, degree) == expected
+
+
+@pytest.mark.parametrize(
+    "largest, total, degree, steps",
+    [
+        *[(8, 96, 3, 4), (12, 96, 3, 4), (16, 96, 3, 2), (31, 96, 3, 2), (32, 96, 3, 1)],
+        *[(0, 96, 3, 1), (8, 96, 12, 1), (5, 42, 2, 7), (7, 42, 2, 3), (1, 12, 4, 3)],
+    ],
+)
+def test_micro_batches_are_as_few_as_their_largest_size_allows(largest, total, degree, steps):
+    """32, 8, 21 and 3 samples of a rank, in equal parts."""
+    training = JobConfig().training
+    training.global_batch_size, training.max_local_batch_size = total, largest
+    assert batch_split(training, degree) == (total, steps)
 
 
 ON_THE_MACHINE = """

@@ -90,7 +90,9 @@ def test_upstream_sees_the_run_folder_and_a_positive_local_batch(tmp_path, monke
     view.training.steps = view.encoder.vocab_size = 77  # by the loader and the tokenizer
     assert config == before
     config.training.local_batch_size = 2
-    assert upstream_view(config, Path("x"), dp_degree=4).training.local_batch_size == 2
+    assert upstream_view(config, Path("x"), dp_degree=3).training.local_batch_size == 2
+    config.training.local_batch_size, config.training.max_local_batch_size = 0, 3
+    assert upstream_view(config, Path("x"), dp_degree=2).training.local_batch_size == 3
 
 
 def test_a_resolved_config_stays_as_it_is():

@@ -177,7 +177,8 @@ def test_buckets_have_as_many_steps_as_their_samples_fill():
 
 def test_defaults():
     options = Options()
-    assert (options.gpu, options.gpus_per_node, options.nodes) == ("H200", 8, 1)
+    assert (options.gpu, options.gpus, options.gpus_per_node, options.nodes) == ("H200", 0, 0, 1)
+    assert (options.suggest, options.out) == (False, None)
     assert (options.inter_node_gbps, options.price, options.data_hours) == (0, 0, 1000)
 
 

@@ -47,6 +47,7 @@ def test_all_factors_of_the_debug_config():
             "--training.local_batch_size=4 --training.global_batch_size=32",
             {"batch": 4, "accumulation": 2},
         ),
+        ("--training.max_local_batch_size=2", {"batch": 1, "accumulation": 3}),
         ("--compile.enable --compile.mode=max-autotune", {"compile": "max-autotune"}),
         (
             "--parallelism.tensor_parallel_degree=2 --parallelism.backend=megatron",

@@ -39,11 +39,18 @@ def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     return replicate * shard
 
 
-def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
-    """(samples of a global batch of the longest bucket, accumulation steps), by upstream's rule.
+def fewest_micro_batches(samples: int, largest: int) -> int:
+    """The fewest micro-batches of one size, at most `largest` samples each (0: any), that are `samples`."""
+    steps = range(1, samples + 1)
+    return next(n for n in steps if samples % n == 0 and (not largest or samples // n <= largest))
 
-    A negative `global_batch_size` means one accumulation step; a `local_batch_size` of 0 is the global
-    batch divided by the ranks.
+
+def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
+    """(samples of a global batch of the longest bucket, accumulation steps).
+
+    With `local_batch_size` above 0 by upstream's rule, where a negative `global_batch_size` means one
+    accumulation step; with 0 each rank takes its part of the global batch in as few micro-batches as
+    `max_local_batch_size` allows.
     """
     total, local = training.global_batch_size, training.local_batch_size
     if local == 0:
@@ -52,7 +59,7 @@ def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
             f"[training] global_batch_size = {total} is not a multiple of {dp_degree} data-parallel "
             f"ranks, as local_batch_size = 0 needs; change one of them",
         )
-        return total, 1
+        return total, fewest_micro_batches(total // dp_degree, training.max_local_batch_size)
     per_pass = local * dp_degree
     if total < 0:
         return per_pass, 1

@@ -187,8 +187,12 @@ class Optimizer(titan.Optimizer):
 @dataclass
 class Training(titan.Training):
     local_batch_size: NonNegativeInt = 0
-    """Samples of the longest bucket in one rank's micro-batch; 0: the global batch divided by the
-    ranks, without accumulation"""
+    """Samples of the longest bucket in one rank's micro-batch; 0: the global batch divided by the ranks,
+    in as few micro-batches as max_local_batch_size allows"""
+
+    max_local_batch_size: NonNegativeInt = 0
+    """Largest micro-batch with local_batch_size = 0, so that one config suits few and many GPUs; 0: no
+    limit, and no accumulation"""
 
     global_batch_size: int = 32
     """Samples of the longest bucket in a global batch; shorter buckets have more, up to as many frames"""

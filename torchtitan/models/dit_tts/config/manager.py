@@ -16,6 +16,7 @@ import tyro
 
 from torchtitan.config.manager import ConfigManager
 from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, REMOVED
 from torchtitan.models.dit_tts.config.options import (
@@ -287,7 +288,7 @@ def run_folder_path(config: JobConfig) -> Path:
 
 def upstream_view(config: JobConfig, folder: Path, dp_degree: int) -> JobConfig:
     """A copy of the config as upstream's trainer and the builders it calls read it: `dump_folder` is
-    the run folder, and a local batch size of 0 is the global batch divided by the ranks.
+    the run folder, and a local batch size of 0 is the one that follows (`batch_split`).
 
     While the trainer is built, tokenizer and data loader write `[encoder] vocab_size` and
     `[training] steps` to it, where upstream reads them.
@@ -295,5 +296,6 @@ def upstream_view(config: JobConfig, folder: Path, dp_degree: int) -> JobConfig:
     view = copy.deepcopy(config)
     view.job.dump_folder = str(folder)
     training = view.training
-    training.local_batch_size = training.local_batch_size or training.global_batch_size // dp_degree
+    total, accumulation = batch_split(training, dp_degree)
+    training.local_batch_size = total // (dp_degree * accumulation)
     return view

@@ -6,6 +6,8 @@ Factors are plain values, named alike in grids, in `benchmark.json` and in the a
 from collections.abc import Mapping
 from typing import Any
 
+from torchtitan.models.dit_tts.config.batch_split import fewest_micro_batches
+
 FACTORS = (
     *("size", "backend", "layout", "tensor_parallel", "gpus", "nodes", "batch", "accumulation"),
     *("checkpointing", "compile", "precision", "attention", "optimizer", "lengths"),
@@ -44,8 +46,11 @@ def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[st
     tensor_parallel = parallelism["tensor_parallel_degree"]
     replicas = parallelism["data_parallel_replicate_degree"]
     ranks = gpus // tensor_parallel
-    batch = training["local_batch_size"] or max(1, training["global_batch_size"] // ranks)
-    total = training["global_batch_size"]
+    total, batch = training["global_batch_size"], training["local_batch_size"]
+    if not batch:
+        per_rank = max(1, total // ranks)
+        # The configs of older runs have no such key.
+        batch = per_rank // fewest_micro_batches(per_rank, training.get("max_local_batch_size", 0))
     precision = training["mixed_precision_param"]
     # The configs of older runs have no [megatron].
     is_fp8 = "float8" in config["model"]["converters"] or config.get("megatron", {}).get("fp8")
