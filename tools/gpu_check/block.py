@@ -17,6 +17,7 @@ from tools.gpu_check.models import (
     BACKWARDS,
     CHECKPOINTING,
     COMPILE_MODES,
+    ENGINE_FP8,
     FP8_RECIPES,
     Mode,
     autocast,
@@ -166,6 +167,7 @@ def modes(settings: Settings) -> list[Mode]:
     chosen += [compiled(name) for name in ATTENTION_BACKENDS[1:]]
     chosen += [compiled(checkpointing=CHECKPOINTING[-1])]
     chosen += [compiled(fp8=recipe) for recipe in FP8_RECIPES[::-1]]
+    chosen += [Mode("varlen", "bfloat16", fp8=recipe, engine=True) for recipe in ("", ENGINE_FP8)]
     chosen += [compiled(checkpointing=kind) for kind in CHECKPOINTING if kind in ("full", "op")]
     chosen += [Mode(precision="bfloat16", compile=mode) for mode in COMPILE_MODES[1:]]
     return chosen

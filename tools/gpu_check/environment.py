@@ -33,6 +33,7 @@ _PACKAGES = (
     "triton",
     "numpy",
     "transformers",
+    "transformer-engine",
     "datasets",
     "tyro",
 )

@@ -13,9 +13,10 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_converter import build_model_converters
 
 from tools.gpu_check.items import NotMeasured
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron
 from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -28,6 +29,7 @@ MATMUL = "matmul"
 _BUDGET = 0.9
 CHECKPOINTING = ("none", "full", "every 2", "op", f"memory budget {_BUDGET}")
 FP8_RECIPES = ("tensorwise", "rowwise")
+ENGINE_FP8 = "current scaling"
 BACKWARDS = ("by autograd", "by hand")
 
 
@@ -53,6 +55,10 @@ class Mode:
     """of the pointwise parts in eager mode, one of BACKWARDS: by hand are the functions of
     `model/cpu_kernels.py`; empty: as the model chooses on the device"""
 
+    engine: bool = False
+    """TransformerEngine's layers, which then multiply in fp8 if `fp8` names a recipe, and with varlen its
+    attention"""
+
     @property
     def name(self) -> str:
         parts = [
@@ -60,6 +66,8 @@ class Mode:
             self.precision,
             f"compiled {self.compile}" if self.compile else "eager",
         ]
+        if self.engine:
+            parts.append("TransformerEngine")
         if self.encoders:
             parts.append("encoders too")
         if self.checkpointing != "none":
@@ -96,7 +104,9 @@ def job_config(mode: Mode, device: str) -> JobConfig:
             _require(mode.compile in _allowed("compile", "mode"), "[compile] mode", mode.compile)
             config.compile.mode = mode.compile
     _set_checkpointing(config, mode)
-    if mode.fp8:
+    if mode.engine:
+        config.megatron = Megatron("transformer_engine", mode.attention == "varlen", bool(mode.fp8))
+    elif mode.fp8:
         config.model.converters = ["float8"]
         config.quantize.linear.float8.recipe_name = mode.fp8
         config.quantize.linear.float8.emulate = device == "cpu"
@@ -150,9 +160,14 @@ def built(
     try:
         if mode.backward:
             cpu_kernels.use_cpu_kernels = lambda x: mode.backward == "by hand"
-        if mode.fp8:
+        if mode.fp8 and not mode.engine:
             _convert(model, config, one)
-        yield parallelize_dit_tts(model.to(device), one, config)
+        parallelize = parallelize_megatron if mode.engine else parallelize_dit_tts
+        try:
+            parallelize(model.to(device), one, config)
+        except InputError as error:
+            raise NotMeasured(str(error)) from error
+        yield model
     finally:
         for (module, name), value in zip(changed, before):
             setattr(module, name, value)

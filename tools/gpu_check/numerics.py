@@ -34,6 +34,7 @@ from tools.gpu_check.models import (
     BACKWARDS,
     CHECKPOINTING,
     COMPILE_MODES,
+    ENGINE_FP8,
     FP8_RECIPES,
     MATMUL,
     Mode,
@@ -253,6 +254,8 @@ def modes(settings: Settings) -> list[Mode]:
     # Compiling takes longest: what is cheap is known by then.
     if settings.tiny:
         return [*chosen, Mode(precision="bfloat16", compile="default")]
+    chosen += [Mode(precision="bfloat16", fp8=recipe, engine=True) for recipe in ("", ENGINE_FP8)]
+    chosen += [Mode("varlen", "bfloat16", engine=True)]
     compiled = partial(Mode, precision="bfloat16", compile="default")
     chosen += [compiled(attention) for attention in ATTENTION_BACKENDS]
     chosen += [compiled(encoders=True)]

@@ -129,6 +129,8 @@ def require_modules(*names: str) -> None:
 
 def _missing_module(name: str) -> str:
     package = f"'titan-tts[{_EXTRAS[name]}]'" if _EXTRAS[name] else name
+    if name == "transformer_engine":  # it is built for the torch that is installed
+        package = f"--no-build-isolation {package}"
     return f"the package {name} is not installed; run: pip install {package}"
 
 

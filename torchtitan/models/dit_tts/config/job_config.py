@@ -161,8 +161,8 @@ class Megatron:
     backend = "varlen")"""
 
     fp8: Annotated[bool, TRAINING] = False
-    """TransformerEngine's layers multiply in fp8, with current scaling per tensor, if a
-    micro-batch has a multiple of 8 rows"""
+    """TransformerEngine's layers multiply in fp8, with current scaling per tensor; the sizes of a GPU's
+    part must be multiples of 16, to which rows are padded"""
 
 
 @dataclass

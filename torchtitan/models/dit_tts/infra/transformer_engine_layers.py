@@ -1,47 +1,52 @@
 """TransformerEngine's layers on the weights of the plain model. Importing this module imports it, which needs
-NVIDIA's GPU. Written for TransformerEngine 2; not run yet. `megatron_layers` has the sums over ranks.
+NVIDIA's GPU. Written for TransformerEngine 2.9 to 2.18; tests run it with a stand-in of the same interface on
+a CPU. `megatron_layers` has the sums over ranks.
 """
 
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 import transformer_engine.pytorch as te
 from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 from torch import nn
 from transformer_engine.common.recipe import Float8CurrentScaling
 
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.infra.megatron_layers import sum_gradients
 
-_FP8_ROWS = 8
-"""Rows of an fp8 product must be a multiple of it"""
-
-
-def _no_init(weight: torch.Tensor) -> None:
-    """The model's own `init_weights` fills it."""
+_FP8_MULTIPLE = 16
+"""Sizes of an fp8 product must be multiples of it: each is the leading dimension of an operand of the product
+itself or of its two gradients, and cuBLAS wants 16 bytes there (on Hopper, which transposes operands, also
+of the rows)"""
 
 
 class _Linear(te.Linear):
-    """A product of one rank, in fp8 if it is asked for and the rows allow it. Scales are of each tensor as it
-    is (current scaling), since delayed ones would be a state that no checkpoint has."""
+    """A product of one rank, in fp8 if it is asked for. Scales are of each tensor as it is (current scaling),
+    since delayed ones would be a state that no checkpoint has."""
 
-    # Theirs adds an entry to state dicts.
+    # With theirs state dicts would have another entry, and loading would miss it in a plain model's.
     get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
 
     def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, fp8: bool):
-        super().__init__(
-            in_features,
-            out_features,
-            bias=False,
-            params_dtype=dtype,
-            init_method=_no_init,
-            device="meta",
+        require(
+            not fp8 or in_features % _FP8_MULTIPLE == out_features % _FP8_MULTIPLE == 0,
+            f"[megatron] fp8 = true with a product of {in_features} inputs and {out_features} outputs on a "
+            f"GPU, which must be multiples of {_FP8_MULTIPLE}; set it to false, or change [parallelism] "
+            f"tensor_parallel_degree",
         )
+        # On the meta device theirs draws no values.
+        super().__init__(in_features, out_features, bias=False, params_dtype=dtype, device="meta")
         self.fp8_wanted = fp8
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        fp8 = self.fp8_wanted and x.shape[:-1].numel() % _FP8_ROWS == 0
-        with te.fp8_autocast(enabled=fp8, fp8_recipe=Float8CurrentScaling()):
+        rows = x.shape[:-1].numel()
+        if self.fp8_wanted and (missing := -rows % _FP8_MULTIPLE):
+            padded = F.pad(x.flatten(0, -2), (0, 0, 0, missing))  # zeros change no scale and no sum
+            return self.product(padded)[:rows].unflatten(0, x.shape[:-1])
+        with te.autocast(enabled=self.fp8_wanted, recipe=Float8CurrentScaling()):
             return super().forward(x)
 
 

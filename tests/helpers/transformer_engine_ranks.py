@@ -1,0 +1,125 @@
+"""What the ranks of a process group do in tests of TransformerEngine's layers, on a stand-in."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from trace import _find_executable_linenos as executable_lines
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from tests.helpers import tensor_parallel_ranks as ranks
+from tests.helpers import transformer_engine
+from tests.helpers.small_models import assert_equal, initialized_model, random_model
+from tools.gpu_check import block, numerics
+from tools.gpu_check.settings import ROOT, Settings
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.train_spec import get_train_spec
+
+ENGINE = "--megatron.transformer_impl=transformer_engine"
+FP8 = "--megatron.fp8"
+LAYERS = ROOT / "torchtitan/models/dit_tts/infra/transformer_engine_layers.py"
+executed: set[int] = set()
+"""Lines of LAYERS in this process"""
+
+
+def install() -> None:
+    def watch(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename == str(LAYERS):
+            executed.add(frame.f_lineno)
+            return watch
+
+    with pytest.raises(InputError, match=r"--no-build-isolation 'titan-tts\[transformer-engine\]'"):
+        ranks.begin((dist.get_world_size(), 1, 1), ENGINE)
+    transformer_engine.install()
+    sys.settrace(watch)
+
+
+def every_line_was_executed() -> None:
+    assert set(executable_lines(str(LAYERS))) - executed == set()
+
+
+def engine(function: Callable, *arguments: Any) -> None:
+    """A job of `tensor_parallel_ranks`, whose layouts get TransformerEngine's layers."""
+    with mock.patch.object(ranks, "CONFIG", [*ranks.CONFIG, ENGINE]):
+        function(*arguments)
+
+
+def packed(layout: ranks.Layout) -> None:
+    """With its attention too."""
+    with mock.patch.object(ranks, "ARGS", replace(ranks.ARGS, attention="varlen")):
+        engine(ranks.compare, layout, "--megatron.use_te_attn")
+
+
+def materialized(layout: ranks.Layout, folder: Path) -> None:
+    """A model from the meta device has the plain one's initial weights, and they have each other's
+    checkpoints, to the bit."""
+    with torch.device("meta"):
+        model = DiTTTSModel(ranks.ARGS)
+    config = load_config([*ranks.CONFIG, ENGINE])
+    get_train_spec().parallelize_fn(model, ranks.dims_of(layout), config)
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.init_weights()
+
+    def complete() -> dict[str, torch.Tensor]:
+        return {name: ranks.complete(value) for name, value in model.state_dict().items()}
+
+    assert_equal(complete(), initialized_model(ranks.ARGS, seed=0).state_dict())
+    plain = random_model(ranks.ARGS).state_dict()
+    dcp.save(plain, checkpoint_id=folder / f"plain {layout}")
+    dcp.load(model.state_dict(), checkpoint_id=folder / f"plain {layout}")
+    assert_equal(complete(), plain)
+    dcp.save(model.state_dict(), checkpoint_id=folder / f"engine {layout}")
+    loaded = random_model(ranks.ARGS, seed=1).state_dict()
+    dcp.load(loaded, checkpoint_id=folder / f"engine {layout}")
+    assert_equal(loaded, plain)
+
+
+def fp8(layout: ranks.Layout) -> None:
+    """Every product is in fp8, and none has a state; sizes that fp8 does not take are refused."""
+    plain = ranks.begin(ranks.PLAIN, "--parallelism.backend=torchtitan")
+    spread = ranks.begin(layout, ENGINE, FP8)
+    for expected, found in zip(plain.step(0), spread.step(0)):
+        assert 1e-5 < abs(found / expected - 1) < 0.1
+    layers = [m for m in spread.model.modules() if isinstance(m, transformer_engine.Linear)]
+    assert len(layers) == 6 * ranks.ARGS.n_layers and all(layer.fp8 for layer in layers)
+    assert list(spread.model.state_dict()) == list(plain.model.state_dict())
+    spread.model.load_state_dict(spread.model.state_dict(), strict=True)
+    with pytest.raises(InputError, match="24 inputs and 32 outputs on a GPU.*multiples of 16"):
+        ranks.begin((1, 1, 2), ENGINE, FP8)
+
+
+def exact_products() -> None:
+    """Integers up to 2 are exact in fp8, and rows that fill up 24 to 32 count for nothing."""
+    from torchtitan.models.dit_tts.infra.transformer_engine_layers import TransformerEngineRow
+
+    torch.manual_seed(0)
+    shapes = ((3, 8, 32), (16, 32), (3, 8, 16))
+    x, weight, gradient = (torch.randint(-2, 3, shape).float() for shape in shapes)
+    layer = TransformerEngineRow(nn.Linear(32, 16, bias=False), None, True)
+    layer.weight = nn.Parameter(weight)
+    product = layer(x.requires_grad_())
+    assert layer.fp8 and torch.equal(product, x @ weight.t())
+    found = torch.autograd.grad(product, (x, layer.weight), gradient)
+    assert torch.equal(found[0], gradient @ weight)
+    assert torch.equal(found[1], torch.einsum("bli,blj->ij", gradient, x))
+
+
+def gpu_check(folder: Path) -> None:
+    """What scripts/gpu_check.sh asks of the real one."""
+    there = Settings("cuda", False, str(folder), ("800M",), ())
+    modes = [mode for mode in numerics.modes(there) if mode.engine]
+    assert len(modes) == 3 and sum(mode in block.modes(there) for mode in modes) == 1
+    for mode in modes:
+        values = numerics.check(mode, replace(there, device="cpu", tiny=True))
+        assert values["passed"], (mode.name, values)
