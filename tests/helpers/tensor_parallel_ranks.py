@@ -26,11 +26,14 @@ from torchtitan.models.dit_tts.train_spec import get_train_spec
 ARGS = small_args(text_vocab_size=8, latent_channels=8, n_heads=4, text_positions="scaled")
 CONFIG = ["--training.mixed_precision_param=float32", "--activation_checkpoint.mode=full"]
 CONFIG += ["--parallelism.backend=megatron", "--optimizer.implementation=foreach"]
+SEQUENCE = ["--megatron.sequence_parallel"]
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager", "--compile.components=model"]
 ROWS = 8
 
 Layout = tuple[int, int, int]
 """replicas, shards, ranks of tensor parallelism"""
+
+TRACED = ("mm", "wait_tensor", "all_reduce", "reduce_scatter_tensor", "gather_again")
 
 PLAIN = (1, 1, 1)
 """the model as it is, alike on every rank"""
@@ -122,6 +125,19 @@ def compare(layout: Layout, *arguments: str, steps: int = 2) -> None:
     for number in range(steps):
         torch.testing.assert_close(spread.step(number), alone.step(number), atol=1e-9, rtol=1e-9)
     assert_same(spread, alone)
+
+
+def overlap(layout: Layout, expected: list[str], *arguments: str) -> None:
+    """The products and collectives of a backward pass begin in this order, twice in each block."""
+    training = begin(layout, "--activation_checkpoint.mode=none", *arguments)
+    training.step(0)  # which compiles
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        training.step(0)
+    begun = sorted(recorded.events(), key=lambda event: event.time_range.start)
+    names = [event.name.split("::")[-1] for event in begun]
+    names = [name for name in names if name in TRACED]
+    found = [names[i : i + len(expected)] == expected for i in range(len(names))]
+    assert sum(found) == 2 * ARGS.n_layers, names
 
 
 def checkpoints(folder: Path, written: list[Layout], read: list[Layout]) -> None:

@@ -17,6 +17,7 @@ FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degr
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
 HSDP = [*DDP, "--training.local_batch_size=2", "--parallelism.data_parallel_shard_degree=2"]
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
+SEQUENCE = [*TP, "--megatron.sequence_parallel"]
 
 # The decoder's blocks; the case "inductor" has the encoders' too, "compile" also the noising and the loss.
 INDUCTOR = ["--compile.enable", "--compile.components", "model"]
@@ -66,6 +67,9 @@ MATRIX_LAYOUTS = {
     "tp_1": (1, ["--parallelism.backend=megatron"]),
     "tp_ddp": (4, [*TP, *DDP]),
     "tp_varlen": (2, [*TP, "--attention.backend=varlen"]),
+    "sequence": (2, [*SEQUENCE, *TRACED, *PER_OP]),
+    "sequence_4_varlen": (4, [*SEQUENCE, "--parallelism.tensor_parallel_degree=4", *VARLEN_PER_OP]),
+    "sequence_inductor": (4, [*SEQUENCE, *HSDP[1:], *INDUCTOR]),
     "tp_flex_compile": (2, [*TP, *TRACED, "--attention.backend=flex"]),
 }
 
@@ -80,7 +84,7 @@ VALIDATION += ["--validation.times=0.9,0.3", "--ema.decays=0.1,0.9"]
 # Three prompts on two or four ranks: one of them has more than another, or none.
 SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=own", "--samples.raw"]
 SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
-SAMPLED = ("ddp", "fsdp", "hsdp", "tp")
+SAMPLED = ("ddp", "fsdp", "hsdp", "tp", "sequence")
 
 # A head, with all that could change what it reads.
 CTC = ["--alignment.ctc_weight=0.3", "--alignment.ctc_layer=2"]
@@ -89,6 +93,7 @@ RAMP = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=4", "--data.ba
 VARIANTS = {
     "ctc": (4, CTC, CTC_LAYOUT),
     "ctc_tp": (4, CTC, [*TP, *DDP, *TRACED, *PER_OP]),
+    "ctc_sequence_tp": (4, CTC, [*SEQUENCE, *DDP, *TRACED]),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "muon_tp": (2, ["--optimizer.name=Muon"], TP),
     "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),

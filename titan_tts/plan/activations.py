@@ -25,6 +25,7 @@ from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.compat import FakeTensorMode, TorchDispatchMode, tree_iter
 from torchtitan.models.dit_tts.infra.compile import compiled_stacks
 from torchtitan.models.dit_tts.infra.parallelize_megatron import keep_part
+from torchtitan.models.dit_tts.infra.tensor_collectives import Group, divide_frames
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths
 
@@ -191,12 +192,17 @@ def measure(
         modes.enter_context(torch.device("cpu"))
         with set_default_dtype(own_dtype):
             model: Any = get_train_spec().model_cls(args)
-        if (tensor := config.parallelism.tensor_parallel_degree) > 1:
-            keep_part(model, tensor)
+        tensor, shards = config.parallelism.tensor_parallel_degree, None
+        if config.megatron.sequence_parallel:
+            shards = Group("", tensor, 0)
+        if tensor > 1:
+            keep_part(model, tensor, shards)
         compiler.install(model)
         partitioned = checkpointing in ("selective", "memory_budget")
         by_partition = "model" in compiler.components and partitioned
         model = _checkpointed(model, config, "none" if by_partition else checkpointing)
+        if shards is not None:
+            divide_frames(model, shards)
         batch: dict[str, Any] = _micro_batch(config, args, samples, lengths)
         inputs = list(batch.values())
         if args.text_encoder:

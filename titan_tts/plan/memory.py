@@ -70,7 +70,8 @@ class Activations:
         """
         options, stacks = config.activation_checkpoint, compiled_stacks(config)
         blocks = blocks_by_checkpointing(config, self._args.n_layers)
-        found, tensor = {}, config.parallelism.tensor_parallel_degree
+        found = {}
+        tensor = config.parallelism.tensor_parallel_degree, config.megatron.sequence_parallel
         for kind in blocks:
             budget = options.memory_budget if kind == "memory_budget" else None
             key = kind, budget, stacks, sharded, tensor, samples, lengths

@@ -32,6 +32,7 @@ from titan_tts.plan.step_time import (
     Interval,
     communication,
     copied_bytes,
+    gradient_product_flops,
     optimizer_bytes,
     pointwise_work,
     rate,
@@ -275,7 +276,10 @@ class Planner:
         layout, states = layout_of(config, self.gpus), self.states(config)
         blocks, tensor = blocks_by_checkpointing(config, args.n_layers), layout.tensor
         compiled = blocks_compiled(config)
-        pointwise, kernels = pointwise_work(args, lengths.frames, blocks, compiled, tensor)
+        sequence = config.megatron.sequence_parallel
+        pointwise, kernels = pointwise_work(
+            args, lengths.frames, blocks, compiled, tensor, sequence
+        )
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
         executed += repeated_flops(args, lengths, blocks) / tensor
@@ -287,6 +291,7 @@ class Planner:
             accumulation=batches.accumulation,
             flops=samples * executed,
             encoder_flops=samples * encoder_flops,
+            hiding_flops=samples * gradient_product_flops(config, args, lengths.frames, tensor),
             pointwise_bytes=samples * pointwise,
             kernels=kernels,
             copied_bytes=copied_bytes(config, self._own_parameters(tensor), layout),

@@ -9,6 +9,7 @@ stands for all that this leaves out.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchtitan.config import TORCH_DTYPE_MAP
 
@@ -22,10 +23,14 @@ FORWARD, BACKWARD, TEXT_ENCODER = "forward", "backward", "text encoder"
 """Phases of a step whose computation can hide communication."""
 
 NOTHING = "nothing"
-"""hides the sums of tensor parallelism: the next kernel needs them"""
+"""hides those sums of tensor parallelism that the next kernel needs"""
+
+GRADIENT_PRODUCTS = "products of gradients"
+"""hide the others: the sum of a gradient before attention or MLP runs beside the weight's, and under sequence
+parallelism a gather beside the product before it"""
 
 # The last part of the backward pass has nothing after it to hide behind.
-_HIDING_FRACTION = {FORWARD: 1.0, BACKWARD: 0.9, TEXT_ENCODER: 1.0}
+_HIDING_FRACTION = {FORWARD: 1.0, BACKWARD: 0.9, TEXT_ENCODER: 1.0, GRADIENT_PRODUCTS: 0.9}
 _BACKWARD_FRACTION = 2 / 3
 
 LINK_EFFICIENCY = 0.75
@@ -156,7 +161,7 @@ def communication(
     cluster: Cluster,
     units: int,
     accumulation: int,
-    sums: Iterable[tuple[str, int, float]] = (),
+    sums: Iterable["TensorSum"] = (),
 ) -> tuple[Collective, ...]:
     """Communication of one optimizer step, as flat rings.
 
@@ -218,10 +223,25 @@ def communication(
         size = reduced / shards if layout.sharded else kept
         add("all-reduce", BACKWARD, size, layout.replicas, in_node, times=1, rounds=2)
     tensor = layout.tensor
-    for name, number, size in sums:
-        times, in_node = accumulation * number, min(tensor, cluster.gpus_per_node)
-        add(name, NOTHING, size, tensor, in_node, times, units=1, rounds=2)
+    for name, beside, number, size, rounds in sums:
+        in_node = min(tensor, cluster.gpus_per_node)
+        # What nothing hides has an end each.
+        times, units = (number, 1) if beside == NOTHING else (1, number)
+        add(name, beside, size * units, tensor, in_node, accumulation * times, units, rounds)
     return tuple(found)
+
+
+class TensorSum(NamedTuple):
+    """What tensor parallelism communicates in a micro-batch."""
+
+    name: str
+    beside: str
+    number: int
+    size: float
+    """bytes of each"""
+
+    rounds: int
+    """2: an all-reduce; 1: an all-gather or reduce-scatter"""
 
 
 def tensor_sums(
@@ -231,21 +251,44 @@ def tensor_sums(
     lengths: Lengths,
     layout: DataParallelLayout,
     blocks: Mapping[str, int],
-) -> list[tuple[str, int, float]]:
-    """(name, number, bytes of each) of what tensor parallelism sums in a micro-batch: a block's activations
-    behind attention and MLP, and again where they are computed again, their gradients before both, and once
-    those of text and speaker."""
+) -> list[TensorSum]:
+    """A block's activations behind attention and MLP, and again where they are computed again, their gradients
+    before both, and once those of text and speaker. Sequence parallelism gathers before both and divides
+    behind both, gathers the inputs again in the backward pass, and sums the gradients of the modulation; and
+    frames are gathered where blocks end or begin."""
     if layout.tensor == 1:
         return []
     number = TORCH_DTYPE_MAP[config.training.mixed_precision_param].itemsize * samples
     frames = float(number * lengths.frames * args.dim)
     conditions = lengths.text_tokens + speaker_keys(args, lengths)
     repeated = sum(blocks.get(kind, 0) for kind in ("full", "selective"))
+    size = float(number * conditions * args.speaker_dim)
+    of_conditions = TensorSum("all-reduce, TP conditions", NOTHING, 1, size, 2)
+    forward, backward = 2 * (args.n_layers + repeated), 2 * args.n_layers
+    if not config.megatron.sequence_parallel:
+        return [
+            TensorSum("all-reduce, TP forward", NOTHING, forward, frames, 2),
+            TensorSum("all-reduce, TP backward", GRADIENT_PRODUCTS, backward, frames, 2),
+            of_conditions,
+        ]
+    heads, modulation = 1 + bool(args.ctc_layer), float(number * 6 * args.dim)
     return [
-        ("all-reduce, TP forward", 2 * (args.n_layers + repeated), frames),
-        ("all-reduce, TP backward", 2 * args.n_layers, frames),
-        ("all-reduce, TP conditions", 1, float(number * conditions * args.speaker_dim)),
+        TensorSum("all-gather, SP forward", NOTHING, forward + heads, frames, 1),
+        TensorSum("reduce-scatter, SP forward", NOTHING, forward, frames, 1),
+        TensorSum("all-gather, SP backward", NOTHING, backward + 1, frames, 1),
+        TensorSum("both, SP backward", GRADIENT_PRODUCTS, 2 * backward, frames, 1),
+        TensorSum("all-reduce, SP modulation", NOTHING, args.n_layers, modulation, 2),
+        of_conditions,
     ]
+
+
+def gradient_product_flops(
+    config: JobConfig, args: DiTTTSModelArgs, frames: int, tensor: int
+) -> float:
+    """Of the `GRADIENT_PRODUCTS` of one sample on one of `tensor` GPUs."""
+    products = 1 + config.megatron.sequence_parallel
+    rows = 4 * args.dim + 2 * args.mlp_dim  # q, k, v, gate; gate and up
+    return products * args.n_layers * 2 * frames * args.dim * rows / tensor
 
 
 # Computation
@@ -259,6 +302,7 @@ def step_time(
     accumulation: int,
     flops: float,
     encoder_flops: float,
+    hiding_flops: float = 0.0,
     pointwise_bytes: float,
     kernels: float,
     copied_bytes: float,
@@ -271,6 +315,7 @@ def step_time(
         fp8: the blocks' matmuls run in 8 bits.
         flops: of the model, with recomputation.
         encoder_flops: of a frozen text encoder.
+        hiding_flops: of `GRADIENT_PRODUCTS`, which are among `flops`.
         copied_bytes: of weights and gradients that FSDP2 or `replicate` copies and casts.
         optimizer_bytes: of clipping, optimizer and EMA, per step.
         communication: per step.
@@ -288,6 +333,7 @@ def step_time(
     model, encoder = sum(list(parts.values())[:3]), parts["text encoder"]
     backward = _BACKWARD_FRACTION * model
     computing = {FORWARD: model - backward, BACKWARD: backward, TEXT_ENCODER: encoder}
+    computing[GRADIENT_PRODUCTS] = times * hiding_flops / (gain * device.peak_flops)
     parts["optimizer"] = factor.value * optimizer_bytes / device.bandwidth
     parts["exposed communication"] = exposed_seconds(communication, computing)
     return parts
@@ -299,12 +345,14 @@ def pointwise_work(
     blocks: Mapping[str, int],
     compiled: bool,
     tensor: int = 1,
+    sequence: bool = False,
 ) -> tuple[float, float]:
     """(bytes of the decoder's pointwise kernels for one sample, number of its kernels)."""
     # Inputs and outputs of the forward matmuls in bfloat16: q, k, v, gate, attended; gate, up and active, of
-    # which each of `tensor` GPUs has a part; and the two inputs and outputs of attention and MLP.
-    divided = 5 * args.dim + 3 * args.mlp_dim
-    matmul_bytes = 2 * frames * (divided / tensor + 4 * args.dim)
+    # which each of `tensor` GPUs has a part; and the two inputs and outputs of attention and MLP, of which
+    # it has one under sequence parallelism.
+    divided, others = 5 * args.dim + 3 * args.mlp_dim, 4 * args.dim
+    matmul_bytes = 2 * frames * (divided / tensor + others / (tensor if sequence else 1))
     passes = sum(count * (1 + _MOVED_AGAIN[kind]) for kind, count in blocks.items())
     return passes * _TRAFFIC[compiled] * matmul_bytes, passes * _KERNELS[compiled]
 

@@ -105,6 +105,8 @@ REFUSED = """
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
 1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
 1 | parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine' | needs a GPU | 'local'
+1 | parallelism.backend = 'megatron'; megatron.sequence_parallel = true | degree = 1 and | at least 2
+2 | SPLIT; megatron = {transformer_impl = 'transformer_engine', sequence_parallel = true} | needs a degree
 2 | SPLIT; model.converters = ['float8'] | not converted | [megatron] fp8
 2 | SPLIT; optimizer.state_dtype = '8bit' | state_dtype = '8bit' | 'bfloat16'
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8

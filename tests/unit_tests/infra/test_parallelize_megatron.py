@@ -29,7 +29,23 @@ def job(function, *arguments, **options):
 
 @pytest.mark.long
 def test_two_ranks_train_as_one_process_does(tmp_path):
-    run(2, tmp_path, job(ranks.compare, TP, *ranks.COMPILED))
+    jobs = [job(ranks.compare, TP, *ranks.COMPILED), job(ranks.compare, TP, *ranks.SEQUENCE)]
+    for arguments in ([], ranks.COMPILED):
+        # The sum begins before the product that does not need it, and so does a gather.
+        summed, divided = (
+            ["mm", kind, "mm", "wait_tensor"] for kind in ("all_reduce", "reduce_scatter_tensor")
+        )
+        jobs += [
+            job(ranks.overlap, TP, summed, *arguments),
+            job(
+                ranks.overlap,
+                TP,
+                ["gather_again", "mm", "wait_tensor", *divided[1:]],
+                *arguments,
+                *ranks.SEQUENCE,
+            ),
+        ]
+    run(2, tmp_path, *jobs)
 
 
 @pytest.mark.long
@@ -44,6 +60,10 @@ def test_every_layout_and_its_checkpoints(tmp_path):
     layouts = [ranks.PLAIN, (4, 1, 1), (1, 4, 1), (2, 2, 1), TP_4, TP_DDP, TP_FSDP]
     checkpoints = job(ranks.checkpoints, tmp_path, layouts, layouts)
     compared = [job(ranks.compare, each, steps=4) for each in (TP_4, TP_DDP)]
+    compiled = [*ranks.COMPILED, *ranks.SEQUENCE]
+    # Six frames on four ranks, which have two each.
+    compared += [job(ranks.compare, each, *compiled, steps=4) for each in (TP_4, TP_DDP)]
+    compared.append(job(ranks.compare, TP_FSDP, *ranks.SEQUENCE))
     run(4, tmp_path, *compared, job(ranks.compare, TP_FSDP, *ranks.COMPILED), checkpoints)
     (tmp_path / "eight").mkdir()
     run(8, tmp_path / "eight", job(ranks.compare, TP_HSDP, steps=4))
@@ -90,15 +110,16 @@ def test_parameters_keep_names_sizes_and_values():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("sequence", [[], ranks.SEQUENCE])
 @pytest.mark.parametrize("mode", ["full", "memory_budget"])
-def test_blocks_share_one_graph_without_a_break(mode, monkeypatch):
+def test_blocks_share_one_graph_without_a_break(mode, sequence, monkeypatch):
     """Checkpointing can save what is in it: no mesh and no group."""
     monkeypatch.setattr(cpu_kernels, "use_cpu_kernels", lambda x: False)
     # A budget is put back afterwards.
     budget = functorch_config.patch(activation_memory_budget=1.0)
     with budget, fake_process_group(DataParallelLayout(1, 2, 2)) as dims:
         config = load_config(
-            [*ranks.CONFIG, *ranks.COMPILED, f"--activation_checkpoint.mode={mode}"]
+            [*ranks.CONFIG, *ranks.COMPILED, *sequence, f"--activation_checkpoint.mode={mode}"]
         )
         model = get_train_spec().parallelize_fn(random_model(ranks.ARGS), dims, config)
         torch.compiler.reset()

@@ -12,6 +12,8 @@ from titan_tts.plan.states import DataParallelLayout, StateMemory, state_memory
 from titan_tts.plan.step_time import (
     BACKWARD,
     FORWARD,
+    GRADIENT_PRODUCTS,
+    NOTHING,
     TEXT_ENCODER,
     Collective,
     Factor,
@@ -20,6 +22,7 @@ from titan_tts.plan.step_time import (
     communication,
     copied_bytes,
     exposed_seconds,
+    gradient_product_flops,
     optimizer_bytes,
     pointwise_work,
     rate,
@@ -102,7 +105,11 @@ def test_sums_of_tensor_parallelism_hide_behind_nothing():
     layout, lengths = DataParallelLayout(2, 1, tensor=2), Lengths(100, 20, 40)
     sums = tensor_sums(config, args, 3, lengths, layout, {"none": 12, "full": 20})
     frames, conditions = 3 * 2 * 100 * 2560, 3 * 2 * (20 + 10) * 1024
-    assert [each[1:] for each in sums] == [(104, frames), (64, frames), (1, conditions)]
+    assert [each[1:] for each in sums] == [
+        (NOTHING, 104, frames, 2),
+        (GRADIENT_PRODUCTS, 64, frames, 2),
+        (NOTHING, 1, conditions, 2),
+    ]
     assert tensor_sums(config, args, 3, lengths, DataParallelLayout(4, 1), {}) == []
     states, cluster = states_of(DataParallelLayout(1, 1)), Cluster(H200, 4, 1)
     found = communication(config, 10**9, states, layout, cluster, 10, 2, sums)
@@ -110,10 +117,44 @@ def test_sums_of_tensor_parallelism_hide_behind_nothing():
     forward = named.pop("all-reduce, TP forward")
     assert forward.volume == 2 * 104 * frames  # of two ranks each sends and gets a half twice
     assert forward.network_seconds == 0 < forward.link_seconds
-    alone = sum(each.seconds for name, each in named.items() if "TP" in name) + forward.seconds
-    ends = named["all-reduce"].seconds / 10
-    hidden = {FORWARD: 1e9, BACKWARD: 1e9}
+    backward = named["all-reduce, TP backward"]
+    assert backward.volume == 2 * 64 * frames and backward.ring_steps == 2 * 2 * 64
+    alone = named["all-reduce, TP conditions"].seconds + forward.seconds
+    ends = named["all-reduce"].seconds / 10 + backward.seconds / 64
+    hidden = {FORWARD: 1e9, BACKWARD: 1e9, GRADIENT_PRODUCTS: 1e9}
     assert exposed_seconds(found, hidden) == pytest.approx(alone + ends)
+    few = {**hidden, GRADIENT_PRODUCTS: backward.link_seconds}
+    uncovered = backward.seconds - 0.9 * backward.link_seconds
+    assert exposed_seconds(found, few) == pytest.approx(alone + ends + uncovered)
+
+
+def test_sequence_parallelism_gathers_and_divides():
+    """Of groups of four GPUs: two of each a block forward, again where it is computed again, and three gathers
+    and one division backward, of which one pair hides behind products; frames leave and enter the blocks, here
+    also before the alignment head. Pointwise bytes of four tensors of a block's nine and three are divided."""
+    config = debug_config()
+    config.megatron.sequence_parallel = True
+    args = replace(model_flavors()["3B"], ctc_layer=8)
+    layout, lengths = DataParallelLayout(1, 1, tensor=4), Lengths(100, 20, 40)
+    sums = tensor_sums(config, args, 3, lengths, layout, {"none": 12, "full": 20})
+    frames, conditions = 3 * 2 * 100 * 2560, 3 * 2 * (20 + 10) * 1024
+    assert [each[1:] for each in sums] == [
+        (NOTHING, 2 * 32 + 2 * 20 + 2, frames, 1),
+        (NOTHING, 2 * 32 + 2 * 20, frames, 1),
+        (NOTHING, 2 * 32 + 1, frames, 1),
+        (GRADIENT_PRODUCTS, 4 * 32, frames, 1),
+        (NOTHING, 32, 3 * 2 * 6 * 2560, 2),
+        (NOTHING, 1, conditions, 2),
+    ]
+    cluster = Cluster(H200, 8, 1)
+    found = communication(config, 10**9, states_of(layout), layout, cluster, 10, 2, sums)
+    assert found[3].volume == 2 * 4 * 32 * frames * 3 / 4
+    product = 2 * 100 * 2560 * (4 * 2560 + 2 * args.mlp_dim) / 4
+    assert gradient_product_flops(config, args, 100, 4) == 2 * 32 * product
+    for sequence, others in ((False, 4), (True, 1)):
+        size = 2 * 100 * ((5 * 2560 + 3 * args.mlp_dim) / 4 + others * 2560)
+        work = pointwise_work(args, 100, {"none": 32}, True, 4, sequence)
+        assert work == (pytest.approx(32 * 5.4 * size), 32 * 46)
 
 
 def test_seconds_of_a_step_are_the_sum_of_its_parts():

@@ -156,6 +156,10 @@ class Megatron:
     """Layers of [parallelism] backend = "megatron": Megatron-Core's PyTorch layers (local), or
     TransformerEngine's, which need a GPU and the extra transformer-engine and do not compile"""
 
+    sequence_parallel: Annotated[bool, WORKLOAD] = False
+    """The GPUs of a tensor-parallel group also share the frames between a block's products: norms, gates and
+    what they keep; sums become a gather and a reduce-scatter (Megatron's sequence parallelism)"""
+
     use_te_attn: Annotated[bool, WORKLOAD] = False
     """TransformerEngine's attention over packed keys, instead of flash attention ([attention]
     backend = "varlen")"""

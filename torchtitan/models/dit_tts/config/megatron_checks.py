@@ -24,6 +24,12 @@ def check_megatron(config: JobConfig, accelerator: str) -> None:
         f"leave the section out",
     )
     require(
+        not options.sequence_parallel or (tensor > 1 and not by_te),
+        f"[megatron] sequence_parallel = true with [parallelism] tensor_parallel_degree = {tensor} and "
+        f"transformer_impl = {options.transformer_impl!r}; it needs a degree of at least 2 and 'local': "
+        f"change them, or set it to false",
+    )
+    require(
         by_te or not (options.use_te_attn or options.fp8),
         "[megatron] use_te_attn and fp8 are TransformerEngine's; set transformer_impl = "
         "'transformer_engine', or both to false",

@@ -5,11 +5,18 @@ these classes in place and keeps its parameter.
 """
 
 import warnings
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from torchtitan.models.dit_tts.infra import tensor_collectives
+from torchtitan.models.dit_tts.infra.tensor_collectives import (
+    Group,
+    cast_for_autocast,
+    column_product,
+    group_of,
+)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that Apex and TransformerEngine are not installed
@@ -19,40 +26,14 @@ with warnings.catch_warnings():
     from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 
 
-def summed(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum over the ranks of the group, in new memory: autograd may give the same tensor to others.
-    (Megatron's function sums in place, and returns a gradient that is not contiguous unsummed.)"""
-    total = gradient.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
-
-
-class _SumGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
-        return summed(gradient, ctx.group), None
-
-
 def sum_gradients(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """x, of whose gradient each rank of the group computes a part."""
-    return _SumGradients.apply(x, group)
+    """As that of `tensor_collectives`."""
+    return tensor_collectives.sum_gradients(x, group_of(group))
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    # Megatron saves the operands as they are given: without the cast of autocast its backward pass would
-    # multiply different dtypes on a CPU.
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        x, weight = x.to(dtype), weight.to(dtype)
     return linear_with_grad_accumulation_and_async_allreduce(
-        x,
-        weight,
+        *cast_for_autocast(x, weight),
         bias=None,
         gradient_accumulation_fusion=False,
         allreduce_dgrad=False,
@@ -65,12 +46,14 @@ class MegatronColumn(nn.Linear):
     """x (B, L, in) to this rank's rows of the product, (B, L, out / ranks)."""
 
     group: dist.ProcessGroup
-    sums_gradient: bool
-    """of x over the ranks; else the caller sums it"""
+    summed: Group | None
+    """of the ranks over which it sums the gradient of x; None: the caller does"""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = sum_gradients(x, self.group) if self.sums_gradient else x
-        return _product(x, self.weight, self.group)
+        if self.summed is None:
+            return _product(x, self.weight, self.group)
+        # Megatron's own overlap (`allreduce_dgrad`) is a break in a compiled graph.
+        return column_product(x, self.weight, self.summed)
 
 
 class MegatronRow(nn.Linear):

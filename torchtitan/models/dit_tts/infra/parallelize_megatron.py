@@ -9,7 +9,9 @@ FSDP2, HSDP, DDP, optimizers, clipping, EMA and checkpoints work as in `parallel
 checkpoint of any other.
 
 A block sums activations over the ranks after attention and MLP in its forward pass, and their gradients
-before them in its backward pass. The gradients of text and speaker are summed once, for all blocks.
+before them in its backward pass, beside the products that make the weights' gradients. The gradients of text
+and speaker are summed once, for all blocks. With `[megatron] sequence_parallel` the sums leave each rank its
+part of the frames, so what is between attention and MLP is divided too.
 """
 
 from functools import partial
@@ -32,6 +34,14 @@ from torchtitan.models.dit_tts.infra.local_parameters import (
 )
 from torchtitan.models.dit_tts.infra.matmul_weights import projections, weight_of
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.infra.tensor_collectives import (
+    Group,
+    SequenceColumn,
+    SequenceRow,
+    divide_frames,
+    group_of,
+    sum_gradients,
+)
 from torchtitan.models.dit_tts.model.attention import JointAttention
 from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -45,10 +55,14 @@ def parallelize_megatron(
     `parallelize_dit_tts` does."""
     options = job_config.megatron
     mesh = parallel_dims.get_mesh("tp") if parallel_dims.tp_enabled else None
+    shards = None
     require_modules("megatron", *(("transformer_engine",) if _wants_te(options) else ()))
     if mesh is not None:
-        apply_tensor_parallel(model, mesh, options)
-        logger.info(f"Applied tensor parallelism over {mesh.size()} ranks")
+        if options.sequence_parallel:
+            shards = group_of(mesh.get_group())
+        apply_tensor_parallel(model, mesh, options, shards)
+        kinds = "tensor and sequence" if shards else "tensor"
+        logger.info(f"Applied {kinds} parallelism over {mesh.size()} ranks")
     elif _wants_te(options):
         for layer, plain in _use_te_layers(model, None, options.fp8).items():
             layer._parameters["weight"] = weight_of(plain)
@@ -59,6 +73,8 @@ def parallelize_megatron(
         for layers in stacks(model, ("model", "encoders")):
             for block in layers:
                 hand_in_parts(block)
+    if shards is not None:
+        divide_frames(model, shards)
     return model
 
 
@@ -66,9 +82,11 @@ def _wants_te(options: Megatron) -> bool:
     return options.transformer_impl == "transformer_engine"
 
 
-def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatron) -> None:
+def apply_tensor_parallel(
+    model: DiTTTSModel, mesh: DeviceMesh, options: Megatron, shards: Group | None = None
+) -> None:
     """Splits the decoder in place. The ranks must have the same values in the parameters, or be on the meta
-    device."""
+    device. With `shards` its blocks take this rank's frames."""
     group = mesh.get_group()
     # With a group of another size Megatron would build complete layers, and say nothing.
     assert group.size() == mesh.size() > 1
@@ -78,6 +96,8 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
         replaced = _use_te_layers(model, group, options.fp8)
     else:
         _use_megatron_layers(model, group)
+    if shards is not None:
+        use_sequence_layers(model, shards)
     split: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in own_parameters(replaced.get(module, module)).items():
@@ -87,8 +107,11 @@ def apply_tensor_parallel(model: DiTTTSModel, mesh: DeviceMesh, options: Megatro
                 split[parameter] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[name] = split[parameter]
         compute_locally(module)
-    for stream in (model.text_norm, model.speaker_encoder.norm):
-        stream.register_forward_hook(partial(_sum_gradients_of_output, group))
+    shared: list[Any] = [model.text_norm, model.speaker_encoder.norm]
+    if shards is not None:  # shift, scale and gate act on this rank's frames
+        shared += [layer.adaln for layer in model.layers]
+    for module in shared:
+        module.register_forward_hook(partial(_sum_gradients_of_output, group_of(group)))
     rank = mesh.get_local_rank()
     model.rotated = part_of_groups(model.rotated, model.args.n_heads, mesh.size(), rank)
 
@@ -103,9 +126,9 @@ def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
     return found
 
 
-def keep_part(model: DiTTTSModel, ranks: int) -> None:
+def keep_part(model: DiTTTSModel, ranks: int, shards: Group | None = None) -> None:
     """Leaves the plain model the first rank's part of the parameters, without communication, so that one rank
-    can be measured or timed."""
+    can be measured or timed; on tensors without data also with `shards`."""
     placements = split_parameters(model)
     for module in model.modules():
         for name, parameter in own_parameters(module).items():
@@ -113,6 +136,17 @@ def keep_part(model: DiTTTSModel, ranks: int) -> None:
                 part = parameter.detach().chunk(ranks, placement.dim)[0].clone()
                 module._parameters[name] = nn.Parameter(part)
     model.rotated = part_of_groups(model.rotated, model.args.n_heads, ranks, 0)
+    if shards is not None:
+        use_sequence_layers(model, shards)
+
+
+def use_sequence_layers(model: nn.Module, shards: Group) -> None:
+    """Lets the layers between frames and heads or units gather and divide the frames."""
+    for module, name, parts, _ in projections(model):
+        if _sums_gradient(name):
+            layer = getattr(module, name)
+            layer.__class__ = SequenceColumn if parts > 1 else SequenceRow
+            layer.group = shards
 
 
 def _use_megatron_layers(model: DiTTTSModel, group: dist.ProcessGroup) -> None:
@@ -124,7 +158,7 @@ def _use_megatron_layers(model: DiTTTSModel, group: dist.ProcessGroup) -> None:
         layer.group = group
         if parts > 1:
             layer.__class__ = MegatronColumn
-            layer.sums_gradient = _sums_gradient(name)
+            layer.summed = group_of(group) if _sums_gradient(name) else None
         else:
             layer.__class__ = MegatronRow
 
@@ -171,12 +205,9 @@ def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:
 
 
 def _sum_gradients_of_output(
-    group: dist.ProcessGroup, module: nn.Module, args: Any, output: torch.Tensor
-) -> None:
-    from torchtitan.models.dit_tts.infra.megatron_layers import summed
-
-    if output.requires_grad:
-        output.register_hook(partial(summed, group=group))
+    group: Group, module: nn.Module, args: Any, output: torch.Tensor
+) -> torch.Tensor:
+    return sum_gradients(output, group)
 
 
 def part_of_groups(
