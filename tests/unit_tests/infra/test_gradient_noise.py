@@ -19,45 +19,48 @@ class Steps:
         self.noise = GradientNoise()
         self.random = torch.Generator().manual_seed(0)
 
-    def step(self, scale: float = 1.0, mean: float = MEAN) -> float | None:
-        for each in self.parameters:
-            each.grad = torch.zeros_like(each)
-        for micro_batch in range(3):
+    def steps(self, number: int, scale: float = 1.0, mean: float = MEAN, bad: float = 0.0):
+        for _ in range(number):
             for each in self.parameters:
-                drawn = mean + NOISE / 8**0.5 * torch.randn(each.shape, generator=self.random)
-                each.grad += scale * drawn / 3
-            if micro_batch == 0:
-                self.noise.after_first([*self.parameters, self.unused])
-        norm = sum(each.grad.square().sum() for each in self.parameters).sqrt().item()
-        return self.noise.critical_batch(norm, 3, 24)
+                each.grad = torch.zeros_like(each)
+            for micro_batch in range(3):
+                for each in self.parameters:
+                    drawn = mean + NOISE / 8**0.5 * torch.randn(each.shape, generator=self.random)
+                    each.grad += scale * drawn / 3
+                if micro_batch == 0:
+                    self.noise.after_first([*self.parameters, self.unused])
+            squares = [each.grad.square().sum() for each in self.parameters]
+            self.noise.add(sum(squares).sqrt(), torch.tensor(bad), 3, 24)
+        return self.noise.critical_batch()
 
 
 @pytest.mark.parametrize("scale", [1.0, 7.0])
 def test_noise_of_known_gradients(scale):
-    steps = Steps()
-    found = [steps.step(scale) for _ in range(40)]
-    assert found[-1] == pytest.approx(400, rel=0.15)
+    assert Steps().steps(60, scale) == pytest.approx(400, rel=0.15)
 
 
-def test_old_readings_fade():
+def test_old_steps_fade_and_bad_ones_do_not_count():
     """Half the mean is four times the critical batch."""
     steps = Steps()
-    for _ in range(20):
-        steps.step(mean=2 * MEAN)
-    found = [steps.step() for _ in range(60)]
-    assert found[0] < 150
-    assert found[-1] == pytest.approx(400, rel=0.2)
+    assert steps.steps(40, mean=2 * MEAN) == pytest.approx(100, rel=0.1)
+    before = steps.noise.critical_batch()
+    assert (
+        steps.steps(3, scale=1e3, bad=1.0) == steps.steps(1, scale=float("nan"), bad=1.0) == before
+    )
+    assert 105 < steps.steps(15) < 200
+    assert steps.steps(300) == pytest.approx(400, rel=0.2)
 
 
 def test_nothing_where_nothing_can_be_read():
-    steps = Steps()
-    assert steps.noise.critical_batch(1.0, 3, 24) is None
+    steps, good = Steps(), torch.zeros(())
+    assert steps.noise.critical_batch() is None
     steps.noise.after_first(steps.parameters)  # without gradients, as of replicas
-    assert steps.noise.critical_batch(1.0, 3, 24) is None
-    assert steps.step(mean=0.0) is None or steps.step(mean=0.0) > 5000  # no signal
+    steps.noise.add(torch.ones(()), good, 3, 24)
+    assert steps.noise.critical_batch() is None
     for each in steps.parameters:
         each.grad = torch.ones_like(each) / 3
-    same = GradientNoise()
-    same.after_first(steps.parameters)
-    assert same.critical_batch(100_000**0.5, 3, 24) is None  # no noise
-    assert same.critical_batch(1.0, 3, 24) is None  # a reading is used once
+    steps.noise.after_first(steps.parameters)
+    steps.noise.add(torch.tensor(100_000**0.5), good, 3, 24)
+    assert steps.noise.critical_batch() is None  # no noise
+    steps.noise.add(torch.ones(()), good, 3, 24)  # its first micro-batch was not seen
+    assert steps.noise.critical_batch() is None

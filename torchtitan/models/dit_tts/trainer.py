@@ -296,7 +296,7 @@ class DiTTTSTrainer(Trainer):
                     input_dict=batch, labels=labels, global_valid_tokens=valid_frames
                 )
                 losses.append(loss.detach())
-                if should_log and len(losses) == 1 < len(micro_batches):
+                if len(losses) == 1 < len(micro_batches):
                     self.gradient_noise.after_first(self.model_parts[0].parameters())
             grad_norm = dist_utils.clip_grad_norm_(
                 self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True
@@ -308,9 +308,10 @@ class DiTTTSTrainer(Trainer):
             self.settled_ids = self.step_ids
             self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
             everyone = dist.group.WORLD if self.parallel_dims.world_size > 1 else None
-            self.optimizers.step_unless(
-                self.divergence.judge(self.step, self.global_batch, loss, grad_norm, everyone)
-            )
+            bad = self.divergence.judge(self.step, self.global_batch, loss, grad_norm, everyone)
+            self.optimizers.step_unless(bad)
+            samples = self.metrics_processor.samples(self.step)
+            self.gradient_noise.add(grad_norm, bad, len(micro_batches), samples)
             self.lr_schedulers.step()
             self._mark("optimizer")
             if should_log:
@@ -319,9 +320,7 @@ class DiTTTSTrainer(Trainer):
                 if self._settle(stats):
                     return
                 self._mark("optimizer")
-                critical = self.gradient_noise.critical_batch(
-                    stats.grad_norm, len(micro_batches), self.metrics_processor.samples(self.step)
-                )
+                critical = self.gradient_noise.critical_batch()
                 self.metrics_processor.log_step(
                     self.step, stats.loss, stats.grad_norm, lr, critical
                 )

@@ -13,37 +13,47 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-_KEPT = 0.9
-"""weight of earlier readings"""
+_KEPT = 0.99
+"""weight of earlier steps: the difference of the norms is small where the batch is far below the critical one"""
 
 
 class GradientNoise:
-    """Averages over the last logged steps of a start, of tr Σ in samples and of |G|²."""
+    """Averages over the last steps of a start, of tr Σ in samples and of |G|². Only `critical_batch` lets the host
+    wait for the device."""
 
     def __init__(self) -> None:
         self._first: torch.Tensor | None = None
-        self._noise = self._signal = 0.0
+        self._sums: torch.Tensor | None = None
 
     def after_first(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Called after a step's first micro-batch of several. The host does not wait for the device. Nothing is
-        measured where replicas keep their gradients apart until the last one."""
+        """Called after a step's first micro-batch of several. Nothing is measured where replicas keep their gradients
+        apart until the last one."""
         gradients = [each.grad for each in parameters if each.grad is not None]
         norm = get_total_norm(gradients, foreach=True) if gradients else None
         self._first = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def critical_batch(self, norm: float, micro_batches: int, samples: float) -> float | None:
-        """B in samples; None where nothing was measured, or the noise hides G.
+    def add(
+        self, norm: torch.Tensor, bad: torch.Tensor, micro_batches: int, samples: float
+    ) -> None:
+        """A step, unless `bad` () is 1.
 
         Args:
-            norm: of the step's gradient, whose micro-batches are equally large parts.
+            norm: () of the step's gradient, whose micro-batches are equally large parts.
             samples: of the step.
         """
         if self._first is None:
-            return None
-        part, whole = (self._first.item() * micro_batches) ** 2, norm**2
+            return
+        part, whole = (self._first * micro_batches).square(), norm.square()
         self._first = None
         noise = samples * (part - whole) / (micro_batches - 1)
         signal = (micro_batches * whole - part) / (micro_batches - 1)
-        self._noise = _KEPT * self._noise + noise
-        self._signal = _KEPT * self._signal + signal
-        return self._noise / self._signal if min(self._noise, self._signal) > 0 else None
+        found = torch.stack([noise, signal]).double()
+        before = torch.zeros_like(found) if self._sums is None else self._sums
+        self._sums = torch.where(bad.bool(), before, _KEPT * before + found)
+
+    def critical_batch(self) -> float | None:
+        """B in samples; None where nothing was measured, or the noise hides G."""
+        if self._sums is None:
+            return None
+        noise, signal = self._sums.tolist()
+        return noise / signal if min(noise, signal) > 0 else None
