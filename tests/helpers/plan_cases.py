@@ -58,7 +58,7 @@ class RememberedPasses:
                 (config.training.dtype, config.training.mixed_precision_param),
                 config.parallelism.tensor_parallel_degree,
                 (args, samples, lengths, checkpointing, options),
-                compiler and (compiler.components, vars(compiler.decoder)["_keep_products"]),
+                compiler and (compiler.components, vars(compiler.decoder)["keeps_products"]),
                 compiler and vars(compiler.decoder)["_budget"],
             )
         )

@@ -95,6 +95,9 @@ VARIANTS = {
     "ctc_tp": (4, CTC, [*TP, *DDP, *TRACED, *PER_OP]),
     "ctc_sequence_tp": (4, CTC, [*SEQUENCE, *DDP, *TRACED]),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
+    "8bit_tp": (2, ["--optimizer.state_dtype=8bit"], TP),
+    "bfloat16_tp": (2, ["--optimizer.state_dtype=bfloat16"], TP),
+    "bfloat16_tp_fsdp": (4, ["--optimizer.state_dtype=bfloat16"], [*TP, *FSDP]),
     "muon_tp": (2, ["--optimizer.name=Muon"], TP),
     "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
@@ -189,7 +192,7 @@ def test_layout_trains_as_one_process_does(seeded, layout):
 
 @pytest.mark.parametrize(
     "variant",
-    [pytest.param(v, marks=pytest.mark.matrix) if v.endswith("_tp") else v for v in VARIANTS],
+    [pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v else v for v in VARIANTS],
 )
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     folder, common, plain = seeded

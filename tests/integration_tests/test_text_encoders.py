@@ -35,6 +35,23 @@ MATRIX_WAYS = {
     "frozen_whole_tp": (2, TP),
     "cached_tp_ddp": (4, ["--encoder.cache_features", *TP, *DDP]),
 }
+COMPILED = ["--compile.enable", "--compile.backend=aot_eager"]
+CHECKPOINTED = [
+    "--activation_checkpoint.mode=selective",
+    "--activation_checkpoint.selective_ac_option=op",
+]
+FULL = "--activation_checkpoint.mode=full"
+LAYOUTS = {
+    "ddp": (2, DDP),
+    "compiled_per_op": (1, [*COMPILED, *CHECKPOINTED]),
+    "tp_compiled_full": (2, [*TP, *COMPILED, FULL]),
+}
+MATRIX_LAYOUTS = {
+    "tp": (2, TP),
+    "fsdp_compiled_full": (2, [*FSDP, *COMPILED, FULL]),
+    "tp_ddp_full": (4, [*TP, *DDP, FULL]),
+    "tp_fsdp_compiled_per_op": (4, [*TP, *FSDP, *COMPILED, *CHECKPOINTED]),
+}
 
 
 def write_talkative_shards(folder):
@@ -111,12 +128,29 @@ def test_a_frozen_encoder_is_outside_the_checkpoint_and_its_new_rows_train(prepa
     assert (before != after).any(dim=1).float().mean() > 0.3  # rows of values that were drawn
 
 
-def test_a_trained_encoder_trains_the_same_on_every_layout_and_resumes(prepared):
-    folder, encoder, common, plain = prepared
+@pytest.fixture(scope="module")
+def tuned(prepared):
+    """What runs with a trained encoder have in common, and the one of one process."""
+    folder, encoder, common, _ = prepared
     common = [*common, f"--encoder.model={encoder}", *TRAINED, "--optimizer.encoder_lr=3e-4"]
-    one = runs.run(folder, "tuned", common)
-    replicas = runs.run(folder, "tuned_ddp", [*common, *DDP], 2)
-    assert losses(replicas) == pytest.approx(losses(one), abs=1e-5)
+    return common, runs.run(folder, "tuned", common)
+
+
+@pytest.mark.parametrize(
+    "layout", [*LAYOUTS, *(pytest.param(each, marks=pytest.mark.matrix) for each in MATRIX_LAYOUTS)]
+)
+def test_a_trained_encoder_trains_the_same_on_every_layout(prepared, tuned, layout):
+    common, one = tuned
+    processes, arguments = (LAYOUTS | MATRIX_LAYOUTS)[layout]
+    run = runs.run(prepared[0], f"tuned_{layout}", [*common, *arguments], processes)
+    assert losses(run) == pytest.approx(losses(one), abs=1e-5)
+    norms = [[row["grad_norm"] for row in each.metrics().values()] for each in (run, one)]
+    assert norms[0] == pytest.approx(norms[1], abs=1e-5)
+
+
+def test_a_trained_encoder_moves_and_resumes(prepared, tuned):
+    folder, encoder, _, plain = prepared
+    common, one = tuned
     # It has moved what the loss sees, by its own rate.
     assert abs(losses(one)[-1] - losses(plain)[-1]) > 2e-5  # twice what layouts may differ by
     layer = "text_encoder.core.layers.3.mlp.up_proj.weight"

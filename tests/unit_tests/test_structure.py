@@ -36,7 +36,7 @@ COMMAND_LAYERS = [
     {"plan", "prepare", "doctor"},
     {"speak", "grids"},
     {"evaluate", "export", "serving"},
-    {"launch.torchrun"},
+    {"launch.torchrun", "launch.slurm_queue"},
     {"launch.train_command", "launch.slurm_command", "checkpoint_command", "configs_command"},
     {"cli"},
 ]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from titan_tts.launch.slurm_queue import follow, submit
 from titan_tts.launch.supervisor import FIRST_PORT, PORTS
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError, check_range
+from torchtitan.models.dit_tts.errors import InputError, check_range, require
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
 if TYPE_CHECKING:
@@ -92,6 +93,13 @@ class Options:
     submit: bool = False
     """Submit the script and print the job's id."""
 
+    wait: bool = False
+    """With --submit: while SLURM cannot take the job try again, then say on stderr what it does and has cost,
+    until it has ended. The exit status is 0 if it is completed."""
+
+    price: float = 0.0
+    """With --wait: price of one GPU for an hour, in any currency; 0: only GPU hours are shown."""
+
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
 
 
@@ -110,7 +118,9 @@ def run(options: Options) -> int:
         check_writable(options.out, "--out")
         write_atomic(options.out.expanduser(), script)
     if options.submit:
-        print(_submit(script))
+        print(job := submit(script, options.wait), flush=True)
+        if options.wait:
+            return follow(job, options.gpus_per_node, options.price)
     elif options.out is None:
         print(script, end="")
     return 0
@@ -134,6 +144,9 @@ def _check_numbers(options: Options) -> None:
     check_range("--max-requeues", options.max_requeues, 0, 10**6)
     check_range("--cpus-per-node", options.cpus_per_node, 0, 10**5)
     check_range("--port", options.port, 0, 65535)
+    check_range("--price", options.price, 0, 10**6)
+    require(options.submit or not options.wait, "--wait needs --submit; give both")
+    require(options.wait or not options.price, "--price needs --wait; give both")
     if not _TIME.fullmatch(options.time):
         raise InputError(f"--time {options.time!r} is no time limit; give HH:MM:SS or D-HH:MM:SS")
 
@@ -235,20 +248,3 @@ def _check_script(script: str) -> None:
     if done.returncode:
         reason = done.stderr.decode(errors="replace").split("\n")[0]
         raise InputError(f"--setup must be complete lines of bash, which refuses them ({reason})")
-
-
-def _submit(script: str) -> str:
-    """Submits the script. Returns the job's id."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable"], input=script, capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        raise InputError(
-            "--submit: there is no sbatch here; run this on a machine of the cluster, or write the script "
-            "with --out and submit it there"
-        ) from None
-    if done.returncode:
-        reason = done.stderr.strip().split("\n")[0] or f"exit status {done.returncode}"
-        raise InputError(f"--submit: sbatch refuses the job ({reason})")
-    return done.stdout.strip().partition(";")[0]  # behind it the cluster's name

@@ -7,7 +7,7 @@ and when it dies. Decoders of two and of three blocks are run; each further bloc
 
 import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.distributed import ParallelDims
 from torchtitan.tools.utils import set_default_dtype
 
 from titan_tts.plan.compiled_block import BlockCompiler, ModelCompiler
 from torchtitan.models.dit_tts import get_train_spec
-from torchtitan.models.dit_tts.config.job_config import JobConfig, Parallelism
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.compat import FakeTensorMode, TorchDispatchMode, tree_iter
 from torchtitan.models.dit_tts.infra.compile import compiled_stacks
+from torchtitan.models.dit_tts.infra.parallelize import apply_checkpointing
 from torchtitan.models.dit_tts.infra.parallelize_megatron import keep_part
 from torchtitan.models.dit_tts.infra.tensor_collectives import Group, divide_frames
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -131,7 +131,7 @@ def kind_memory(
     lengths: Lengths,
     kind: str,
     sharded: bool,
-    encoders: dict[type, BlockCompiler],
+    encoders: dict[tuple[type, bool], BlockCompiler],
 ) -> KindMemory:
     """
     Args:
@@ -198,9 +198,7 @@ def measure(
         if tensor > 1:
             keep_part(model, tensor, shards)
         compiler.install(model)
-        partitioned = checkpointing in ("selective", "memory_budget")
-        by_partition = "model" in compiler.components and partitioned
-        model = _checkpointed(model, config, "none" if by_partition else checkpointing)
+        _checkpoint(model, config, checkpointing, compiler.components)
         if shards is not None:
             divide_frames(model, shards)
         batch: dict[str, Any] = _micro_batch(config, args, samples, lengths)
@@ -238,18 +236,18 @@ def measure(
     return ActivationMemory(size, saved, peak - saved)
 
 
-def _checkpointed(model: Any, config: JobConfig, mode: Any) -> nn.Module:
-    """The model with activation checkpointing as training applies it, on one rank."""
+def _checkpoint(model: nn.Module, config: JobConfig, mode: Any, compiled: Sequence[str]) -> None:
+    """Checkpoints blocks as training does, but those of which a compiler's partition decides what is saved."""
+    if mode in ("none", "memory_budget"):
+        return
     options = replace(
         config.activation_checkpoint,
         mode=mode,
         selective_ac_option="op",
         preserve_rng_state=False,  # fake tensors have none
     )
-    eager = replace(config.compile, enable=False)
-    plain = replace(config, activation_checkpoint=options, compile=eager, parallelism=Parallelism())
-    alone = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
-    return get_train_spec().parallelize_fn(model, alone, plain)
+    stacks = [each for each in ("model", "encoders") if mode == "full" or each not in compiled]
+    apply_checkpointing(model, replace(config, activation_checkpoint=options), stacks)
 
 
 def _micro_batch(

@@ -45,7 +45,7 @@ class BlockCompiler:
         """
         self.graphs: list[list[str]] = []
         """operations of each graph; two shapes' graphs differ where the compiler decided otherwise"""
-        self._keep_products = keep_products
+        self.keeps_products = keep_products
         self._budget = budget
         self._compiled: dict[Any, Callable] = {}
 
@@ -93,7 +93,7 @@ class BlockCompiler:
             return make_boxed_func(gm)
 
         def partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-            if self._keep_products:
+            if self.keeps_products:
                 _tag_products(joint.graph)
             with functorch_config.patch(activation_memory_budget=self._budget):
                 return min_cut_rematerialization_partition(
@@ -116,14 +116,14 @@ class ModelCompiler:
         self,
         components: Sequence[str],
         decoder: BlockCompiler | None = None,
-        encoders: dict[type, BlockCompiler] | None = None,
+        encoders: dict[tuple[type, bool], BlockCompiler] | None = None,
     ):
         """
         Args:
             components: as `compiled_stacks` names them.
             decoder: of the decoder's blocks.
-            encoders: of the encoders' blocks, by their class; kept from model to model. In training a
-                budget holds for these too; what they save is too little to matter here.
+            encoders: of the encoders' blocks, by their class and `keeps_products`; kept from model to model.
+                In training a budget holds for these too; what they save is too little to matter here.
         """
         self.components = tuple(components)
         self.decoder = decoder or BlockCompiler()
@@ -134,7 +134,8 @@ class ModelCompiler:
         for layers in stacks(model, self.components):
             compiler = self.decoder
             if layers is not model.layers:
-                compiler = self._encoders.setdefault(type(layers[0]), BlockCompiler())
+                kind = type(layers[0]), self.decoder.keeps_products
+                compiler = self._encoders.setdefault(kind, BlockCompiler(kind[1]))
             compiler.install(layers)
 
     @property

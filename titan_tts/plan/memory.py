@@ -51,7 +51,7 @@ class Activations:
         self._longest = longest
         self._frames = micro_batch * longest.frames
         self._kinds: dict[tuple[Any, ...], KindMemory] = {}
-        self._encoders: dict[type, BlockCompiler] = {}
+        self._encoders: dict[tuple[type, bool], BlockCompiler] = {}
 
     def near(self, micro_batch: int) -> "Activations":
         """For configs with another micro-batch, with the same passes."""

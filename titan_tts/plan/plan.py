@@ -282,7 +282,10 @@ class Planner:
         )
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
-        executed += repeated_flops(args, lengths, blocks) / tensor
+        executed += repeated_flops(args, lengths, blocks, tensor)
+        # Of a trained one's forward and backward passes; by operation about half of the matmuls are repeated.
+        share = (blocks.get("full", 0) + blocks.get("selective", 0) / 2) / args.n_layers
+        repeated_text = share * encoder_flops / 3 if args.text_encoder is not None else 0
         collectives = self.communication(config, cluster, batches)
         time = step_time(
             cluster.device,
@@ -290,7 +293,7 @@ class Planner:
             fp8=runs_fp8(config),
             accumulation=batches.accumulation,
             flops=samples * executed,
-            encoder_flops=samples * encoder_flops,
+            encoder_flops=samples * (encoder_flops + repeated_text),
             hiding_flops=samples * gradient_product_flops(config, args, lengths.frames, tensor),
             pointwise_bytes=samples * pointwise,
             kernels=kernels,

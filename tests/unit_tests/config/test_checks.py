@@ -143,7 +143,6 @@ REFUSED = """
 1 | parallelism.backend = 'megatron'; megatron.fp8 = true | are TransformerEngine's
 1 | LENGTHS; parallelism.backend = 'megatron' | nothing to divide | 'torchtitan'
 2 | SPLIT; training.enable_cpu_offload = true | enable_cpu_offload = true with | degree = 2 | to false
-2 | SPLIT; encoder = {model = 'a/b', frozen = false} | frozen = false of the pretrained 'a/b' | to true
 1 | sampling = {steps = 4, zero_init_steps = 4} | zero_init_steps = 4 | from 0 to 3 | 4 intervals
 1 | profiling.enable_profiling = true | needs a GPU
 1 | model.text_positions = 'scaled'; objective.loss_on_padding = true | loss_on_padding = true

@@ -11,7 +11,14 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torchtitan.tools.logging import logger
 
-from tests.helpers.small_models import full_inputs, initialized_model, one_rank, small_args
+from tests.helpers.pretrained_checkpoints import WRITERS
+from tests.helpers.small_models import (
+    full_inputs,
+    initialized_model,
+    one_rank,
+    random_model,
+    small_args,
+)
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -24,7 +31,10 @@ from torchtitan.models.dit_tts.infra.compile import (
     static_shapes,
 )
 from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
+from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 SHAPES = [(2, 16, 8, 8), (1, 32, 16, 8)]
 
@@ -48,7 +58,8 @@ def parallelized(model: DiTTTSModel, *arguments: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mode, kinds", [("full", 1), ("selective", 2)])
 def test_one_graph_per_shape_and_kind_of_block(model, mode, kinds):
-    """Checkpointing of every second block makes two kinds of blocks in the decoder."""
+    """Checkpointing of every second block makes two kinds of blocks in the decoder and, with it, in the text
+    encoder of two blocks; which kind the speaker encoder's only block is, upstream counts."""
     checkpointing = [f"mode={mode}", "selective_ac_option=2"]
     arguments = [f"--activation_checkpoint.{each}" for each in checkpointing]
     parallelized(model, "--compile.backend=eager", *arguments)
@@ -57,8 +68,45 @@ def test_one_graph_per_shape_and_kind_of_block(model, mode, kinds):
         with watch.forward_pass(min(shapes, len(SHAPES))):
             step(model, shape)
     assert watch.graphs == watch.kinds * len(SHAPES)
-    assert watch.kinds == kinds + 2  # two encoders
+    assert watch.kinds == 2 * kinds + 1
     assert CompileWatch(model, ["model", "loss"]).kinds == kinds + 2  # two functions
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_trained_text_encoder_is_compiled_for_any_rows(tmp_path, name):
+    source = find_source(str(WRITERS[name](tmp_path)))
+    args = small_args(
+        text_dim=source.width,
+        first_condition_id=512,
+        text_encoder=lambda: PretrainedTextEncoder(source),
+    )
+    model, plain = random_model(args), random_model(args)
+    torch._dynamo.reset()
+    parallelized(model, "--compile.backend=eager", "--activation_checkpoint.mode=full")
+    watch, compiled = CompileWatch(model, ["model", "encoders"]), []
+    for seed, (rows, tokens) in enumerate([(9, 80), (12, 95), (14, 60), (11, 90)]):
+        batch = full_inputs(args, rows, 16, tokens, 8)
+        batch["text_ids"] = torch.randint(5, 500, (rows, tokens))
+        batch["text_mask"][::2, 50:] = False
+        outputs = []
+        with watch.forward_pass(seed + 1):
+            outputs.append(model(**batch))
+        outputs.append(plain(**batch))
+        torch.testing.assert_close(*outputs)
+        for each in outputs:
+            each.square().mean().backward()
+        compiled.append(
+            watch.graphs - 2 * (seed + 1)
+        )  # without those of decoder and speaker encoder
+    # A static bias of T5's first block is compiled once more when its shape has changed.
+    assert compiled[1] <= 3 and compiled[1:] == compiled[1:2] * 3
+    gradients = [
+        {plain_name(n): p.grad for n, p in each.named_parameters() if p.grad is not None}
+        for each in (model, plain)
+    ]
+    assert any("text_encoder.core" in n for n in gradients[0])
+    torch.testing.assert_close(*gradients)
 
 
 def test_a_shape_for_each_bucket_and_phase_of_the_batch_ramp():

@@ -5,13 +5,14 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
 from titan_tts import cli
-from titan_tts.launch import slurm_command
+from titan_tts.launch import slurm_command, slurm_queue
 from torchtitan.models.dit_tts.config.shipped import find_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,6 +126,9 @@ def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
         (["--nodes", "4"], "[data] batch_multiple = 4 cannot be divided among 8"),
         (["--nodes", "1-4"], "[data] batch_multiple = 4 cannot be divided among 6"),
         (["--optimizer.beta1", "2"], "[optimizer] beta1 = 2.0"),
+        (["--wait"], "--wait needs --submit"),
+        (["--submit", "--price", "2"], "--price needs --wait"),
+        (["--submit", "--wait", "--price", "-2"], "--price = -2.0, but it must be from 0"),
     ],
 )
 def test_mistakes_end_with_one_sentence(arguments, sentence, capsys):
@@ -153,6 +157,85 @@ def test_submit(tmp_path, monkeypatch, capsys):
     assert (
         capsys.readouterr().err == "error: --submit: sbatch refuses the job (invalid partition)\n"
     )
+
+
+@pytest.mark.long
+def test_submit_and_wait(tmp_path, monkeypatch, capsys):
+    """Refused twice, pending, run twice by two and by three nodes of two GPUs, and completed."""
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answers = {
+        "sbatch": [
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit",
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            "17",
+        ],
+        "squeue": [
+            "PENDING|2|0:00|Resources|2026-11-25T20:00:00",
+            "RUNNING|2|30:00|None|2026-11-25T20:00:00",
+            "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+            "PENDING|2-4|0:00|BeginTime|N/A",
+            "RUNNING|3|1-00:10:00|None|2026-11-25T21:00:00",
+            "COMPLETED|3|1-00:20:00|None|2026-11-25T21:00:00",
+        ],
+    }
+    for name, lines in answers.items():
+        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+        program = (
+            f"#!/bin/bash\ncd {tmp_path}\nmapfile -t lines < {name}.txt\n"
+            f'printf "%s\\n" "${{lines[@]:1}}" > {name}.txt\n'
+            'case ${lines[0]} in *error*) echo "${lines[0]}" >&2; exit 1;; esac\necho "${lines[0]}"\n'
+        )
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    pauses = []
+    monkeypatch.setattr(slurm_queue.time, "sleep", pauses.append)
+    assert cli.main([*DEBUG, "--submit", "--wait", "--price", "3"]) == 0
+    found = capsys.readouterr()
+    assert found.out == "17\n" and pauses[:2] == [15, 30]
+    said = [re.sub(r"after [\d:]+\d", "after T", line) for line in found.err.splitlines()]
+    assert said[0].startswith(
+        "not in the queue after T (sbatch: error: QOSMaxSubmitJobPerUserLimit)"
+    )
+    assert "connect failure" in said[1] and said[1].endswith("next try in 30 s; cost: 0")
+    day = 2 * 2 * 0.5 + 3 * 2 * 24
+    assert said[2:5] == [
+        "job 17 after T: PENDING (Resources), start expected at 2026-11-25T20:00:00; 0.00 GPU hours, "
+        "cost: 0.00",
+        "job 17 after T: RUNNING; 2.00 GPU hours, cost: 6.00",
+        "job 17 after T: unknown (slurm_load_jobs error: Unable to contact slurm controller (connect "
+        "failure)); 2.00 GPU hours, cost: 6.00",
+    ]
+    assert said[5] == "job 17 after T: PENDING (BeginTime); 2.00 GPU hours, cost: 6.00"
+    assert said[6] == f"job 17 after T: RUNNING; {day + 1:.2f} GPU hours, cost: {3 * day + 3:.2f}"
+    assert said[7] == f"job 17 after T: COMPLETED; {day + 2:.2f} GPU hours, cost: {3 * day + 6:.2f}"
+    # A time-out may have left a job in the queue: a second one would write into the same run folder.
+    (tmp_path / "sbatch.txt").write_text("sbatch: error: Socket timed out on send/recv operation\n")
+    assert cli.main([*DEBUG, "--submit", "--wait"]) == 2
+    assert "refuses the job (sbatch: error: Socket timed out" in capsys.readouterr().err
+
+
+def test_the_image_has_what_the_package_asks_for():
+    """buildah 1.28 builds it, and hadolint 2.15 has nothing against it."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.M))
+    program = re.search(r"python -c '(.*?)'", text)[1]
+    words = [sys.executable, "-c", program, arguments["EXTRAS"]]
+    asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + [
+        d for e in arguments["EXTRAS"].split(",") for d in extras[e]
+    ]
+    assert asked.splitlines() == wanted and not any("titan-tts" in each for each in wanted)
+    assert f'"torch=={arguments["TORCH"]}"' in (ROOT / "scripts/setup.sh").read_text()
+    copied = {name for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for name in line.split()}
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert copied == {each[1:] for each in ignored if each.startswith("!")} and ignored[0] == "*"
+    _, job = yaml.safe_load_all((ROOT / "examples/kubernetes/train.yaml").read_text())
+    user = job["spec"]["template"]["spec"]["securityContext"]
+    assert re.findall(r"^USER (.*)$", text, re.M) == [f"{user['runAsUser']}:{user['fsGroup']}"]
+    assert f"useradd --uid {user['runAsUser']} " in text and user["runAsNonRoot"]
 
 
 def test_the_example_for_kubernetes(capsys):

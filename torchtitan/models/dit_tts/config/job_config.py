@@ -126,7 +126,7 @@ class Compile(titan.Compile):
         default_factory=lambda: ["model", "encoders"]  # type: ignore[assignment]
     )
     """Parts to compile: each block of the decoder (model), each block of the speaker encoder and of a
-    learned text encoder (encoders), the noising and the loss (loss)"""
+    trained text encoder (encoders), the noising and the loss (loss)"""
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         "default"

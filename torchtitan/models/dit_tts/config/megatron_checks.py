@@ -4,7 +4,6 @@ from torchtitan.models.dit_tts.config.job_config import (
     CUDA_GRAPH_MODES,
     DURATION_FLAVOR,
     JobConfig,
-    is_pretrained,
 )
 from torchtitan.models.dit_tts.errors import require
 
@@ -56,11 +55,8 @@ def check_megatron(config: JobConfig, accelerator: str) -> None:
     )
     if tensor == 1:
         return
-    encoder = config.encoder
-    trained = is_pretrained(encoder.model) and not encoder.frozen
     for given, what, remedy in (
         (config.optimizer.state_dtype == "8bit", "[optimizer] state_dtype = '8bit'", "'bfloat16'"),
-        (trained, f"[encoder] frozen = false of the pretrained {encoder.model!r}", "true"),
         (config.training.enable_cpu_offload, "[training] enable_cpu_offload = true", "false"),
         (
             config.compile.mode in CUDA_GRAPH_MODES,

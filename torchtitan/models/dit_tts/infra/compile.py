@@ -1,5 +1,6 @@
-"""Compiles the blocks of decoder and learned encoders in place, and the objective's functions, and warns of
-recompilation. The blocks of a stack are alike, so they share one graph per static shape.
+"""Compiles the blocks of decoder and trained encoders in place, and the objective's functions, and warns of
+recompilation. The blocks of a stack are alike, so they share one graph per static shape. The packed rows of a
+pretrained text encoder have a shape per batch, so its blocks share few graphs for any shape.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,8 @@ from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, JobCon
 from torchtitan.models.dit_tts.infra.compat import dynamo_config, dynamo_counters, list_mode_options
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.text.hf_encoder import blocks_of
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.tools.logging import logger
 
 _MAX_READS = 5
@@ -22,6 +25,10 @@ pointwise traffic."""
 
 _OBJECTIVE_FUNCTIONS = 2
 """Functions that the component "loss" compiles: `add_noise` and the loss itself"""
+
+_PRETRAINED_GRAPHS = 8
+"""Maximum number of graphs of a pretrained encoder's blocks: of two kinds (sliding and full attention), each
+with and without checkpointing, for one row and for several"""
 
 
 def static_shapes(config: JobConfig) -> int:
@@ -42,13 +49,19 @@ def compiled_stacks(config: JobConfig) -> tuple[str, ...]:
 
 
 def stacks(model: nn.Module, components: Sequence[str]) -> list[nn.ModuleList]:
-    """The stacks of blocks of [compile] components, without a pretrained text encoder's."""
+    """The stacks of blocks of [compile] components; a frozen text encoder is outside the model."""
     found = [cast(nn.ModuleList, model.layers)] if "model" in components else []
     if "encoders" in components:
         for encoder in (model.speaker_encoder, model.text_encoder):
             if isinstance(encoder, (SpeakerEncoder, ByteEncoder)):
                 found.append(encoder.layers)
+        found += _pretrained_stacks(model)
     return found
+
+
+def _pretrained_stacks(model: nn.Module) -> list[nn.ModuleList]:
+    encoder = model.text_encoder
+    return [blocks_of(encoder.core)] if isinstance(encoder, PretrainedTextEncoder) else []
 
 
 def apply_compile(
@@ -65,14 +78,14 @@ def apply_compile(
         backend: of torch.compile.
         shapes: maximum number of static shapes of the data.
         mode: of torch.compile; only the backend "inductor" has modes.
-        components: "model" (the decoder's blocks) and "encoders" (the learned encoders' blocks).
+        components: "model" (the decoder's blocks) and "encoders" (the trained encoders' blocks).
     """
-    compiled = stacks(model, components)
+    compiled, pretrained = stacks(model, components), _pretrained_stacks(model)
     # Times 2 for training and evaluation mode. Blocks with and without checkpointing are separate
     # code objects with limits of their own; the blocks of both encoders share one.
-    _allow_graphs(2 * shapes * len(compiled))
+    _allow_graphs(2 * shapes * len(compiled) + 2 * _PRETRAINED_GRAPHS * len(pretrained))
     for layers in compiled:
-        _compile_blocks(layers, backend, mode, dynamic=False)
+        _compile_blocks(layers, backend, mode, dynamic=layers in pretrained)
     logger.info(
         f"Compiling each block of {len(compiled)} stacks in place with {backend}, mode {mode}"
     )
@@ -129,9 +142,11 @@ class CompileWatch:
     per static shape and kind of block or function of the objective. A recompilation takes a minute."""
 
     def __init__(self, model: nn.Module, components: Sequence[str] = ("model",)):
+        found, pretrained = stacks(model, components), _pretrained_stacks(model)
         # Activation checkpointing of every n-th block wraps some blocks and not others.
-        kinds = (len({type(layer) for layer in layers}) for layers in stacks(model, components))
+        kinds = (len({type(layer) for layer in each}) for each in found if each not in pretrained)
         self.kinds = sum(kinds) + _OBJECTIVE_FUNCTIONS * ("loss" in components)
+        self._any_shape = _PRETRAINED_GRAPHS * any(each in pretrained for each in found)
         self.graphs = 0
         self._warned = False
 
@@ -141,7 +156,7 @@ class CompileWatch:
         before = compiled_graphs()
         yield
         self.graphs += compiled_graphs() - before
-        if self.graphs > shapes * self.kinds and not self._warned:
+        if self.graphs > shapes * self.kinds + self._any_shape and not self._warned:
             self._warned = True
             logger.warning(
                 f"{self.graphs} graphs were compiled for {shapes} static shapes and {self.kinds} kinds "

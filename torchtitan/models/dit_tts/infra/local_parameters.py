@@ -52,7 +52,10 @@ def hand_in_parts(block: nn.Module) -> None:
     def take(_: nn.Module, args: Any) -> None:
         for owner in owners:
             found = own_parameters(owner).items()
-            owner.parts_in_compute = {name: _part(value) for name, value in found}  # type: ignore[assignment]
+            parts = {name: _part(value) for name, value in found}
+            for part in parts.values():
+                torch._dynamo.mark_static(part)  # as parameters are where a block takes any lengths
+            owner.parts_in_compute = parts  # type: ignore[assignment]
 
     @torch.compiler.disable
     def leave(_: nn.Module, args: Any, output: Any) -> None:

@@ -1,6 +1,6 @@
 """Data parallelism for the plain model, after activation checkpointing and compile."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,12 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compat import flex_attention_op, replicate
-from torchtitan.models.dit_tts.infra.compile import apply_compile, blocks_compiled, static_shapes
+from torchtitan.models.dit_tts.infra.compile import (
+    apply_compile,
+    blocks_compiled,
+    stacks,
+    static_shapes,
+)
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import blocks_of
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -48,7 +53,7 @@ counts in compiled blocks"""
 
 
 def blocks_by_checkpointing(config: JobConfig, n_layers: int) -> dict[str, int]:
-    """Number of blocks by the checkpointing that upstream applies: "none", "full", "selective" (by
+    """Number of the decoder's blocks by the checkpointing that upstream applies: "none", "full", "selective" (by
     operation) or "memory_budget"."""
     options = config.activation_checkpoint
     if options.mode == "selective" and options.selective_ac_option != "op":
@@ -58,6 +63,25 @@ def blocks_by_checkpointing(config: JobConfig, n_layers: int) -> dict[str, int]:
     if options.mode == "memory_budget" and not blocks_compiled(config):
         return {"none": n_layers}  # the budget is the compiler's
     return {options.mode: n_layers}
+
+
+def apply_checkpointing(
+    model: nn.Module, config: JobConfig, components: Sequence[str] = ("model", "encoders")
+) -> None:
+    """Checkpoints the blocks of decoder and trained encoders in place, as upstream does with `layers`."""
+    found = stacks(model, components)
+    blocks = nn.ModuleList(block for layers in found for block in layers)
+    apply_ac(
+        nn.ModuleDict({"layers": blocks}),  # the decoder's first: upstream counts every n-th
+        config.activation_checkpoint,
+        model_compile_enabled=blocks_compiled(config),
+        op_sac_save_list=SAVED_OPERATIONS,
+        base_folder=config.job.dump_folder,
+    )
+    wrapped = iter(blocks)
+    for layers in found:
+        for place in range(len(layers)):
+            layers[place] = next(wrapped)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -140,13 +164,7 @@ def parallelize_dit_tts(
     """Applies activation checkpointing, then compile, then FSDP2, HSDP or DDP."""
     components = job_config.compile.components if job_config.compile.enable else []
     if job_config.activation_checkpoint.mode != "none":
-        apply_ac(
-            model,
-            job_config.activation_checkpoint,
-            model_compile_enabled="model" in components,
-            op_sac_save_list=SAVED_OPERATIONS,
-            base_folder=job_config.job.dump_folder,
-        )
+        apply_checkpointing(model, job_config)
     if components:
         config, shapes = job_config.compile, static_shapes(job_config)
         apply_compile(model, config.backend, shapes, config.mode, components)

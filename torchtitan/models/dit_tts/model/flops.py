@@ -5,7 +5,7 @@ A multiply and an add are two operations; only matmuls and attention count. Atte
 in full, as the counter does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchtitan.models.dit_tts.model.alignment import CTC_CLASSES
@@ -40,6 +40,16 @@ def _encoder_blocks(n_layers: int, length: int, dim: int, mlp_dim: int) -> int:
     return n_layers * (10 * length * dim**2 + 4 * length**2 * dim + 6 * length * dim * mlp_dim)
 
 
+def _learned_encoders(
+    args: DiTTTSModelArgs, lengths: Lengths
+) -> Iterator[tuple[int, int, int, int]]:
+    """(blocks, positions, width, MLP width) of the speaker encoder and of a learned text encoder."""
+    c, width = args.speaker_dim, args.text_dim
+    yield args.speaker_n_layers, speaker_keys(args, lengths), c, args.speaker_mlp_dim
+    if args.text_vocab_size:
+        yield args.text_n_layers, lengths.text_tokens, width, (11 * width) // 4
+
+
 def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """Reference frames after patching; a partial patch is a key too."""
     return -(-lengths.speaker_frames // args.speaker_patch_size)
@@ -50,10 +60,7 @@ def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     text, speaker, c = lengths.text_tokens, speaker_keys(args, lengths), args.speaker_dim
     flops = 2 * text * args.text_dim * c
     flops += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
-    flops += _encoder_blocks(args.speaker_n_layers, speaker, c, args.speaker_mlp_dim)
-    if args.text_vocab_size:
-        width = args.text_dim
-        flops += _encoder_blocks(args.text_n_layers, text, width, (11 * width) // 4)
+    flops += sum(_encoder_blocks(*sizes) for sizes in _learned_encoders(args, lengths))
     if args.task == "duration":
         flops += args.n_layers * args.dim * (6 * text * args.mlp_dim + 4 * c)
         return flops + 2 * text * args.dim * (c + 1)
@@ -90,15 +97,19 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return 3 * (forward_flops(args, lengths) + ctc) - saved
 
 
-def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int]) -> int:
-    """FLOPs of one sample that activation checkpointing repeats in the decoder's blocks.
+def repeated_flops(
+    args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int], tensor: int = 1
+) -> int:
+    """FLOPs of one sample that activation checkpointing repeats in the blocks of decoder and learned encoders.
 
     By operation, attention and every second matmul are saved. K and V of the speaker, the projection after
     attention, the MLP's down projection and AdaLN's batched matmuls are repeated. A memory budget repeats no
     matmul from `infra.parallelize.MIN_BUDGET_WITHOUT_MATMULS` on.
 
     Args:
-        blocks: number of blocks by checkpointing, from `infra.parallelize.blocks_by_checkpointing`.
+        blocks: number of the decoder's blocks by checkpointing, from
+            `infra.parallelize.blocks_by_checkpointing`; the encoders' have the same proportions.
+        tensor: ranks that share the decoder's blocks; each computes the encoders.
     """
     D = args.dim
     one_less = replace(args, n_layers=args.n_layers - 1)
@@ -108,7 +119,14 @@ def repeated_flops(args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str,
         "full": forward_flops(args, lengths) - forward_flops(one_less, lengths),
         "selective": not_saved,
     }
-    return sum(count * repeated.get(kind, 0) for kind, count in blocks.items())
+    encoders = {"full": 0, "selective": 0}
+    for n_layers, length, dim, mlp_dim in _learned_encoders(args, lengths):
+        encoders["full"] += _encoder_blocks(n_layers, length, dim, mlp_dim)
+        encoders["selective"] += n_layers * 2 * length * dim * (dim + mlp_dim)
+    return sum(
+        count * repeated.get(kind, 0) // tensor + count * encoders.get(kind, 0) // args.n_layers
+        for kind, count in blocks.items()
+    )
 
 
 def text_encoder_flops(sizes: TextEncoderSizes, rows: int, tokens: int) -> int:

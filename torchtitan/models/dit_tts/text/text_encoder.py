@@ -12,6 +12,7 @@ from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.packing import RowGroup, TextRows, pack_rows
 
@@ -105,7 +106,7 @@ class PretrainedTextEncoder(nn.Module):
         loaded = self.source.load(torch.float32)
         values = dict(loaded.named_parameters())
         for name, parameter in self.core.named_parameters():
-            write(parameter, values[name].to(parameter.device))
+            write(parameter, values[plain_name(name)].to(parameter.device))
         self._copy_buffers(loaded)
 
     def reset_buffers(self) -> None:
@@ -116,7 +117,7 @@ class PretrainedTextEncoder(nn.Module):
     def _copy_buffers(self, other: nn.Module) -> None:
         values = dict(other.named_buffers())
         for name, buffer in self.core.named_buffers():
-            buffer.copy_(values[name])
+            buffer.copy_(values[plain_name(name)])
 
     def move_buffers(self, device: torch.device) -> None:
         """Moves the buffers to where the encoder computes, for parameters that stay on the CPU."""

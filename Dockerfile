@@ -1,0 +1,37 @@
+# titan-tts with PyTorch for NVIDIA GPUs; CUDA's libraries come with PyTorch's wheels.
+#   docker build -t registry.example.com/titan-tts .          or: buildah build -t ... .
+#   docker run --gpus all --shm-size 16g -v /data:/data registry.example.com/titan-tts train 800m --data.path /data/ready/train
+FROM debian:bookworm-slim
+
+# Triton and Inductor compile with gcc, g++ and the headers of Python while a run trains.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates g++ python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/* \
+    && python3 -m venv /opt/venv \
+    && useradd --uid 10001 --create-home titan
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+# The largest layers first: a change of the code makes the last one only.
+# TORCH_INDEX: of another CUDA, such as https://download.pytorch.org/whl/cu126.
+ARG TORCH=2.13.0
+ARG TORCH_INDEX=https://pypi.org/simple
+RUN pip install --index-url "$TORCH_INDEX" "torch==$TORCH"
+
+WORKDIR /opt/titan-tts
+ARG EXTRAS=speech,pretrained,analysis,fp8,megatron,remote,wandb,nvml
+COPY pyproject.toml ./
+RUN python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+print(*p["dependencies"], *(d for e in sys.argv[1].split(",") for d in p["optional-dependencies"][e]), sep="\n")' \
+    "$EXTRAS" > requirements.txt \
+    && pip install --requirement requirements.txt
+COPY README.md LICENSE ./
+COPY titan_tts titan_tts
+COPY torchtitan torchtitan
+COPY train_configs train_configs
+RUN pip install --no-deps . && titan-tts --version
+
+USER 10001:10001
+WORKDIR /home/titan
+ENTRYPOINT ["titan-tts"]
+CMD ["--help"]

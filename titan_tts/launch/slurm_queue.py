@@ -1,0 +1,99 @@
+"""A job in SLURM's queue: submitted until SLURM takes it, and followed to its end, with its cost so far."""
+
+import re
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+from torchtitan.models.dit_tts.errors import InputError
+
+_NOT_YET = re.compile(
+    "SubmitJob"  # AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit ...
+    "|[Tt]emporarily un|Unable to contact slurm controller|Required partition not available"
+)
+"""Refusals after which a later try may succeed and no job is in the queue. After "Socket timed out" one may be
+there, and another try would start the run twice."""
+
+_ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT"
+_LONGEST_PAUSE = 60
+"""seconds between questions to SLURM, which forgets a job five minutes after its end"""
+_SAID_EVERY = 600
+"""seconds, if nothing changes"""
+
+
+def submit(script: str, wait: bool) -> str:
+    """Submits the script, with `wait` again until SLURM takes it. Returns the job's id."""
+    began, pause = time.monotonic(), 15
+    while True:
+        try:
+            done = _run("sbatch", "--parsable", script=script)
+        except FileNotFoundError:
+            raise InputError(
+                "--submit: there is no sbatch here; run this on a machine of the cluster, or write the "
+                "script with --out and submit it there"
+            ) from None
+        if done.returncode == 0:
+            return done.stdout.strip().partition(";")[0]  # behind it the cluster's name
+        reason = done.stderr.strip().split("\n")[0] or f"exit status {done.returncode}"
+        if not (wait and _NOT_YET.search(done.stderr)):
+            raise InputError(f"--submit: sbatch refuses the job ({reason})")
+        _say(f"not in the queue after {_since(began)} ({reason}); next try in {pause} s; cost: 0")
+        time.sleep(pause)
+        pause = min(2 * pause, 300)
+
+
+def follow(job: str, gpus_per_node: int, price: float) -> int:
+    """Says on stderr what the job does and has cost, until it has ended. Returns 0 if it is completed.
+
+    Args:
+        price: of one GPU for an hour; 0: not known. A job costs nothing while it is pending.
+    """
+    began, said, pause, before = time.monotonic(), 0.0, 2, ""
+    earlier = now = 0  # GPU seconds of earlier starts and of the last one
+    while True:
+        columns = "--format=%T|%D|%M|%r|%S"
+        done = _run("squeue", "--noheader", "--states=all", f"--jobs={job}", columns)
+        state, found = "", f"unknown ({done.stderr.strip()})"  # the controller may be away
+        if "Invalid job id" in done.stderr or not (done.returncode or done.stdout):
+            raise InputError(f"SLURM no longer knows job {job}; its log tells how it ended")
+        if done.returncode == 0:
+            state, nodes, used, reason, start = done.stdout.strip().split("|")
+            used = 0 if state == "PENDING" else int(nodes) * gpus_per_node * _seconds(used)
+            earlier, now = earlier + (now if used < now else 0), used
+            found = state if reason == "None" else f"{state} ({reason})"
+            if state == "PENDING" and start != "N/A":
+                found += f", start expected at {start}"
+        if found != before or time.monotonic() - said > _SAID_EVERY:
+            said, hours = time.monotonic(), (earlier + now) / 3600
+            cost = f", cost: {hours * price:.2f}" if price else ""
+            _say(f"job {job} after {_since(began)}: {found}; {hours:.2f} GPU hours{cost}")
+        if state in _ENDED.split():
+            return int(state != "COMPLETED")
+        pause = min(2 * pause, _LONGEST_PAUSE) if found == before else 2
+        before = found
+        try:
+            time.sleep(pause)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"job {job} stays in the queue (scancel {job})") from None
+
+
+def _run(*words: str, script: str | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(words, input=script, capture_output=True, text=True)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _since(began: float) -> timedelta:
+    return timedelta(seconds=round(time.monotonic() - began))
+
+
+def _seconds(text: str) -> int:
+    """Of SLURM's [D-][HH:]MM:SS."""
+    days, _, clock = text.rpartition("-")
+    seconds = 0
+    for part in clock.split(":"):
+        seconds = 60 * seconds + int(part)
+    return seconds + 86400 * int(days or 0)
