@@ -1,5 +1,6 @@
 """`titan-tts ablate`: runs a grid of benchmarks, and continues one that was ended."""
 
+import math
 from dataclasses import dataclass
 
 import tyro
@@ -16,10 +17,13 @@ class Options:
     """
 
     grid: tyro.conf.Positional[str]
-    """TOML file of the grid, or the name of a shipped one: 800m, 8b, autotune, debug."""
+    """TOML file of the grid, or the name of a shipped one: table, 800m, 8b, autotune, debug."""
 
     dry_run: bool = False
-    """List the runs, fastest first according to the plan if the GPU is known; start none."""
+    """List the runs with the plan's forecasts if the GPU is known, the fastest, hours and cost; start none."""
+
+    price: float = 0.0
+    """Price of one GPU for an hour, for the cost in the list; 0: not known."""
 
     gpu: str = ""
     """Name of the GPU for the forecasts, as in `titan-tts plan`; overrides the grid's."""
@@ -52,10 +56,12 @@ def run(options: Options) -> int:
     retried = {state for state in options.retry.split(",") if state}
     if retried - set(FINAL):
         raise InputError(f"--retry {options.retry}, but allowed are {', '.join(FINAL)}")
+    if not 0 <= options.price < math.inf:
+        raise InputError(f"--price {options.price:g} must be 0 or more")
     grid_run = GridRun(grid, retried, options.run_what_cannot_fit)
     if options.dry_run:
-        for line in grid_run.list():
-            print(line)
+        for line in grid_run.list(options.price):
+            print(line, flush=True)
         return 0
     interrupt_on_signals()
     status = grid_run.run(path.read_text())

@@ -61,6 +61,11 @@ class Cell:
         return -(-self.gpus // self.gpus_per_node)
 
     @property
+    def steps(self) -> int:
+        """Of the run, with those of the warm-up."""
+        return self.config.benchmark.warmup_steps + self.config.benchmark.steps
+
+    @property
     def group(self) -> str:
         """The same for runs that differ only in batch and repeat."""
         return repr({axis: value for axis, value in self.axes.items() if axis != "batch"})

@@ -26,6 +26,9 @@ from scipy.special import stdtrit
 from titan_tts.grids.runs import DATA
 
 Row = Mapping[str, Any]
+Block = tuple[dict[str, Any], list[np.ndarray]]
+"""Levels in which its cells are equal, and log(figure) of each of them"""
+
 LEVEL = 0.95
 NOT_COMPARED = ("batch", "gpus", "global_batch")
 """No effects of these are listed: growth with the batch and scaling over GPUs are tables of their own."""
@@ -164,14 +167,17 @@ def pooled_noise(found: Mapping[tuple, np.ndarray]) -> Noise:
     return Noise(squares / df if df else 0.0, df)
 
 
-def _estimate(blocks: Sequence[Sequence[np.ndarray]], noise: Noise) -> dict[str, Any]:
-    """Mean over blocks of the difference, or difference of differences, of their cells' means as a ratio."""
+def _estimate(blocks: Sequence[Block], noise: Noise) -> dict[str, Any]:
+    """Mean over blocks of the difference, or difference of differences, of their cells' means as a ratio.
+    `farthest` is the configuration of the one that differs most from the mean of at least three."""
     count = len(blocks)
     if not count:
         return dict.fromkeys(("ratio", "low", "high", "smallest", "largest")) | {"pairs": 0}
-    differences = [_contrast(block) for block in blocks]
+    differences = [_contrast(block) for _, block in blocks]
     mean = float(np.mean(differences))
-    half = noise.half_width(sum(1 / len(cell) for block in blocks for cell in block) / count**2)
+    half = noise.half_width(sum(1 / len(cell) for _, block in blocks for cell in block) / count**2)
+    distances = [abs(difference - mean) for difference in differences]
+    farthest = distances.index(max(distances))
     return {
         "ratio": math.exp(mean),
         "low": None if half is None else math.exp(mean - half),
@@ -179,6 +185,9 @@ def _estimate(blocks: Sequence[Sequence[np.ndarray]], noise: Noise) -> dict[str,
         "smallest": math.exp(min(differences)),
         "largest": math.exp(max(differences)),
         "pairs": count,
+        "farthest": None
+        if count < 3
+        else {"configuration": blocks[farthest][0], "ratio": math.exp(differences[farthest])},
     }
 
 
@@ -192,24 +201,26 @@ def _contrast(block: Sequence[np.ndarray]) -> float:
 
 
 def _blocks(
-    found: Mapping[tuple, np.ndarray], changes: Mapping[int, tuple[Any, Any]]
-) -> list[list[np.ndarray]]:
-    """Complete blocks of cells that are equal but for the factors that change.
+    found: Mapping[tuple, np.ndarray],
+    names: Sequence[str],
+    changes: Mapping[str, tuple[Any, Any]],
+) -> list[Block]:
+    """Complete blocks of cells that are equal but for the factors that change, and in what they are equal.
 
     Args:
-        changes: index of a factor -> (base, level). Each block has all bases first, all levels last.
+        changes: factor -> (base, level). Each block has all bases first, all levels last.
     """
     blocks = []
     for key in found:
-        if all(key[index] == base for index, (base, _) in changes.items()):
-            corners = [_with(key, dict(zip(changes, each))) for each in product(*changes.values())]
+        row = dict(zip(names, key, strict=True))
+        if all(row[factor] == base for factor, (base, _) in changes.items()):
+            corners = [
+                key_of(row | dict(zip(changes, each)), names) for each in product(*changes.values())
+            ]
             if all(corner in found for corner in corners):
-                blocks.append([found[corner] for corner in corners])
+                equal = {n: v for n, v in row.items() if n not in changes and v is not None}
+                blocks.append((equal, [found[corner] for corner in corners]))
     return blocks
-
-
-def _with(key: tuple, changes: Mapping[int, Any]) -> tuple:
-    return tuple(changes.get(index, value) for index, value in enumerate(key))
 
 
 def _best_cells(found: Mapping[tuple, np.ndarray], names: Sequence[str]) -> dict[tuple, np.ndarray]:
@@ -220,7 +231,7 @@ def _best_cells(found: Mapping[tuple, np.ndarray], names: Sequence[str]) -> dict
         return dict(found)
     best: dict[tuple, np.ndarray] = {}
     for key, values in found.items():
-        rest = _with(key, {names.index("batch"): None})
+        rest = key_of(dict(zip(names, key, strict=True)) | {"batch": None}, names)
         if rest not in best or values.mean() > best[rest].mean():
             best[rest] = values
     return best
@@ -232,7 +243,8 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
 
     `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch
     of each side, where a higher figure is better: not of memory, whose ratios are plain, without an
-    interval. A level without any such pair has pairs = 0 and no ratio.
+    interval. A level without any such pair has pairs = 0 and no ratio. `together`: factors that change
+    with this one in all runs of the size, so that the effect is of all of them.
 
     Args:
         names: the factors of `matched_factors`.
@@ -241,16 +253,20 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
     noise = Noise(0.0, 0) if plain else pooled_noise(cells(rows, names, figure))
     table = []
     for (size,), of_size in grouped(rows, ["size"]).items():
-        found = cells(of_size, names, figure)
-        best = {} if plain else _best_cells(found, names)
-        for index, factor in enumerate(names):
+        # Backend and degree of tensor parallelism may go together in one size only.
+        followers = together(of_size, names)
+        own = [name for name in names if name not in sum(followers.values(), [])]
+        found = cells(of_size, own, figure)
+        best = {} if plain else _best_cells(found, own)
+        for factor in own:
             base = base_level(of_size, factor)
             for level in () if factor in NOT_COMPARED else levels(of_size, factor):
                 if level != base:
-                    changes = {index: (base, level)}
+                    changes = {factor: (base, level)}
                     row = {"size": size, "factor": factor, "level": level, "base": base}
-                    row["equal_batch"] = _estimate(_blocks(found, changes), noise)
-                    row["best_batch"] = _estimate(_blocks(best, changes), noise)
+                    row["together"] = followers.get(factor, [])
+                    row["equal_batch"] = _estimate(_blocks(found, own, changes), noise)
+                    row["best_batch"] = _estimate(_blocks(best, own, changes), noise)
                     table.append(row)
     return table
 
@@ -272,7 +288,8 @@ def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list
             for first, second in dict.fromkeys((key[i], key[j]) for key in found):
                 if first == bases[i] or second == bases[j]:
                     continue
-                blocks = _blocks(found, {i: (bases[i], first), j: (bases[j], second)})
+                changes = {names[i]: (bases[i], first), names[j]: (bases[j], second)}
+                blocks = _blocks(found, names, changes)
                 if blocks:
                     row = {
                         "size": size,

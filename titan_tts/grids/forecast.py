@@ -17,6 +17,7 @@ from titan_tts.plan.devices import (
     find_device,
     with_peak,
 )
+from titan_tts.plan.memory import Activations
 from titan_tts.plan.plan import Planner, estimated_buckets, longest_batches
 from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
@@ -35,6 +36,7 @@ class Forecaster:
     def __init__(self, gpu: str):
         self.device = find_device(gpu) if gpu else device_of(utils.device_module.get_device_name())
         self._planners: dict[str, Planner] = {}
+        self._activations: dict[str, Activations] = {}
 
     def forecast(self, cell: Cell) -> dict[str, Any] | None:
         """Memory, time and MFU of a run; None where the plan knows nothing of it, or fails."""
@@ -93,5 +95,10 @@ class Forecaster:
             [cell.gpus, ranks, {**rest, "training": training, "data": data}], sort_keys=True
         )
         if key not in self._planners:
-            self._planners[key] = Planner(cell.config, cell.gpus)
+            self._planners[key] = planner = Planner(cell.config, cell.gpus)
+            # Passes over tensors without data take most of the time; nothing else decides about them.
+            config, known = cell.config, (planner.sizes.args, planner.longest.lengths)
+            dtypes = config.training.dtype, config.training.mixed_precision_param
+            shared = repr((*known, dtypes, config.encoder))
+            planner.activations = self._activations.setdefault(shared, planner.activations)
         return self._planners[key]

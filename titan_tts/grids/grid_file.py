@@ -12,6 +12,8 @@ gpus_per_node = 8
 layout = ["ddp", "fsdp"]
 batch = [1, 2, 4, 8]
 compile = ["off", "default"]
+# Axes that change together, each combination of them a list:
+# "size, layout" = [["800m", "ddp"], ["8b_megatron", "fsdp"]]
 
 [[exclude]]                 # combinations that have all of these values are left out
 layout = "ddp"
@@ -25,7 +27,7 @@ batch = 1
 import itertools
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -109,7 +111,12 @@ def read_grid(path: Path) -> GridFile:
     grid: GridFile = dataclass_from_dict(GridFile, content, str(path))
     options = grid.grid
     options.name = options.name or path.stem
-    if not options.config and "size" not in grid.axes:
+    for axis, values in grid.axes.items():
+        _check_axis(path, axis, values)
+    names = [name for axis in grid.axes for name in _names(axis)]
+    if len(set(names)) < len(names):
+        raise InputError(f"{path}: [axes] have {', '.join(names)}, but each must be there once")
+    if not options.config and "size" not in names:
         raise InputError(f"{path}: [grid] config is missing; give a TOML file or a shipped config")
     if "/" in options.name or options.name in (".", "..") or not options.name.isprintable():
         raise InputError(f"{path}: [grid] name = {options.name!r} must be a folder's name")
@@ -129,32 +136,61 @@ def read_grid(path: Path) -> GridFile:
             f"{path}: [grid] counted_steps = {options.counted_steps} must be less than steps = "
             f"{options.steps}: the others are the warm-up"
         )
-    for axis, values in grid.axes.items():
-        _check_axis(path, axis, values)
+    if math.prod(map(len, grid.axes.values())) > MAX_RUNS:
+        raise InputError(f"{path}: [axes] make more than {MAX_RUNS:,} runs; split the grid")
+    combined = _combined(grid.axes)
     for number, table in enumerate(grid.exclude, 1):
         for axis, value in table.items():
-            if repr(value) not in map(repr, grid.axes.get(axis, ())):  # True is no 1
+            if all(repr(value) != repr(each.get(axis)) for each in combined):  # True is no 1
                 raise InputError(
                     f"{path}: [[exclude]] {number} has {axis} = {value!r}, which no axis has"
                 )
     for table in grid.extra:
         for axis, value in table.items():
-            _check_axis(path, axis, value if isinstance(value, list) else [value])
-    if math.prod(map(len, grid.axes.values())) > MAX_RUNS:
-        raise InputError(f"{path}: [axes] make more than {MAX_RUNS:,} runs; split the grid")
+            _check_axis(path, axis, _listed(value))
     return grid
 
 
+def _names(axis: str) -> list[str]:
+    """The axes that change together in one of the file: "size, layout"."""
+    return [name.strip() for name in axis.split(",")]
+
+
 def _check_axis(path: Path, axis: str, values: list[Any]) -> None:
-    if axis not in AXES and "." not in axis:
-        raise InputError(
-            f"{path}: there is no axis {axis!r}; there are {', '.join(AXES)}, and keys of the config as "
-            f'"section.key"'
-        )
+    names = _names(axis)
+    for name in names:
+        if name not in AXES and "." not in name:
+            raise InputError(
+                f"{path}: there is no axis {name!r}; there are {', '.join(AXES)}, and keys of the config as "
+                f'"section.key"'
+            )
     if not values or len(set(map(repr, values))) < len(values):
         raise InputError(f"{path}: axis {axis} must have values, each once")
-    if axis in AXES and any(isinstance(value, (list, dict)) for value in values):
-        raise InputError(f"{path}: axis {axis} has {values}, but its values are words or numbers")
+    for value in values:
+        row = value if len(names) > 1 else [value]
+        if not isinstance(row, list) or len(row) != len(names):
+            raise InputError(
+                f"{path}: axis {axis} has {value}, but it needs a list of {len(names)}"
+            )
+        if any(isinstance(one, (list, dict)) for name, one in zip(names, row) if name in AXES):
+            raise InputError(
+                f"{path}: axis {axis} has {value}, but its values are words or numbers"
+            )
+
+
+def _combined(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of the axes' values."""
+    levels = []
+    for axis, values in axes.items():
+        names = _names(axis)
+        rows = [value if len(names) > 1 else [value] for value in _listed(values)]
+        levels.append([dict(zip(names, row)) for row in rows])
+    products = itertools.product(*levels)
+    return [{name: row[name] for row in each for name in row} for each in products]
+
+
+def _listed(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]
 
 
 def find_grid(grid: str) -> Path:
@@ -172,12 +208,9 @@ def find_grid(grid: str) -> Path:
 
 def combinations(grid: GridFile) -> Iterator[dict[str, Any]]:
     """The values of each run's axes, without repeats, in the order of the axes."""
-    for values in itertools.product(*grid.axes.values()):
-        chosen = dict(zip(grid.axes, values))
+    combined = _combined(grid.axes)
+    for chosen in combined:
         if not any(table.items() <= chosen.items() for table in grid.exclude if table):
             yield chosen
-    first = {axis: values[0] for axis, values in grid.axes.items()}
     for table in grid.extra:
-        lists = [each if isinstance(each, list) else [each] for each in table.values()]
-        for values in itertools.product(*lists):
-            yield {**first, **dict(zip(table, values))}
+        yield from ({**combined[0], **chosen} for chosen in _combined(table))

@@ -2,22 +2,26 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from titan_tts.grids.cells import Cell, Cells
 from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.runner import FINAL, TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.grids.search import largest_that_fits, smaller
+from titan_tts.html import counted
 from titan_tts.launch.supervisor import Outcome, slurm_nodes
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
+
+START_SECONDS = 90.0
+"""assumed in totals: from a run's start to its first compiled step"""
 
 _FIRST_BATCH = 8
 """with which a search begins where the plan knows nothing of the device"""
@@ -42,33 +46,66 @@ class GridRun:
 
         self.run_what_cannot_fit = run_what_cannot_fit
 
-    def list(self) -> Iterator[str]:
-        """Every run in a line, with its state and the plan's forecast: of each size, the fastest first; then
-        what does not fit, what has no forecast, and what training would refuse."""
-        planned = tqdm(self.all, "planning", unit="run", disable=None)
-        forecasts = {cell.name: self.forecaster.forecast(cell) for cell in planned}
-        sizes = list(dict.fromkeys(cell.factors["size"] for cell in self.all))
+    def list(self, price: float = 0.0) -> Iterator[str]:
+        """Each run in a line, in the order of the grid, as soon as it is planned; then the fastest of each
+        size and number of GPUs, and totals.
 
-        def rank(cell: Cell) -> tuple[int, bool, bool, float]:
-            forecast = forecasts[cell.name] or {"fits": False, "samples_per_second": 0.0}
-            size = sizes.index(cell.factors["size"])
-            return size, bool(cell.refused), not forecast["fits"], -forecast["samples_per_second"]
-
+        Args:
+            price: of one GPU for an hour; 0: not known.
+        """
+        forecasts: dict[str, dict[str, Any] | None] = {}
+        fastest: dict[tuple[str, int], tuple[float, str]] = {}
         width = max((len(cell.name) for cell in self.all), default=0)
-        for number, cell in enumerate(sorted(self.all, key=rank), 1):
-            forecast, state = forecasts[cell.name], self.runner.record(cell).get("state")
-            if cell.refused:
-                words = f"refused: {cell.refused}"
-            elif forecast is None:
-                words = "no forecast"
+        gpu = f", planned for {self.forecaster.device.name}" if self.forecaster.device else ""
+        yield f"{counted(len(self.all), 'run')} in {self.folder}{gpu}"
+        for number, cell in enumerate(self.all, 1):
+            found = forecasts[cell.name] = self.forecaster.forecast(cell)
+            words = f"refused: {cell.refused}" if cell.refused else _forecast_text(found)
+            state = self.runner.record(cell).get("state", "waiting")
+            line = f"{cell.name:{width}}  {state:9}  {words}"
+            yield f"{number:4}  {line}"
+            if found and found["fits"]:
+                group, speed = (cell.factors["size"], cell.gpus), found["samples_per_second"]
+                fastest[group] = max(fastest.get(group, (0.0, "")), (speed, line))
+        yield ""
+        for (size, gpus), (_, line) in fastest.items():
+            yield f"fastest {size} on {counted(gpus, 'GPU')}: {line}"
+        yield from self._totals(forecasts, price)
+
+    def _totals(
+        self, forecasts: Mapping[str, dict[str, Any] | None], price: float
+    ) -> Iterator[str]:
+        """Runs, hours and cost of what is done, and of what is left to do."""
+        kinds = ("done", "waiting, by the plan", "waiting without a forecast, at most")
+        seconds: dict[str, list[tuple[int, float]]] = {kind: [] for kind in kinds}
+        done, planned, unknown = seconds.values()
+        skipped, ratios = 0, []
+        for cell in self.all:
+            forecast, record = forecasts[cell.name], self.runner.record(cell)
+            expected = forecast and START_SECONDS + cell.steps * forecast["seconds_per_step"]
+            if self._state(cell) in FINAL:
+                done.append((cell.gpus, record["seconds"]))
+                if expected and record["state"] == "completed":
+                    ratios.append(record["seconds"] / expected)
+            elif cell.refused or self._predicted_oom(cell, forecast):
+                skipped += 1
+            elif expected:
+                planned.append((cell.gpus, expected))
             else:
-                words = (
-                    f"{forecast['samples_per_second']:9.1f} samples/s  {forecast['mfu']:6.1%} MFU  "
-                    f"{forecast['gib']:7.1f} GiB{'' if forecast['fits'] else '  DOES NOT FIT'}"
-                )
-            yield f"{number:4}  {cell.name:{width}}  {state or 'waiting':9}  {words}"
-        device = self.forecaster.device
-        yield f"{len(self.all)} runs" + (f"; forecasts for {device.name}" if device else "")
+                unknown.append((cell.gpus, self.runner.timeout_seconds))
+        factor = median(ratios) if ratios else 1.0
+        planned[:] = [(gpus, expected * factor) for gpus, expected in planned]
+        for kind, runs in seconds.items():
+            if runs:
+                hours = sum(each for _, each in runs) / 3600
+                gpu_hours = sum(gpus * each for gpus, each in runs) / 3600
+                cost = f", cost {price * gpu_hours:,.2f}" if price else ""
+                yield f"{kind}: {counted(len(runs), 'run')}, {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours{cost}"
+        if skipped:
+            yield f"waiting, but refused or too large: {counted(skipped, 'run')}"
+        if planned:
+            words = f", times {factor:.2f} by those done" if ratios else ""
+            yield f"by the plan: {START_SECONDS:g} s to start and compile, then the steps{words}"
 
     def run(self, source: str) -> int:
         """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed
@@ -162,3 +199,12 @@ class GridRun:
             return self.runner.run_succeeds(trial, f"batch {batch}")
 
         return largest_that_fits(fits, self.forecaster.largest(cell) or _FIRST_BATCH)
+
+
+def _forecast_text(forecast: Mapping[str, Any] | None) -> str:
+    if forecast is None:
+        return "no forecast"
+    return (
+        f"{forecast['samples_per_second']:9.1f} samples/s  {forecast['mfu']:6.1%} MFU  "
+        f"{forecast['gib']:7.1f} GiB{'' if forecast['fits'] else '  DOES NOT FIT'}"
+    )

@@ -1,16 +1,20 @@
 """The HTML page of an analysis: one file with its styles, tables and plots inside, and no network."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from titan_tts.grids.drawing import label
 from titan_tts.grids.effects import Noise
+from titan_tts.grids.published import SOURCE
 from titan_tts.grids.runs import COLUMNS, FIGURES
 from titan_tts.grids.verdicts import WITHOUT_REPEATS
 from titan_tts.html import counted, page_template
 
 MAX_LISTED = 30
 """Rows of a table that may be long; summary.json has all."""
+
+MAX_OUTLIERS = 8
 
 UNITS = {
     "seconds_per_step": "s/step",
@@ -98,6 +102,19 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
     return lines
 
 
+def outliers(table: Sequence[dict[str, Any]]) -> list[str]:
+    """Of the effects at equal batch with at least three pairs, the pairs farthest from their mean."""
+    found = []
+    for row in table:
+        if farthest := row["equal_batch"].get("farthest"):
+            ratio = row["equal_batch"]["ratio"]
+            levels = {"size": row["size"], row["factor"]: row["level"]}
+            text = f"{label(levels)} against {row['base']}: {change(farthest['ratio'])} with "
+            text += f"{label(farthest['configuration'])}, in the mean {change(ratio)}"
+            found.append((abs(math.log(farthest["ratio"] / ratio)), text))
+    return [text for _, text in sorted(found, reverse=True)[:MAX_OUTLIERS]]
+
+
 def run_columns(content: dict[str, Any], runs: Sequence[dict]) -> tuple[list[str], list[str]]:
     """Factors that vary between the runs, and the figures that any has."""
     factors = [
@@ -124,6 +141,9 @@ def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, A
         span=span,
         figure_text=figure_text,
         verdicts=verdicts(content),
+        outliers=outliers,
+        source=SOURCE,
+        published=any(point["published"] for row in content["scaling"] for point in row["points"]),
         factors=factors,
         figures=figures,
         plots=plots,

@@ -1,11 +1,13 @@
 """The plots of an analysis. Each is drawn once and returned as PNG and SVG."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_tts.grids import drawing
 from titan_tts.grids.drawing import COLORS, GREY, MARKERS, label, legend, line, panel_title, panels
 from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, key_of
+from titan_tts.grids.published import SOURCE
 from titan_tts.grids.runs import SPLIT
 from titan_tts.grids.verdicts import kept_apart, means
 
@@ -25,7 +27,7 @@ CURVES = {
 PLOTS = {
     *(f"{figure}_over_batch" for figure in CURVES),
     *(f"effects_{figure}" for figure in CURVES),
-    *("interactions", "pareto", "scaling", "predicted", "step_split"),
+    *("configurations", "interactions", "pareto", "scaling", "predicted", "step_split"),
 }
 """Names of all plots"""
 
@@ -36,8 +38,7 @@ _LOST = {
     "skipped": ("|", "skipped"),
 }
 _MAX_PANELS = 12
-_MAX_BARS = 24
-_MAX_LINES = 40
+_MAX_BARS = 40
 
 
 def draw_all(content: Content) -> dict[str, dict[str, Any]]:
@@ -45,6 +46,10 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     rows, names = content["rows"], content["names"]
     plots: dict[str, tuple[str, Any, tuple]] = {}
     with_mfu = any(row["mfu"] is not None for row in rows)
+    if rows:
+        shown = "mfu" if with_mfu else "samples_per_second"
+        title = f"{CURVES[shown].partition(' (')[0]} of each configuration at its best micro-batch"
+        plots["configurations"] = title, _bars, (rows, names, shown)
     for figure, axis in CURVES.items():
         known = any(row[figure] is not None for row in rows)
         if known and not (figure == "tflops_per_device" and with_mfu):
@@ -63,10 +68,10 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     if content["pareto"]:
         plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
     if content["scaling"]:
-        plots["scaling"] = "Scaling over GPUs", _scaling, (content["scaling"],)
+        plots["scaling"] = "Scaling over GPUs", _scaling, (content["scaling"], names)
     predicted = [row for row in rows if row["predicted_seconds_per_step"]]
     if predicted:
-        plots["predicted"] = "Predicted and measured", _predicted, (predicted,)
+        plots["predicted"] = "Predicted and measured", _predicted, (content, predicted)
     split = [row for row in rows if row["forward_seconds"] is not None]
     if split:
         plots["step_split"] = "Where a step's time goes", _split, (split, names)
@@ -190,6 +195,11 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
         for side, (_, color, marker, shift) in sides.items():
             if row[side]["pairs"]:
                 _intervals(axes, y + shift, row[side], color, marker)
+        if farthest := row["equal_batch"].get("farthest"):
+            at_left = farthest["ratio"] < row["equal_batch"]["ratio"]
+            x, text = 100 * (farthest["ratio"] - 1), label(farthest["configuration"])
+            style: Any = {"fontsize": 6.5, "color": "#555", "ha": "left" if at_left else "right"}
+            axes.text(x, y - 0.3, text[:90], va="bottom", **style)
     _ratio_axis(
         axes, [f"{row['size']} {row['factor']}: {row['level']} / {row['base']}" for row in table]
     )
@@ -242,39 +252,48 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
     legend(figure, [line("front", COLORS[1], "o"), line("dominated", GREY, "o", "")], 10)
 
 
-def _scaling(figure: Any, curves: Sequence[Row]) -> None:
-    left, right = panels(figure, 2, 3.6, min(len(curves), len(COLORS)))
-    entries = []
-    for number, curve in reversed(list(enumerate(curves[:_MAX_LINES]))):
-        points = curve["points"]
-        gpus = [point["gpus"] for point in points]
-        style: Any = {"color": GREY, "marker": "."}
-        if number < len(COLORS):
-            style = {"color": COLORS[number], "marker": MARKERS[number], "markersize": 4.5}
-            entries.append(line(label(curve["configuration"]), style["color"], style["marker"]))
-        left.plot(gpus, [point["samples_per_second"] for point in points], **style)
-        right.plot(gpus, [100 * point["efficiency"] for point in points], **style)
-        if number < len(COLORS):
-            ideal = [points[0]["samples_per_second"] * each / gpus[0] for each in gpus]
-            left.plot(gpus, ideal, color=style["color"], linestyle=":", linewidth=0.9)
-    everywhere = [point["gpus"] for curve in curves for point in curve["points"]]
-    for axes in (left, right):
-        drawing.ticks(axes, everywhere)
-        axes.set_xlabel("GPUs")
-    drawing.log_axis(left.yaxis)
-    left.set(ylabel="samples per second (dotted: linear)")
-    right.axhline(100, color="#444", linewidth=0.8)
-    right.set(ylabel="efficiency (% per GPU)")
-    right.set_ylim(0, None)
-    entries.reverse()
-    if len(curves) > len(entries):
-        grey = len(curves[:_MAX_LINES]) - len(entries)
-        entries.append(line(f"{grey} slower of {len(curves)} configurations", GREY))
-    legend(figure, entries, max(len(each.get_label()) for each in entries))
+def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
+    """MFU, or else efficiency, over GPUs: a panel per NO_ALTERNATIVES, with the flat ideal line of each curve,
+    and what the project's predecessor published of the size."""
+    apart = [name for name in kept_apart(names) if name not in ("gpus", "nodes")]
+    with_mfu = all(point["mfu"] is not None for curve in curves for point in curve["points"])
+    shown, axis = ("mfu", CURVES["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
+    groups = grouped([row["configuration"] | {"points": row["points"]} for row in curves], apart)
+    panel_curves = list(groups.items())[:_MAX_PANELS]
+    entries = [
+        line("ideal: as on the fewest GPUs", "#444", style=":"),
+        line(SOURCE, "#444", "_", "--"),
+    ]
+    for axes, (key, here) in zip(
+        panels(figure, len(panel_curves), 4.2, 1), panel_curves, strict=True
+    ):
+        varying = [name for name in here[0] if len({repr(curve[name]) for curve in here}) > 1]
+        published = {}
+        for number, curve in reversed(list(enumerate(here))):
+            gpus = [point["gpus"] for point in curve["points"]]
+            values = [100 * point[shown] for point in curve["points"]]
+            published |= {p["gpus"]: p["published"] for p in curve["points"] if p["published"]}
+            style: Any = {"color": GREY, "marker": "."}
+            if number < len(COLORS):
+                text = label({name: curve[name] for name in varying if name != "points"})
+                style = {"color": COLORS[number], "marker": MARKERS[number], "label": text}
+            axes.plot(gpus, values, markersize=4.5, **style)
+            axes.plot(gpus, [values[0]] * len(gpus), color=style["color"], linestyle=":")
+        if published and with_mfu:
+            gpus, figures = zip(*sorted(published.items()), strict=True)
+            axes.plot(
+                gpus, [100 * mfu for _, mfu in figures], color="#444", linestyle="--", marker="_"
+            )
+        drawing.ticks(axes, [point["gpus"] for curve in here for point in curve["points"]])
+        panel_title(axes, label(dict(zip(apart, key, strict=True))))
+        axes.set(xlabel="GPUs", ylabel=axis)
+        axes.set_ylim(0, None)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), reverse=True)
+    legend(figure, entries[: 1 + with_mfu], 10)
 
 
-def _predicted(figure: Any, rows: Sequence[Row]) -> None:
-    """Seconds per step and memory, each with the line of equality."""
+def _predicted(figure: Any, content: Content, rows: Sequence[Row]) -> None:
+    """Seconds per step and memory, each with the line of equality and the name of the farthest run."""
     memory = [row for row in rows if row["predicted_gib"] and row["peak_allocated_gib"]]
     sets = [("seconds per step", rows, "predicted_seconds_per_step", "seconds_per_step")]
     if memory:
@@ -286,33 +305,70 @@ def _predicted(figure: Any, rows: Sequence[Row]) -> None:
         ends = [0.9 * min(x + y), 1.1 * max(x + y)]
         axes.plot(ends, ends, color="#444", linewidth=0.8)
         axes.plot(x, y, "o", color=COLORS[0], markersize=4, alpha=0.7)
+        name = content["forecasts"]["ratios"][figure_name]["farthest"]
+        far = next(row for row in each if row["name"] == name)
+        text = textwrap.fill(label({name: far[name] for name in content["names"]}), 40)
+        at = far[predicted], far[figure_name]
+        style: Any = {
+            "fontsize": 7,
+            "color": "#555",
+            "ha": "left" if 2 * at[0] < sum(ends) else "right",
+        }
+        axes.annotate(text, at, (0, 6), textcoords="offset points", **style)
         if ends[1] > 20 * ends[0]:
             drawing.log_axis(axes.xaxis)
             drawing.log_axis(axes.yaxis)
         axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
 
 
+def _best_of_each(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict]:
+    """The cell of each configuration at its best batch, the fastest first."""
+    best: dict[tuple, dict[str, Any]] = {}
+    table = means(rows, names, figures)
+    for row in sorted(table, key=lambda row: -row["samples_per_second"]):
+        best.setdefault(key_of(row, [name for name in names if name != "batch"]), row)
+    return list(best.values())
+
+
+def _bar_axis(figure: Any, table: Sequence[Row], names: Sequence[str]) -> Any:
+    """A line per row, named by its levels, the first on top."""
+    figure.set_size_inches(10, 1.5 + 0.3 * len(table))
+    axes = figure.subplots()
+    axes.set_yticks(range(len(table)), [label({n: row[n] for n in names})[:90] for row in table])
+    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    return axes
+
+
+def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) -> None:
+    """One bar per configuration, in the color of its NO_ALTERNATIVES and the best of these first."""
+    known = [row for row in rows if row[shown] is not None]
+    groups = grouped(_best_of_each(known, names, (shown, "samples_per_second")), kept_apart(names))
+    limit = max(1, _MAX_BARS // len(groups))
+    table = [(number, row) for number, each in enumerate(groups.values()) for row in each[:limit]]
+    axes = _bar_axis(figure, [row for _, row in table], names)
+    scale = 100 if CURVES[shown].endswith("(%)") else 1
+    for y, (number, row) in enumerate(table):
+        value = scale * row[shown]
+        axes.barh(y, value, height=0.65, color=COLORS[number % len(COLORS)])
+        axes.text(value, y, f" {value:.3g}", va="center", fontsize=8)
+    axes.set_xlabel(CURVES[shown])
+
+
 def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     """Seconds of a step of the fastest configurations, each at its best batch. Communication overlaps
     with the other parts, so it has a bar of its own."""
     parts = [f"{part}_seconds" for part in SPLIT]
-    table = means(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
-    best: dict[tuple, dict[str, Any]] = {}
-    for row in sorted(table, key=lambda row: -row["samples_per_second"]):
-        best.setdefault(key_of(row, [name for name in names if name != "batch"]), row)
-    table = list(best.values())[:_MAX_BARS]
-    figure.set_size_inches(10, 1.5 + 0.3 * len(table))
-    axes = figure.subplots()
+    table = _best_of_each(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
+    table = table[:_MAX_BARS]
+    axes = _bar_axis(figure, table, names)
     for y, row in enumerate(table):
         left = 0.0
         for part, color in zip(parts[:-1], COLORS, strict=False):
             axes.barh(y - 0.1, row[part] or 0, left=left, height=0.55, color=color)
             left += row[part] or 0
         axes.barh(y + 0.3, row[parts[-1]] or 0, height=0.18, color="#444")
-    axes.set_yticks(range(len(table)), [label({n: row[n] for n in names})[:70] for row in table])
-    axes.set_ylim(len(table) - 0.4, -0.6)
     axes.set_xlabel("seconds per step")
-    axes.grid(axis="y", visible=False)
     entries = [line(part, color, "s", "") for part, color in zip(SPLIT[:-1], COLORS, strict=False)]
     entries.append(line("exchange (overlaps)", "#444"))
     legend(figure, entries, 10)

@@ -20,6 +20,7 @@ from titan_tts.grids.effects import (
     key_of,
     pooled_noise,
 )
+from titan_tts.grids.published import published_mfu
 from titan_tts.grids.runs import Run
 
 WITHOUT_REPEATS = 0.02
@@ -114,22 +115,25 @@ def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> l
 def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
     """Throughput over GPUs at equal micro-batch and equal everything else but `nodes`.
 
-    A run on one GPU has the layout "single" and is the first point of every layout's curve. `efficiency`
-    is throughput per GPU over that at the curve's smallest number of GPUs; a curve has at least two. Where
-    the same number of GPUs is spread over different nodes, the fewest nodes count.
+    A run on one data-parallel rank has the layout "single" and is the first point of every layout's curve; so
+    is FSDP2 on one node of HSDP's. `efficiency` is throughput per GPU over that at the curve's smallest number
+    of GPUs; a curve has at least two. Where the same number of GPUs is spread over different nodes, the fewest
+    nodes count. `published` is what the project's predecessor measured of this size on as many GPUs.
     """
     others = [name for name in names if name not in ("gpus", "nodes")]
     layouts = {row["layout"] for row in rows} - {"single"}
     curves: dict[tuple, dict[int, dict]] = defaultdict(dict)
-    table = means(rows, [*others, "gpus", "nodes"], ("samples_per_second",))
-    for row in sorted(table, key=lambda row: row["nodes"]):
-        for layout in layouts if row.get("layout") == "single" else {row.get("layout")}:
+    table = means(rows, [*others, "gpus", "nodes"], ("samples_per_second", "mfu"))
+    for row in sorted(table, key=lambda row: (row["nodes"], row.get("layout") == "fsdp")):
+        own = row.get("layout")
+        starts_hsdp = own == "fsdp" and row["nodes"] == 1
+        for layout in layouts if own == "single" else {own, "hsdp"} if starts_hsdp else {own}:
             configuration = {name: row[name] for name in others}
             configuration |= {} if layout is None else {"layout": layout}
             curves[tuple(configuration.items())].setdefault(row["gpus"], row)
     result = []
     for key, curve in curves.items():
-        first = min(curve)
+        first, size = min(curve), dict(key).get("size", rows[0]["size"])
         base = curve[first]["samples_per_second"] / first
         points = [
             {
@@ -137,10 +141,13 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
                 "nodes": row["nodes"],
                 "samples_per_second": row["samples_per_second"],
                 "efficiency": row["samples_per_second"] / gpus / base,
+                "mfu": row["mfu"],
+                "published": published_mfu(size, gpus),
             }
             for gpus, row in sorted(curve.items())
         ]
-        if len(points) > 1:
+        layout = dict(key).get("layout")
+        if len(points) > 1 and any(row.get("layout") == layout for row in curve.values()):
             result.append({"configuration": dict(key), "points": points})
     return sorted(result, key=lambda row: -row["points"][-1]["samples_per_second"])
 
@@ -150,7 +157,7 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
 
     Returns:
         `fits`: counts of (predicted, happened) of runs that ended completed or oom; `ratios`: per figure
-        the median, minimum and maximum of measured over predicted.
+        the median, minimum and maximum of measured over predicted, and the run farthest from the median.
     """
     tried = [run for run in runs if run.state in ("completed", "oom") and "fits" in run.predicted]
     fits: dict[str, int] = defaultdict(int)
@@ -166,13 +173,16 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
     ratios = {}
     for name, figure in pairs.items():
         found = [
-            run.figures[figure] / run.predicted[name]
+            (run.figures[figure] / run.predicted[name], run.name)
             for run in runs
-            if run.measured and run.predicted.get(name) and figure in run.figures
+            if run.measured and run.predicted.get(name) and run.figures.get(figure)
         ]
         if found:
-            spread = {"median": float(np.median(found)), "min": min(found), "max": max(found)}
-            ratios[figure] = spread | {"runs": len(found)}
+            values = [ratio for ratio, _ in found]
+            middle = float(np.median(values))
+            _, farthest = max(found, key=lambda each: abs(math.log(each[0] / middle)))
+            spread = {"median": middle, "min": min(values), "max": max(values)}
+            ratios[figure] = spread | {"runs": len(found), "farthest": farthest}
     right = sum(run.predicted["fits"] == (run.state == "completed") for run in tried)
     return {"tried": len(tried), "right": right, "fits": dict(fits), "ratios": ratios}
 

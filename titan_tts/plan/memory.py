@@ -106,22 +106,23 @@ class Activations:
         R = max(2 * patch, longest.speaker_frames)
         fewer_R = R // (2 * patch) * patch
         longest = Lengths(T, L, R)
-        shapes = (
-            (first, longest),
-            (first + 1, longest),
-            (first, replace(longest, frames=T // 2)),
-            (first, replace(longest, text_tokens=L // 2)),
-            (first, replace(longest, speaker_frames=fewer_R)),
-        )
+        shapes = [(first, longest), (first + 1, longest)]
+        if lengths != longest:
+            shapes += [
+                (first, replace(longest, frames=T // 2)),
+                (first, replace(longest, text_tokens=L // 2)),
+                (first, replace(longest, speaker_frames=fewer_R)),
+            ]
         passes = [self.measured(config, sharded, *shape) for shape in shapes]
         if any(graphs != passes[0][1] for _, graphs in passes):
             return None
-        base, more, frames, tokens, reference = (
-            np.array(astuple(sizes), float) for sizes, _ in passes
-        )
-        shift = (lengths.frames - T) * (base - frames) / (T - T // 2)
-        shift += (lengths.text_tokens - L) * (base - tokens) / (L - L // 2)
-        shift += (lengths.speaker_frames - R) * (base - reference) / (R - fewer_R)
+        base, more, *shorter = (np.array(astuple(sizes), float) for sizes, _ in passes)
+        shift = np.zeros_like(base)
+        if shorter:
+            frames, tokens, reference = shorter
+            shift += (lengths.frames - T) * (base - frames) / (T - T // 2)
+            shift += (lengths.text_tokens - L) * (base - tokens) / (L - L // 2)
+            shift += (lengths.speaker_frames - R) * (base - reference) / (R - fewer_R)
         return base + shift + (samples - first) * (more - base + shift / first)
 
     def _at_lengths(

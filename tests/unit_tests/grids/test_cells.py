@@ -1,5 +1,6 @@
 """A grid's file, and the runs that it means."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from titan_tts.grids.cells import Cells
 from titan_tts.grids.grid_file import find_grid, read_grid
 from torchtitan.models.dit_tts.errors import InputError
 
-DEBUG = Path(__file__).parents[3] / "train_configs" / "debug.toml"
+ROOT = Path(__file__).parents[3]
+DEBUG = ROOT / "train_configs" / "debug.toml"
 
 
 def grid(folder: Path, text: str, options: str = ""):
@@ -95,6 +97,37 @@ batch = 8
     assert len({cell.name for cell in found}) == 4
 
 
+def test_axes_that_change_together(tmp_path):
+    text = """
+[axes]
+gpus = [2, 4]
+"size, layout, batch" = [["debug", "ddp", 3], ["one_gpu", "fsdp", 5]]
+[[exclude]]
+gpus = 2
+size = "one_gpu"
+[[extra]]
+gpus = 4
+"layout, batch" = [["2x2", 7], ["1x4", 9]]
+"""
+    found = [
+        (
+            c.gpus,
+            c.factors["size"],
+            c.factors["layout"],
+            c.batch,
+            c.config.training.global_batch_size,
+        )
+        for c in cells(tmp_path, text)
+    ]
+    assert sorted(found) == [
+        (2, "debug", "ddp", 3, 6),
+        (4, "60M", "fsdp", 5, 20),
+        (4, "debug", "ddp", 3, 12),
+        (4, "debug", "fsdp", 9, 36),
+        (4, "debug", "hsdp", 7, 28),
+    ]
+
+
 @pytest.mark.long
 def test_what_training_refuses_is_known_before(tmp_path):
     text = '[axes]\nlayout = ["ddp", "hsdp"]\ncompile = ["off", "reduce-overhead"]\nbatch = [1]'
@@ -139,6 +172,10 @@ MISTAKES = [
     ("", 'dump_folder = "s3://bucket/x"', "must be a local folder"),
     (f"[axes]\n{MANY}", "", "more than"),
     ("[axes", "", "not valid TOML"),
+    ('[axes]\n"layout, batch" = [["ddp", 1, 2]]', "", "it needs a list of 2"),
+    ('[axes]\n"layout, batch" = ["ddp", "fsdp"]', "", "it needs a list of 2"),
+    ('[axes]\n"layout, bach" = [["ddp", 1]]', "", "there is no axis 'bach'"),
+    ('[axes]\nbatch = [1]\n"layout, batch" = [["ddp", 1]]', "", "but each must be there once"),
 ]
 
 
@@ -161,15 +198,43 @@ def test_a_missing_file_and_a_missing_config(tmp_path):
     (tmp_path / "empty.toml").write_text("")
     with pytest.raises(InputError, match="config is missing"):
         read_grid(tmp_path / "empty.toml")
-    with pytest.raises(InputError, match="one of: 800m, 8b, autotune, debug"):
+    with pytest.raises(InputError, match="one of: 800m, 8b, autotune, debug, table"):
         find_grid("80m")
 
 
+SHIPPED = [("800m", 268), ("8b", 212), ("autotune", 27), ("debug", 52), ("table", 58)]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name, runs", [("800m", 268), ("8b", 82), ("autotune", 27), ("debug", 52)])
+@pytest.mark.parametrize("name, runs", SHIPPED)
 def test_shipped_grids(name, runs, tmp_path):
-    """None has a run that training refuses, but for several nodes' and CUDA's."""
+    """None has a run that training refuses, but for several nodes' and CUDA's; each has its script."""
     shipped = read_grid(find_grid(name))
     found = Cells(shipped, tmp_path).all()
     assert len(found) == runs
     assert not [cell.refused for cell in found if cell.refused]
+    script = ROOT / "scripts" / f"run_ablations_{name}.sh"
+    assert script.read_text().endswith(f'/ablate.sh" {name} "$@"\n') and os.access(script, os.X_OK)
+    if name == "table":
+        degrees = {
+            (
+                *(
+                    cell.factors[key]
+                    for key in ("size", "tensor_parallel", "layout", "gpus", "nodes")
+                ),
+                cell.config.parallelism.data_parallel_replicate_degree,
+            )
+            for cell in found
+        }
+        # What the predecessor's table has, and HSDP that shards over the four GPUs of a node.
+        assert degrees >= {
+            *(("800M", 1, "ddp", gpus, gpus // 4, gpus) for gpus in (4, 16, 64)),
+            *(("3B", 2, "ddp", gpus, gpus // 4, gpus // 2) for gpus in (4, 16, 64)),
+            ("8B", 4, "single", 4, 1, 1),
+            *(("8B", 4, "ddp", gpus, gpus // 4, gpus // 4) for gpus in (16, 64)),
+            *((size, 1, "hsdp", 64, 16, 16) for size in ("800M", "3B", "8B")),
+        }
+
+
+def test_shipped_grids_are_all_tested():
+    assert {path.stem for path in find_grid("debug").parent.iterdir()} == {n for n, _ in SHIPPED}

@@ -8,7 +8,8 @@ from tests.helpers.plan_cases import SMALL, shipped_debug_config
 from titan_tts.grids.cells import Cells
 from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile, Options
-from titan_tts.plan.activations import ActivationMemory
+from titan_tts.plan import memory
+from titan_tts.plan.activations import ActivationMemory, KindMemory
 from titan_tts.plan.memory import Activations
 
 GIB = 2**30
@@ -36,3 +37,28 @@ def test_a_run_of_mixed_lengths_fits_where_every_bucket_does(tmp_path, monkeypat
     room = (longest["gib"] + mixed["gib"]) / 2 + 1.5
     forecaster.device = replace(forecaster.device, memory_gib=room / 0.96)
     assert forecast("longest")["fits"] and not forecast("mixed")["fits"]
+
+
+def test_cells_share_what_does_not_depend_on_their_layout(tmp_path, monkeypatch):
+    """Passes over tensors without data take most of a plan's time: one per way of sharding, checkpointing and
+    number of samples, whatever GPUs, optimizer states and attention kernels the cells have."""
+    passes = []
+
+    def kind_memory(config, args, samples, lengths, kind, sharded, encoders):
+        passes.append((samples, kind, sharded))
+        return KindMemory(0, 0, samples * 2**20, 0, [])
+
+    monkeypatch.setattr(memory, "kind_memory", kind_memory)
+    forecaster = Forecaster("H200")
+    base = shipped_debug_config(*SMALL, "--training.global_batch_size=16")
+    cells = Cells(GridFile(Options(config="base", gpus_per_node=4)), tmp_path, base)
+    for gpus in (4, 8):
+        for more in ({}, {"attention": "flex"}, {"optimizer.state_dtype": "bfloat16"}):
+            for batch in (1, 6):
+                axes = {"gpus": gpus, "layout": "fsdp", "checkpointing": "every 2", "batch": batch}
+                assert forecaster.forecast(cells.make(axes | more, 0))["fits"]
+    assert sorted(passes) == [
+        (samples, kind, True) for samples in (2, 3) for kind in ("full", "none")
+    ]
+    assert forecaster.forecast(cells.make({"gpus": 4, "layout": "ddp", "batch": 1}, 0))
+    assert sorted(passes[4:]) == [(2, "none", False), (3, "none", False)]

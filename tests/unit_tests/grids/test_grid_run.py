@@ -81,8 +81,11 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 def test_all_runs_are_run_once(tmp_path, capsys):
     run = start(tmp_path)
-    lines = list(run.list())
-    assert len(lines) == 7 and all("waiting" in line for line in lines[:6])
+    head, *lines = run.list()
+    at_most = "6 runs, 2.0 hours, 4.0 GPU hours"  # 20 minutes on 2 GPUs each
+    assert head == f"6 runs in {tmp_path}/mine"
+    assert lines[6:] == ["", f"waiting without a forecast, at most: {at_most}"]
+    assert all("waiting" in line for line in lines[:6])
     assert not (tmp_path / "mine").exists()  # the list starts nothing
     assert run.run("the grid") == 0
     assert order(tmp_path) == [cell.name for cell in run.all]
@@ -270,7 +273,9 @@ def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
     assert main([*command, "--retry", "oom,running"]) == 2
     assert "--retry oom,running, but allowed are completed, oom," in capsys.readouterr().err
     assert main([*command, "--dry-run", "--gpu", "H100"]) == 0 and len(no_training) == 4 + 3 + 1
-    assert "4 runs; forecasts for H100\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "mine, planned for H100\n" in said and "done: 4 runs" in said and "cost" not in said
+    assert main([*command, "--dry-run", "--price", "nan"]) == 2
     assert main(["ablate", str(path)]) == 1
     assert (tmp_path / "mine/analysis/summary.csv").exists()
 
@@ -355,23 +360,45 @@ def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch, no_traini
     assert "it needs 3 nodes" in found[6]["reason"]
 
 
-def test_the_list_has_the_fastest_of_each_size_first(tmp_path, monkeypatch):
+def test_the_list_comes_as_it_is_planned_and_ends_with_the_fastest_and_totals(
+    tmp_path, monkeypatch
+):
+    planned = []
+
     def forecast(self, cell):
+        planned.append(cell)
         if cell.refused or cell.batch == 32:
             return None
-        fits, speed = cell.batch < 16, cell.batch + (cell.axes["layout"] == "ddp") / 2
-        return {"fits": fits, "gib": 1.0, "samples_per_second": speed, "mfu": 0.4}
+        speed = cell.batch + (cell.axes["layout"] == "ddp") / 2
+        figures = {"gib": 1.0, "samples_per_second": speed, "mfu": 0.4, "seconds_per_step": 6.0}
+        return {"fits": cell.batch < 16, **figures, "gpu": "H100"}
 
     monkeypatch.setattr(grid_run.Forecaster, "forecast", forecast)
     axes = '[axes]\nsize = ["one_gpu", "debug"]\nlayout = ["ddp", "fsdp"]\nbatch = [1, 8, 16, 32]\n'
-    axes += '[[exclude]]\nlayout = "fsdp"\nbatch = 32\n'
-    run = start(tmp_path, axes + '[[extra]]\nlayout = "3x2"\nbatch = 8\n')
-    found = [re.search(r"dit_(\w+)_bs(\d+)_.*_p(\dx\d)", line) for line in run.list()][:-1]
-    order = [(8, "2x1"), (8, "1x2"), (1, "2x1"), (1, "1x2"), (16, "2x1"), (16, "1x2"), (32, "2x1")]
-    assert [(each[1], int(each[2]), each[3]) for each in found] == [
-        *(("60M", *each) for each in [*order, (8, "3x2")]),
-        *(("debug", *each) for each in order),
+    axes += '[[extra]]\nlayout = "3x2"\nbatch = 8\n'
+    run = start(tmp_path, axes, "steps = 35")
+    lines = run.list(price=3.0)
+    assert next(lines) == f"17 runs in {tmp_path}/mine" and not planned
+    assert run.all[0].name in next(lines) and len(planned) == 1
+    *_, fast, other, waiting, unknown, skipped, basis = lines
+    pattern = r"fastest (\w+) on 2 GPUs: dit_\w+_bs(\d+)_.*_p(\dx\d)"
+    assert [re.match(pattern, line).groups() for line in (fast, other)] == [
+        ("60M", "8", "2x1"),
+        ("debug", "8", "2x1"),
     ]
+    # Batches 1 and 8 of 4 layouts: 35 steps of 6 s after 90 s. Batch 32 of them: 20 minutes each.
+    assert waiting == "waiting, by the plan: 8 runs, 0.7 hours, 1.3 GPU hours, cost 4.00"
+    assert unknown == (
+        "waiting without a forecast, at most: 4 runs, 1.3 hours, 2.7 GPU hours, cost 8.00"
+    )
+    assert skipped == "waiting, but refused or too large: 5 runs"
+    assert basis == "by the plan: 90 s to start and compile, then the steps"
+    # One that is done took 3 times as long as planned.
+    run.runner.keep(run.all[0], Outcome("completed", "", 900.0), None)
+    *_, done, waiting, unknown, skipped, basis = run.list(price=3.0)
+    assert done == "done: 1 run, 0.2 hours, 0.5 GPU hours, cost 1.50"
+    assert "by the plan: 7 runs, 1.8 hours, 3.5 GPU hours, cost 10.50" in waiting
+    assert basis.endswith(", times 3.00 by those done")
 
 
 def test_the_largest_batch_is_searched(tmp_path, capsys):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, report, true_speed, write_run
 from titan_tts.grids.effects import matched_factors
+from titan_tts.grids.published import published_mfu
 from titan_tts.grids.runs import find_runs
 from titan_tts.grids.verdicts import best, forecasts, growth, notes, pareto, scaling
 
@@ -97,7 +98,7 @@ def test_scaling_from_one_gpu_for_every_layout():
     grid = combinations(layout=["single"], gpus=[1], batch=[4, 8])
     grid += combinations(layout=["fsdp", "ddp"], gpus=[4, 16], batch=[4])
     grid = [each | {"nodes": -(-each["gpus"] // 8)} for each in grid]
-    rows = [each | {SPEED: true_speed(each)} for each in grid]
+    rows = [each | {SPEED: true_speed(each), "mfu": None} for each in grid]
     # Listed first and left out: four GPUs of two nodes.
     spread = [each | {"nodes": 2, SPEED: each[SPEED] / 2} for each in rows if each["gpus"] == 4]
     curves = scaling(*matched_factors([*spread, *rows], NAMES))
@@ -108,6 +109,37 @@ def test_scaling_from_one_gpu_for_every_layout():
         assert points == [(1, 1), (4, 1), (16, 2)]
         efficiency = [point["efficiency"] for point in curve["points"]]
         assert efficiency == pytest.approx([1, 4**-0.07, 16**-0.07])
+
+
+def test_mfu_over_nodes_beside_the_published_one():
+    """By tensor parallelism from its one group, and by HSDP from FSDP2 on one node."""
+    group = {"size": "8B", "backend": "megatron", "tensor_parallel": 4}
+    speeds = {
+        ("single", 4): (group, 10.0, 0.40),
+        ("ddp", 16): (group, 36.0, 0.36),
+        ("fsdp", 4): ({"size": "3B"}, 20.0, 0.50),
+        ("hsdp", 16): ({"size": "3B"}, 76.0, 0.45),
+        ("hsdp", 64): ({"size": "3B"}, 256.0, None),
+    }
+    rows = [
+        BASE | {"layout": layout, "gpus": gpus, "nodes": gpus // 4, SPEED: speed, "mfu": mfu} | more
+        for (layout, gpus), (more, speed, mfu) in speeds.items()
+    ]
+    hybrid, tensor = scaling(*matched_factors(rows, NAMES))
+    assert [hybrid["configuration"]["layout"], tensor["configuration"]["layout"]] == ["hsdp", "ddp"]
+
+    def points(curve):
+        keys = "gpus", "efficiency", "mfu", "published"
+        return [tuple(point[key] for key in keys) for point in curve["points"]]
+
+    assert points(tensor) == [(4, 1.0, 0.40, ("TP 4", 0.375)), (16, 0.9, 0.36, ("TP 4", 0.375))]
+    assert points(hybrid) == [
+        (4, 1.0, 0.50, ("TP 2", 0.3)),
+        (16, 0.95, 0.45, ("TP 2", 0.3)),
+        (64, 0.8, None, ("TP 2", 0.3)),
+    ]
+    assert published_mfu("8B", 64) == ("TP 4", 0.36) and published_mfu("800M", 4) == ("DDP", 0.356)
+    assert published_mfu("8B", 8) is published_mfu("60M", 4) is None
 
 
 def test_forecasts_and_notes(tmp_path):
@@ -128,7 +160,8 @@ def test_forecasts_and_notes(tmp_path):
     }
     medians = {name: each["median"] for name, each in found["ratios"].items()}
     assert medians == {SPEED: 0.5, "seconds_per_step": 3, "peak_allocated_gib": 2}
-    assert found["ratios"]["seconds_per_step"] == {"median": 3, "min": 2, "max": 4, "runs": 2}
+    times = {"median": 3, "min": 2, "max": 4, "runs": 2, "farthest": "a"}
+    assert found["ratios"]["seconds_per_step"] == times
     counts = notes(runs)
     assert counts["peak"] == {"NVIDIA H200: 989 TFLOP/s": 1, "NVIDIA H200: not known": 1}
     assert counts["conventions"]["exact: padded shapes, as PyTorch's counter"] == 2
