@@ -103,7 +103,7 @@ def test_the_table_of_nodes_and_what_is_named(tmp_path):
                 levels = {"gpus": gpus, "nodes": gpus // 4, "batch": batch, "compile": compiled}
                 result = report(BASE | levels, speed * ratio)
                 seconds = result["seconds_per_step"]["median"] / (
-                    3 if (gpus, batch) == (4, 2) else 1
+                    3 if (gpus, batch, compiled) == (4, 2, "off") else 1
                 )
                 forecast = {"fits": True, "seconds_per_step": seconds, "gib": 20.0}
                 name = f"{compiled}_{gpus}_{batch}"
