@@ -30,6 +30,35 @@ PLOT_STYLE: Any = {
 }
 """matplotlib's rcParams"""
 
+PAGE_STYLE = """
+:root { --ink: #1f2328; --soft: #656d76; --line: #dfe2e6; --page: #f6f7f9; --card: #fff;
+  --error: #b3261e; --note: #5b6673; --good: #1a7f37; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif; }
+main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
+h1 { font-size: 24px; margin: 0 0 2px; overflow-wrap: anywhere; }
+.soft { color: var(--soft); }
+.badge { display: inline-block; border-radius: 12px; padding: 0 10px; color: #fff;
+  font-size: 12.5px; font-weight: 600; white-space: nowrap; }
+.error { background: var(--error); } .note { background: var(--note); } .good { background: var(--good); }
+.cards { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; }
+.card { flex: 1 1 110px; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; padding: 10px 14px; }
+.card b { display: block; font-size: 20px; font-weight: 650; }
+.card span { color: var(--soft); font-size: 13px; }
+.wide { overflow: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  margin: 10px 0; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
+  font-variant-numeric: tabular-nums; white-space: nowrap; }
+tr:last-child td { border-bottom: 0; }
+th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }
+td.text, th.text { text-align: left; }
+@media print { body { background: #fff; } }
+"""
+"""CSS of every page; a page's own follows and wins."""
+
 
 @contextmanager
 def plot_style(title: str, **style: Any) -> Iterator[None]:
@@ -73,5 +102,6 @@ def page_template(package: str, name: str, filters: Mapping[str, Any]) -> "Templ
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["page_style"] = PAGE_STYLE
     environment.filters |= {"noun": noun, "counted": counted} | dict(filters)
     return environment.get_template(name)

@@ -1,28 +1,4 @@
-"""The TOML file of a grid: a base config, axes, exclusions, repeats.
-
-[grid]
-name = "800m"
-config = "800m"             # path or name of a shipped config
-gpus_per_node = 8
-
-[settings]                  # keys of the config that hold for every run
-"data.max_frames" = 768
-
-[axes]                      # every combination is a run; an axis is a name of AXES or a config key
-layout = ["ddp", "fsdp"]
-batch = [1, 2, 4, 8]
-compile = ["off", "default"]
-# Axes that change together, each combination of them a list:
-# "size, layout" = [["800m", "ddp"], ["8b_megatron", "fsdp"]]
-
-[[exclude]]                 # combinations that have all of these values are left out
-layout = "ddp"
-batch = 8
-
-[[extra]]                   # one more run: values of the axes, and keys of the config
-batch = 1
-"optimizer.lr" = 0.5
-"""
+"""The TOML file of a grid: a base config, axes, exclusions, repeats. docs/ablations.md has an example."""
 
 import itertools
 import math

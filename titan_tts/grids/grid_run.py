@@ -1,7 +1,7 @@
 """Runs what is left of a grid, by growing batch; larger batches are skipped after an OOM."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,36 +76,31 @@ class GridRun:
         self, forecasts: Mapping[str, dict[str, Any] | None], price: float
     ) -> Iterator[str]:
         """Runs, hours and cost of what is done, and of what is left to do."""
-        kinds = ("done", "waiting, by the plan", "waiting without a forecast, at most")
-        seconds: dict[str, list[tuple[int, float]]] = {kind: [] for kind in kinds}
-        done, planned, unknown = seconds.values()
-        skipped, ratios = 0, []
+        runs: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        ratios = []
         for cell in self.all:
             forecast, record = forecasts[cell.name], self.runner.record(cell)
-            expected = forecast and START_SECONDS + cell.steps * forecast["seconds_per_step"]
+            planned = forecast and START_SECONDS + cell.steps * forecast["seconds_per_step"]
+            kind, seconds = "waiting, by the plan", planned
             if self._state(cell) in FINAL:
-                done.append((cell.gpus, record["seconds"]))
-                if expected and record["state"] == "completed":
-                    ratios.append(record["seconds"] / expected)
+                kind, seconds = "done", record["seconds"]
+                if planned and record["state"] == "completed":
+                    ratios.append(seconds / planned)
             elif cell.refused or self._predicted_oom(cell, forecast):
-                skipped += 1
-            elif expected:
-                planned.append((cell.gpus, expected))
-            else:
-                unknown.append((cell.gpus, self.runner.timeout_seconds))
+                kind, seconds = "waiting, but refused or too large", 0.0
+            elif not planned:
+                kind = "waiting without a forecast, at most"
+                seconds = self.runner.timeout_seconds
+            runs[kind].append((cell.gpus, seconds))
         factor = median(ratios) if ratios else 1.0
-        planned[:] = [(gpus, expected * factor) for gpus, expected in planned]
-        for kind, runs in seconds.items():
-            if runs:
-                hours = sum(each for _, each in runs) / 3600
-                gpu_hours = sum(gpus * each for gpus, each in runs) / 3600
-                cost = f", cost {price * gpu_hours:,.2f}" if price else ""
-                yield f"{kind}: {counted(len(runs), 'run')}, {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours{cost}"
-        if skipped:
-            yield f"waiting, but refused or too large: {counted(skipped, 'run')}"
-        if planned:
-            words = f", times {factor:.2f} by those done" if ratios else ""
-            yield f"by the plan: {START_SECONDS:g} s to start and compile, then the steps{words}"
+        for kind, each in runs.items():
+            scale = (factor if kind.endswith("by the plan") else 1.0) / 3600
+            hours = scale * sum(seconds for _, seconds in each)
+            gpu_hours = scale * sum(gpus * seconds for gpus, seconds in each)
+            cost = f", cost {price * gpu_hours:,.2f}" if price else ""
+            yield f"{kind}: {counted(len(each), 'run')}, {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours{cost}"
+        words = f", times {factor:.2f} as those done" if ratios else ""
+        yield f"the plan takes {START_SECONDS:g} s to start and compile a run, then its steps{words}"
 
     def run(self, source: str) -> int:
         """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed
