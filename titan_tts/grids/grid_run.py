@@ -20,9 +20,10 @@ from titan_tts.launch.supervisor import Outcome, slurm_nodes
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
 
-START_SECONDS = 90.0
+_START_SECONDS = 90.0
 """assumed in totals: from a run's start to its first compiled step"""
 
+_BY_PLAN = "waiting, by the plan"
 _FIRST_BATCH = 8
 """with which a search begins where the plan knows nothing of the device"""
 
@@ -80,8 +81,8 @@ class GridRun:
         ratios = []
         for cell in self.all:
             forecast, record = forecasts[cell.name], self.runner.record(cell)
-            planned = forecast and START_SECONDS + cell.steps * forecast["seconds_per_step"]
-            kind, seconds = "waiting, by the plan", planned
+            planned = forecast and _START_SECONDS + cell.steps * forecast["seconds_per_step"]
+            kind, seconds = _BY_PLAN, planned
             if self._state(cell) in FINAL:
                 kind, seconds = "done", record["seconds"]
                 if planned and record["state"] == "completed":
@@ -94,13 +95,15 @@ class GridRun:
             runs[kind].append((cell.gpus, seconds))
         factor = median(ratios) if ratios else 1.0
         for kind, each in runs.items():
-            scale = (factor if kind.endswith("by the plan") else 1.0) / 3600
+            scale = (factor if kind == _BY_PLAN else 1.0) / 3600
             hours = scale * sum(seconds for _, seconds in each)
             gpu_hours = scale * sum(gpus * seconds for gpus, seconds in each)
-            cost = f", cost {price * gpu_hours:,.2f}" if price else ""
-            yield f"{kind}: {counted(len(each), 'run')}, {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours{cost}"
-        words = f", times {factor:.2f} as those done" if ratios else ""
-        yield f"the plan takes {START_SECONDS:g} s to start and compile a run, then its steps{words}"
+            words = f", {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours" if hours else ""
+            words += f", cost {price * gpu_hours:,.2f}" if hours and price else ""
+            yield f"{kind}: {counted(len(each), 'run')}{words}"
+        if _BY_PLAN in runs:
+            words = f", times {factor:.2f} as those done" if ratios else ""
+            yield f"the plan takes {_START_SECONDS:g} s to start and compile a run, then its steps{words}"
 
     def run(self, source: str) -> int:
         """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed

@@ -61,29 +61,21 @@ def test_without_noise_effects_and_interaction_are_exact():
 
 
 def test_the_pair_farthest_from_an_effects_mean_is_named():
-    """With an ordinary ratio of 1.3, and 1.1 in one configuration; two pairs have none."""
-    grid = combinations(batch=[2, 4, 8], compile=["off", "default"])
-    rows = rows_of(
-        grid, speed=lambda each: each["batch"] * (1.3 if each["compile"] != "off" else 1)
-    )
-    rows[3] |= {SPEED: 4 * 1.1}
-    assert effect(rows, "compile", "default")["equal_batch"]["farthest"] == {
-        "configuration": {"batch": 4},
-        "ratio": pytest.approx(1.1),
-    }
+    """Of batch 4, whose ratio is 1.1 and not 1.3; of two pairs none is."""
+    rows = rows_of(combinations(batch=[2, 4, 8], compile=["off", "default"]), speed=lambda each: 1)
+    for number, speed in ((1, 1.3), (3, 1.1), (5, 1.3)):
+        rows[number] |= {SPEED: speed}
+    found = effect(rows, "compile", "default")["equal_batch"]["farthest"]
+    assert found == {"configuration": {"batch": 4}, "ratio": pytest.approx(1.1)}
     assert effect(rows[:4], "compile", "default")["equal_batch"]["farthest"] is None
 
 
 def test_factors_that_change_together_in_one_size_only():
     """Tensor parallelism needs another backend, of 2 GPUs for one size and 4 for another."""
-    grid = [
-        BASE
-        | {"size": size, "batch": batch}
-        | ({} if tensor == 1 else {"tensor_parallel": tensor, "backend": "megatron"})
-        for size, degree in (("3B", 2), ("8B", 4))
-        for tensor in (1, degree)
-        for batch in (2, 4)
-    ]
+    grid = combinations(size=["3B"], batch=[2, 4], tensor_parallel=[1, 2])
+    grid += combinations(size=["8B"], batch=[2, 4], tensor_parallel=[1, 4])
+    for each in grid:
+        each["backend"] = "torchtitan" if each["tensor_parallel"] == 1 else "megatron"
     rows = rows_of(grid, speed=lambda each: each["batch"] / each["tensor_parallel"])
     table = effects(*matched_factors(rows, NAMES), SPEED)
     found = [(r["size"], r["factor"], r["together"], r["equal_batch"]["ratio"]) for r in table]

@@ -380,7 +380,7 @@ def test_the_list_comes_as_it_is_planned_and_ends_with_the_fastest_and_totals(
     lines = run.list(price=3.0)
     assert next(lines) == f"17 runs in {tmp_path}/mine" and not planned
     assert run.all[0].name in next(lines) and len(planned) == 1
-    *_, fast, other, waiting, unknown, skipped, basis = lines
+    *_, fast, other, waiting, skipped, unknown, basis = lines
     pattern = r"fastest (\w+) on 2 GPUs: dit_\w+_bs(\d+)_.*_p(\dx\d)"
     assert [re.match(pattern, line).groups() for line in (fast, other)] == [
         ("60M", "8", "2x1"),
@@ -388,17 +388,18 @@ def test_the_list_comes_as_it_is_planned_and_ends_with_the_fastest_and_totals(
     ]
     # Batches 1 and 8 of 4 layouts: 35 steps of 6 s after 90 s. Batch 32 of them: 20 minutes each.
     assert waiting == "waiting, by the plan: 8 runs, 0.7 hours, 1.3 GPU hours, cost 4.00"
-    assert unknown == (
-        "waiting without a forecast, at most: 4 runs, 1.3 hours, 2.7 GPU hours, cost 8.00"
+    assert (
+        unknown
+        == "waiting without a forecast, at most: 4 runs, 1.3 hours, 2.7 GPU hours, cost 8.00"
     )
     assert skipped == "waiting, but refused or too large: 5 runs"
-    assert basis == "by the plan: 90 s to start and compile, then the steps"
+    assert basis == "the plan takes 90 s to start and compile a run, then its steps"
     # One that is done took 3 times as long as planned.
     run.runner.keep(run.all[0], Outcome("completed", "", 900.0), None)
-    *_, done, waiting, unknown, skipped, basis = run.list(price=3.0)
+    *_, done, waiting, _, _, basis = run.list(price=3.0)
     assert done == "done: 1 run, 0.2 hours, 0.5 GPU hours, cost 1.50"
     assert "by the plan: 7 runs, 1.8 hours, 3.5 GPU hours, cost 10.50" in waiting
-    assert basis.endswith(", times 3.00 by those done")
+    assert basis.endswith(", times 3.00 as those done")
 
 
 def test_the_largest_batch_is_searched(tmp_path, capsys):

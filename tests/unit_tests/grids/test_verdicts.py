@@ -127,16 +127,14 @@ def test_mfu_over_nodes_beside_the_published_one():
     ]
     hybrid, tensor = scaling(*matched_factors(rows, NAMES))
     assert [hybrid["configuration"]["layout"], tensor["configuration"]["layout"]] == ["hsdp", "ddp"]
-
-    def points(curve):
-        keys = "gpus", "efficiency", "mfu", "published"
-        return [tuple(point[key] for key in keys) for point in curve["points"]]
-
-    assert points(tensor) == [(4, 1.0, 0.40, ("TP 4", 0.375)), (16, 0.9, 0.36, ("TP 4", 0.375))]
-    assert points(hybrid) == [
-        (4, 1.0, 0.50, ("TP 2", 0.3)),
-        (16, 0.95, 0.45, ("TP 2", 0.3)),
-        (64, 0.8, None, ("TP 2", 0.3)),
+    keys = "gpus", "efficiency", "mfu", "published"
+    points = [
+        [tuple(p[key] for key in keys) for p in curve["points"]] for curve in (hybrid, tensor)
+    ]
+    published = [("TP 2", 0.3), ("TP 4", 0.375)]
+    assert points == [
+        [(4, 1, 0.50, published[0]), (16, 0.95, 0.45, published[0]), (64, 0.8, None, published[0])],
+        [(4, 1, 0.40, published[1]), (16, 0.9, 0.36, published[1])],
     ]
     assert published_mfu("8B", 64) == ("TP 4", 0.36) and published_mfu("800M", 4) == ("DDP", 0.356)
     assert published_mfu("8B", 8) is published_mfu("60M", 4) is None
