@@ -22,6 +22,7 @@ _PREFIXES = {
     "global_batch": "global batch ",
     "batch": "batch ",
 }
+_UNSAID = {"backend": "torchtitan", "tensor_parallel": 1, "accumulation": 1}
 _UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
 
 
@@ -35,8 +36,9 @@ def value_text(name: str, value: Any) -> str:
 
 
 def label(levels: Mapping[str, Any]) -> str:
-    """Several levels in a line."""
-    words = [value_text(name, value) for name, value in levels.items()]
+    """Several levels in a line, without those of _UNSAID among others."""
+    said = {name: value for name, value in levels.items() if (name, value) not in _UNSAID.items()}
+    words = [value_text(name, value) for name, value in (said or levels).items()]
     return ", ".join(word[:48] for word in words) or "all runs"
 
 

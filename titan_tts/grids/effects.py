@@ -48,6 +48,8 @@ _BASES = {
 }
 """Levels that others are compared with, the first that was measured"""
 
+_OUTLIER = 0.02
+
 # Differences below it are rounding, where repeats agree to the last digit.
 _ROUNDING = 1e-9
 
@@ -69,7 +71,10 @@ class Noise:
 
 
 def level_order(value: Any) -> tuple:
-    """Sorts levels: what is not given, numbers, texts."""
+    """Sorts levels: what is not given, numbers, model sizes, texts."""
+    sizes = _BASES["size"]
+    if value in sizes:
+        return True, False, sizes.index(value)
     return isinstance(value, str), value is not None, value or 0
 
 
@@ -169,15 +174,16 @@ def pooled_noise(found: Mapping[tuple, np.ndarray]) -> Noise:
 
 def _estimate(blocks: Sequence[Block], noise: Noise) -> dict[str, Any]:
     """Mean over blocks of the difference, or difference of differences, of their cells' means as a ratio.
-    `farthest` is the configuration of the one that differs most from the mean of at least three."""
+    `farthest` is the configuration of the one that differs most, by more than _OUTLIER, from the mean; of two
+    that of the smaller ratio."""
     count = len(blocks)
     if not count:
         return dict.fromkeys(("ratio", "low", "high", "smallest", "largest")) | {"pairs": 0}
     differences = [_contrast(block) for _, block in blocks]
     mean = float(np.mean(differences))
     half = noise.half_width(sum(1 / len(cell) for _, block in blocks for cell in block) / count**2)
-    distances = [abs(difference - mean) for difference in differences]
-    farthest = distances.index(max(distances))
+    distances = [round(abs(difference - mean), 9) for difference in differences]
+    _, _, farthest = max(zip(distances, [-each for each in differences], range(count), strict=True))
     return {
         "ratio": math.exp(mean),
         "low": None if half is None else math.exp(mean - half),
@@ -185,9 +191,9 @@ def _estimate(blocks: Sequence[Block], noise: Noise) -> dict[str, Any]:
         "smallest": math.exp(min(differences)),
         "largest": math.exp(max(differences)),
         "pairs": count,
-        "farthest": None
-        if count < 3
-        else {"configuration": blocks[farthest][0], "ratio": math.exp(differences[farthest])},
+        "farthest": {"configuration": blocks[farthest][0], "ratio": math.exp(differences[farthest])}
+        if distances[farthest] > _OUTLIER
+        else None,
     }
 
 
@@ -218,7 +224,11 @@ def _blocks(
                 key_of(row | dict(zip(changes, each)), names) for each in product(*changes.values())
             ]
             if all(corner in found for corner in corners):
-                equal = {n: v for n, v in row.items() if n not in changes and v is not None}
+                equal = {
+                    name: value
+                    for name, value in row.items()
+                    if name not in (*changes, "size") and value is not None
+                }
                 blocks.append((equal, [found[corner] for corner in corners]))
     return blocks
 
@@ -238,8 +248,8 @@ def _best_cells(found: Mapping[tuple, np.ndarray], names: Sequence[str]) -> dict
 
 
 def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict[str, Any]]:
-    """Every level of every factor against the factor's base level, for each model size: what a level is worth
-    for one says little of another.
+    """Every level of every factor against the factor's base level, or where no pair of cells has both, against
+    the first other one that has; for each model size: what a level is worth for one says little of another.
 
     `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch
     of each side, where a higher figure is better: not of memory, whose ratios are plain, without an
@@ -258,16 +268,20 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
         own = [name for name in names if name not in sum(followers.values(), [])]
         found = cells(of_size, own, figure)
         best = {} if plain else _best_cells(found, own)
-        for factor in own:
-            base = base_level(of_size, factor)
-            for level in () if factor in NOT_COMPARED else levels(of_size, factor):
-                if level != base:
+        for factor in [name for name in own if name not in NOT_COMPARED]:
+            first = base_level(of_size, factor)
+            bases = [first]
+            for level in [each for each in levels(of_size, factor) if each != first]:
+                for base in bases:
                     changes = {factor: (base, level)}
                     row = {"size": size, "factor": factor, "level": level, "base": base}
                     row["together"] = followers.get(factor, [])
                     row["equal_batch"] = _estimate(_blocks(found, own, changes), noise)
                     row["best_batch"] = _estimate(_blocks(best, own, changes), noise)
-                    table.append(row)
+                    if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]:
+                        break
+                table.append(row)
+                bases.append(level)
     return table
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from titan_tts.grids.drawing import label
 from titan_tts.grids.effects import Noise
-from titan_tts.grids.published import SOURCE
+from titan_tts.grids.published import NOTE, SOURCE
 from titan_tts.grids.runs import COLUMNS, FIGURES
 from titan_tts.grids.verdicts import WITHOUT_REPEATS
 from titan_tts.html import counted, page_template
@@ -103,7 +103,7 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def outliers(table: Sequence[dict[str, Any]]) -> list[str]:
-    """Of the effects at equal batch with at least three pairs, the pairs farthest from their mean."""
+    """Of the effects at equal batch, the pairs farthest from their mean."""
     found = []
     for row in table:
         if farthest := row["equal_batch"].get("farthest"):
@@ -143,6 +143,7 @@ def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, A
         verdicts=verdicts(content),
         outliers=outliers,
         source=SOURCE,
+        published_note=NOTE,
         published=any(point["published"] for row in content["scaling"] for point in row["points"]),
         factors=factors,
         figures=figures,

@@ -47,10 +47,12 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     plots: dict[str, tuple[str, Any, tuple]] = {}
     with_mfu = any(row["mfu"] is not None for row in rows)
     if rows:
-        shown = "mfu" if with_mfu else "samples_per_second"
+        figures = ("mfu", "tflops_per_device", "samples_per_second")
+        shown = next(name for name in figures if any(row[name] is not None for row in rows))
         title = f"{CURVES[shown].partition(' (')[0]} of each configuration at its best micro-batch"
         plots["configurations"] = title, _bars, (rows, names, shown)
-    for figure, axis in CURVES.items():
+    grown = rows and content["growth"]["samples_per_second"]["pairs"]
+    for figure, axis in CURVES.items() if grown else ():
         known = any(row[figure] is not None for row in rows)
         if known and not (figure == "tflops_per_device" and with_mfu):
             title = f"{axis.partition(' (')[0]} over the micro-batch"
@@ -201,7 +203,11 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
             style: Any = {"fontsize": 6.5, "color": "#555", "ha": "left" if at_left else "right"}
             axes.text(x, y - 0.3, text[:90], va="bottom", **style)
     _ratio_axis(
-        axes, [f"{row['size']} {row['factor']}: {row['level']} / {row['base']}" for row in table]
+        axes,
+        [
+            f"{row['size']} {', '.join([row['factor'], *row['together']])}: {row['level']} / {row['base']}"
+            for row in table
+        ],
     )
     entries = [line(text, color, marker) for text, color, marker, _ in sides.values()]
     entries.append(line("range over pairs", GREY))
@@ -247,7 +253,7 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
         if key:
             panel_title(axes, label(dict(zip(apart, key, strict=True))))
         axes.margins(0.1)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(point["samples_per_second"] for point in each))
         axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
     legend(figure, [line("front", COLORS[1], "o"), line("dominated", GREY, "o", "")], 10)
 
@@ -285,7 +291,8 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
                 gpus, [100 * mfu for _, mfu in figures], color="#444", linestyle="--", marker="_"
             )
         drawing.ticks(axes, [point["gpus"] for curve in here for point in curve["points"]])
-        panel_title(axes, label(dict(zip(apart, key, strict=True))))
+        if key:
+            panel_title(axes, label(dict(zip(apart, key, strict=True))))
         axes.set(xlabel="GPUs", ylabel=axis)
         axes.set_ylim(0, None)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), reverse=True)
@@ -321,13 +328,14 @@ def _predicted(figure: Any, content: Content, rows: Sequence[Row]) -> None:
         axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
 
 
-def _best_of_each(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict]:
-    """The cell of each configuration at its best batch, the fastest first."""
+def _best_of_each(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[Row]:
+    """The cell of each configuration at its best batch; of equal NO_ALTERNATIVES the fastest first."""
     best: dict[tuple, dict[str, Any]] = {}
-    table = means(rows, names, figures)
+    table = means(rows, names, (*figures, "samples_per_second"))
     for row in sorted(table, key=lambda row: -row["samples_per_second"]):
         best.setdefault(key_of(row, [name for name in names if name != "batch"]), row)
-    return list(best.values())
+    groups = grouped(best.values(), kept_apart(names)).values()
+    return [row for group in groups for row in group[: max(1, _MAX_BARS // len(groups))]]
 
 
 def _bar_axis(figure: Any, table: Sequence[Row], names: Sequence[str]) -> Any:
@@ -341,26 +349,23 @@ def _bar_axis(figure: Any, table: Sequence[Row], names: Sequence[str]) -> Any:
 
 
 def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) -> None:
-    """One bar per configuration, in the color of its NO_ALTERNATIVES and the best of these first."""
-    known = [row for row in rows if row[shown] is not None]
-    groups = grouped(_best_of_each(known, names, (shown, "samples_per_second")), kept_apart(names))
-    limit = max(1, _MAX_BARS // len(groups))
-    table = [(number, row) for number, each in enumerate(groups.values()) for row in each[:limit]]
-    axes = _bar_axis(figure, [row for _, row in table], names)
+    """One bar per configuration, in the color of its size."""
+    table = _best_of_each([row for row in rows if row[shown] is not None], names, [shown])
+    sizes = list(dict.fromkeys(row.get("size") for row in table))
+    axes = _bar_axis(figure, table, names)
     scale = 100 if CURVES[shown].endswith("(%)") else 1
-    for y, (number, row) in enumerate(table):
-        value = scale * row[shown]
-        axes.barh(y, value, height=0.65, color=COLORS[number % len(COLORS)])
+    for y, row in enumerate(table):
+        value, color = scale * row[shown], COLORS[sizes.index(row.get("size")) % len(COLORS)]
+        axes.barh(y, value, height=0.65, color=color)
         axes.text(value, y, f" {value:.3g}", va="center", fontsize=8)
     axes.set_xlabel(CURVES[shown])
 
 
 def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Seconds of a step of the fastest configurations, each at its best batch. Communication overlaps
-    with the other parts, so it has a bar of its own."""
+    """Seconds of a step of each configuration. Communication overlaps with the other parts, so it has a bar of
+    its own."""
     parts = [f"{part}_seconds" for part in SPLIT]
-    table = _best_of_each(rows, names, (*parts, "seconds_per_step", "samples_per_second"))
-    table = table[:_MAX_BARS]
+    table = _best_of_each(rows, names, parts)
     axes = _bar_axis(figure, table, names)
     for y, row in enumerate(table):
         left = 0.0

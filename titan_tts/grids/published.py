@@ -1,9 +1,10 @@
-"""MFU that this project's predecessor ("the seed") published, to be shown beside ours.
-
-It names one figure a size for 1, 4 and 16 nodes of four GH200, and another one of the 8B flavor on 16.
-"""
+"""MFU that this project's predecessor ("the seed") published, to be shown beside ours."""
 
 SOURCE = "seed, GH200"
+NOTE = (
+    "what this project's predecessor published for 1, 4 and 16 nodes of four GH200, in its own layouts and by "
+    "its own count: one figure a size, and a second one of 8B on 16 nodes"
+)
 
 _GPUS = (4, 16, 64)
 _MFU = {

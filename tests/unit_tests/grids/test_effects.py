@@ -61,13 +61,15 @@ def test_without_noise_effects_and_interaction_are_exact():
 
 
 def test_the_pair_farthest_from_an_effects_mean_is_named():
-    """Of batch 4, whose ratio is 1.1 and not 1.3; of two pairs none is."""
+    """Of batch 4, whose ratio is 1.1 and not 1.3; of two the slower; of equal ones none."""
     rows = rows_of(combinations(batch=[2, 4, 8], compile=["off", "default"]), speed=lambda each: 1)
     for number, speed in ((1, 1.3), (3, 1.1), (5, 1.3)):
         rows[number] |= {SPEED: speed}
     found = effect(rows, "compile", "default")["equal_batch"]["farthest"]
     assert found == {"configuration": {"batch": 4}, "ratio": pytest.approx(1.1)}
-    assert effect(rows[:4], "compile", "default")["equal_batch"]["farthest"] is None
+    assert effect(rows[:4], "compile", "default")["equal_batch"]["farthest"] == found
+    same = effect([*rows[:2], *rows[4:]], "compile", "default")["equal_batch"]
+    assert (same["pairs"], same["farthest"]) == (2, None)
 
 
 def test_factors_that_change_together_in_one_size_only():
@@ -83,6 +85,15 @@ def test_factors_that_change_together_in_one_size_only():
         ("3B", "backend", ["tensor_parallel"], pytest.approx(1 / 2)),
         ("8B", "backend", ["tensor_parallel"], pytest.approx(1 / 4)),
     ]
+
+
+def test_levels_that_never_meet_the_base_are_compared_with_one_that_they_meet():
+    """DDP was run with tensor parallelism only; FSDP2 and HSDP without it."""
+    levels = ("ddp", 4, 8.0), ("fsdp", 1, 10.0), ("hsdp", 1, 12.0)
+    rows = [BASE | {"layout": name, "tensor_parallel": t, SPEED: s} for name, t, s in levels]
+    table = effects(*matched_factors(rows, NAMES), SPEED)
+    pairs = [(row["level"], row["base"]) for row in table if row["equal_batch"]["pairs"]]
+    assert pairs == [("hsdp", "fsdp")]
 
 
 @pytest.mark.long
