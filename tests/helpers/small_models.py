@@ -87,10 +87,12 @@ def sharded_alone(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+    from torchtitan.models.dit_tts.config.job_config import Parallelism
     from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
-    apply_fsdp(model, mesh, precision or MixedPrecisionPolicy(), reshard_after_forward, False)
+    reshard = Parallelism(fsdp_reshard_after_forward="always" if reshard_after_forward else "never")
+    apply_fsdp(model, mesh, precision or MixedPrecisionPolicy(), reshard, False)
     return model
 
 

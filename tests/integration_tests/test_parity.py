@@ -16,6 +16,8 @@ STEPS = 4
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
 HSDP = [*DDP, "--training.local_batch_size=2", "--parallelism.data_parallel_shard_degree=2"]
+NEVER = "--parallelism.fsdp_reshard_after_forward=never"
+UNITS = ["--parallelism.fsdp_blocks_per_unit=3", "--parallelism.fsdp_prefetch_units=2"]
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 SEQUENCE = [*TP, "--megatron.sequence_parallel"]
 
@@ -35,6 +37,8 @@ LAYOUTS = {
     "hsdp": (4, HSDP),
     "ddp_accumulation": (2, [*DDP, "--training.local_batch_size=2"]),
     "hsdp_accumulation": (4, [*HSDP, "--training.local_batch_size=1"]),
+    # Units of three blocks and of one; weights that stay gathered over two micro-batches.
+    "fsdp_units": (2, [*FSDP, "--training.local_batch_size=2", *UNITS, NEVER]),
     "full_checkpointing": (1, ["--activation_checkpoint.mode=full"]),
     "every_2nd_block": (1, [SELECTIVE, "--activation_checkpoint.selective_ac_option=2"]),
     "per_op_checkpointing": (1, PER_OP),
@@ -60,6 +64,8 @@ MATRIX_LAYOUTS = {
         4,
         [*HSDP, *INDUCTOR, *VARLEN_PER_OP, "--compile.mode=max-autotune-no-cudagraphs"],
     ),
+    "hsdp_units_compile": (4, [*HSDP, *UNITS, *TRACED, "--activation_checkpoint.mode=full"]),
+    "ddp_units": (2, [*DDP, *UNITS, "--training.local_batch_size=2"]),
     "tp_4": (
         4,
         [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
@@ -230,6 +236,19 @@ def test_tensor_parallelism_in_bfloat16_is_as_near_as_one_process_in_bfloat16(se
             distance = abs(alone[step]["loss"] - row["loss"])
             assert abs(found[step]["loss"] - row["loss"]) < 3 * max(distance, 1e-4), (name, step)
             assert found[step]["grad_norm"] == pytest.approx(row["grad_norm"], rel=0.02)
+
+
+@pytest.mark.parametrize("layout", ["fsdp", pytest.param("ddp_units", marks=pytest.mark.matrix)])
+def test_gradients_that_are_summed_in_bfloat16_are_near(seeded, layout):
+    """Two ranks round each gradient twice, by 2^-9 at most, and nothing else."""
+    folder, common, plain = seeded
+    processes, arguments = {**LAYOUTS, **MATRIX_LAYOUTS}[layout]
+    common = [*common, *arguments, "--training.mixed_precision_reduce=bfloat16"]
+    found = runs.run(folder, f"{layout}_reduced", common, processes).metrics()
+    assert found[1]["loss"] == pytest.approx(plain[1]["loss"], abs=1e-5)
+    assert found[1]["grad_norm"] == pytest.approx(plain[1]["grad_norm"], rel=2 * 2**-9)
+    assert found[1]["grad_norm"] != pytest.approx(plain[1]["grad_norm"], rel=1e-6)
+    assert found[STEPS]["loss"] == pytest.approx(plain[STEPS]["loss"], rel=1e-2)
 
 
 @pytest.mark.parametrize(

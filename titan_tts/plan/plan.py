@@ -229,8 +229,9 @@ class Planner:
 
     def states(self, config: JobConfig) -> StateMemory:
         layout = layout_of(config, self.gpus)
-        reshard = config.parallelism.fsdp_reshard_after_forward
-        key = layout, config.training.enable_cpu_offload, reshard
+        training = config.training
+        units = f"{config.parallelism} {training.mixed_precision_reduce}"
+        key = layout, training.enable_cpu_offload, units
         if key not in self._states:
             self._states[key] = state_memory(config, self.sizes.args, self.sizes.source, layout)
         return self._states[key]
@@ -263,7 +264,6 @@ class Planner:
             self.states(config),
             layout,
             cluster,
-            args.n_layers + 2,
             batches.accumulation,
             sums,
         )
@@ -297,7 +297,7 @@ class Planner:
             hiding_flops=samples * gradient_product_flops(config, args, lengths.frames, tensor),
             pointwise_bytes=samples * pointwise,
             kernels=kernels,
-            copied_bytes=copied_bytes(config, self._own_parameters(tensor), layout),
+            copied_bytes=copied_bytes(config, self._own_parameters(tensor), layout, times),
             optimizer_bytes=optimizer_bytes(config, states),
             communication=collectives,
         )

@@ -171,7 +171,7 @@ def _moments(options: Optimizer, dtype: str) -> str:
 
 
 def _gathered(what: str, gathered: UnshardedWeights) -> MemoryLine:
-    how = f"{_bytes(gathered.kept)} that stay gathered, and twice the largest other unit"
+    how = f"{_bytes(gathered.kept)} that stay gathered; others in use and fetched ahead"
     return what, gathered.total, how
 
 

@@ -5,7 +5,7 @@ group; then the shards are counted.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,7 +67,7 @@ class UnshardedWeights:
     """of units that stay gathered after their forward pass"""
 
     transient: int
-    """twice the largest of the others: one is used, the next is fetched"""
+    """of the others, at most: the one that is used and those that are fetched meanwhile"""
 
     @property
     def total(self) -> int:
@@ -95,6 +95,13 @@ class StateMemory:
 
     offloaded: bool
     """the lasting ones are in the machine's memory, not the GPU's"""
+
+    units: int = 1
+    """of the model, gathered or reduced one after another"""
+
+    first: float = 1.0
+    """fraction of the parameters in the units up to the decoder's first: a forward pass begins with them, and a
+    backward pass ends with them"""
 
     @property
     def lasting(self) -> int:
@@ -161,7 +168,8 @@ def state_memory(
         # As `infra.ema` does, which averages no alignment head.
         averaged = [local_tensor(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
-        gathered, largest = _gathered(model)
+        decoder, ahead = {*model.layers, model.norm}, config.parallelism.fsdp_prefetch_units
+        gathered, sizes = _gathered(model, decoder, max(1, ahead))
         frozen_encoder = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
     local = sum(parameter.nbytes for parameter in parameters)
@@ -170,11 +178,17 @@ def state_memory(
     training = config.training
     transient = 0
     if layout.sharded:
+        largest = max(each for kind in sizes.values() for each in kind)
         compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         transient = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
     offloaded = training.enable_cpu_offload and layout.sharded
     lasting = weights, local, optimizer, ema
-    return StateMemory(*lasting, gathered, transient, *frozen_encoder, offloaded)
+    outer, inner = sizes[False], sizes[True] or [0]
+    return StateMemory(
+        *(*lasting, gathered, transient, *frozen_encoder, offloaded),
+        units=len(outer + inner),
+        first=(sum(outer) + max(inner)) / max(1, sum(outer + inner)),
+    )
 
 
 def _padded_bytes(module: nn.Module) -> int:
@@ -219,9 +233,17 @@ def _frozen_encoder(
     return _padded_bytes(module), _gathered(module)[0], units
 
 
-def _gathered(root: nn.Module) -> tuple[UnshardedWeights, int]:
-    """(gathered weights under FSDP2, HSDP or `replicate`, numbers in the largest unit)."""
-    kept, others, largest = 0, 0, 0
+def _gathered(
+    root: nn.Module, decoder: Collection[nn.Module] = (), ahead: int = 1
+) -> tuple[UnshardedWeights, dict[bool, list[int]]]:
+    """(gathered weights under FSDP2, HSDP or `replicate`, numbers in each unit by whether it is the decoder's).
+
+    Args:
+        decoder: modules, of which units are fetched ahead.
+        ahead: number of them.
+    """
+    kept, transient = 0, 0
+    sizes: dict[bool, list[int]] = {False: [], True: []}
     seen = set()
     for module in root.modules():
         if not isinstance(module, FSDPModule):
@@ -242,6 +264,6 @@ def _gathered(root: nn.Module) -> tuple[UnshardedWeights, int]:
         if stays or (module is root and state._auto_reshard_after_forward):
             kept += size
         else:
-            others = max(others, size)
-        largest = max(largest, count)
-    return UnshardedWeights(kept, 2 * others), largest
+            transient = max(transient, (1 + (ahead if module in decoder else 1)) * size)
+        sizes[module in decoder].append(count)
+    return UnshardedWeights(kept, transient), sizes

@@ -16,6 +16,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from titan_tts.plan.devices import Cluster, Device
 from titan_tts.plan.states import DataParallelLayout, StateMemory
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.infra.parallelize import reshards
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, speaker_keys
 
@@ -117,8 +118,11 @@ class Collective:
     beside: str
     """the phase that can hide it"""
 
-    units: int
-    """gathered or reduced one after another; a micro-batch waits for the first or the last one"""
+    micro_batches: int
+    """of a step in which it runs: all or one"""
+
+    end: float
+    """fraction of it, first or last, that no computation can hide"""
 
     @property
     def seconds(self) -> float:
@@ -128,29 +132,36 @@ class Collective:
 
 
 def busy_seconds(collectives: Iterable[Collective], phase: str) -> float:
-    """Seconds that the collectives of a phase take: on the busier kind of links, or of the longest one.
+    """Seconds that the collectives of a phase take in a micro-batch, without their ends: on the busier kind of
+    links, or of the longest one.
 
     They share the links and otherwise run side by side, as FSDP2's streams do.
     """
-    found = [each for each in collectives if each.beside == phase]
+    found = [(e, (1 - e.end) / e.micro_batches) for e in collectives if e.beside == phase]
     return max(
-        sum(each.link_seconds for each in found) / LINK_EFFICIENCY,
-        sum(each.network_seconds for each in found) / LINK_EFFICIENCY,
-        max((each.seconds for each in found), default=0.0),
+        sum(part * each.link_seconds for each, part in found) / LINK_EFFICIENCY,
+        sum(part * each.network_seconds for each, part in found) / LINK_EFFICIENCY,
+        max((part * each.seconds for each, part in found), default=0.0),
     )
 
 
-def exposed_seconds(collectives: Sequence[Collective], computing: Mapping[str, float]) -> float:
-    """Seconds that computation does not hide, with the first or last unit of each collective.
+def exposed_seconds(
+    collectives: Sequence[Collective], computing: Mapping[str, float], accumulation: int
+) -> float:
+    """Seconds of a step that computation does not hide. What runs once a step has one micro-batch to hide
+    behind.
 
     Args:
-        computing: phase -> seconds of its computation.
+        computing: phase -> seconds of its computation in a step.
+        accumulation: micro-batches per step.
     """
-    ends = sum(each.seconds / each.units for each in collectives)
-    return ends + sum(
-        max(0.0, busy_seconds(collectives, phase) - _HIDING_FRACTION[phase] * seconds)
-        for phase, seconds in computing.items()
-    )
+    exposed = sum(each.seconds * each.end for each in collectives)
+    always = [each for each in collectives if each.micro_batches == accumulation]
+    for phase, seconds in computing.items():
+        hiding = _HIDING_FRACTION[phase] * seconds / accumulation
+        for times, found in ((accumulation - 1, always), (1, collectives)):
+            exposed += times * max(0.0, busy_seconds(found, phase) - hiding)
+    return exposed
 
 
 def communication(
@@ -159,7 +170,6 @@ def communication(
     states: StateMemory,
     layout: DataParallelLayout,
     cluster: Cluster,
-    units: int,
     accumulation: int,
     sums: Iterable["TensorSum"] = (),
 ) -> tuple[Collective, ...]:
@@ -172,7 +182,6 @@ def communication(
     Args:
         parameters: trained ones, of which a rank has a part under tensor parallelism.
         layout: neighbouring ranks share samples, and these groups shard, as in upstream's mesh.
-        units: gathered and reduced one after another, about equally large.
         accumulation: micro-batches per step.
         sums: of tensor parallelism, as of `tensor_sums`.
     """
@@ -189,11 +198,12 @@ def communication(
         size: float,
         ranks: int,
         in_node: int,
-        times: int,
-        units: int = units,
+        end: float,
+        micro_batches: int = accumulation,
+        units: int = states.units,
         rounds: int = 1,
     ) -> None:
-        moved = times * rounds * size * (ranks - 1) / ranks
+        moved = micro_batches * rounds * size * (ranks - 1) / ranks
         groups = max(1, cluster.gpus_per_node // in_node)
         found.append(
             Collective(
@@ -201,33 +211,37 @@ def communication(
                 volume=moved,
                 link_seconds=moved / cluster.device.link if in_node > 1 else 0.0,
                 network_seconds=groups * moved / cluster.inter_node if ranks > in_node else 0.0,
-                ring_steps=times * rounds * units * (ranks - 1),
+                ring_steps=micro_batches * rounds * units * (ranks - 1),
                 beside=beside,
-                units=units,
+                micro_batches=micro_batches,
+                end=end,
             )
         )
 
     if states.encoder_units:
         # A frozen encoder has no backward pass and keeps nothing gathered between micro-batches.
-        encoder, units_of_it = shards * states.encoder, states.encoder_units
+        encoder, units = shards * states.encoder, states.encoder_units
         name = "all-gather, text encoder"
-        add(name, TEXT_ENCODER, encoder, shards, in_node, accumulation, units_of_it)
+        add(name, TEXT_ENCODER, encoder, shards, in_node, end=1 / units, units=units)
     if layout.sharded:
-        again = compute - states.gathered.kept
-        add("all-gather, forward", FORWARD, compute, shards, in_node, accumulation)
-        add("all-gather, backward", BACKWARD, again, shards, in_node, accumulation)
-        add("reduce-scatter", BACKWARD, reduced, shards, in_node, accumulation)
+        again = max(0.0, compute - states.gathered.kept)
+        units = round(states.units * again / compute)
+        once = 1 if gathers_once(config, layout) else accumulation
+        add("all-gather, forward", FORWARD, compute, shards, in_node, states.first, once)
+        # It begins with blocks that have stayed gathered.
+        add("all-gather, backward", BACKWARD, again, shards, in_node, end=0.0, units=units)
+        add("reduce-scatter", BACKWARD, reduced, shards, in_node, states.first)
     if layout.replicas > 1:
         in_node = min(max(1, groups_in_node // shards), layout.replicas)
-        kept = TORCH_DTYPE_MAP[training.dtype].itemsize * parameters
-        size = reduced / shards if layout.sharded else kept
-        add("all-reduce", BACKWARD, size, layout.replicas, in_node, times=1, rounds=2)
+        size = reduced / shards
+        add("all-reduce", BACKWARD, size, layout.replicas, in_node, states.first, 1, rounds=2)
     tensor = layout.tensor
     for name, beside, number, size, rounds in sums:
         in_node = min(tensor, cluster.gpus_per_node)
         # What nothing hides has an end each.
-        times, units = (number, 1) if beside == NOTHING else (1, number)
-        add(name, beside, size * units, tensor, in_node, accumulation * times, units, rounds)
+        end, times, units = (1.0, number, 1) if beside == NOTHING else (1 / number, 1, number)
+        times *= accumulation
+        add(name, beside, size * units, tensor, in_node, end, times, units, rounds)
     return tuple(found)
 
 
@@ -335,7 +349,7 @@ def step_time(
     computing = {FORWARD: model - backward, BACKWARD: backward, TEXT_ENCODER: encoder}
     computing[GRADIENT_PRODUCTS] = times * hiding_flops / (gain * device.peak_flops)
     parts["optimizer"] = factor.value * optimizer_bytes / device.bandwidth
-    parts["exposed communication"] = exposed_seconds(communication, computing)
+    parts["exposed communication"] = exposed_seconds(communication, computing, accumulation)
     return parts
 
 
@@ -368,17 +382,26 @@ def optimizer_bytes(config: JobConfig, states: StateMemory) -> float:
     return parameters * (clipping + update + ema)
 
 
-def copied_bytes(config: JobConfig, parameters: int, layout: DataParallelLayout) -> float:
+def gathers_once(config: JobConfig, layout: DataParallelLayout) -> bool:
+    """Whether complete weights are kept over the micro-batches of a step."""
+    return not (layout.sharded and reshards(config.parallelism))
+
+
+def copied_bytes(
+    config: JobConfig, parameters: int, layout: DataParallelLayout, accumulation: int
+) -> float:
     """Bytes read and written in addition to the collectives, per micro-batch."""
     training = config.training
     own = TORCH_DTYPE_MAP[training.dtype].itemsize
+    once = gathers_once(config, layout)
     if layout.sharded:
         compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize
         cast = (own + compute) / layout.shards
         gathered = 2 * compute  # out of the collective's buffer, read and written
-        return parameters * (2 * (cast + gathered) + compute + reduced)
+        times = 1 / accumulation if once else 2
+        return parameters * (times * (cast + gathered) + compute + reduced)
     if layout.replicas > 1:
         # Into the copy that `replicate` computes on, and gradients out of it.
-        return parameters * 4 * own
+        return parameters * 2 * own * (1 / accumulation + 1)
     return 0.0

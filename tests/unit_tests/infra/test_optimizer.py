@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.helpers.small_models import assert_equal, full_inputs, initialized_model, small_args
 from tools.harness.forked import run_ranks
-from torchtitan.models.dit_tts.config.job_config import MAX_BETA2_BFLOAT16, Optimizer
+from torchtitan.models.dit_tts.config.job_config import MAX_BETA2_BFLOAT16, Optimizer, Parallelism
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.infra.muon import Muon, join_fused, split_fused
@@ -341,7 +341,9 @@ RANKS = 3
 
 def sharded() -> nn.Module:
     model = small_model()
-    apply_fsdp(model, init_device_mesh("cpu", (RANKS,)), MixedPrecisionPolicy(), True, False)
+    apply_fsdp(
+        model, init_device_mesh("cpu", (RANKS,)), MixedPrecisionPolicy(), Parallelism(), False
+    )
     _sum_gradients(model)
     model.write_parameter = write_sharded
     with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.plan_cases import H200, debug_config
 from titan_tts.plan.devices import Cluster
 from titan_tts.plan.parameters import model_sizes
-from titan_tts.plan.states import DataParallelLayout, StateMemory, state_memory
+from titan_tts.plan.states import DataParallelLayout, StateMemory, UnshardedWeights, state_memory
 from titan_tts.plan.step_time import (
     BACKWARD,
     FORWARD,
@@ -40,10 +40,10 @@ def states_of(layout: DataParallelLayout) -> StateMemory:
     return state_memory(config, model_sizes(config).args, None, layout)
 
 
-def collectives(layout, accumulation=1, nodes=8, **changes) -> tuple[Collective, ...]:
-    config, states = debug_config(), replace(states_of(layout), **changes)
+def collectives(layout, accumulation=1, nodes=8, arguments=(), **changes) -> tuple[Collective, ...]:
+    config, states = debug_config(*arguments), replace(states_of(layout), **changes)
     cluster = Cluster(H200, 8, nodes)
-    return communication(config, 10**9, states, layout, cluster, 10, accumulation)
+    return communication(config, 10**9, states, layout, cluster, accumulation)
 
 
 @pytest.mark.long
@@ -71,6 +71,24 @@ def test_volumes_are_those_of_ring_collectives():
 
 
 @pytest.mark.long
+def test_volumes_and_rings_of_the_options():
+    """Of 10^9 parameters on 64 ranks; a ring passes 63/64 of them in 63 steps for each unit."""
+    reduce = "--training.mixed_precision_reduce=bfloat16"
+    never, n = "--parallelism.fsdp_reshard_after_forward=never", 10**9 * 63 / 64
+    kept = UnshardedWeights(kept=2 * 10**9, transient=0)
+    found = collectives(
+        DataParallelLayout(1, 64), 3, arguments=(reduce, never), gathered=kept, units=20
+    )
+    assert {each.name: (each.volume, each.ring_steps) for each in found} == {
+        "all-gather, forward": (2 * n, 20 * 63),  # once a step
+        "all-gather, backward": (0, 0),
+        "reduce-scatter": (3 * 2 * n, 3 * 20 * 63),
+    }
+    [ddp] = collectives(DataParallelLayout(64, 1), 3, arguments=[reduce], units=20)
+    assert (ddp.volume, ddp.ring_steps) == (2 * 2 * n, 2 * 20 * 63)
+
+
+@pytest.mark.long
 def test_links_are_busy_at_once_and_streams_side_by_side():
     between = 8 * 50e9
     [ddp] = collectives(DataParallelLayout(64, 1))
@@ -81,21 +99,26 @@ def test_links_are_busy_at_once_and_streams_side_by_side():
     outside = sum(each.network_seconds for each in hsdp)
     assert inside > 0 and outside == pytest.approx(8 * 1e9 * 7 / 8 / between)
     longest = max(each.seconds for each in hsdp if each.beside == BACKWARD)
-    assert busy_seconds(hsdp, BACKWARD) == max(inside / 0.75, outside / 0.75, longest)
+    without_ends = [replace(each, end=0.0) for each in hsdp]
+    assert busy_seconds(without_ends, BACKWARD) == max(inside / 0.75, outside / 0.75, longest)
     # Ten units, two micro-batches, 63 steps of a ring, each with its delay.
-    fsdp = collectives(DataParallelLayout(1, 64), accumulation=2)
+    fsdp = collectives(DataParallelLayout(1, 64), accumulation=2, units=10)
     [forward] = [each for each in fsdp if each.beside == FORWARD]
     delays = 2 * 10 * 63 * 3e-6
     assert forward.seconds == pytest.approx(forward.network_seconds / 0.75 + delays)
 
 
 def test_communication_that_computation_does_not_hide_is_exposed():
-    gather = Collective("all-gather", 0.0, 75.0, 30.0, 0, BACKWARD, 10)
-    both = (gather, replace(gather, name="reduce-scatter", units=20))
-    # Both pass the same link in 100 s; nine tenths of the backward pass hide what passes it meanwhile.
-    for seconds, uncovered in ((1000.0, 0.0), (200.0, 20.0), (100.0, 110.0)):
+    gather = Collective("all-gather", 0.0, 75.0, 30.0, 0, BACKWARD, 1, 0.1)
+    both = (gather, replace(gather, name="reduce-scatter", end=0.05))
+    # Each passes the same link in 100 s, 90 and 95 s of it beside computation, which hides nine tenths of its time.
+    for seconds, uncovered in ((1000.0, 0.0), (200.0, 5.0), (100.0, 95.0)):
         computing = {FORWARD: 500.0, BACKWARD: seconds}
-        assert exposed_seconds(both, computing) == pytest.approx(100 / 10 + 100 / 20 + uncovered)
+        assert exposed_seconds(both, computing, 1) == pytest.approx(10 + 5 + uncovered)
+    # In each of two micro-batches 50 s are reduced, of which 47.5 hide behind 90; the first also gathers 90.
+    both = (gather, replace(both[1], micro_batches=2))
+    computing = {FORWARD: 0.0, BACKWARD: 200.0}
+    assert exposed_seconds(both, computing, 2) == pytest.approx(10 + 5 + 90 + 47.5 - 90)
 
 
 def test_sums_of_tensor_parallelism_hide_behind_nothing():
@@ -112,7 +135,7 @@ def test_sums_of_tensor_parallelism_hide_behind_nothing():
     ]
     assert tensor_sums(config, args, 3, lengths, DataParallelLayout(4, 1), {}) == []
     states, cluster = states_of(DataParallelLayout(1, 1)), Cluster(H200, 4, 1)
-    found = communication(config, 10**9, states, layout, cluster, 10, 2, sums)
+    found = communication(config, 10**9, states, layout, cluster, 2, sums)
     named = {each.name: each for each in found}
     forward = named.pop("all-reduce, TP forward")
     assert forward.volume == 2 * 104 * frames  # of two ranks each sends and gets a half twice
@@ -120,12 +143,12 @@ def test_sums_of_tensor_parallelism_hide_behind_nothing():
     backward = named["all-reduce, TP backward"]
     assert backward.volume == 2 * 64 * frames and backward.ring_steps == 2 * 2 * 64
     alone = named["all-reduce, TP conditions"].seconds + forward.seconds
-    ends = named["all-reduce"].seconds / 10 + backward.seconds / 64
+    ends = named["all-reduce"].seconds * states.first + backward.seconds / 64
     hidden = {FORWARD: 1e9, BACKWARD: 1e9, GRADIENT_PRODUCTS: 1e9}
-    assert exposed_seconds(found, hidden) == pytest.approx(alone + ends)
+    assert exposed_seconds(found, hidden, 2) == pytest.approx(alone + ends)
     few = {**hidden, GRADIENT_PRODUCTS: backward.link_seconds}
-    uncovered = backward.seconds - 0.9 * backward.link_seconds
-    assert exposed_seconds(found, few) == pytest.approx(alone + ends + uncovered)
+    uncovered = 63 / 64 * backward.seconds - 0.9 * backward.link_seconds
+    assert exposed_seconds(found, few, 2) == pytest.approx(alone + ends + uncovered)
 
 
 def test_sequence_parallelism_gathers_and_divides():
@@ -147,7 +170,7 @@ def test_sequence_parallelism_gathers_and_divides():
         (NOTHING, 1, conditions, 2),
     ]
     cluster = Cluster(H200, 8, 1)
-    found = communication(config, 10**9, states_of(layout), layout, cluster, 10, 2, sums)
+    found = communication(config, 10**9, states_of(layout), layout, cluster, 2, sums)
     assert found[3].volume == 2 * 4 * 32 * frames * 3 / 4
     product = 2 * 100 * 2560 * (4 * 2560 + 2 * args.mlp_dim) / 4
     assert gradient_product_flops(config, args, 100, 4) == 2 * 32 * product
@@ -167,7 +190,7 @@ def test_seconds_of_a_step_are_the_sum_of_its_parts():
         kernels=1.5e6,
         copied_bytes=1e12,
         optimizer_bytes=2e12,
-        communication=(Collective("all-gather", 0, 75.0, 30.0, 0, BACKWARD, 10),),
+        communication=(Collective("all-gather", 0, 75.0, 30.0, 0, BACKWARD, 3, 0.1),),
     )
     factor = Factor(2.0, 0.25, "test")
     found = step_time(device, factor, fp8=False, **work)
@@ -180,7 +203,7 @@ def test_seconds_of_a_step_are_the_sum_of_its_parts():
         "text encoder": 2 * 3 * 1,
         "copies of weights": 2 * 3 * 1,
         "optimizer": 2 * 2,
-        "exposed communication": 100 / 10 + 100 - 0.9 * 2 * model / 3,
+        "exposed communication": 100 / 10 + 90 - 0.9 * 2 * model / 3,
     }
     assert found == pytest.approx(expected)
     in_fp8 = step_time(device, factor, fp8=True, **work)
@@ -223,9 +246,11 @@ def test_bytes_of_an_optimizer_step(state_dtype, moments, ema):
 def test_bytes_that_are_copied_in_addition_to_the_collectives():
     config = debug_config()
     n = 1000
-    assert copied_bytes(config, n, DataParallelLayout(1, 1)) == 0
-    # Into the copy that is computed on and out of it, read and written in float32.
-    assert copied_bytes(config, n, DataParallelLayout(4, 1)) == n * 2 * (4 + 4)
+    assert copied_bytes(config, n, DataParallelLayout(1, 1), 2) == 0
+    # Once in two micro-batches into the copy that is computed on, and out of it, read and written in float32.
+    assert copied_bytes(config, n, DataParallelLayout(4, 1), 2) == n * (4 + 4) * 1.5
     # Twice a float32 shard is cast to bfloat16 and the whole copied; a gradient is cast to float32.
-    sharded = 2 * ((4 + 2) / 4 + 2 + 2) + 2 + 4
-    assert copied_bytes(config, n, DataParallelLayout(1, 4)) == n * sharded
+    weights = (4 + 2) / 4 + 2 + 2
+    assert copied_bytes(config, n, DataParallelLayout(1, 4), 2) == n * (2 * weights + 2 + 4)
+    config.parallelism.fsdp_reshard_after_forward = "never"
+    assert copied_bytes(config, n, DataParallelLayout(1, 4), 2) == n * (weights / 2 + 2 + 4)

@@ -26,7 +26,11 @@ from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStat
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
-from torchtitan.models.dit_tts.infra.parallelize import is_first_copy, reduce_gradients
+from torchtitan.models.dit_tts.infra.parallelize import (
+    begin_micro_batch,
+    is_first_copy,
+    weights_stay,
+)
 from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
@@ -226,10 +230,11 @@ class DiTTTSTrainer(Trainer):
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided by the
         valid frames of the global batch. The alignment head's loss, divided alike, is in the gradients only."""
         self.micro_batch += 1
-        reduce_gradients(
+        begin_micro_batch(
             self.model_parts[0],
             self.parallel_dims,
-            now=self.micro_batch == self.gradient_accumulation_steps,
+            self.job_config.parallelism,
+            last=self.micro_batch == self.gradient_accumulation_steps,
         )
         with self.train_context():
             with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
@@ -296,7 +301,8 @@ class DiTTTSTrainer(Trainer):
                     input_dict=batch, labels=labels, global_valid_tokens=valid_frames
                 )
                 losses.append(loss.detach())
-                if len(losses) == 1 < len(micro_batches):
+                measurable = not weights_stay(self.parallel_dims, self.job_config.parallelism)
+                if measurable and len(losses) == 1 < len(micro_batches):
                     self.gradient_noise.after_first(self.model_parts[0].parameters())
             grad_norm = dist_utils.clip_grad_norm_(
                 self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True

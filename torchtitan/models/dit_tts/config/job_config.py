@@ -149,6 +149,14 @@ class Parallelism(titan.Parallelism):
     """GPUs that share each block's heads and MLP units, with backend = "megatron"; must divide the flavor's
     heads: 1, 2 or 4 of 3B's 20 and 8B's 32, 1 or 2 of 800M's 10"""
 
+    fsdp_blocks_per_unit: Annotated[PositiveInt, WORKLOAD] = 1
+    """Decoder blocks whose weights are gathered, and whose gradients are reduced, in one collective (FSDP2,
+    HSDP, DDP). More blocks: fewer and larger collectives, more memory"""
+
+    fsdp_prefetch_units: Annotated[NonNegativeInt, WORKLOAD] = 0
+    """Units of decoder blocks that FSDP2 and HSDP gather ahead, requested before the present one computes; each
+    takes memory. 0: FSDP2's implicit prefetch of one"""
+
 
 @dataclass
 class Megatron:
@@ -207,6 +215,10 @@ class Training(titan.Training):
 
     batch_ramp_steps: NonNegativeInt = 0
     """Steps with each divisor of batch_ramp, a multiple of all of them"""
+
+    mixed_precision_reduce: Annotated[Literal["float32", "bfloat16"], WORKLOAD] = "float32"  # type: ignore[assignment]
+    """Precision in which gradients are summed over ranks (FSDP2, HSDP, DDP) and, where there are replicas, over
+    micro-batches; bfloat16 halves the bytes"""
 
 
 @dataclass

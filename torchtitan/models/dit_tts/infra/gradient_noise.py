@@ -26,8 +26,8 @@ class GradientNoise:
         self._sums: torch.Tensor | None = None
 
     def after_first(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Called after a step's first micro-batch of several. Nothing is measured where replicas keep their gradients
-        apart until the last one."""
+        """Called after a step's first micro-batch of several. Nothing is measured under DDP and HSDP, whose replicas
+        keep their gradients apart until the last one, and where FSDP2 keeps weights gathered, which have none."""
         gradients = [each.grad for each in parameters if each.grad is not None]
         norm = get_total_norm(gradients, foreach=True) if gradients else None
         self._first = norm.full_tensor() if isinstance(norm, DTensor) else norm

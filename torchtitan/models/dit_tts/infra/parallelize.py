@@ -1,7 +1,7 @@
 """Data parallelism for the plain model, after activation checkpointing and compile."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.attention.varlen  # registers torch_attn._varlen_attn
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Parallelism
 from torchtitan.models.dit_tts.infra.compat import flex_attention_op, replicate
 from torchtitan.models.dit_tts.infra.compile import (
     apply_compile,
@@ -114,48 +114,73 @@ def _sum_gradients(model: nn.Module) -> None:
                 module.set_force_sum_reduction_for_comms(True)
 
 
-def reduce_gradients(model: nn.Module, parallel_dims: ParallelDims, now: bool) -> None:
-    """Turns the all-reduce over replicas in the next backward pass on or off.
+def begin_micro_batch(
+    model: nn.Module, parallel_dims: ParallelDims, parallelism: Parallelism, last: bool
+) -> None:
+    """Sets what the next micro-batch communicates; `last` is the last one of its step.
 
-    Replicas reduce gradients once per step, in the last micro-batch (`now`). Shards reduce-scatter
-    for every micro-batch, since unsharded gradients would take the memory that sharding saves.
+    Replicas reduce gradients once per step, in the last micro-batch. Shards reduce-scatter in every one,
+    since unsharded gradients would take the memory that sharding saves. Weights that stay are gathered in
+    the first one, and freed by the last backward pass.
     """
-    if not parallel_dims.dp_replicate_enabled:
+    if not isinstance(model, FSDPModule):
         return
-    assert isinstance(model, FSDPModule)
+    if not parallel_dims.fsdp_enabled:
+        model.set_requires_gradient_sync(last)
+    elif parallel_dims.dp_replicate_enabled:
+        model.set_requires_all_reduce(last)
+    if weights_stay(parallel_dims, parallelism):
+        model.set_reshard_after_backward(last)
+
+
+def weights_stay(parallel_dims: ParallelDims, parallelism: Parallelism) -> bool:
+    """Whether complete weights are the model's parameters between the micro-batches of a step."""
     if parallel_dims.fsdp_enabled:
-        model.set_requires_all_reduce(now)
-    else:
-        model.set_requires_gradient_sync(now)
+        return not reshards(parallelism)
+    return parallel_dims.dp_replicate_enabled
 
 
-def _units(model: DiTTTSModel) -> Iterator[nn.Module]:
-    """Modules whose weights are gathered together: encoders and blocks, and each block of a pretrained
-    encoder before the encoder itself."""
+def reshards(parallelism: Parallelism) -> bool:
+    """Whether a unit's weights are freed after its forward pass."""
+    return parallelism.fsdp_reshard_after_forward != "never"
+
+
+def _units(model: DiTTTSModel, blocks: int = 1) -> Iterator[list[nn.Module]]:
+    """Modules whose weights are gathered, and whose gradients are reduced, together: encoders and `blocks`
+    blocks of the decoder each, and each block of a pretrained encoder before the encoder itself."""
     if isinstance(model.text_encoder, PretrainedTextEncoder):
-        yield from blocks_of(model.text_encoder.core)
+        yield from ([block] for block in blocks_of(model.text_encoder.core))
     if isinstance(model.text_encoder, nn.Module):
-        yield model.text_encoder
-    yield model.speaker_encoder
-    yield from model.layers
+        yield [model.text_encoder]
+    yield [model.speaker_encoder]
+    layers = list(model.layers)
+    yield from (layers[first : first + blocks] for first in range(0, len(layers), blocks))
 
 
 def apply_fsdp(
     model: DiTTTSModel,
     mesh: DeviceMesh,
     mixed_precision: MixedPrecisionPolicy,
-    reshard_after_forward: bool,
+    parallelism: Parallelism,
     cpu_offload: bool,
 ) -> None:
-    """FSDP2 on a one-dimensional mesh, HSDP on a (replicate, shard) mesh; one unit per block."""
+    """FSDP2 on a one-dimensional mesh, HSDP on a (replicate, shard) mesh."""
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": mixed_precision}
     if cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    for unit in _units(model):
-        fully_shard(unit, **options, reshard_after_forward=reshard_after_forward)
-    # The backward pass needs the last unit again at once.
-    fully_shard([model.norm, model.output], **options, reshard_after_forward=False)
+    # The backward pass needs the last units again at once.
+    head: list[nn.Module] = [model.norm, model.output]
+    units = [*_units(model, parallelism.fsdp_blocks_per_unit), head]
+    for unit in units:
+        keep = unit is head or unit is units[-2] or not reshards(parallelism)
+        fully_shard(unit, **options, reshard_after_forward=not keep)
     fully_shard(model, **options)
+    # Of encoders nothing is fetched ahead: a sampler calls the decoder alone, and would leave it unused.
+    inner = [unit[0] for unit in units if unit is head or unit[0] in {*model.layers}]
+    first, depth = cast(list[FSDPModule], inner), parallelism.fsdp_prefetch_units
+    for index, module in enumerate(first):
+        module.set_modules_to_forward_prefetch(first[index + 1 :][:depth])
+        module.set_modules_to_backward_prefetch(first[:index][::-1][:depth])
 
 
 def parallelize_dit_tts(
@@ -169,7 +194,8 @@ def parallelize_dit_tts(
         config, shapes = job_config.compile, static_shapes(job_config)
         apply_compile(model, config.backend, shapes, config.mode, components)
 
-    training = job_config.training
+    training, parallelism = job_config.training, job_config.parallelism
+    reduce_dtype = TORCH_DTYPE_MAP[training.mixed_precision_reduce]
     if parallel_dims.fsdp_enabled:
         names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
         apply_fsdp(
@@ -178,10 +204,10 @@ def parallelize_dit_tts(
             # Inputs are not cast: t in bfloat16 would be a different time. The model casts the rest.
             MixedPrecisionPolicy(
                 param_dtype=TORCH_DTYPE_MAP[training.mixed_precision_param],
-                reduce_dtype=TORCH_DTYPE_MAP[training.mixed_precision_reduce],
+                reduce_dtype=reduce_dtype,
                 cast_forward_inputs=False,
             ),
-            reshard_after_forward=job_config.parallelism.fsdp_reshard_after_forward != "never",
+            parallelism,
             cpu_offload=training.enable_cpu_offload,
         )
         logger.info(f"Applied {'HSDP' if parallel_dims.dp_replicate_enabled else 'FSDP2'}")
@@ -189,9 +215,8 @@ def parallelize_dit_tts(
         # Mixed precision under DDP is done by autocast, as on a single device.
         mesh = parallel_dims.get_mesh("dp_replicate")
         # One all-reduce per unit overlaps with the backward pass of earlier units.
-        for unit in _units(model):
-            replicate(unit, mesh=mesh)
-        replicate(model, mesh=mesh)
+        for unit in [*_units(model, parallelism.fsdp_blocks_per_unit), model]:
+            replicate(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype))
         logger.info("Applied DDP")
     for method in ("encode_conditions", "denoise", "denoise_guided"):  # called by themselves
         if hasattr(model, method):

@@ -1,0 +1,109 @@
+"""The order in which ranks ask for collectives while blocks compute. On a GPU each kind has a stream of its own, and
+runs beside the computation that is asked for after it."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchtitan.distributed import ParallelDims
+
+from tests.helpers.small_models import full_inputs, random_model, small_args
+from titan_tts.plan.states import DataParallelLayout, fake_process_group
+from tools.harness.forked import run_ranks
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.infra.parallelize import begin_micro_batch, parallelize_dit_tts
+
+ARGS = small_args(text_vocab_size=8, latent_channels=8, n_layers=4)
+FSDP, HSDP, DDP = (1, 4), (2, 2), (4, 1)
+NEVER = "--parallelism.fsdp_reshard_after_forward=never"
+BY_TWO = "--parallelism.fsdp_blocks_per_unit=2"
+LETTERS = {"_allgather_base_": "G", "_reduce_scatter_base_": "S", "allreduce_": "R"}
+
+
+class Trace(TorchDispatchMode):
+    """G gather, S reduce-scatter, R all-reduce, 0 to 3: this block begins its forward or backward pass."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.letters, self.numbers = "", {"G": [], "S": [], "R": []}
+        for index, layer in enumerate(model.layers):
+            layer.mlp.register_forward_pre_hook(lambda *_, i=index: self.add(str(i)))
+            layer.mlp.register_full_backward_pre_hook(lambda *_, i=index: self.add(str(i)))
+
+    def add(self, letter: str) -> None:
+        self.letters += letter
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "c10d" and name in LETTERS:
+            self.add(LETTERS[name])
+            sent = args[0][0] if name == "allreduce_" else args[1]
+            self.numbers[LETTERS[name]].append(sent.numel())
+        return func(*args, **(kwargs or {}))
+
+
+def trace(dims: ParallelDims, *arguments: str, micro_batches: int = 1) -> Trace:
+    config = load_config(["--activation_checkpoint.mode=none", *arguments])
+    model = parallelize_dit_tts(random_model(ARGS), dims, config)
+    with Trace(model) as found:
+        for left in reversed(range(micro_batches)):
+            begin_micro_batch(model, dims, config.parallelism, last=left == 0)
+            inputs = full_inputs(ARGS, rows=2, frames=6, text=3, speaker=8)
+            model(inputs.pop("latents"), inputs.pop("t"), **inputs).square().sum().backward()
+    return found
+
+
+def check(group) -> None:
+    """group: from (replicas, shards) to a context with the dimensions of these four ranks."""
+    step = "GGGG0G1G2G3G" + "SG3SG2SG1SG0SG" + "SSS"
+    with group(*FSDP) as dims:
+        found = trace(dims)
+        # Forward the next block behind each, backward before each; head and block 3 stay gathered.
+        assert found.letters == step
+        ahead = trace(dims, "--parallelism.fsdp_prefetch_units=2").letters
+        assert ahead == "GGGGGG0G1G23" + "GSG3SG2S1SG0SG" + "SSS"
+        pairs = trace(dims, BY_TWO)
+        assert pairs.letters == "GGGG01G23G" + "SG32SG10SG" + "SSS"
+        for kind, gathers in (("G", 3), ("S", 2)):
+            block = found.numbers[kind][3 if kind == "G" else 1]
+            assert pairs.numbers[kind].count(2 * block) == gathers
+        # Weights are gathered once a step if a forward pass leaves them so, and gradients reduced in every micro-batch.
+        assert trace(dims, micro_batches=2).letters == 2 * step
+        kept = trace(dims, NEVER, micro_batches=3).letters
+        assert kept == "GGGG0G1G2G3G" + "0123".join(3 * ["S3S2S1S0SSSS"])
+    with group(*HSDP) as dims:
+        # Replicas reduce in the last micro-batch, a block's shards before the next block's backward pass.
+        reduced = "GGGG0G1G2G3G" + "SRG3SRG2SRG1SRG0SRG" + "SRSRSR"
+        assert trace(dims, micro_batches=2).letters == step + reduced
+    with group(*DDP) as dims:
+        assert trace(dims, micro_batches=2).letters == "0123" + "3210" + "0123" + "3R2R1R0RRRR"
+        assert trace(dims, BY_TWO).letters == "0123" + "32R10RRRR"
+
+
+def on_fake_ranks(replicas: int, shards: int):
+    return fake_process_group(DataParallelLayout(replicas, shards))
+
+
+def on_gloo(rank: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "store"), 4)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
+
+    def group(replicas: int, shards: int):
+        dims = ParallelDims(replicas, shards, 1, 1, 1, 1, 1, 4)
+        dims.build_mesh()
+        return nullcontext(dims)
+
+    check(group)
+    dist.destroy_process_group()
+
+
+def test_order_of_collectives_and_blocks():
+    check(on_fake_ranks)
+
+
+@pytest.mark.matrix
+def test_order_of_collectives_and_blocks_on_gloo(tmp_path):
+    run_ranks(on_gloo, 4, tmp_path)
