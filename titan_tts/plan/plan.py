@@ -286,18 +286,19 @@ class Planner:
         # Of a trained one's forward and backward passes; by operation about half of the matmuls are repeated.
         share = (blocks.get("full", 0) + blocks.get("selective", 0) / 2) / args.n_layers
         repeated_text = share * encoder_flops / 3 if args.text_encoder is not None else 0
-        collectives = self.communication(config, cluster, batches)
+        collectives, times = self.communication(config, cluster, batches), batches.accumulation
+        own = self._own_parameters(tensor)
         time = step_time(
             cluster.device,
             factor,
             fp8=runs_fp8(config),
-            accumulation=batches.accumulation,
+            accumulation=times,
             flops=samples * executed,
             encoder_flops=samples * (encoder_flops + repeated_text),
             hiding_flops=samples * gradient_product_flops(config, args, lengths.frames, tensor),
             pointwise_bytes=samples * pointwise,
             kernels=kernels,
-            copied_bytes=copied_bytes(config, self._own_parameters(tensor), layout, times),
+            copied_bytes=copied_bytes(config, own, layout, times),
             optimizer_bytes=optimizer_bytes(config, states),
             communication=collectives,
         )
