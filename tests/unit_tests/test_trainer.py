@@ -26,6 +26,7 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, s
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise
 from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -74,6 +75,7 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
     trainer.progress = SimpleNamespace(at=lambda step, part: None)
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
+    trainer.gradient_noise = GradientNoise()
     trainer.ema = EMA(model, [0.999])
     trainer.compile_watch = CompileWatch(model)
     trainer.train_context = dist_utils.get_train_context(False)
