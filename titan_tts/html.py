@@ -47,6 +47,9 @@ h1 { font-size: 24px; margin: 0 0 2px; overflow-wrap: anywhere; }
   border-radius: 8px; padding: 10px 14px; }
 .card b { display: block; font-size: 20px; font-weight: 650; }
 .card span { color: var(--soft); font-size: 13px; }
+figure { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px; }
+figcaption { font-weight: 600; }
+figure svg { display: block; width: 100%; height: auto; }
 .wide { overflow: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   margin: 10px 0; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }

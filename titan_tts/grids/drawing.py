@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from titan_tts.grids.effects import NO_ALTERNATIVES
@@ -35,10 +35,11 @@ def value_text(name: str, value: Any) -> str:
     return f"{_PREFIXES.get(name, f'{name} ')}{value}"
 
 
-def label(levels: Mapping[str, Any]) -> str:
-    """Several levels in a line, without those of _UNSAID among others."""
-    said = {name: value for name, value in levels.items() if (name, value) not in _UNSAID.items()}
-    words = [value_text(name, value) for name, value in (said or levels).items()]
+def label(row: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
+    """A row's levels of `names`, or all, in a line; without those of _UNSAID among others."""
+    levels = [(name, row[name]) for name in (row if names is None else names)]
+    said = [level for level in levels if level not in _UNSAID.items()]
+    words = [value_text(*level) for level in said or levels]
     return ", ".join(word[:48] for word in words) or "all runs"
 
 
@@ -80,9 +81,10 @@ def panels(figure: Any, count: int, height: float, legend_lines: int) -> list[An
     return list(grid[:count])
 
 
-def panel_title(axes: Any, text: str) -> None:
-    """Wraps a title at the panel's width."""
+def panel_title(axes: Any, names: Sequence[str], key: Sequence[Any]) -> None:
+    """The levels of `names`, if there are any, wrapped at the panel's width."""
     columns = axes.get_subplotspec().get_gridspec().ncols
+    text = label(dict(zip(names, key, strict=True))) if names else ""
     axes.set_title(textwrap.fill(text, 108 // columns))
 
 

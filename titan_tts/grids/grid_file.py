@@ -142,16 +142,11 @@ def _check_axis(path: Path, axis: str, values: list[Any]) -> None:
             )
     if not values or len(set(map(repr, values))) < len(values):
         raise InputError(f"{path}: axis {axis} must have values, each once")
-    for value in values:
-        row = value if len(names) > 1 else [value]
+    for row in [value if len(names) > 1 else [value] for value in values]:
         if not isinstance(row, list) or len(row) != len(names):
-            raise InputError(
-                f"{path}: axis {axis} has {value}, but it needs a list of {len(names)}"
-            )
+            raise InputError(f"{path}: axis {axis} has {row}, but it needs a list of {len(names)}")
         if any(isinstance(one, (list, dict)) for name, one in zip(names, row) if name in AXES):
-            raise InputError(
-                f"{path}: axis {axis} has {value}, but its values are words or numbers"
-            )
+            raise InputError(f"{path}: axis {axis} has {row}, but its values are words or numbers")
 
 
 def _combined(axes: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -41,8 +41,8 @@ class GridRun:
         self.all = self.cells.all()
         self.forecaster = Forecaster(options.gpu)
         self.runner = Runner(options.name, options.timeout_minutes * 60)
-        self.retried = retried
-        self.stale: dict[str, dict[str, Any]] = {}
+        records = {cell.name: self.runner.record(cell) for cell in self.all}
+        self.stale = {name: row for name, row in records.items() if row.get("state") in retried}
         """records of runs to be run again, as they were at the start"""
 
         self.run_what_cannot_fit = run_what_cannot_fit
@@ -109,8 +109,6 @@ class GridRun:
         """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed
         out, and else 0."""
         write_atomic(self.folder / "grid.toml", source)
-        records = {cell.name: self.runner.record(cell) for cell in self.all}
-        self.stale = {n: row for n, row in records.items() if row.get("state") in self.retried}
         total = len(self.all)
         left = [cell for cell in self.all if self._state(cell) not in FINAL]
         print(f"{total} runs, of which {total - len(left)} are done; {self.folder}", flush=True)

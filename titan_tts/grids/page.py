@@ -106,12 +106,12 @@ def outliers(table: Sequence[dict[str, Any]]) -> list[str]:
     """Of the effects at equal batch, the pairs farthest from their mean."""
     found = []
     for row in table:
-        if farthest := row["equal_batch"].get("farthest"):
-            ratio = row["equal_batch"]["ratio"]
-            levels = {"size": row["size"], row["factor"]: row["level"]}
-            text = f"{label(levels)} against {row['base']}: {change(farthest['ratio'])} with "
-            text += f"{label(farthest['configuration'])}, in the mean {change(ratio)}"
-            found.append((abs(math.log(farthest["ratio"] / ratio)), text))
+        mean, farthest = row["equal_batch"]["ratio"], row["equal_batch"].get("farthest")
+        if farthest:
+            level = label({"size": row["size"], row["factor"]: row["level"]})
+            where = f"{change(farthest['ratio'])} with {label(farthest['configuration'])}"
+            text = f"{level} against {row['base']}: {where}, in the mean {change(mean)}"
+            found.append((abs(math.log(farthest["ratio"] / mean)), text))
     return [text for _, text in sorted(found, reverse=True)[:MAX_OUTLIERS]]
 
 

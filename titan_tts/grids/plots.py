@@ -119,8 +119,7 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
         marked = [(key, row) for key, row in lost if key_of(row, apart) == group]
         _mark_lost(axes, marked, color, top)
         drawing.ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
-        if group:
-            panel_title(axes, label(dict(zip(apart, group, strict=True))))
+        panel_title(axes, apart, group)
         axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
     if len(groups) > len(shown):
         figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
@@ -250,8 +249,7 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
                 [point[name] for point in some] for name in ("memory_gib", "samples_per_second")
             )
             axes.plot(x, y, **style)
-        if key:
-            panel_title(axes, label(dict(zip(apart, key, strict=True))))
+        panel_title(axes, apart, key)
         axes.margins(0.1)
         axes.set_ylim(0, 1.1 * max(point["samples_per_second"] for point in each))
         axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
@@ -273,7 +271,8 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
     for axes, (key, here) in zip(
         panels(figure, len(panel_curves), 4.2, 1), panel_curves, strict=True
     ):
-        varying = [name for name in here[0] if len({repr(curve[name]) for curve in here}) > 1]
+        levels = [name for name in here[0] if name != "points"]
+        varying = [name for name in levels if len({curve[name] for curve in here}) > 1]
         published = {}
         for number, curve in reversed(list(enumerate(here))):
             gpus = [point["gpus"] for point in curve["points"]]
@@ -281,7 +280,7 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
             published |= {p["gpus"]: p["published"] for p in curve["points"] if p["published"]}
             style: Any = {"color": GREY, "marker": "."}
             if number < len(COLORS):
-                text = label({name: curve[name] for name in varying if name != "points"})
+                text = label(curve, varying)
                 style = {"color": COLORS[number], "marker": MARKERS[number], "label": text}
             axes.plot(gpus, values, markersize=4.5, **style)
             axes.plot(gpus, [values[0]] * len(gpus), color=style["color"], linestyle=":")
@@ -291,8 +290,7 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
                 gpus, [100 * mfu for _, mfu in figures], color="#444", linestyle="--", marker="_"
             )
         drawing.ticks(axes, [point["gpus"] for curve in here for point in curve["points"]])
-        if key:
-            panel_title(axes, label(dict(zip(apart, key, strict=True))))
+        panel_title(axes, apart, key)
         axes.set(xlabel="GPUs", ylabel=axis)
         axes.set_ylim(0, None)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), reverse=True)
@@ -314,7 +312,7 @@ def _predicted(figure: Any, content: Content, rows: Sequence[Row]) -> None:
         axes.plot(x, y, "o", color=COLORS[0], markersize=4, alpha=0.7)
         name = content["forecasts"]["ratios"][figure_name]["farthest"]
         far = next(row for row in each if row["name"] == name)
-        text = textwrap.fill(label({name: far[name] for name in content["names"]}), 40)
+        text = textwrap.fill(label(far, content["names"]), 40)
         at = far[predicted], far[figure_name]
         style: Any = {
             "fontsize": 7,
@@ -342,7 +340,7 @@ def _bar_axis(figure: Any, table: Sequence[Row], names: Sequence[str]) -> Any:
     """A line per row, named by its levels, the first on top."""
     figure.set_size_inches(10, 1.5 + 0.3 * len(table))
     axes = figure.subplots()
-    axes.set_yticks(range(len(table)), [label({n: row[n] for n in names})[:90] for row in table])
+    axes.set_yticks(range(len(table)), [label(row, names)[:90] for row in table])
     axes.set_ylim(len(table) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     return axes

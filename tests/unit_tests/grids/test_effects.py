@@ -72,28 +72,25 @@ def test_the_pair_farthest_from_an_effects_mean_is_named():
     assert (same["pairs"], same["farthest"]) == (2, None)
 
 
-def test_factors_that_change_together_in_one_size_only():
-    """Tensor parallelism needs another backend, of 2 GPUs for one size and 4 for another."""
-    grid = combinations(size=["3B"], batch=[2, 4], tensor_parallel=[1, 2])
-    grid += combinations(size=["8B"], batch=[2, 4], tensor_parallel=[1, 4])
-    for each in grid:
-        each["backend"] = "torchtitan" if each["tensor_parallel"] == 1 else "megatron"
-    rows = rows_of(grid, speed=lambda each: each["batch"] / each["tensor_parallel"])
-    table = effects(*matched_factors(rows, NAMES), SPEED)
-    found = [(r["size"], r["factor"], r["together"], r["equal_batch"]["ratio"]) for r in table]
-    assert found == [
-        ("3B", "backend", ["tensor_parallel"], pytest.approx(1 / 2)),
-        ("8B", "backend", ["tensor_parallel"], pytest.approx(1 / 4)),
+def test_factors_that_go_together_in_a_size_and_levels_that_never_meet_the_base():
+    """Tensor parallelism, of another degree for each size, needs another backend; HSDP was not run by it."""
+    table = []
+    for size, degree in (("3B", 2), ("8B", 4)):
+        levels = ("ddp", degree, 8.0), ("fsdp", degree, 6.0), ("fsdp", 1, 10.0), ("hsdp", 1, 12.0)
+        for layout, tensor, speed in levels:
+            row = {"size": size, "layout": layout, "tensor_parallel": tensor, SPEED: speed}
+            table.append(BASE | row | {"backend": "torchtitan" if tensor == 1 else "megatron"})
+    keys = "size", "factor", "together", "level", "base"
+    found = [
+        (*(row[key] for key in keys), row["equal_batch"]["ratio"])
+        for row in effects(*matched_factors(table, NAMES), SPEED)
     ]
-
-
-def test_levels_that_never_meet_the_base_are_compared_with_one_that_they_meet():
-    """DDP was run with tensor parallelism only; FSDP2 and HSDP without it."""
-    levels = ("ddp", 4, 8.0), ("fsdp", 1, 10.0), ("hsdp", 1, 12.0)
-    rows = [BASE | {"layout": name, "tensor_parallel": t, SPEED: s} for name, t, s in levels]
-    table = effects(*matched_factors(rows, NAMES), SPEED)
-    pairs = [(row["level"], row["base"]) for row in table if row["equal_batch"]["pairs"]]
-    assert pairs == [("hsdp", "fsdp")]
+    for size in ("3B", "8B"):
+        assert [row[1:] for row in found if row[0] == size] == [
+            ("backend", ["tensor_parallel"], "megatron", "torchtitan", pytest.approx(0.6)),
+            ("layout", [], "fsdp", "ddp", pytest.approx(0.75)),
+            ("layout", [], "hsdp", "fsdp", pytest.approx(1.2)),
+        ]
 
 
 @pytest.mark.long

@@ -275,6 +275,8 @@ def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
     assert main([*command, "--dry-run", "--gpu", "H100"]) == 0 and len(no_training) == 4 + 3 + 1
     said = capsys.readouterr().out
     assert "mine, planned for H100\n" in said and "done: 4 runs" in said and "cost" not in said
+    assert main([*command, "--dry-run", "--retry", "oom"]) == 0
+    assert "done: 3 runs" in capsys.readouterr().out
     assert main([*command, "--dry-run", "--price", "nan"]) == 2
     assert main(["ablate", str(path)]) == 1
     assert (tmp_path / "mine/analysis/summary.csv").exists()
