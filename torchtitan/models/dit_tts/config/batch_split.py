@@ -17,8 +17,8 @@ def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     tensor = p.tensor_parallel_degree
     require(
         tensor == 1 or (tensor > 1 and p.backend == "megatron"),
-        f"[parallelism] tensor_parallel_degree = {tensor} with backend = {p.backend!r}; set it to 1, or "
-        f"backend to 'megatron'",
+        f"[parallelism] tensor_parallel_degree = {tensor} with backend = {p.backend!r}; set it to 1, or to "
+        f"more with 'megatron'",
     )
     replicate, shard = p.data_parallel_replicate_degree, p.data_parallel_shard_degree
     require(

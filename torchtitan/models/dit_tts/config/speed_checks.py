@@ -70,7 +70,8 @@ def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
     compiled = compile_config.components if compile_config.enable else []
     require(
         ac.mode != "memory_budget" or "model" in compiled,
-        "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true",
+        "[activation_checkpoint] mode = 'memory_budget' needs [compile] enable = true with 'model' among its "
+        "components; set it to another",
     )
     mode = compile_config.mode
     require(
