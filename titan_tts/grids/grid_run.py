@@ -81,7 +81,9 @@ class GridRun:
         ratios = []
         for cell in self.all:
             forecast, record = forecasts[cell.name], self.runner.record(cell)
-            planned = forecast and _START_SECONDS + cell.steps * forecast["seconds_per_step"]
+            planned = 0.0
+            if forecast:
+                planned = _START_SECONDS + cell.steps * forecast["seconds_per_step"]
             kind, seconds = _BY_PLAN, planned
             if self._state(cell) in FINAL:
                 kind, seconds = "done", record["seconds"]

@@ -48,9 +48,9 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     with_mfu = any(row["mfu"] is not None for row in rows)
     if rows:
         figures = ("mfu", "tflops_per_device", "samples_per_second")
-        shown = next(name for name in figures if any(row[name] is not None for row in rows))
-        title = f"{CURVES[shown].partition(' (')[0]} of each configuration at its best micro-batch"
-        plots["configurations"] = title, _bars, (rows, names, shown)
+        best = next(name for name in figures if any(row[name] is not None for row in rows))
+        title = f"{CURVES[best].partition(' (')[0]} of each configuration at its best micro-batch"
+        plots["configurations"] = title, _bars, (rows, names, best)
     grown = rows and content["growth"]["samples_per_second"]["pairs"]
     for figure, axis in CURVES.items() if grown else ():
         known = any(row[figure] is not None for row in rows)
@@ -264,37 +264,32 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
     shown, axis = ("mfu", CURVES["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
     groups = grouped([row["configuration"] | {"points": row["points"]} for row in curves], apart)
     panel_curves = list(groups.items())[:_MAX_PANELS]
-    entries = [
-        line("ideal: as on the fewest GPUs", "#444", style=":"),
-        line(SOURCE, "#444", "_", "--"),
-    ]
+    entries = [line("ideal: as on the fewest GPUs", "#444", style=":")]
     for axes, (key, here) in zip(
         panels(figure, len(panel_curves), 4.2, 1), panel_curves, strict=True
     ):
         levels = [name for name in here[0] if name != "points"]
         varying = [name for name in levels if len({curve[name] for curve in here}) > 1]
-        published = {}
+        points = [point for curve in here for point in curve["points"]]
         for number, curve in reversed(list(enumerate(here))):
             gpus = [point["gpus"] for point in curve["points"]]
             values = [100 * point[shown] for point in curve["points"]]
-            published |= {p["gpus"]: p["published"] for p in curve["points"] if p["published"]}
             style: Any = {"color": GREY, "marker": "."}
             if number < len(COLORS):
                 text = label(curve, varying)
                 style = {"color": COLORS[number], "marker": MARKERS[number], "label": text}
             axes.plot(gpus, values, markersize=4.5, **style)
             axes.plot(gpus, [values[0]] * len(gpus), color=style["color"], linestyle=":")
+        published = sorted({(p["gpus"], 100 * p["published"][1]) for p in points if p["published"]})
         if published and with_mfu:
-            gpus, figures = zip(*sorted(published.items()), strict=True)
-            axes.plot(
-                gpus, [100 * mfu for _, mfu in figures], color="#444", linestyle="--", marker="_"
-            )
-        drawing.ticks(axes, [point["gpus"] for curve in here for point in curve["points"]])
+            axes.plot(*zip(*published, strict=True), color="#444", linestyle="--", marker="_")
+            entries[1:] = [line(SOURCE, "#444", "_", "--")]
+        drawing.ticks(axes, [point["gpus"] for point in points])
         panel_title(axes, apart, key)
         axes.set(xlabel="GPUs", ylabel=axis)
         axes.set_ylim(0, None)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), reverse=True)
-    legend(figure, entries[: 1 + with_mfu], 10)
+    legend(figure, entries, 10)
 
 
 def _predicted(figure: Any, content: Content, rows: Sequence[Row]) -> None:

@@ -133,7 +133,7 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
             curves[tuple(configuration.items())].setdefault(row["gpus"], row)
     result = []
     for key, curve in curves.items():
-        first, size = min(curve), dict(key).get("size", rows[0]["size"])
+        first, size = min(curve), str(dict(key).get("size", rows[0]["size"]))
         base = curve[first]["samples_per_second"] / first
         points = [
             {
