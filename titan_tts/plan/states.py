@@ -20,6 +20,7 @@ from torchtitan.tools.utils import set_default_dtype
 from titan_tts.plan.parameters import build_on_meta
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron, Optimizer
+from torchtitan.models.dit_tts.infra.compile import stacks
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
@@ -168,7 +169,10 @@ def state_memory(
         # As `infra.ema` does, which averages no alignment head.
         averaged = [local_tensor(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
-        decoder, ahead = {*model.layers, model.norm}, config.parallelism.fsdp_prefetch_units
+        decoder, ahead = (
+            [*stacks(model, ["model"])[0], model.norm],
+            config.parallelism.fsdp_prefetch_units,
+        )
         gathered, sizes = _gathered(model, decoder, max(1, ahead))
         frozen_encoder = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)

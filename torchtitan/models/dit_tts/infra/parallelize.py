@@ -215,8 +215,10 @@ def parallelize_dit_tts(
         # Mixed precision under DDP is done by autocast, as on a single device.
         mesh = parallel_dims.get_mesh("dp_replicate")
         # One all-reduce per unit overlaps with the backward pass of earlier units.
-        for unit in [*_units(model, parallelism.fsdp_blocks_per_unit), model]:
-            replicate(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype))
+        policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        for unit in _units(model, parallelism.fsdp_blocks_per_unit):
+            replicate(unit, mesh=mesh, mp_policy=policy)
+        replicate(model, mesh=mesh, mp_policy=policy)
         logger.info("Applied DDP")
     for method in ("encode_conditions", "denoise", "denoise_guided"):  # called by themselves
         if hasattr(model, method):
