@@ -4,6 +4,7 @@ Times are arithmetic, memory needs passes over the model: it is computed from th
 enough of them fit.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -32,14 +33,16 @@ from torchtitan.models.dit_tts.run.factors import checkpointing_name
 _GIB = 2**30
 
 LAYOUTS_SHOWN = 6
-"""that fit; slower ones are not searched for one that does"""
+"""that fit"""
 
-NEGLIGIBLE = 1.01
-"""ratio of step times up to which the simpler layout is preferred"""
+NEGLIGIBLE, SEARCHED = 1.01, 1.05
+"""ratios to the fastest step up to which the simpler layout is preferred, and up to which a fit is searched for"""
 
 _TENSOR_DEGREES = (1, 2, 4, 8)
-_GATHERED = {"": "default", ", kept gathered": "never"}
+_RESHARD = {"": "default", ", kept gathered": "never"}
 """what follows the name of a sharded layout -> fsdp_reshard_after_forward"""
+_SEQUENCE = {"": False, ", SP": True}
+"""what follows that of one with tensor parallelism -> [megatron] sequence_parallel"""
 
 Settings = dict[str, dict[str, Any]]
 """section -> key -> value"""
@@ -49,14 +52,13 @@ Settings = dict[str, dict[str, Any]]
 class Layout:
     name: str
     degrees: DataParallelLayout
-    keys: dict[str, Any]
-    """of [parallelism]"""
+    settings: Settings
 
     @property
-    def complexity(self) -> tuple[int, bool, bool]:
+    def complexity(self) -> tuple[int, bool, int]:
         """HSDP's degrees have to fit the nodes."""
         hybrid = self.degrees.sharded and self.degrees.replicas > 1
-        return self.degrees.tensor, hybrid, self.keys["fsdp_reshard_after_forward"] == "never"
+        return self.degrees.tensor, hybrid, self.name.count(",")
 
 
 @dataclass(frozen=True)
@@ -108,22 +110,26 @@ def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Layout]:
     divided = math.gcd(args.n_heads, args.mlp_dim, cluster.gpus_per_node)
     for tensor in (degree for degree in _TENSOR_DEGREES if divided % degree == 0):
         ranks, in_node = cluster.gpus // tensor, cluster.gpus_per_node // tensor
-        megatron = tensor > 1 or config.megatron != Megatron()
+        layers = replace(config.megatron, sequence_parallel=False)
+        megatron = tensor > 1 or layers != Megatron()
         for shards in range(1, ranks + 1):
             if ranks % shards or (in_node % shards and shards % in_node):
                 continue
             degrees = DataParallelLayout(ranks // shards, shards, tensor)
-            for suffix, reshard in _GATHERED.items():
-                if degrees.sharded or not suffix:
-                    keys = {
-                        "backend": "megatron" if megatron else "torchtitan",
-                        "tensor_parallel_degree": tensor,
-                        "data_parallel_replicate_degree": degrees.replicas,
-                        "data_parallel_shard_degree": -1 if degrees.replicas == 1 else shards,
-                        "fsdp_reshard_after_forward": reshard,
-                    }
-                    name = f"{degrees.name} {degrees.replicas} x {shards}{suffix}"
-                    yield Layout(name, degrees, keys)
+            for suffix, variant in itertools.product(_RESHARD, _SEQUENCE):
+                if (suffix and not degrees.sharded) or (variant and tensor == 1):
+                    continue
+                keys = {
+                    "backend": "megatron" if megatron else "torchtitan",
+                    "tensor_parallel_degree": tensor,
+                    "data_parallel_replicate_degree": degrees.replicas,
+                    "data_parallel_shard_degree": -1 if degrees.replicas == 1 else shards,
+                    "fsdp_reshard_after_forward": _RESHARD[suffix],
+                }
+                settings = {"parallelism": keys}
+                settings["megatron"] = {"sequence_parallel": _SEQUENCE[variant]}
+                name = f"{degrees.name} {degrees.replicas} x {shards}{suffix}{variant}"
+                yield Layout(name, degrees, settings)
 
 
 def with_settings(config: JobConfig, settings: Settings) -> JobConfig:
@@ -151,9 +157,9 @@ class _Comparison:
         for steps in (number for number in range(1, samples + 1) if samples % number == 0):
             training = {"local_batch_size": 0, "max_local_batch_size": samples // steps}
             for kind in kinds:
-                sections = {"parallelism": layout.keys, "activation_checkpoint": kind}
+                settings = {**layout.settings, "activation_checkpoint": kind, "training": training}
                 try:
-                    found.append(self._choice(layout, {**sections, "training": training}, steps))
+                    found.append(self._choice(layout, settings, steps))
                 except InputError as error:
                     refused = refused or error
         if refused and not found:
@@ -213,19 +219,20 @@ def suggest(config: JobConfig, cluster: Cluster, factor: Factor) -> Suggestion:
         except InputError as error:
             others[layout.name] = str(error)
     fitting: list[Choice] = []
-    limit = math.inf
+    fastest = math.inf
     ordered = sorted(choices.items(), key=lambda item: item[1][0].seconds.estimate)
     slower: dict[str, Choice] = {}
     for name, found in tqdm(ordered, "memory", unit="layout", disable=None):
-        if len(fitting) >= LAYOUTS_SHOWN and found[0].seconds.estimate > limit:
-            slower[name] = found[0]
-            continue
         least = math.inf
         for choice in found:
+            ratio = SEARCHED if len(fitting) < LAYOUTS_SHOWN else NEGLIGIBLE
+            if choice.seconds.estimate > ratio * fastest:
+                slower[name] = choice
+                break
             need = comparison.memory(choice)
             if need.fits:
                 fitting.append(replace(choice, memory=need))
-                limit = min(limit, NEGLIGIBLE * choice.seconds.estimate)
+                fastest = min(fastest, choice.seconds.estimate)
                 break
             least = min(least, need.total)
         else:
@@ -236,7 +243,7 @@ def suggest(config: JobConfig, cluster: Cluster, factor: Factor) -> Suggestion:
             f"no layout of {config.job.config_file} fits {cluster.gpus} GPUs: {reasons}"
         )
     fitting.sort(key=lambda choice: choice.seconds.estimate)
-    near = [choice for choice in fitting if choice.seconds.estimate <= limit]
+    near = [choice for choice in fitting if choice.seconds.estimate <= NEGLIGIBLE * fastest]
     best = min(near, key=lambda choice: choice.layout.complexity)
     for choice in (each for each in fitting if each is not best):
         why = "no more than 1 % faster" if choice in near else _loses(choice, best)

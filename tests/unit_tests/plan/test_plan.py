@@ -203,6 +203,14 @@ def test_what_the_command_passes_on(monkeypatch, capsys, tmp_path):
     assert config.training.global_batch_size == 24 and price == 2.5
     assert (factor.value, cluster.device.name, cluster.device.peak_flops) == (2.5, "H100", 500e12)
     assert (cluster.gpus_per_node, cluster.nodes, cluster.inter_node_gbps) == (2, 3, 25)
+    for words, expected in (
+        ("GH200 --gpus 16", (4, 4)),
+        ("H100 --gpus 4", (4, 1)),
+        ("GH200", (4, 1)),
+    ):
+        keys = ["--training.global_batch_size=48", "--data.batch_multiple=48", *SMALL]
+        assert main(["plan", "debug", "--gpu", *words.split(), *keys]) == 0
+        assert (given[-3].gpus_per_node, given[-3].nodes) == expected
 
 
 @pytest.mark.slow
@@ -221,6 +229,10 @@ def test_the_command(capsys):
         (["no.toml"], "give the path of a TOML file"),
         ([str(DEBUG), "--gpu", "H300"], "allowed are A100"),
         ([str(DEBUG), "--nodes", "0"], "greater than 0"),
+        ([str(DEBUG), "--gpus", "-1"], "greater than 0"),
+        ([str(DEBUG), "--gpus", "12"], "--gpus 12 must be whole nodes of 8 H200"),
+        ([str(DEBUG), "--gpus", "16", "--nodes", "2"], "--gpus 16 with --nodes 2"),
+        ([str(DEBUG), "--out", "x.toml"], "--out x.toml needs --suggest"),
         ([str(DEBUG), "--gpus-per-node", "1"], "mixed_precision_param = 'float32'"),
         ([str(DEBUG), "--gpus-per-node", "1", *SMALL, "--attention.backend=flex"], "'flex' needs"),
         (["--calibrate", "nowhere"], "--calibrate nowhere"),
