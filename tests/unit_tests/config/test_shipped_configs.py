@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from titan_tts.launch.train_command import train
+from titan_tts.plan.plan import longest_batches
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
-from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.config.manager import load_config, upstream_view
+from torchtitan.models.dit_tts.config.shipped import find_config
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "train_configs").glob("*.toml"))
 
@@ -43,6 +45,34 @@ def test_config_is_valid_on_every_fitting_number_of_ranks(path):
     for ranks in fitting:
         gpus = ranks * config.parallelism.tensor_parallel_degree
         validate_config(config, gpus, list(flavors))
+
+
+# Micro-batch and accumulation steps of the 1,024 samples, by the number of GPUs.
+TABLE = {
+    "800m": {4: (32, 8), 16: (32, 2), 64: (16, 1)},
+    "3b": {4: (16, 16), 16: (16, 4), 64: (16, 1)},
+    "8b": {4: (8, 32), 16: (8, 8), 64: (8, 2)},
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_accumulation_follows_from_the_number_of_gpus(name):
+    config = load_config(["--job.config_file", str(find_config(name))])
+    for gpus, expected in TABLE[name].items():
+        validate_config(config, gpus, list(model_flavors()), "cuda")
+        batches = longest_batches(upstream_view(config, Path("x"), gpus), gpus)
+        assert (batches.micro_batch, batches.accumulation) == expected
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("gpus", [4, 16, 64])
+@pytest.mark.parametrize("name", TABLE)
+def test_a_dry_run_shows_the_accumulation(name, gpus, capsys):
+    config = ["--job.config_file", str(find_config(name))]
+    assert train([*config, "--dry-run-gpus", str(gpus)]) == 0
+    samples, steps = TABLE[name][gpus]
+    words = f"{gpus} ranks x {samples} samples x {steps} accumulation steps = 1,024 samples"
+    assert words in capsys.readouterr().out
 
 
 def test_a_fine_tune_takes_the_weights_of_one_gpu():

@@ -80,7 +80,7 @@ def test_over_slow_links_between_nodes_the_fewest_bytes_win(by_hand):
         why, _, more = found.others[name].partition("+")
         assert why == "at most 0.0%: exposed communication " and more.endswith(" ms"), name
         lost = 1e3 * (size - 4) * parameters / rate
-        assert float(more[:-3].replace(",", "")) == pytest.approx(lost, rel=0.03), name
+        assert float(more[:-3].replace(",", "")) == pytest.approx(lost, rel=0.05), name
     assert found.best.layout.name not in found.others and len(found.others) == 22
 
 
