@@ -169,10 +169,8 @@ def state_memory(
         # As `infra.ema` does, which averages no alignment head.
         averaged = [local_tensor(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
-        decoder, ahead = (
-            [*stacks(model, ["model"])[0], model.norm],
-            config.parallelism.fsdp_prefetch_units,
-        )
+        decoder = [*stacks(model, ["model"])[0], model.norm]
+        ahead = config.parallelism.fsdp_prefetch_units
         gathered, sizes = _gathered(model, decoder, max(1, ahead))
         frozen_encoder = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
