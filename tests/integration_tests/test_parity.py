@@ -72,10 +72,10 @@ MATRIX_LAYOUTS = {
     ),
     "tp_1": (1, ["--parallelism.backend=megatron"]),
     "tp_ddp": (4, [*TP, *DDP]),
-    "tp_varlen": (2, [*TP, "--attention.backend=varlen"]),
+    "tp_varlen": (2, [*TP, *VARLEN_PER_OP]),
     "sequence": (2, [*SEQUENCE, *TRACED, *PER_OP]),
     "sequence_4_varlen": (4, [*SEQUENCE, "--parallelism.tensor_parallel_degree=4", *VARLEN_PER_OP]),
-    "sequence_inductor": (4, [*SEQUENCE, *HSDP[1:], *INDUCTOR]),
+    "sequence_inductor": (4, [*SEQUENCE, *FSDP, *INDUCTOR]),
     "tp_flex_compile": (2, [*TP, *TRACED, "--attention.backend=flex"]),
 }
 

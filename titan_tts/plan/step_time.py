@@ -9,7 +9,6 @@ stands for all that this leaves out.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torchtitan.config import TORCH_DTYPE_MAP
 
@@ -97,6 +96,10 @@ def rate(amount: float, seconds: Interval) -> Interval:
 
 # Communication
 
+TensorSum = tuple[str, str, int, float, int]
+"""(name, phase that can hide it, number in a micro-batch, bytes of each, rounds) of what tensor parallelism
+communicates; an all-reduce has 2 rounds, a gather or reduce-scatter 1"""
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -171,7 +174,7 @@ def communication(
     layout: DataParallelLayout,
     cluster: Cluster,
     accumulation: int,
-    sums: Iterable["TensorSum"] = (),
+    sums: Iterable[TensorSum] = (),
 ) -> tuple[Collective, ...]:
     """Communication of one optimizer step, as flat rings.
 
@@ -245,19 +248,6 @@ def communication(
     return tuple(found)
 
 
-class TensorSum(NamedTuple):
-    """What tensor parallelism communicates in a micro-batch."""
-
-    name: str
-    beside: str
-    number: int
-    size: float
-    """bytes of each"""
-
-    rounds: int
-    """2: an all-reduce; 1: an all-gather or reduce-scatter"""
-
-
 def tensor_sums(
     config: JobConfig,
     args: DiTTTSModelArgs,
@@ -277,21 +267,21 @@ def tensor_sums(
     conditions = lengths.text_tokens + speaker_keys(args, lengths)
     repeated = sum(blocks.get(kind, 0) for kind in ("full", "selective"))
     size = float(number * conditions * args.speaker_dim)
-    of_conditions = TensorSum("all-reduce, TP conditions", NOTHING, 1, size, 2)
+    of_conditions = ("all-reduce, TP conditions", NOTHING, 1, size, 2)
     forward, backward = 2 * (args.n_layers + repeated), 2 * args.n_layers
     if not config.megatron.sequence_parallel:
         return [
-            TensorSum("all-reduce, TP forward", NOTHING, forward, frames, 2),
-            TensorSum("all-reduce, TP backward", GRADIENT_PRODUCTS, backward, frames, 2),
+            ("all-reduce, TP forward", NOTHING, forward, frames, 2),
+            ("all-reduce, TP backward", GRADIENT_PRODUCTS, backward, frames, 2),
             of_conditions,
         ]
     heads, modulation = 1 + bool(args.ctc_layer), float(number * 6 * args.dim)
     return [
-        TensorSum("all-gather, SP forward", NOTHING, forward + heads, frames, 1),
-        TensorSum("reduce-scatter, SP forward", NOTHING, forward, frames, 1),
-        TensorSum("all-gather, SP backward", NOTHING, backward + 1, frames, 1),
-        TensorSum("both, SP backward", GRADIENT_PRODUCTS, 2 * backward, frames, 1),
-        TensorSum("all-reduce, SP modulation", NOTHING, args.n_layers, modulation, 2),
+        ("all-gather, SP forward", NOTHING, forward + heads, frames, 1),
+        ("reduce-scatter, SP forward", NOTHING, forward, frames, 1),
+        ("all-gather, SP backward", NOTHING, backward + 1, frames, 1),
+        ("both, SP backward", GRADIENT_PRODUCTS, 2 * backward, frames, 1),
+        ("all-reduce, SP modulation", NOTHING, args.n_layers, modulation, 2),
         of_conditions,
     ]
 

@@ -43,9 +43,10 @@ def _part(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def hand_in_parts(block: nn.Module) -> None:
-    """Takes the parts of a block's parameters before the block runs, outside its compiled graph. Inside, the
-    mesh would be in the graph, which neither full checkpointing nor a memory budget can save. To be called
-    last, since hooks that were registered before gather the parameters."""
+    """Takes the parts of a compiled block's parameters before the block runs, outside its graph. Inside, the
+    mesh would be in the graph, which neither full checkpointing nor a memory budget can save. (In eager mode
+    checkpointing by operation would miss these operations, which it sees only where a block runs again.) To be
+    called last, since hooks that were registered before gather the parameters."""
     owners = [module for module in block.modules() if own_parameters(module)]
 
     @torch.compiler.disable  # what the compiled block's hooks call would be a graph of its own
@@ -59,7 +60,6 @@ def hand_in_parts(block: nn.Module) -> None:
 
     @torch.compiler.disable
     def leave(_: nn.Module, args: Any, output: Any) -> None:
-        # A block that checkpointing runs again in eager mode takes the parts anew.
         for owner in owners:
             owner.parts_in_compute = None  # type: ignore[assignment]
 

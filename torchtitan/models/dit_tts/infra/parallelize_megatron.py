@@ -26,7 +26,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import require_modules
-from torchtitan.models.dit_tts.infra.compile import stacks
+from torchtitan.models.dit_tts.infra.compile import compiled_stacks, stacks
 from torchtitan.models.dit_tts.infra.local_parameters import (
     compute_locally,
     hand_in_parts,
@@ -38,6 +38,7 @@ from torchtitan.models.dit_tts.infra.tensor_collectives import (
     Group,
     SequenceColumn,
     SequenceRow,
+    communicate,
     divide_frames,
     group_of,
     sum_gradients,
@@ -70,7 +71,7 @@ def parallelize_megatron(
         _attend_by_te(model, 1 if mesh is None else mesh.size())
     parallelize_dit_tts(model, parallel_dims, job_config)
     if mesh is not None:
-        for layers in stacks(model, ("model", "encoders")):
+        for layers in stacks(model, compiled_stacks(job_config)):
             for block in layers:
                 hand_in_parts(block)
     if shards is not None:
@@ -107,11 +108,8 @@ def apply_tensor_parallel(
                 split[parameter] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[name] = split[parameter]
         compute_locally(module)
-    shared: list[Any] = [model.text_norm, model.speaker_encoder.norm]
-    if shards is not None:  # shift, scale and gate act on this rank's frames
-        shared += [layer.adaln for layer in model.layers]
-    for module in shared:
-        module.register_forward_hook(partial(_sum_gradients_of_output, group_of(group)))
+    for stream in (model.text_norm, model.speaker_encoder.norm):
+        stream.register_forward_hook(partial(_sum_gradients_of_output, group_of(group)))
     rank = mesh.get_local_rank()
     model.rotated = part_of_groups(model.rotated, model.args.n_heads, mesh.size(), rank)
 
@@ -142,6 +140,13 @@ def keep_part(model: DiTTTSModel, ranks: int, shards: Group | None = None) -> No
 
 def use_sequence_layers(model: nn.Module, shards: Group) -> None:
     """Lets the layers between frames and heads or units gather and divide the frames."""
+
+    def sum_over_frames(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return sum_gradients(output, shards)
+
+    for block in cast(nn.ModuleList, model.layers):
+        # Shift, scale and gate act on this rank's frames.
+        cast(nn.Module, block.adaln).register_forward_hook(sum_over_frames)
     for module, name, parts, _ in projections(model):
         if _sums_gradient(name):
             layer = getattr(module, name)
@@ -206,8 +211,9 @@ def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:
 
 def _sum_gradients_of_output(
     group: Group, module: nn.Module, args: Any, output: torch.Tensor
-) -> torch.Tensor:
-    return sum_gradients(output, group)
+) -> None:
+    if output.requires_grad:
+        output.register_hook(partial(communicate, "sum", group=group))
 
 
 def part_of_groups(

@@ -56,7 +56,8 @@ def _start(kind: str, x: torch.Tensor, group: Group) -> torch.Tensor:
     return _ops.reduce_scatter_tensor(x, "sum", group.ranks, group.name)
 
 
-def _run(kind: str, x: torch.Tensor, group: Group) -> torch.Tensor:
+def communicate(kind: str, x: torch.Tensor, group: Group) -> torch.Tensor:
+    """x as the ranks make it: the sum, all ranks' in the first dimension, or this rank's part of either."""
     if kind == "keep":
         return x.view_as(x)
     if kind == "divide":
@@ -68,11 +69,11 @@ class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward: str, backward: str, group: Group):
         ctx.kind, ctx.group = backward, group
-        return _run(forward, x, group)
+        return communicate(forward, x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
-        return _run(ctx.kind, gradient, ctx.group), None, None, None
+        return communicate(ctx.kind, gradient, ctx.group), None, None, None
 
 
 def sum_gradients(x: torch.Tensor, group: Group) -> torch.Tensor:
@@ -85,7 +86,7 @@ class _ColumnProduct(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, group: Group, sequence: bool):
         ctx.save_for_backward(x, weight)
         ctx.group, ctx.sequence = group, sequence
-        return (_run("gather", x, group) if sequence else x).matmul(weight.t())
+        return (communicate("gather", x, group) if sequence else x).matmul(weight.t())
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
