@@ -141,7 +141,7 @@ def measured(run: Path) -> list[dict]:
     return [row for row in rows if "heldout_loss" in row]
 
 
-def assert_same_validation(run: Path, expected: Path) -> None:
+def assert_same_validation(run: Path, expected: Path, tolerance: float = 1e-6) -> None:
     found, wanted = measured(run), measured(expected)
     assert [row["step"] for row in found] == [2, 4]
     for row, other in zip(found, wanted, strict=True):
@@ -151,7 +151,7 @@ def assert_same_validation(run: Path, expected: Path) -> None:
         assert len(figures) > 20
         assert row["best_weights"] == other["best_weights"]
         for name in figures:
-            assert row[name] == pytest.approx(other[name], abs=1e-6), name
+            assert row[name] == pytest.approx(other[name], abs=tolerance), name
     last = wanted[-1]
     names = ("heldout_loss_raw", "heldout_loss_ema:0.1", "heldout_loss_ema:0.9")
     assert len({round(last[name], 5) for name in names}) == 3  # each with weights of its own
@@ -207,7 +207,9 @@ def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     alone = runs.run(folder, variant, common).metrics()
     sharded = runs.run(folder, f"{variant}_sharded", [*common, *layout], processes)
     assert_same(sharded.metrics(), alone)
-    assert_same_validation(sharded.folder, folder / variant)
+    # Second moments in bfloat16 are rounded by their position on the rank.
+    tolerance = 1e-5 if "bfloat16" in variant else 1e-6
+    assert_same_validation(sharded.folder, folder / variant, tolerance)
     # It acts: the plain run is another.
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
 
@@ -222,6 +224,20 @@ def test_the_critical_batch_is_measured_alike_on_ranks(seeded):
         found.append([row["critical_batch"] for row in run.metrics().values()])
     assert found[0] == pytest.approx(found[1], rel=1e-3) and found[0][-1] > 0
     assert set(found[2]) == {row["critical_batch"] for row in plain.values()} == {None}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", [(2, TP), (4, [*TP, *FSDP])], ids=["tp", "tp_fsdp"])
+@pytest.mark.parametrize("state_dtype", ["bfloat16", "8bit"])
+def test_states_of_few_bits_resume_on_the_layout_that_wrote_them(tmp_path, layout, state_dtype):
+    make_shards(tmp_path / "data", 40, seed=3)
+    common = [*runs.TINY, f"--data.path={tmp_path / 'data'}", "--lr_scheduler.decay_ratio=0"]
+    common += [*layout[1], f"--optimizer.state_dtype={state_dtype}"]
+    whole = runs.run(tmp_path, "whole", [*common, f"--training.steps={STEPS}"], layout[0])
+    runs.run(tmp_path, "halves", [*common, "--training.steps=2"], layout[0])
+    halves = runs.run(tmp_path, "halves", [*common, f"--training.steps={STEPS}"], layout[0])
+    found, wanted = ([row["loss"] for row in run.metrics().values()] for run in (halves, whole))
+    assert found == wanted and len(wanted) == STEPS
 
 
 @pytest.mark.matrix

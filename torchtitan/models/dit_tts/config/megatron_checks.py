@@ -56,7 +56,6 @@ def check_megatron(config: JobConfig, accelerator: str) -> None:
     if tensor == 1:
         return
     for given, what, remedy in (
-        (config.optimizer.state_dtype == "8bit", "[optimizer] state_dtype = '8bit'", "'bfloat16'"),
         (config.training.enable_cpu_offload, "[training] enable_cpu_offload = true", "false"),
         (
             config.compile.mode in CUDA_GRAPH_MODES,
