@@ -108,7 +108,6 @@ REFUSED = """
 1 | parallelism.backend = 'megatron'; megatron.sequence_parallel = true | degree = 1 and | at least 2
 2 | SPLIT; megatron = {transformer_impl = 'transformer_engine', sequence_parallel = true} | needs a degree
 2 | SPLIT; model.converters = ['float8'] | not converted | [megatron] fp8
-2 | SPLIT; optimizer.state_dtype = '8bit' | state_dtype = '8bit' | 'bfloat16'
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
 2 | training.global_batch_size = 9 | global_batch_size = 9 | 2 data-parallel ranks
 4 | training.local_batch_size = 8; data.batch_multiple = 6 | batch_multiple = 6 | 4 data-parallel | of 4
