@@ -61,26 +61,25 @@ def test_layouts_of_the_four_heads_on_two_nodes():
 @pytest.mark.long
 def test_over_slow_links_between_nodes_the_fewest_bytes_win(by_hand):
     """Of P parameters a node sends 4 bytes each by HSDP, an all-reduce of its four quarters; by FSDP2 7/8 of
-    two and four, and of another two where they are gathered again; by DDP twice 7/8 of four. Nothing hides
-    them, and the first or last of six units counts once more."""
-    slow, rate = cluster(inter_node_gbps=0.05), 0.75 * 0.05e9 * 6 / 7
+    two and four; by DDP twice 7/8 of four. Nothing hides them."""
+    slow, rate = cluster(inter_node_gbps=0.05), 0.75 * 0.05e9
     found = suggest(debug_config(*BATCH), slow, GUESS)
     config = found.best.config
     parameters = sum(part.parameters for part in make_plan(config, slow, GUESS).summary.parts)
     assert found.best.layout.name == "HSDP 2 x 4"
     exposed = found.best.time["exposed communication"]
-    assert exposed == pytest.approx(4 * parameters / rate, rel=0.02)
+    assert exposed == pytest.approx(4 * parameters / rate, rel=0.01)
     # The other is faster by what its backward pass does not gather, inside a node.
     assert [each.layout.name for each in found.fitting] == [
         *("HSDP 2 x 4, kept gathered", "HSDP 2 x 4")
     ]
     assert found.others["HSDP 2 x 4, kept gathered"] == "no more than 1 % faster"
-    sent = {"FSDP2 1 x 8, kept gathered": 5.25, "HSDP 4 x 2": 6, "FSDP2 1 x 8": 7, "DDP 8 x 1": 7}
+    sent = {"FSDP2 1 x 8, kept gathered": 5.25, "HSDP 4 x 2": 6, "DDP 8 x 1": 7}
     for name, size in sent.items():
         why, _, more = found.others[name].partition("+")
         assert why == "at most 0.0%: exposed communication " and more.endswith(" ms"), name
         lost = 1e3 * (size - 4) * parameters / rate
-        assert float(more[:-3].replace(",", "")) == pytest.approx(lost, rel=0.05), name
+        assert float(more[:-3].replace(",", "")) == pytest.approx(lost, rel=0.01), name
     assert found.best.layout.name not in found.others and len(found.others) == 22
 
 
