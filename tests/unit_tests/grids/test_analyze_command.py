@@ -131,6 +131,7 @@ def test_numbers_and_levels_as_people_read_them():
     levels = {"gpus": 1, "nodes": 2, "layout": "fsdp", "compile": "off", "batch": 4, "x": None}
     assert label(levels) == "1 GPU, 2 nodes, fsdp, compile off, batch 4, x not given"
     assert label({"optimizer.lr": 0.1}) == "optimizer.lr 0.1" and label({}) == "all runs"
+    assert label({"backend": "torchtitan"}) == "torchtitan"
 
 
 def test_a_lost_cell_has_the_color_of_its_own_configuration_only():

@@ -61,14 +61,16 @@ def test_without_noise_effects_and_interaction_are_exact():
 
 
 def test_the_pair_farthest_from_an_effects_mean_is_named():
-    """Of batch 4, whose ratio is 1.1 and not 1.3; of two the slower; of equal ones none."""
-    rows = rows_of(combinations(batch=[2, 4, 8], compile=["off", "default"]), speed=lambda each: 1)
-    for number, speed in ((1, 1.3), (3, 1.1), (5, 1.3)):
+    """Of batch 4, whose ratio is 1.1 and not 1.3; of two pairs the slower; of equal ones none. 800M is before 3B."""
+    levels = {"size": ["3B", "800M"], "batch": [2, 4, 8], "compile": ["off", "default"]}
+    rows = rows_of(combinations(**levels), speed=lambda each: 1)
+    for number, speed in ((1, 1.3), (3, 1.1), (5, 1.3), (7, 1.3), (9, 1.1)):
         rows[number] |= {SPEED: speed}
-    found = effect(rows, "compile", "default")["equal_batch"]["farthest"]
-    assert found == {"configuration": {"batch": 4}, "ratio": pytest.approx(1.1)}
-    assert effect(rows[:4], "compile", "default")["equal_batch"]["farthest"] == found
-    same = effect([*rows[:2], *rows[4:]], "compile", "default")["equal_batch"]
+    table = effects(*matched_factors(rows[:10], NAMES), SPEED)
+    named = {"configuration": {"batch": 4}, "ratio": pytest.approx(1.1)}
+    found = [(row["size"], row["equal_batch"]["farthest"]) for row in table]
+    assert found == [("800M", named), ("3B", named)]
+    same = effect([*rows[:2], *rows[4:6]], "compile", "default")["equal_batch"]
     assert (same["pairs"], same["farthest"]) == (2, None)
 
 

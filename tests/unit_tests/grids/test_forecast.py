@@ -60,3 +60,5 @@ def test_cells_share_what_does_not_depend_on_their_layout(tmp_path, monkeypatch)
     assert sorted(passes) == [(n, kind, True) for n in (2, 3) for kind in ("full", "none")]
     assert forecaster.forecast(cells.make({"gpus": 4, "layout": "ddp", "batch": 1}, 0))
     assert sorted(passes[4:]) == [(2, "none", False), (3, "none", False)]
+    shorter = {"gpus": 4, "layout": "ddp", "batch": 1, "data.max_frames": 48}
+    assert forecaster.forecast(cells.make(shorter, 0)) and len(passes) == 8

@@ -96,7 +96,7 @@ def test_the_best_is_by_the_mean_of_repeats_and_shorter_data_do_not_compete():
 
 def test_scaling_from_one_gpu_for_every_layout():
     grid = combinations(layout=["single"], gpus=[1], batch=[4, 8])
-    grid += combinations(layout=["fsdp", "ddp"], gpus=[4, 16], batch=[4])
+    grid += combinations(layout=["fsdp", "ddp"], gpus=[4, 8, 16], batch=[4])
     grid = [each | {"nodes": -(-each["gpus"] // 8)} for each in grid]
     rows = [each | {SPEED: true_speed(each), "mfu": None} for each in grid]
     # Listed first and left out: four GPUs of two nodes.
@@ -106,9 +106,9 @@ def test_scaling_from_one_gpu_for_every_layout():
     for curve in curves:
         assert curve["configuration"]["batch"] == 4
         points = [(point["gpus"], point["nodes"]) for point in curve["points"]]
-        assert points == [(1, 1), (4, 1), (16, 2)]
+        assert points == [(1, 1), (4, 1), (8, 1), (16, 2)]
         efficiency = [point["efficiency"] for point in curve["points"]]
-        assert efficiency == pytest.approx([1, 4**-0.07, 16**-0.07])
+        assert efficiency == pytest.approx([1, 4**-0.07, 8**-0.07, 16**-0.07])
 
 
 def test_mfu_over_nodes_beside_the_published_one():
