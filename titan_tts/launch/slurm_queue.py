@@ -58,8 +58,8 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
         if "Invalid job id" in done.stderr or not (done.returncode or done.stdout):
             raise InputError(f"SLURM no longer knows job {job}; its log tells how it ended")
         if done.returncode == 0:
-            state, nodes, used, reason, start = done.stdout.strip().split("|")
-            used = 0 if state == "PENDING" else int(nodes) * gpus_per_node * _seconds(used)
+            state, nodes, clock, reason, start = done.stdout.strip().split("|")
+            used = 0 if state == "PENDING" else int(nodes) * gpus_per_node * _seconds(clock)
             earlier, now = earlier + (now if used < now else 0), used
             found = state if reason == "None" else f"{state} ({reason})"
             if state == "PENDING" and start != "N/A":
