@@ -193,22 +193,16 @@ def test_submit_and_wait(tmp_path, monkeypatch, capsys):
     assert cli.main([*DEBUG, "--submit", "--wait", "--price", "3"]) == 0
     found = capsys.readouterr()
     assert found.out == "17\n" and pauses[:2] == [15, 30]
-    said = [re.sub(r"after [\d:]+\d", "after T", line) for line in found.err.splitlines()]
-    assert said[0].startswith(
-        "not in the queue after T (sbatch: error: QOSMaxSubmitJobPerUserLimit)"
-    )
+    said = re.sub(r"after [\d:]+\d", "after T", found.err).splitlines()
+    assert "(sbatch: error: QOSMaxSubmitJobPerUserLimit)" in said[0]
     assert "connect failure" in said[1] and said[1].endswith("next try in 30 s; cost: 0")
-    day = 2 * 2 * 0.5 + 3 * 2 * 24
-    assert said[2:5] == [
-        "job 17 after T: PENDING (Resources), start expected at 2026-11-25T20:00:00; 0.00 GPU hours, "
-        "cost: 0.00",
-        "job 17 after T: RUNNING; 2.00 GPU hours, cost: 6.00",
-        "job 17 after T: unknown (slurm_load_jobs error: Unable to contact slurm controller (connect "
-        "failure)); 2.00 GPU hours, cost: 6.00",
-    ]
-    assert said[5] == "job 17 after T: PENDING (BeginTime); 2.00 GPU hours, cost: 6.00"
-    assert said[6] == f"job 17 after T: RUNNING; {day + 1:.2f} GPU hours, cost: {3 * day + 3:.2f}"
-    assert said[7] == f"job 17 after T: COMPLETED; {day + 2:.2f} GPU hours, cost: {3 * day + 6:.2f}"
+    assert said[2].startswith(
+        "job 17 after T: PENDING (Resources), start expected at 2026-11-25T20"
+    )
+    assert "unknown (slurm_load_jobs error: Unable to contact" in said[4]
+    assert said[7] == "job 17 after T: COMPLETED; 148.00 GPU hours, cost: 444.00"
+    costs = [float(line.rpartition(" ")[2]) for line in said[2:]]
+    assert costs == [0, 6, 6, 6, 6 + 3 * 145, 6 + 3 * 146]
     # A time-out may have left a job in the queue: a second one would write into the same run folder.
     (tmp_path / "sbatch.txt").write_text("sbatch: error: Socket timed out on send/recv operation\n")
     assert cli.main([*DEBUG, "--submit", "--wait"]) == 2
