@@ -49,13 +49,14 @@ def remember_passes() -> None:
     memory.kind_memory = remembered
 
 
-def row(model: str, gpu: str, count: int) -> dict[str, Any]:
-    """The plan of the config's own rule, and the suggested layout."""
+def row(model: str, gpu: str, count: int, rule_only: bool) -> dict[str, Any]:
+    """The plan of the config's own rule, and the suggested layout or None."""
     device = find_device(gpu)
     cluster, factor = Cluster.of(device, count), load_factor(device.name)
     config = load_config([f"--job.config_file={find_config(model)}"])
-    plan, found = make_plan(config, cluster, factor), suggest(config, cluster, factor)
-    best, step = found.best, plan.longest
+    plan = make_plan(config, cluster, factor)
+    best = None if rule_only else suggest(config, cluster, factor).best
+    step = plan.longest
     return {
         "model": model,
         "gpu": gpu,
@@ -72,7 +73,8 @@ def row(model: str, gpu: str, count: int) -> dict[str, Any]:
             "gib": plan.peak_bucket.memory.total / 2**30,
             "fits": plan.peak_bucket.memory.fits,
         },
-        "suggested": {
+        "suggested": best
+        and {
             "layout": best.layout.name,
             "settings": best.settings,
             "mfu": asdict(best.mfu),
@@ -88,7 +90,7 @@ def cell(row: dict[str, Any]) -> str:
     low, mfu, high = (rule["mfu"][name] for name in ("low", "estimate", "high"))
     words = f"{mfu:.1%} ({low:.0%} to {high:.0%})" if rule["fits"] else "does not fit"
     words += f", {rule['micro_batch']} x {rule['accumulation']}"
-    if not rule["fits"] or best["mfu"]["estimate"] > mfu + NOTEWORTHY:
+    if best and (not rule["fits"] or best["mfu"]["estimate"] > mfu + NOTEWORTHY):
         kind, training = (best["settings"][each] for each in ("activation_checkpoint", "training"))
         words += f"; {best['mfu']['estimate']:.1%} by {best['layout']}, {kind['mode']}, "
         words += f"micro-batch {training['max_local_batch_size']}"
@@ -111,6 +113,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--gpu", nargs="+", default=GPUS, choices=GPUS)
     parser.add_argument("--gpus", nargs="+", default=COUNTS, type=int)
+    parser.add_argument("--rule-only", action="store_true", help="without the search of a layout")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     quiet_known_warnings()
@@ -120,7 +123,7 @@ def main() -> None:
     for model in options.models:
         for gpu in options.gpu:
             for count in options.gpus:
-                known[model, gpu, count] = row(model, gpu, count)
+                known[model, gpu, count] = row(model, gpu, count, options.rule_only)
                 rows = [known[key] for key in sorted(known)]
                 write_atomic(options.out, json.dumps({"rows": rows}, indent=1) + "\n")
     print("\n".join(table(rows)))
