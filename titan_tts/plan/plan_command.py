@@ -111,11 +111,11 @@ def run(options: Options) -> int:
     cluster = Cluster.of(device, gpus, in_node, options.inter_node_gbps)
     factor = load_factor(device.name)
     if options.suggest:
-        found = suggest(config, cluster, factor)
+        suggestion = suggest(config, cluster, factor)
         if options.out:
-            write_suggestion(options.out, given, found, cluster)
-        lines = suggestion_lines(found, cluster)
-        content = json.dumps(dataclasses.asdict(found), indent=1, default=str)
+            write_suggestion(options.out, given, suggestion, cluster)
+        lines = suggestion_lines(suggestion, cluster)
+        content = json.dumps(dataclasses.asdict(suggestion), indent=1, default=str)
         print(content if options.json else "\n".join(lines))
         return 0
     validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
