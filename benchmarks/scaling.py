@@ -80,7 +80,7 @@ def row(model: str, gpu: str, count: int, rule_only: bool) -> dict[str, Any]:
             "mfu": asdict(best.mfu),
             "seconds": best.seconds.estimate,
             "exposed_seconds": best.time["exposed communication"],
-            "gib": best.memory.total / 2**30,
+            "gib": best.memory.total / 2**30 if best.memory else None,
         },
     }
 
