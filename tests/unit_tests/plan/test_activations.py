@@ -184,3 +184,15 @@ def test_a_trained_text_encoder_saves_less_if_it_is_compiled_or_checkpointed(tmp
             3 * saved["full", compiled] < saved["selective", compiled] < saved["none", compiled] / 2
         )
     assert saved["none", 1] < 0.9 * saved["none", 0]
+
+
+@pytest.mark.long
+def test_sequence_parallelism_keeps_its_part_of_the_frames():
+    """Of 65 frames each of two ranks has 33; a checkpointed block keeps its input in bfloat16."""
+    config, lengths = debug_config(), replace(LENGTHS, frames=65)
+    config.parallelism.tensor_parallel_degree = 2
+    args = replace(model_sizes(config).args, speaker_n_layers=1)
+    for sequence, frames in ((False, 65), (True, 33)):
+        config.megatron.sequence_parallel = sequence
+        found = activations.kind_memory(config, args, 3, lengths, "full", True, {})
+        assert found.block == 3 * frames * args.dim * 2
