@@ -63,7 +63,8 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     assert report["config"]["benchmark"]["steps"] == 6 and report["environment"]["command"]
     assert report["gpus_per_node"] == 2
     assert report["run_name"] == "bench" and report["factors"]["layout"] == "fsdp"
-    args = replace(model_flavors()["debug"], text_vocab_size=1)  # its text encoder is learned
+    learned = {"text_vocab_size": 1, "text_n_layers": report["config"]["encoder"]["n_layers"]}
+    args = replace(model_flavors()["debug"], **learned)
     repeated = sum(
         # A block's forward pass again, of every block, for each micro-batch of both ranks.
         2 * shape["micro_batches"] * shape["samples"] * blocks_flops(args, shape)
