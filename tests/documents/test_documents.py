@@ -46,7 +46,7 @@ ASSUMED = {
 
 
 # Commands that are not run here, by why.
-NOT_RUN = {"network": 13, "GPU": 11, "machines": 2, "minutes": 5, "here: it is this": 1}
+NOT_RUN = {"network": 13, "GPU": 13, "machines": 8, "minutes": 9, "here: it is this": 1}
 
 
 @pytest.fixture(scope="session")
