@@ -120,16 +120,9 @@ class StateMemory:
 def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
     """The first rank of a layout, as the only process; collectives do nothing."""
     assert not dist.is_initialized(), "a process group would be replaced"
-    dims = ParallelDims(
-        dp_replicate=layout.replicas,
-        dp_shard=layout.shards,
-        tp=layout.tensor,
-        cp=1,
-        pp=1,
-        ep=1,
-        etp=1,
-        world_size=layout.gpus,
-    )
+    degrees = {"dp_replicate": layout.replicas, "dp_shard": layout.shards, "tp": layout.tensor}
+    degrees |= dict.fromkeys(("cp", "pp", "ep", "etp"), 1)
+    dims = ParallelDims(**degrees, world_size=layout.gpus)
     if layout.gpus == 1:
         yield dims
         return
