@@ -162,6 +162,17 @@ def _combined(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(names, itertools.chain(*rows))) for rows in products]
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """section.key -> value; `data.max_frames` and `"data.max_frames"` are the same key."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def find_grid(grid: str) -> Path:
     """The TOML file of a path, or else of a shipped grid's name."""
     shipped = {path.stem: path for path in sorted(shipped_folder().glob("ablations/*.toml"))}

@@ -27,7 +27,8 @@ def submit(script: str, wait: bool) -> str:
     began, pause = time.monotonic(), 15
     while True:
         try:
-            done = _run("sbatch", "--parsable", script=script)
+            command = ["sbatch", "--parsable"]
+            done = subprocess.run(command, input=script, capture_output=True, text=True)
         except FileNotFoundError:
             raise InputError(
                 "--submit: there is no sbatch here; run this on a machine of the cluster, or write the "
@@ -52,8 +53,9 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
     began, said, pause, before = time.monotonic(), 0.0, 2, ""
     earlier = now = 0  # GPU seconds of earlier starts and of the last one
     while True:
-        columns = "--format=%T|%D|%M|%r|%S"
-        done = _run("squeue", "--noheader", "--states=all", f"--jobs={job}", columns)
+        command = ["squeue", "--noheader", "--states=all", f"--jobs={job}"]
+        command.append("--format=%T|%D|%M|%r|%S")
+        done = subprocess.run(command, capture_output=True, text=True)
         state, found = "", f"unknown ({done.stderr.strip()})"  # the controller may be away
         if "Invalid job id" in done.stderr or not (done.returncode or done.stdout):
             raise InputError(f"SLURM no longer knows job {job}; its log tells how it ended")
@@ -78,10 +80,6 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
             raise KeyboardInterrupt(f"job {job} stays in the queue (scancel {job})") from None
 
 
-def _run(*words: str, script: str | None = None) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, input=script, capture_output=True, text=True)
-
-
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
@@ -93,7 +91,5 @@ def _since(began: float) -> timedelta:
 def _seconds(text: str) -> int:
     """Of SLURM's [D-][HH:]MM:SS."""
     days, _, clock = text.rpartition("-")
-    seconds = 0
-    for part in clock.split(":"):
-        seconds = 60 * seconds + int(part)
-    return seconds + 86400 * int(days or 0)
+    parts = enumerate(reversed(clock.split(":")))
+    return 86400 * int(days or 0) + sum(60**place * int(part) for place, part in parts)
