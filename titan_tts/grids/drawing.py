@@ -15,14 +15,10 @@ MARKERS = "osD^vPX*"
 _MAX_PANELS = 12
 _PREFIXES = {
     **dict.fromkeys((*NO_ALTERNATIVES, "backend", "layout", "precision", "optimizer"), ""),
-    "compile": "compile ",
-    "checkpointing": "checkpointing ",
-    "attention": "attention ",
     "tensor_parallel": "TP ",
-    "accumulation": "accumulation ",
     "global_batch": "global batch ",
-    "batch": "batch ",
 }
+"""Factor -> what stands before its level; of all others their name"""
 _UNSAID = {"backend": "torchtitan", "tensor_parallel": 1, "accumulation": 1}
 _UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
 

@@ -22,19 +22,10 @@ from torchtitan.models.dit_tts.run.factors import FACTORS, factors
 
 SPLIT = ("data", "forward", "backward", "optimizer", "other", "exchange")
 FIGURES = (
-    "seconds_per_step",
-    "samples_per_second",
-    "audio_seconds_per_second",
-    "tokens_per_second_per_device",
-    "mfu",
-    "goodput_mfu",
-    "hfu",
-    "tflops_per_device",
-    "padding_fraction",
-    "text_padding_fraction",
-    "reference_padding_fraction",
-    "peak_allocated_gib",
-    "peak_reserved_gib",
+    *("seconds_per_step", "samples_per_second", "audio_seconds_per_second"),
+    *("tokens_per_second_per_device", "mfu", "goodput_mfu", "hfu", "tflops_per_device"),
+    *("padding_fraction", "text_padding_fraction", "reference_padding_fraction"),
+    *("peak_allocated_gib", "peak_reserved_gib"),
     *(f"{part}_seconds" for part in SPLIT),
     "loss",
 )
