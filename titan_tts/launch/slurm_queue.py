@@ -39,7 +39,8 @@ def submit(script: str, wait: bool) -> str:
         reason = done.stderr.strip().split("\n")[0] or f"exit status {done.returncode}"
         if not (wait and _NOT_YET.search(done.stderr)):
             raise InputError(f"--submit: sbatch refuses the job ({reason})")
-        _say(f"not in the queue after {_since(began)} ({reason}); next try in {pause} s; cost: 0")
+        after = timedelta(seconds=round(time.monotonic() - began))
+        _say(f"not in the queue after {after} ({reason}); next try in {pause} s; cost: 0")
         time.sleep(pause)
         pause = min(2 * pause, 300)
 
@@ -69,7 +70,8 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
         if found != before or time.monotonic() - said > _SAID_EVERY:
             said, hours = time.monotonic(), (earlier + now) / 3600
             cost = f", cost: {hours * price:.2f}" if price else ""
-            _say(f"job {job} after {_since(began)}: {found}; {hours:.2f} GPU hours{cost}")
+            after = timedelta(seconds=round(said - began))
+            _say(f"job {job} after {after}: {found}; {hours:.2f} GPU hours{cost}")
         if state in _ENDED.split():
             return int(state != "COMPLETED")
         pause = min(2 * pause, _LONGEST_PAUSE) if found == before else 2
@@ -82,10 +84,6 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
 
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
-
-
-def _since(began: float) -> timedelta:
-    return timedelta(seconds=round(time.monotonic() - began))
 
 
 def _seconds(text: str) -> int:

@@ -177,10 +177,9 @@ def state_memory(
         compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         transient = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
     offloaded = training.enable_cpu_offload and layout.sharded
-    lasting = weights, local, optimizer, ema
     outer, inner = sizes[False], sizes[True] or [0]
     return StateMemory(
-        *(*lasting, gathered, transient, *frozen_encoder, offloaded),
+        *(weights, local, optimizer, ema, gathered, transient, *frozen_encoder, offloaded),
         units=len(outer + inner),
         first=(sum(outer) + max(inner)) / max(1, sum(outer + inner)),
     )
