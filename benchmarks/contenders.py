@@ -37,8 +37,8 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer  # noqa: E402
-from torchtitan.models.dit_tts.text.vocabulary import Vocabulary  # noqa: E402
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
 Batch = tuple[dict[str, Any], torch.Tensor | None]
 # (key, latents (T, C) float16, reference (R, C) float16, text)
