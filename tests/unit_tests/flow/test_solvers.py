@@ -9,17 +9,13 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import EPSS_INTERVALS, Sampling
 from torchtitan.models.dit_tts.flow.solvers import (
     integrate,
+    network_passes,
     plan_steps,
     schedule_times,
     swayed,
 )
 
 MAX_SWAY = 2 / (math.pi - 2)
-
-
-def network_passes(steps) -> int:
-    """Passes of one utterance: one per evaluation and one per branch of guidance."""
-    return sum(len(step.times) * (1 + len(step.branches)) for step in steps)
 
 
 def test_sway():

@@ -87,6 +87,11 @@ def plan_steps(sampling: Sampling) -> list[Step]:
     return steps[sampling.zero_init_steps :]
 
 
+def network_passes(steps: Sequence[Step]) -> int:
+    """Passes of one utterance through the network: one per evaluation and one per branch of guidance."""
+    return sum(len(step.times) * (1 + len(step.branches)) for step in steps)
+
+
 def integrate(velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
     """The latents (B, T, C) at the end of the steps.
 
