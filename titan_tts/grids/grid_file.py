@@ -164,13 +164,13 @@ def _combined(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """section.key -> value; `data.max_frames` and `"data.max_frames"` are the same key."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
-            flat |= flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def find_grid(grid: str) -> Path:
