@@ -111,16 +111,16 @@ def run(options: Options) -> int:
     gpus = options.gpus or in_node * options.nodes
     cluster = Cluster.of(device, gpus, in_node, options.inter_node_gbps)
     factor = load_factor(device.name)
-    found: Any
+    result: Any
     if options.suggest:
-        found = suggest(config, cluster, factor)
+        result = suggest(config, cluster, factor)
         if options.out:
-            write_suggestion(options.out, given, found, cluster)
-        lines = suggestion_lines(found, cluster)
+            write_suggestion(options.out, given, result, cluster)
+        lines = suggestion_lines(result, cluster)
     else:
         validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
-        found = make_plan(config, cluster, factor, options.price)
-        lines = plan_lines(found, options.data_hours)
-    as_json = json.dumps(dataclasses.asdict(found), indent=1, default=str)
+        result = make_plan(config, cluster, factor, options.price)
+        lines = plan_lines(result, options.data_hours)
+    as_json = json.dumps(dataclasses.asdict(result), indent=1, default=str)
     print(as_json if options.json else "\n".join(lines))
     return 0

@@ -7,6 +7,7 @@ group; then the shards are counted.
 import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -120,8 +121,8 @@ class StateMemory:
 def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
     """The first rank of a layout, as the only process; collectives do nothing."""
     assert not dist.is_initialized(), "a process group would be replaced"
-    degrees = {"dp_replicate": layout.replicas, "dp_shard": layout.shards, "tp": layout.tensor}
-    degrees |= dict.fromkeys(("cp", "pp", "ep", "etp"), 1)
+    degrees: Any = {"dp_replicate": layout.replicas, "dp_shard": layout.shards}
+    degrees |= {"tp": layout.tensor, **dict.fromkeys(("cp", "pp", "ep", "etp"), 1)}
     dims = ParallelDims(**degrees, world_size=layout.gpus)
     if layout.gpus == 1:
         yield dims
