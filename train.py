@@ -2,12 +2,13 @@
 
 One process by default; torchrun (scripts/train_tts.sh) starts several. --dry-run trains nothing: it
 prints parameters, memory per GPU, downloads and the arithmetic of a step (--dry-run-gpus N). --help
-lists the keys. From an installed package use `titan-tts train`.
+lists the keys. It does what `titan-tts train` does. From an installed package use `titan-tts train`.
 """
 
 import sys
 
-from titan_tts.launch.train_command import train
+from titan_tts.cli import main
 
 if __name__ == "__main__":
-    sys.exit(train(sys.argv[1:]))
+    help_words = dict.fromkeys(("-h", "--help"), "--help-config")
+    sys.exit(main(["train", *(help_words.get(each, each) for each in sys.argv[1:])]))

@@ -37,7 +37,8 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
 Batch = tuple[dict[str, Any], torch.Tensor | None]
 # (key, latents (T, C) float16, reference (R, C) float16, text)
@@ -92,7 +93,7 @@ def make_ours(folder: Path, batch_size: int, workers: int) -> LatentDataLoader:
     config.data.max_reference_ratio = 0.0  # the others would need our drawn starts
     config.data.num_workers = workers
     config.training.local_batch_size = config.training.global_batch_size = batch_size
-    return build_dataloader(1, 0, byte_tokenizer(), config)
+    return build_dataloader(1, 0, UnitTokenizer(Vocabulary()), config)
 
 
 def ours(loader: LatentDataLoader, samples: int) -> Pass:
@@ -118,7 +119,7 @@ class BucketBatches(IterableDataset):
     def __init__(self, samples: Callable[[], Iterable[Sample]], policy: BatchPolicy):
         self.samples = samples
         self.policy = policy
-        self.tokenizer = byte_tokenizer()
+        self.tokenizer = UnitTokenizer(Vocabulary())
 
     def __iter__(self) -> Iterator[Batch]:
         edges = np.array(self.policy.edges)

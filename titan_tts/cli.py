@@ -66,10 +66,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     ),
     "launch": ("launch.slurm_command", "Print, write or submit the SLURM job of a run."),
     "generate": ("speak.generate_command", "Synthesize speech from text with a trained run."),
-    "serve": (
-        "serving.serve_command",
-        "Serve a model over HTTP, as OpenAI's speech API does.",
-    ),
+    "serve": ("serving.serve_command", "Serve a model over HTTP, as OpenAI's speech API does."),
     "demo": ("serving.demo_command", "Open a page to type a text and hear it."),
     "evaluate": (
         "evaluate.evaluate_command",

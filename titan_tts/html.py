@@ -5,7 +5,11 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import check_writable
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -82,6 +86,15 @@ def svg_element(figure: Any) -> str:
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+
+
+def check_page(page: Path, option: str, generator: str) -> None:
+    """Raises InputError where a page cannot be written, or would replace another file."""
+    check_writable(page, option)
+    if page.exists() and generator.encode() not in page.read_bytes()[:1024]:
+        raise InputError(
+            f"{option}: {page} is no page of {generator}, so it is not overwritten; give another name"
+        )
 
 
 def noun(count: int, word: str) -> str:

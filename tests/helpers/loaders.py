@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
+from tests.helpers.tokens import byte_tokenizer
 from torchtitan.models.dit_tts.config.job_config import Alignment, Data, Encoder, Training
 from torchtitan.models.dit_tts.data.build import build_dataloader
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 CHANNELS = 8
 SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}

@@ -1,5 +1,6 @@
 """What token ids stand for, to be read in tests."""
 
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     FIRST_BYTE_ID,
     FIRST_CHARACTER_ID,
@@ -23,3 +24,8 @@ def token(vocabulary: Vocabulary, token_id: int) -> str:
     if token_id == UNKNOWN_CHARACTER_ID:
         return "<unknown>"
     return vocabulary.characters[token_id - FIRST_CHARACTER_ID]
+
+
+def byte_tokenizer() -> UnitTokenizer:
+    """UTF-8 bytes without conditioning."""
+    return UnitTokenizer(Vocabulary())

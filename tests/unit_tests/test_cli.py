@@ -241,18 +241,24 @@ def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch
     [
         ("debug --ema.no-enable", f"--job.config_file {DEBUG} --ema.no-enable"),
         ("--job.config_file x", "--job.config_file x"),
-        ("debug --dry-run --nproc 4 --nodes 2", f"--job.config_file {DEBUG} --dry-run-gpus 8"),
-        ("debug --dry-run-gpus 3 --nproc 2", f"--job.config_file {DEBUG} --dry-run-gpus 3"),
-        ("debug --dry-run", f"--job.config_file {DEBUG} --dry-run"),
+        ("debug --dry-run --nproc 4 --nodes 2", f"--job.config_file {DEBUG} dry run of 8"),
+        ("debug --dry-run-gpus 3 --nproc 2", f"--job.config_file {DEBUG} dry run of 3"),
+        ("debug --dry-run", f"--job.config_file {DEBUG} dry run of None"),
         ("--help-config", "--help"),
         ("--help-all --help-config", "--help-all"),
     ],
 )
 def test_train_passes_its_config_on(arguments, expected, monkeypatch):
     seen = []
-    monkeypatch.setattr(train_command, "train", lambda args: seen.append(args) or 0)
+
+    def dry(args, gpus):
+        seen.append(f"{' '.join(args)} dry run of {gpus}")
+        return 0
+
+    monkeypatch.setattr(train_command, "run_dry", dry)
+    monkeypatch.setattr(main, "train", lambda args: seen.append(" ".join(args)) or 0)
     assert cli.main(["train", *arguments.split()]) == 0
-    assert seen == [expected.split()]
+    assert seen == [expected]
 
 
 @pytest.mark.parametrize(

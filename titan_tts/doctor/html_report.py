@@ -12,10 +12,9 @@ from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.scan import ChannelMoments, Measurements
 from titan_tts.doctor.summary import QUANTILES
 from titan_tts.doctor.text_report import LENGTHS, short_number, size_text, thousands
-from titan_tts.html import page_template, plot_style, svg_element
+from titan_tts.html import check_page, page_template, plot_style, svg_element
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError, require_modules
-from torchtitan.models.dit_tts.files import check_writable
+from torchtitan.models.dit_tts.errors import require_modules
 
 GENERATOR = "titan-tts data doctor"
 # Browsers are slow with a table of more rows.
@@ -26,13 +25,8 @@ _BLUE, _ORANGE = "#3465a4", "#d9730d"
 def check_output(path: str) -> Path:
     """The page's path; an InputError where it cannot be written or another file stands."""
     require_modules("matplotlib")
-    check_writable(path, "--output")
     output = Path(path).expanduser().absolute()
-    if output.exists() and GENERATOR.encode() not in output.read_bytes()[:1024]:
-        raise InputError(
-            f"--output = {path}, but that file is not a doctor report, so it is not overwritten; "
-            "give another name"
-        )
+    check_page(output, "--output", GENERATOR)
     return output
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from titan_tts.html import counted
-from torchtitan.models.dit_tts.errors import InputError, require_modules, show
-from torchtitan.models.dit_tts.files import check_writable, write_atomic
+from titan_tts.html import check_page, counted
+from torchtitan.models.dit_tts.errors import require_modules, show
+from torchtitan.models.dit_tts.files import write_atomic
 
 if TYPE_CHECKING:
     from titan_tts.grids.runs import Run
@@ -36,7 +36,8 @@ class Options:
 
 def run(options: Options) -> int:
     require_modules("scipy", "matplotlib")
-    out = _output_folder(options.out or str(Path(options.runs[0]) / "analysis"))
+    out = Path(options.out or Path(options.runs[0]) / "analysis").expanduser().absolute()
+    check_page(out / PAGE, "--out", GENERATOR)
     from titan_tts.grids.page import render
     from titan_tts.grids.plots import draw_all
     from titan_tts.grids.runs import find_runs
@@ -48,18 +49,6 @@ def run(options: Options) -> int:
     states = ", ".join(f"{count} {state}" for state, count in content["states"].items())
     show(f"{counted(len(content['all']), 'run')} ({states}): {out / PAGE}")
     return 0
-
-
-def _output_folder(path: str) -> Path:
-    """The folder, checked: it can be written and its index.html is no other's."""
-    out = Path(path).expanduser().absolute()
-    check_writable(out / PAGE, "--out")
-    if (out / PAGE).exists() and GENERATOR.encode() not in (out / PAGE).read_bytes()[:1024]:
-        raise InputError(
-            f"--out = {path}, but its {PAGE} is not an analysis page, so it is not overwritten; give "
-            "another folder"
-        )
-    return out
 
 
 def analyse(runs: Sequence["Run"]) -> dict[str, Any]:

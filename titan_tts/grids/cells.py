@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from titan_tts.grids.grid_file import AUTO, AXES, GridFile, combinations
+from titan_tts.grids.grid_file import AUTO, AXES, GridFile, combinations, flat
 from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config, resolve
@@ -126,7 +126,7 @@ class Cells:
             "benchmark.lengths": options.lengths,
             "metrics.enable_tensorboard": False,
             **_steps(options),
-            **_flat(self.grid.settings),
+            **flat(self.grid.settings),
             **_axis_settings(chosen, max(1, gpus // tensor), -(-gpus // options.gpus_per_node)),
             **{key: value for key, value in chosen.items() if key not in AXES},
             **(settings or {}),
@@ -187,7 +187,7 @@ class Cells:
         """GPUs that share the samples of a data-parallel rank."""
         key = "parallelism.tensor_parallel_degree"
         own = self._base(base)["parallelism"]["tensor_parallel_degree"]
-        return _whole(key, {key: own, **_flat(self.grid.settings), **chosen}[key])
+        return _whole(key, {key: own, **flat(self.grid.settings), **chosen}[key])
 
     def _config(self, base: str, settings: Mapping[str, Any]) -> JobConfig:
         content = {section: dict(keys) for section, keys in self._base(base).items()}
@@ -209,17 +209,6 @@ def _steps(options) -> dict[str, Any]:
         return {"benchmark.steps": options.steps, "benchmark.warmup_steps": WARM_UP_STEPS}
     warm_up = options.steps - options.counted_steps
     return {"benchmark.steps": options.counted_steps, "benchmark.warmup_steps": warm_up}
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`data.max_frames` and `"data.max_frames"` are the same key here."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _axis_settings(axes: Mapping[str, Any], ranks: int, nodes: int) -> dict[str, Any]:

@@ -5,23 +5,20 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from titan_tts.grids.effects import NO_ALTERNATIVES
+from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped
 from titan_tts.html import plot_style, svg_element
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
 GREY = "#b4b9c1"
 MARKERS = "osD^vPX*"
+_MAX_PANELS = 12
 _PREFIXES = {
     **dict.fromkeys((*NO_ALTERNATIVES, "backend", "layout", "precision", "optimizer"), ""),
-    "compile": "compile ",
-    "checkpointing": "checkpointing ",
-    "attention": "attention ",
     "tensor_parallel": "TP ",
-    "accumulation": "accumulation ",
     "global_batch": "global batch ",
-    "batch": "batch ",
 }
+"""Factor -> what stands before its level; of all others their name"""
 _UNSAID = {"backend": "torchtitan", "tensor_parallel": 1, "accumulation": 1}
 _UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
 
@@ -81,11 +78,27 @@ def panels(figure: Any, count: int, height: float, legend_lines: int) -> list[An
     return list(grid[:count])
 
 
-def panel_title(axes: Any, names: Sequence[str], key: Sequence[Any]) -> None:
-    """The levels of `names`, if there are any, wrapped at the panel's width."""
-    columns = axes.get_subplotspec().get_gridspec().ncols
-    text = label(dict(zip(names, key, strict=True))) if names else ""
-    axes.set_title(textwrap.fill(text, 108 // columns))
+def group_panels(
+    figure: Any, rows: Iterable[Row], names: Sequence[str], height: float, legend_lines: int
+) -> list[tuple[Any, tuple, list[Row]]]:
+    """(axes, levels, rows) of the first groups equal in `names`, each in a panel with its levels as title."""
+    shown = list(grouped(rows, names).items())[:_MAX_PANELS]
+    found = []
+    for axes, (key, group) in zip(panels(figure, len(shown), height, legend_lines), shown):
+        columns = axes.get_subplotspec().get_gridspec().ncols
+        text = label(dict(zip(names, key, strict=True))) if names else ""
+        axes.set_title(textwrap.fill(text, 108 // columns))
+        found.append((axes, key, group))
+    return found
+
+
+def line_axes(figure: Any, texts: Sequence[str], height: float, space: float = 1.5) -> Any:
+    """Axes with a horizontal line of `height` inches for each text, the first on top."""
+    figure.set_size_inches(10, space + height * len(texts))
+    axes = figure.subplots()
+    axes.set_yticks(range(len(texts)), texts)
+    axes.set_ylim(len(texts) - 0.4, -0.6)
+    return axes
 
 
 def ticks(axes: Any, values: Sequence[int]) -> None:

@@ -207,16 +207,14 @@ def _contrast(block: Sequence[np.ndarray]) -> float:
 
 
 def _blocks(
-    found: Mapping[tuple, np.ndarray],
-    names: Sequence[str],
-    changes: Mapping[str, tuple[Any, Any]],
+    found: Mapping[tuple, np.ndarray], names: Sequence[str], changes: Mapping[str, tuple[Any, Any]]
 ) -> list[Block]:
     """Complete blocks of cells that are equal but for the factors that change, and in what they are equal.
 
     Args:
         changes: factor -> (base, level). Each block has all bases first, all levels last.
     """
-    blocks = []
+    blocks, apart = [], (*changes, "size")
     for key in found:
         row = dict(zip(names, key, strict=True))
         if all(row[factor] == base for factor, (base, _) in changes.items()):
@@ -224,11 +222,7 @@ def _blocks(
                 key_of(row | dict(zip(changes, each)), names) for each in product(*changes.values())
             ]
             if all(corner in found for corner in corners):
-                equal = {
-                    name: value
-                    for name, value in row.items()
-                    if name not in (*changes, "size") and value is not None
-                }
+                equal = {n: v for n, v in row.items() if n not in apart and v is not None}
                 blocks.append((equal, [found[corner] for corner in corners]))
     return blocks
 
@@ -305,13 +299,8 @@ def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list
                 changes = {names[i]: (bases[i], first), names[j]: (bases[j], second)}
                 blocks = _blocks(found, names, changes)
                 if blocks:
-                    row = {
-                        "size": size,
-                        "factors": [names[i], names[j]],
-                        "levels": [first, second],
-                        "bases": [bases[i], bases[j]],
-                        **_estimate(blocks, noise),
-                    }
+                    row = {"size": size, "factors": list(changes), "levels": [first, second]}
+                    row |= {"bases": [bases[i], bases[j]], **_estimate(blocks, noise)}
                     known = row["low"] is not None
                     row["excludes_1"] = not row["low"] <= 1 <= row["high"] if known else None
                     table.append(row)

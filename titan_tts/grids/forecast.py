@@ -9,14 +9,7 @@ from torchtitan.tools.logging import logger
 
 from titan_tts.grids.cells import Cell
 from titan_tts.plan.calibration import load_factor
-from titan_tts.plan.devices import (
-    Cluster,
-    Device,
-    check_device,
-    device_of,
-    find_device,
-    with_peak,
-)
+from titan_tts.plan.devices import Cluster, Device, check_device, device_of, find_device, with_peak
 from titan_tts.plan.memory import Activations
 from titan_tts.plan.plan import Planner, estimated_buckets, longest_batches
 from torchtitan.models.dit_tts.config.checks import data_parallel_degree

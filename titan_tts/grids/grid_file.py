@@ -123,7 +123,7 @@ def read_grid(path: Path) -> GridFile:
                 )
     for table in grid.extra:
         for axis, value in table.items():
-            _check_axis(path, axis, _listed(value))
+            _check_axis(path, axis, value if isinstance(value, list) else [value])
     return grid
 
 
@@ -142,26 +142,35 @@ def _check_axis(path: Path, axis: str, values: list[Any]) -> None:
             )
     if not values or len(set(map(repr, values))) < len(values):
         raise InputError(f"{path}: axis {axis} must have values, each once")
-    for row in [value if len(names) > 1 else [value] for value in values]:
+    for row in _rows(axis, values):
         if not isinstance(row, list) or len(row) != len(names):
             raise InputError(f"{path}: axis {axis} has {row}, but it needs a list of {len(names)}")
         if any(isinstance(one, (list, dict)) for name, one in zip(names, row) if name in AXES):
             raise InputError(f"{path}: axis {axis} has {row}, but its values are words or numbers")
 
 
+def _rows(axis: str, values: Any) -> list[Any]:
+    """The values of each of its names; one alone needs no list."""
+    listed = values if isinstance(values, list) else [values]
+    return listed if "," in axis else [[value] for value in listed]
+
+
 def _combined(axes: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every combination of the axes' values."""
-    levels = []
-    for axis, values in axes.items():
-        names = _names(axis)
-        rows = [value if len(names) > 1 else [value] for value in _listed(values)]
-        levels.append([dict(zip(names, row)) for row in rows])
-    products = itertools.product(*levels)
-    return [{name: row[name] for row in each for name in row} for each in products]
+    names = [name for axis in axes for name in _names(axis)]
+    products = itertools.product(*(_rows(*item) for item in axes.items()))
+    return [dict(zip(names, itertools.chain(*rows))) for rows in products]
 
 
-def _listed(values: Any) -> list[Any]:
-    return values if isinstance(values, list) else [values]
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """section.key -> value; `data.max_frames` and `"data.max_frames"` are the same key."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def find_grid(grid: str) -> Path:

@@ -81,19 +81,16 @@ class GridRun:
         ratios = []
         for cell in self.all:
             forecast, record = forecasts[cell.name], self.runner.record(cell)
-            planned = 0.0
-            if forecast:
-                planned = _START_SECONDS + cell.steps * forecast["seconds_per_step"]
-            kind, seconds = _BY_PLAN, planned
+            per_step = forecast["seconds_per_step"] if forecast else 0.0
+            kind, seconds = _BY_PLAN, _START_SECONDS + cell.steps * per_step
             if self._state(cell) in FINAL:
+                if forecast and record["state"] == "completed":
+                    ratios.append(record["seconds"] / seconds)
                 kind, seconds = "done", record["seconds"]
-                if planned and record["state"] == "completed":
-                    ratios.append(seconds / planned)
             elif cell.refused or self._predicted_oom(cell, forecast):
                 kind, seconds = "waiting, but refused or too large", 0.0
-            elif not planned:
-                kind = "waiting without a forecast, at most"
-                seconds = self.runner.timeout_seconds
+            elif not forecast:
+                kind, seconds = "waiting without a forecast, at most", self.runner.timeout_seconds
             runs[kind].append((cell.gpus, seconds))
         factor = median(ratios) if ratios else 1.0
         for kind, each in runs.items():

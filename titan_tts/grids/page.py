@@ -32,13 +32,8 @@ UNITS = {
 """Figure -> the head of its column"""
 
 BADGES = {
-    "pass": "good",
-    "completed": "good",
-    "fail": "error",
-    "oom": "error",
-    "failed": "error",
-    "unreadable": "error",
-    "timeout": "error",
+    **dict.fromkeys(("pass", "completed"), "good"),
+    **dict.fromkeys(("fail", "oom", "failed", "unreadable", "timeout"), "error"),
 }
 
 

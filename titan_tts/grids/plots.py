@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_tts.grids import drawing
-from titan_tts.grids.drawing import COLORS, GREY, MARKERS, label, legend, line, panel_title, panels
+from titan_tts.grids.drawing import COLORS, GREY, MARKERS, label, legend, line
 from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, key_of
 from titan_tts.grids.published import SOURCE
 from titan_tts.grids.runs import SPLIT
@@ -37,7 +37,6 @@ _LOST = {
     "timeout": ("1", "timed out"),
     "skipped": ("|", "skipped"),
 }
-_MAX_PANELS = 12
 _MAX_BARS = 40
 
 
@@ -90,7 +89,6 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
     scale = 100 if axis.endswith("(%)") else 1
     measured = [row for row in content["rows"] if row[name] is not None]
     table = means(measured, [*dict.fromkeys([*names, "batch"])], (name, "samples_per_second"))
-    groups = grouped(table, apart)
     ranked = _ranked(content["rows"], apart, inner)
     color = dict(zip(ranked, COLORS, strict=False))
     marker = dict(zip(ranked, MARKERS, strict=False))
@@ -106,9 +104,8 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
         for state, (mark, text) in _LOST.items()
         if any(row["state"] == state for _, row in lost)
     ]
-    shown = list(groups.items())[:_MAX_PANELS]
-    grid = panels(figure, len(shown), 3.0, len(entries))
-    for axes, (group, here) in zip(grid, shown, strict=True):
+    shown = drawing.group_panels(figure, table, apart, 3.0, len(entries))
+    for axes, group, here in shown:
         top = scale * max(row[name] for row in here) or 1
         lines: dict[tuple, list] = {}
         for row in sorted(here, key=lambda row: row["batch"]):
@@ -119,10 +116,9 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
         marked = [(key, row) for key, row in lost if key_of(row, apart) == group]
         _mark_lost(axes, marked, color, top)
         drawing.ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
-        panel_title(axes, apart, group)
         axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
-    if len(groups) > len(shown):
-        figure.suptitle(f"{len(groups) - len(shown)} more groups are in summary.csv", fontsize=9)
+    if more := len({key_of(row, apart) for row in table}) - len(shown):
+        figure.suptitle(f"{more} more groups are in summary.csv", fontsize=9)
     legend(figure, entries, max(len(each.get_label()) for each in entries))
 
 
@@ -190,8 +186,11 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
     table = table[:40]
     if not any(row["best_batch"]["pairs"] for row in table):
         del sides["best_batch"]
-    figure.set_size_inches(10, 1.5 + 0.42 * len(table))
-    axes = figure.subplots()
+    texts = [
+        f"{row['size']} {', '.join([row['factor'], *row['together']])}: {row['level']} / {row['base']}"
+        for row in table
+    ]
+    axes = _ratio_axes(figure, texts, 0.42, 1.5)
     for y, row in enumerate(table):
         for side, (_, color, marker, shift) in sides.items():
             if row[side]["pairs"]:
@@ -201,13 +200,6 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
             x, text = 100 * (farthest["ratio"] - 1), label(farthest["configuration"])
             style: Any = {"fontsize": 6.5, "color": "#555", "ha": "left" if at_left else "right"}
             axes.text(x, y - 0.3, text[:90], va="bottom", **style)
-    _ratio_axis(
-        axes,
-        [
-            f"{row['size']} {', '.join([row['factor'], *row['together']])}: {row['level']} / {row['base']}"
-            for row in table
-        ],
-    )
     entries = [line(text, color, marker) for text, color, marker, _ in sides.values()]
     entries.append(line("range over pairs", GREY))
     entries[-1].set_linewidth(5)
@@ -215,30 +207,27 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
 
 
 def _interactions(figure: Any, table: Sequence[Row]) -> None:
-    figure.set_size_inches(10, 1.2 + 0.34 * len(table))
-    axes = figure.subplots()
     texts = []
-    for y, row in enumerate(table):
-        _intervals(axes, y, row, COLORS[2], "D")
+    for row in table:
         both = zip(row["factors"], row["levels"], row["bases"], strict=True)
         levels = " × ".join(f"{name} {level} / {base}" for name, level, base in both)
         texts.append(f"{row['size']} {levels}")
-    _ratio_axis(axes, texts)
+    axes = _ratio_axes(figure, texts, 0.34, 1.2)
+    for y, row in enumerate(table):
+        _intervals(axes, y, row, COLORS[2], "D")
 
 
-def _ratio_axis(axes: Any, texts: Sequence[str]) -> None:
-    """Changes around 0, one line per text, the first on top."""
-    axes.axvline(0, color="#444", linewidth=1)
-    axes.set_yticks(range(len(texts)), [text[:70] for text in texts])
-    axes.set_ylim(len(texts) - 0.4, -0.6)
+def _ratio_axes(figure: Any, texts: Sequence[str], height: float, space: float) -> Any:
+    """Changes around 0."""
+    axes = drawing.line_axes(figure, [text[:70] for text in texts], height, space)
+    axes.axvline(0, color="#444", linewidth=1, zorder=2.5)
     axes.set_xlabel("change (%)")
+    return axes
 
 
 def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
     """A panel per NO_ALTERNATIVES; the front's points are numbered from the lowest memory."""
-    apart = kept_apart(names)
-    shown = list(grouped(points, apart).items())[:_MAX_PANELS]
-    for axes, (key, each) in zip(panels(figure, len(shown), 3.0, 1), shown, strict=True):
+    for axes, _, each in drawing.group_panels(figure, points, kept_apart(names), 3.0, 1):
         rest = [point for point in each if not point["on_front"]]
         front = sorted((p for p in each if p["on_front"]), key=lambda p: p["memory_gib"])
         for some, style in (
@@ -249,7 +238,6 @@ def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
                 [point[name] for point in some] for name in ("memory_gib", "samples_per_second")
             )
             axes.plot(x, y, **style)
-        panel_title(axes, apart, key)
         axes.margins(0.1)
         axes.set_ylim(0, 1.1 * max(point["samples_per_second"] for point in each))
         axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
@@ -262,12 +250,9 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
     apart = [name for name in kept_apart(names) if name not in ("gpus", "nodes")]
     with_mfu = all(point["mfu"] is not None for curve in curves for point in curve["points"])
     shown, axis = ("mfu", CURVES["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
-    groups = grouped([row["configuration"] | {"points": row["points"]} for row in curves], apart)
-    panel_curves = list(groups.items())[:_MAX_PANELS]
+    rows = [row["configuration"] | {"points": row["points"]} for row in curves]
     entries = [line("ideal: as on the fewest GPUs", "#444", style=":")]
-    for axes, (key, here) in zip(
-        panels(figure, len(panel_curves), 4.2, 1), panel_curves, strict=True
-    ):
+    for axes, _, here in drawing.group_panels(figure, rows, apart, 4.2, 1):
         levels = [name for name in here[0] if name != "points"]
         varying = [name for name in levels if len({curve[name] for curve in here}) > 1]
         points = [point for curve in here for point in curve["points"]]
@@ -285,7 +270,6 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
             axes.plot(*zip(*published, strict=True), color="#444", linestyle="--", marker="_")
             entries[1:] = [line(SOURCE, "#444", "_", "--")]
         drawing.ticks(axes, [point["gpus"] for point in points])
-        panel_title(axes, apart, key)
         axes.set(xlabel="GPUs", ylabel=axis)
         axes.set_ylim(0, None)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), reverse=True)
@@ -299,7 +283,7 @@ def _predicted(figure: Any, content: Content, rows: Sequence[Row]) -> None:
     if memory:
         sets.append(("peak memory (GiB)", memory, "predicted_gib", "peak_allocated_gib"))
     for axes, (unit, each, predicted, figure_name) in zip(
-        panels(figure, len(sets), 3.8, 0), sets, strict=True
+        drawing.panels(figure, len(sets), 3.8, 0), sets, strict=True
     ):
         x, y = ([row[name] for row in each] for name in (predicted, figure_name))
         ends = [0.9 * min(x + y), 1.1 * max(x + y)]
@@ -331,21 +315,12 @@ def _best_of_each(rows: Sequence[Row], names: Sequence[str], figures: Sequence[s
     return [row for group in groups for row in group[: max(1, _MAX_BARS // len(groups))]]
 
 
-def _bar_axis(figure: Any, table: Sequence[Row], names: Sequence[str]) -> Any:
-    """A line per row, named by its levels, the first on top."""
-    figure.set_size_inches(10, 1.5 + 0.3 * len(table))
-    axes = figure.subplots()
-    axes.set_yticks(range(len(table)), [label(row, names)[:90] for row in table])
-    axes.set_ylim(len(table) - 0.4, -0.6)
-    axes.grid(axis="y", visible=False)
-    return axes
-
-
 def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) -> None:
     """One bar per configuration, in the color of its size."""
     table = _best_of_each([row for row in rows if row[shown] is not None], names, [shown])
     sizes = list(dict.fromkeys(row.get("size") for row in table))
-    axes = _bar_axis(figure, table, names)
+    axes = drawing.line_axes(figure, [label(row, names)[:90] for row in table], 0.3)
+    axes.grid(axis="y", visible=False)
     scale = 100 if CURVES[shown].endswith("(%)") else 1
     for y, row in enumerate(table):
         value, color = scale * row[shown], COLORS[sizes.index(row.get("size")) % len(COLORS)]
@@ -359,7 +334,8 @@ def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     its own."""
     parts = [f"{part}_seconds" for part in SPLIT]
     table = _best_of_each(rows, names, parts)
-    axes = _bar_axis(figure, table, names)
+    axes = drawing.line_axes(figure, [label(row, names)[:90] for row in table], 0.3)
+    axes.grid(axis="y", visible=False)
     for y, row in enumerate(table):
         left = 0.0
         for part, color in zip(parts[:-1], COLORS, strict=False):

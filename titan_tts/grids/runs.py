@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from titan_tts.grids.grid_file import AUTO
+from titan_tts.grids.grid_file import AUTO, flat
 from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import INPUT, WORKLOAD
 from torchtitan.models.dit_tts.errors import InputError, printable, require_modules
@@ -22,19 +22,10 @@ from torchtitan.models.dit_tts.run.factors import FACTORS, factors
 
 SPLIT = ("data", "forward", "backward", "optimizer", "other", "exchange")
 FIGURES = (
-    "seconds_per_step",
-    "samples_per_second",
-    "audio_seconds_per_second",
-    "tokens_per_second_per_device",
-    "mfu",
-    "goodput_mfu",
-    "hfu",
-    "tflops_per_device",
-    "padding_fraction",
-    "text_padding_fraction",
-    "reference_padding_fraction",
-    "peak_allocated_gib",
-    "peak_reserved_gib",
+    *("seconds_per_step", "samples_per_second", "audio_seconds_per_second"),
+    *("tokens_per_second_per_device", "mfu", "goodput_mfu", "hfu", "tflops_per_device"),
+    *("padding_fraction", "text_padding_fraction", "reference_padding_fraction"),
+    *("peak_allocated_gib", "peak_reserved_gib"),
     *(f"{part}_seconds" for part in SPLIT),
     "loss",
 )
@@ -309,14 +300,8 @@ def _read_report(run: Run, report: dict[str, Any]) -> None:
 
 def _workload(config: Mapping[str, Any]) -> dict[str, Any]:
     """Value of each key of WORK that the config has."""
-    values = {}
-    for key in WORK:
-        value: Any = config
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None:
-            values[key] = value
-    return _plain(values)
+    values = flat(config) if isinstance(config, Mapping) else {}
+    return _plain({key: values[key] for key in WORK if values.get(key) is not None})
 
 
 def _device(environment: Mapping[str, Any]) -> str:

@@ -11,15 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.grids.effects import (
-    LEVEL,
-    NO_ALTERNATIVES,
-    Row,
-    cells,
-    grouped,
-    key_of,
-    pooled_noise,
-)
+from titan_tts.grids.effects import LEVEL, NO_ALTERNATIVES, Row, cells, grouped, pooled_noise
 from titan_tts.grids.published import published_mfu
 from titan_tts.grids.runs import Run
 
@@ -36,11 +28,8 @@ def kept_apart(names: Sequence[str]) -> list[str]:
 
 def means(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict]:
     """One row per cell: its levels, `runs`, and the arithmetic mean of each figure that its runs have."""
-    found = defaultdict(list)
-    for row in rows:
-        found[key_of(row, names)].append(row)
     table = []
-    for key, each in found.items():
+    for key, each in grouped(rows, names).items():
         row = dict(zip(names, key, strict=True)) | {"runs": len(each)}
         for figure in figures:
             values = [one[figure] for one in each if one[figure] is not None]

@@ -27,7 +27,8 @@ def submit(script: str, wait: bool) -> str:
     began, pause = time.monotonic(), 15
     while True:
         try:
-            done = _run("sbatch", "--parsable", script=script)
+            command = ["sbatch", "--parsable"]
+            done = subprocess.run(command, input=script, capture_output=True, text=True)
         except FileNotFoundError:
             raise InputError(
                 "--submit: there is no sbatch here; run this on a machine of the cluster, or write the "
@@ -38,7 +39,8 @@ def submit(script: str, wait: bool) -> str:
         reason = done.stderr.strip().split("\n")[0] or f"exit status {done.returncode}"
         if not (wait and _NOT_YET.search(done.stderr)):
             raise InputError(f"--submit: sbatch refuses the job ({reason})")
-        _say(f"not in the queue after {_since(began)} ({reason}); next try in {pause} s; cost: 0")
+        after = timedelta(seconds=round(time.monotonic() - began))
+        _say(f"not in the queue after {after} ({reason}); next try in {pause} s; cost: 0")
         time.sleep(pause)
         pause = min(2 * pause, 300)
 
@@ -52,8 +54,9 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
     began, said, pause, before = time.monotonic(), 0.0, 2, ""
     earlier = now = 0  # GPU seconds of earlier starts and of the last one
     while True:
-        columns = "--format=%T|%D|%M|%r|%S"
-        done = _run("squeue", "--noheader", "--states=all", f"--jobs={job}", columns)
+        command = ["squeue", "--noheader", "--states=all", f"--jobs={job}"]
+        command.append("--format=%T|%D|%M|%r|%S")
+        done = subprocess.run(command, capture_output=True, text=True)
         state, found = "", f"unknown ({done.stderr.strip()})"  # the controller may be away
         if "Invalid job id" in done.stderr or not (done.returncode or done.stdout):
             raise InputError(f"SLURM no longer knows job {job}; its log tells how it ended")
@@ -67,7 +70,8 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
         if found != before or time.monotonic() - said > _SAID_EVERY:
             said, hours = time.monotonic(), (earlier + now) / 3600
             cost = f", cost: {hours * price:.2f}" if price else ""
-            _say(f"job {job} after {_since(began)}: {found}; {hours:.2f} GPU hours{cost}")
+            after = timedelta(seconds=round(said - began))
+            _say(f"job {job} after {after}: {found}; {hours:.2f} GPU hours{cost}")
         if state in _ENDED.split():
             return int(state != "COMPLETED")
         pause = min(2 * pause, _LONGEST_PAUSE) if found == before else 2
@@ -78,22 +82,12 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
             raise KeyboardInterrupt(f"job {job} stays in the queue (scancel {job})") from None
 
 
-def _run(*words: str, script: str | None = None) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, input=script, capture_output=True, text=True)
-
-
 def _say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
-
-
-def _since(began: float) -> timedelta:
-    return timedelta(seconds=round(time.monotonic() - began))
 
 
 def _seconds(text: str) -> int:
     """Of SLURM's [D-][HH:]MM:SS."""
     days, _, clock = text.rpartition("-")
-    seconds = 0
-    for part in clock.split(":"):
-        seconds = 60 * seconds + int(part)
-    return seconds + 86400 * int(days or 0)
+    parts = enumerate(reversed(clock.split(":")))
+    return 86400 * int(days or 0) + sum(60**place * int(part) for place, part in parts)

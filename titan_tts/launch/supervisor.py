@@ -70,14 +70,6 @@ def kill_tree(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that is not empty, for messages."""
-    lines = []
-    with suppress(OSError):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line[:300] for line in reversed(lines) if line), "it printed nothing")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty if the file is missing, incomplete or of another kind."""
     try:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import tyro
 
-from titan_tts.plan.dry_run import run_dry, take_options
+from titan_tts.plan.dry_run import run_dry
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError, report_input_errors
+from torchtitan.models.dit_tts.errors import InputError, check_range
 
 
 @dataclass
@@ -52,17 +52,20 @@ def run(options: Options) -> int:
     if options.config:
         args = ["--job.config_file", str(find_config(options.config).resolve()), *args]
     processes = options.nproc * options.nodes
+    check_range("--dry-run-gpus", options.dry_run_gpus, 0, 10**6)
     gpus = options.dry_run_gpus or (processes if processes > 1 else 0)
     if options.help_config or options.help_all:
         args = ["--help-all" if options.help_all else "--help"]
     elif options.dry_run or options.dry_run_gpus:
-        args += ["--dry-run-gpus", str(gpus)] if gpus else ["--dry-run"]
+        return run_dry(args, gpus or None)
     elif processes > 1:
         from titan_tts.launch.torchrun import launch
 
         group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
         return launch([*group, "-m", "titan_tts", "train", *args])
-    return train(args)
+    from torchtitan.models.dit_tts import main
+
+    return main.train(args)
 
 
 def _meeting(options: Options) -> list[str]:
@@ -76,14 +79,3 @@ def _meeting(options: Options) -> list[str]:
         )
     meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rendezvous]
     return ["--nnodes", str(options.nodes), *meeting]
-
-
-@report_input_errors
-def train(args: list[str]) -> int:
-    """Trains by the command line of one process, or prints a plan with --dry-run. Returns the exit status."""
-    dry_run = take_options(args)
-    if dry_run is not None and {"-h", "--help", "--help-all"}.isdisjoint(args):
-        return run_dry(*dry_run)
-    from torchtitan.models.dit_tts import main
-
-    return main.train(args)

@@ -14,11 +14,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from torchtitan.models.dit_tts.infra.compat import (
-    functorch_config,
-    tree_flatten,
-    tree_unflatten,
-)
+from torchtitan.models.dit_tts.infra.compat import functorch_config, tree_flatten, tree_unflatten
 from torchtitan.models.dit_tts.infra.compile import stacks
 
 

@@ -2,29 +2,9 @@
 
 import os
 
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run.launcher import launcher_number
 
-_FLAG, _GPUS = "--dry-run", "--dry-run-gpus"
-
-
-def take_options(args: list[str]) -> tuple[list[str], int | None] | None:
-    """(the other arguments, the number of GPUs if given) of a command line with the dry run's flags, else None."""
-    rest: list[str] = []
-    asked, gpus = False, None
-    words = iter(args)
-    for word in words:
-        flag, equals, value = word.replace("_", "-").partition("=")
-        if flag == _GPUS:
-            value = value if equals else next(words, "")
-            if not value.isdecimal() or int(value) < 1:
-                raise InputError(f"{_GPUS} {value!r} must be an integer of at least 1")
-            asked, gpus = True, int(value)
-        elif flag == _FLAG and not equals:
-            asked = True
-        else:
-            rest.append(word)
-    return (rest, gpus) if asked else None
+_GPUS = "--dry-run-gpus"
 
 
 def run_dry(config_args: list[str], gpus: int | None) -> int:

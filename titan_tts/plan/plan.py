@@ -10,12 +10,7 @@ import numpy as np
 
 from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.devices import Cluster, Device, check_device, find_device, runs_fp8
-from titan_tts.plan.memory import (
-    Activations,
-    MemoryNeed,
-    largest_micro_batch,
-    memory_need,
-)
+from titan_tts.plan.memory import Activations, MemoryNeed, largest_micro_batch, memory_need
 from titan_tts.plan.parameters import (
     Download,
     ModelSizes,
@@ -103,12 +98,11 @@ class Summary:
     """bytes through one rank in that step, by collective"""
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, kw_only=True)
+class TimedStep:
     """A predicted optimizer step with micro-batches of one shape."""
 
     batches: Batches
-    memory: MemoryNeed
     time: dict[str, float]
     """seconds of each part"""
 
@@ -121,6 +115,13 @@ class Step:
 
     samples_per_second: Interval
     communication: tuple[Collective, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(TimedStep):
+    """With its memory."""
+
+    memory: MemoryNeed
     fraction: float = 1.0
     """of a run's steps"""
 
@@ -258,28 +259,19 @@ class Planner:
         args, layout = self.sizes.args, layout_of(config, self.gpus)
         blocks = blocks_by_checkpointing(config, args.n_layers)
         sums = tensor_sums(config, args, batches.micro_batch, batches.lengths, layout, blocks)
-        return communication(
-            config,
-            self._own_parameters(layout.tensor),
-            self.states(config),
-            layout,
-            cluster,
-            batches.accumulation,
-            sums,
-        )
+        own, states = self._own_parameters(layout.tensor), self.states(config)
+        times = batches.accumulation
+        return communication(config, own, states, layout, cluster, times, sums)
 
-    def time(
+    def timed(
         self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches
-    ) -> tuple[dict[str, float], tuple[Collective, ...]]:
-        """(seconds of each part of a step, its communication); needs no pass over the model."""
+    ) -> TimedStep:
+        """Needs no pass over the model."""
         args, samples, lengths = self.sizes.args, batches.micro_batch, batches.lengths
         layout, states = layout_of(config, self.gpus), self.states(config)
         blocks, tensor = blocks_by_checkpointing(config, args.n_layers), layout.tensor
-        compiled = blocks_compiled(config)
-        sequence = config.megatron.sequence_parallel
-        pointwise, kernels = pointwise_work(
-            args, lengths.frames, blocks, compiled, tensor, sequence
-        )
+        kind = blocks_compiled(config), tensor, config.megatron.sequence_parallel
+        pointwise, kernels = pointwise_work(args, lengths.frames, blocks, *kind)
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
         executed += repeated_flops(args, lengths, blocks, tensor)
@@ -302,27 +294,22 @@ class Planner:
             optimizer_bytes=optimizer_bytes(config, states),
             communication=collectives,
         )
-        return time, collectives
-
-    def samples_and_flops(self, batches: Batches) -> tuple[int, int]:
-        """(samples, FLOPs without recomputation) of a step, of all GPUs."""
-        samples = self.ranks * batches.accumulation * batches.micro_batch
-        return samples, samples * sum(_sample_flops(self.sizes, batches.lengths))
-
-    def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
-        time, collectives = self.time(config, cluster, factor, batches)
         seconds = with_error(sum(time.values()), factor)
-        samples, flops = self.samples_and_flops(batches)
-        return Step(
+        all_samples = self.ranks * times * samples
+        all_flops = all_samples * (flops + encoder_flops)
+        return TimedStep(
             batches=batches,
-            memory=self.memory(config, cluster.device, batches),
             time=time,
             seconds=seconds,
-            flops=flops,
-            mfu=rate(flops / self.gpus / cluster.device.peak_flops, seconds),
-            samples_per_second=rate(samples, seconds),
+            flops=all_flops,
+            mfu=rate(all_flops / self.gpus / cluster.device.peak_flops, seconds),
+            samples_per_second=rate(all_samples, seconds),
             communication=collectives,
         )
+
+    def step(self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches) -> Step:
+        timed = self.timed(config, cluster, factor, batches)
+        return Step(**vars(timed), memory=self.memory(config, cluster.device, batches))
 
     def summary(self) -> Summary:
         longest = self.longest

@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -110,18 +111,16 @@ def run(options: Options) -> int:
     gpus = options.gpus or in_node * options.nodes
     cluster = Cluster.of(device, gpus, in_node, options.inter_node_gbps)
     factor = load_factor(device.name)
+    result: Any
     if options.suggest:
-        suggestion = suggest(config, cluster, factor)
+        result = suggest(config, cluster, factor)
         if options.out:
-            write_suggestion(options.out, given, suggestion, cluster)
-        lines = suggestion_lines(suggestion, cluster)
-        content = json.dumps(dataclasses.asdict(suggestion), indent=1, default=str)
-        print(content if options.json else "\n".join(lines))
-        return 0
-    validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
-    plan = make_plan(config, cluster, factor, options.price)
-    if options.json:
-        print(json.dumps(dataclasses.asdict(plan), indent=1, default=str))
+            write_suggestion(options.out, given, result, cluster)
+        lines = suggestion_lines(result, cluster)
     else:
-        print("\n".join(plan_lines(plan, options.data_hours)))
+        validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
+        result = make_plan(config, cluster, factor, options.price)
+        lines = plan_lines(result, options.data_hours)
+    as_json = json.dumps(dataclasses.asdict(result), indent=1, default=str)
+    print(as_json if options.json else "\n".join(lines))
     return 0

@@ -7,6 +7,7 @@ group; then the shards are counted.
 import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -120,16 +121,9 @@ class StateMemory:
 def fake_process_group(layout: DataParallelLayout) -> Iterator[ParallelDims]:
     """The first rank of a layout, as the only process; collectives do nothing."""
     assert not dist.is_initialized(), "a process group would be replaced"
-    dims = ParallelDims(
-        dp_replicate=layout.replicas,
-        dp_shard=layout.shards,
-        tp=layout.tensor,
-        cp=1,
-        pp=1,
-        ep=1,
-        etp=1,
-        world_size=layout.gpus,
-    )
+    degrees: Any = {"dp_replicate": layout.replicas, "dp_shard": layout.shards}
+    degrees |= {"tp": layout.tensor, **dict.fromkeys(("cp", "pp", "ep", "etp"), 1)}
+    dims = ParallelDims(**degrees, world_size=layout.gpus)
     if layout.gpus == 1:
         yield dims
         return
@@ -184,10 +178,9 @@ def state_memory(
         compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         transient = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
     offloaded = training.enable_cpu_offload and layout.sharded
-    lasting = weights, local, optimizer, ema
     outer, inner = sizes[False], sizes[True] or [0]
     return StateMemory(
-        *(*lasting, gathered, transient, *frozen_encoder, offloaded),
+        *(weights, local, optimizer, ema, gathered, transient, *frozen_encoder, offloaded),
         units=len(outer + inner),
         first=(sum(outer) + max(inner)) / max(1, sum(outer + inner)),
     )

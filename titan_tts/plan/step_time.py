@@ -229,7 +229,7 @@ def communication(
     if layout.sharded:
         again = max(0.0, compute - states.gathered.kept)
         units = round(states.units * again / compute)
-        once = 1 if gathers_once(config, layout) else accumulation
+        once = accumulation if reshards(config.parallelism) else 1
         add("all-gather, forward", FORWARD, compute, shards, in_node, states.first, once)
         # It begins with blocks that have stayed gathered.
         add("all-gather, backward", BACKWARD, again, shards, in_node, end=0.0, units=units)
@@ -372,24 +372,18 @@ def optimizer_bytes(config: JobConfig, states: StateMemory) -> float:
     return parameters * (clipping + update + ema)
 
 
-def gathers_once(config: JobConfig, layout: DataParallelLayout) -> bool:
-    """Whether complete weights are kept over the micro-batches of a step."""
-    return not (layout.sharded and reshards(config.parallelism))
-
-
 def copied_bytes(
     config: JobConfig, parameters: int, layout: DataParallelLayout, accumulation: int
 ) -> float:
     """Bytes read and written in addition to the collectives, per micro-batch."""
     training = config.training
     own = TORCH_DTYPE_MAP[training.dtype].itemsize
-    once = gathers_once(config, layout)
     if layout.sharded:
         compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize
         cast = (own + compute) / layout.shards
         gathered = 2 * compute  # out of the collective's buffer, read and written
-        times = 1 / accumulation if once else 2
+        times = 2 if reshards(config.parallelism) else 1 / accumulation
         return parameters * (times * (cast + gathered) + compute + reduced)
     if layout.replicas > 1:
         # Into the copy that `replicate` computes on, and gradients out of it.

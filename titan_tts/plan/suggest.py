@@ -4,6 +4,7 @@ Times are arithmetic, memory needs passes over the model: it is computed from th
 enough of them fit.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from tqdm import tqdm
 from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.devices import ACCELERATOR, Cluster, check_device
 from titan_tts.plan.memory import MemoryNeed, memory_need
-from titan_tts.plan.plan import Batches, Planner, estimated_buckets
+from titan_tts.plan.plan import Batches, Planner, TimedStep, estimated_buckets
 from titan_tts.plan.states import DataParallelLayout
-from titan_tts.plan.step_time import Factor, Interval, rate, with_error
+from titan_tts.plan.step_time import Factor
 from titan_tts.tables import aligned
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
@@ -39,10 +40,6 @@ NEGLIGIBLE, SEARCHED = 1.01, 1.05
 """ratios to the fastest step up to which the simpler layout is preferred, and up to which a fit is searched for"""
 
 _TENSOR_DEGREES = (1, 2, 4, 8)
-_RESHARD = {"": "default", ", kept gathered": "never"}
-"""what follows the name of a sharded layout -> fsdp_reshard_after_forward"""
-_SEQUENCE = {"": False, ", SP": True}
-"""what follows that of one with tensor parallelism -> [megatron] sequence_parallel"""
 
 Settings = dict[str, dict[str, Any]]
 """section -> key -> value"""
@@ -61,37 +58,28 @@ class Layout:
         return self.degrees.tensor, hybrid, self.name.count(",")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A layout with checkpointing and a micro-batch; times are of a step in the longest bucket."""
+@dataclass(frozen=True, kw_only=True)
+class Choice(TimedStep):
+    """A layout with checkpointing and a micro-batch, and its step in the longest bucket."""
 
     layout: Layout
     settings: Settings
     config: JobConfig
-    batches: Batches
-    time: dict[str, float]
-    """seconds of each part"""
-
-    seconds: Interval
-    mfu: Interval
     memory: MemoryNeed | None = None
     """of the bucket that needs the most; None: not computed"""
 
-    def row(self) -> list[str]:
+    def row(self) -> dict[str, str]:
         assert self.memory is not None
         mfu, batches = self.mfu, self.batches
-        return [
-            self.layout.name,
-            checkpointing_name(asdict(self.config.activation_checkpoint)),
-            f"{batches.micro_batch} x {batches.accumulation}",
-            f"{mfu.estimate:.1%} ({mfu.low:.1%} to {mfu.high:.1%})",
-            f"{self.seconds.estimate * 1e3:,.0f}",
-            f"{self.time['exposed communication'] * 1e3:,.1f}",
-            f"{self.memory.total / _GIB:.1f}",
-        ]
-
-
-TITLES = ["layout", "checkpointing", "micro-batch x steps", "MFU", "step ms", "exposed ms", "GiB"]
+        return {
+            "layout": self.layout.name,
+            "checkpointing": checkpointing_name(asdict(self.config.activation_checkpoint)),
+            "micro-batch x steps": f"{batches.micro_batch} x {batches.accumulation}",
+            "MFU": f"{mfu.estimate:.1%} ({mfu.low:.1%} to {mfu.high:.1%})",
+            "step ms": f"{self.seconds.estimate * 1e3:,.0f}",
+            "exposed ms": f"{self.time['exposed communication'] * 1e3:,.1f}",
+            "GiB": f"{self.memory.total / _GIB:.1f}",
+        }
 
 
 @dataclass(frozen=True)
@@ -107,8 +95,8 @@ class Suggestion:
 def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Layout]:
     """Tensor parallelism within a node; shards that fill a part of a node or several nodes; replicas."""
     args = model_flavors()[config.model.flavor]
-    divided = math.gcd(args.n_heads, args.mlp_dim, cluster.gpus_per_node)
-    for tensor in (degree for degree in _TENSOR_DEGREES if divided % degree == 0):
+    shared = math.gcd(args.n_heads, args.mlp_dim, cluster.gpus_per_node)
+    for tensor in (degree for degree in _TENSOR_DEGREES if shared % degree == 0):
         ranks, in_node = cluster.gpus // tensor, cluster.gpus_per_node // tensor
         layers = replace(config.megatron, sequence_parallel=False)
         megatron = tensor > 1 or layers != Megatron()
@@ -116,20 +104,20 @@ def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Layout]:
             if ranks % shards or (in_node % shards and shards % in_node):
                 continue
             degrees = DataParallelLayout(ranks // shards, shards, tensor)
-            for suffix, variant in itertools.product(_RESHARD, _SEQUENCE):
-                if (suffix and not degrees.sharded) or (variant and tensor == 1):
+            for kept, divided in itertools.product((False, True), repeat=2):
+                if (kept and not degrees.sharded) or (divided and tensor == 1):
                     continue
+                name = f"{degrees.name} {degrees.replicas} x {shards}"
+                name += ", kept gathered" * kept + ", SP" * divided
                 keys = {
                     "backend": "megatron" if megatron else "torchtitan",
                     "tensor_parallel_degree": tensor,
                     "data_parallel_replicate_degree": degrees.replicas,
                     "data_parallel_shard_degree": -1 if degrees.replicas == 1 else shards,
-                    "fsdp_reshard_after_forward": _RESHARD[suffix],
+                    "fsdp_reshard_after_forward": "never" if kept else "default",
                 }
-                settings = {"parallelism": keys}
-                settings["megatron"] = {"sequence_parallel": _SEQUENCE[variant]}
-                name = f"{degrees.name} {degrees.replicas} x {shards}{suffix}{variant}"
-                yield Layout(name, degrees, settings)
+                sequence = {"sequence_parallel": divided}
+                yield Layout(name, degrees, {"parallelism": keys, "megatron": sequence})
 
 
 def with_settings(config: JobConfig, settings: Settings) -> JobConfig:
@@ -173,34 +161,23 @@ class _Comparison:
         self.planners[degrees.tensor] = planner
         samples = settings["training"]["max_local_batch_size"]
         batches = Batches(planner.longest.lengths, samples, steps)
-        time, _ = planner.time(config, self.cluster, self.factor, batches)
-        seconds = with_error(sum(time.values()), self.factor)
-        _, flops = planner.samples_and_flops(batches)
-        mfu = rate(flops / degrees.gpus / self.cluster.device.peak_flops, seconds)
-        return Choice(layout, settings, config, batches, time, seconds, mfu)
+        step = planner.timed(config, self.cluster, self.factor, batches)
+        return Choice(**vars(step), layout=layout, settings=settings, config=config)
 
     def memory(self, choice: Choice) -> MemoryNeed:
         """As in the plan of just this choice; a lower bound where less does not fit either."""
         batches, device, config = choice.batches, self.cluster.device, choice.config
-        planner = self.planners[choice.layout.degrees.tensor]
-        states = planner.states(config).on_gpu
-        need = memory_need(states, ActivationMemory(0, 0, 0), device)
+        planner = copy.copy(self.planners[choice.layout.degrees.tensor])
+        planner.activations = planner.activations.near(batches.micro_batch)
+        need = memory_need(planner.states(config).on_gpu, ActivationMemory(0, 0, 0), device)
         shapes = [batches, *(each for _, each in estimated_buckets(config, planner.ranks))]
-        activations = planner.activations.near(batches.micro_batch)
         options = config.activation_checkpoint
         # Passes of full checkpointing serve every micro-batch, those of a budget only their own.
         for mode in dict.fromkeys(["full", options.mode]):
-            if not need.fits:
-                break
-            config = replace(config, activation_checkpoint=replace(options, mode=mode))
-            found = [
-                activations.memory(
-                    config, choice.layout.degrees.sharded, each.micro_batch, each.lengths
-                )
-                for each in shapes
-            ]
-            needs = [memory_need(states, each, device) for each in found]
-            need = max(needs, key=lambda each: each.total)
+            if need.fits:
+                config = replace(config, activation_checkpoint=replace(options, mode=mode))
+                needs = [planner.memory(config, device, each) for each in shapes]
+                need = max(needs, key=lambda each: each.total)
         return need
 
 
@@ -264,14 +241,14 @@ def _loses(choice: Choice, best: Choice) -> str:
 
 def suggestion_lines(found: Suggestion, cluster: Cluster) -> list[str]:
     """A table of the layouts that fit, why each other one loses, and the keys of the best."""
-    config, others = found.best.config, found.others.items()
+    config, rows = found.best.config, [choice.row() for choice in found.fitting]
     return [
         f"{config.job.config_file}: flavor {config.model.flavor}, {cluster.nodes} x "
         f"{cluster.gpus_per_node} {cluster.device.name}, {config.training.global_batch_size} samples a step",
-        *aligned([TITLES, *(choice.row() for choice in found.fitting)]),
+        *aligned([list(rows[0]), *(list(row.values()) for row in rows)]),
         "",
         f"why others lose to {found.best.layout.name}:",
-        *(f"  {name}: {why}" for name, why in others),
+        *(f"  {name}: {why}" for name, why in found.others.items()),
         "",
         *tomli_w.dumps(found.best.settings).splitlines(),
     ]

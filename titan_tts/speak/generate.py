@@ -47,10 +47,7 @@ class Generation:
     """
 
     def __init__(
-        self,
-        narrator: Narrator,
-        loudness: float | Literal["off"] | None = None,
-        settings: str = "",
+        self, narrator: Narrator, loudness: float | Literal["off"] | None = None, settings: str = ""
     ):
         self.narrator, self.loudness, self.settings = narrator, loudness, settings
         self.synthesizer = narrator.synthesizer

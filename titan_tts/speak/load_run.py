@@ -9,12 +9,7 @@ import torch
 from torchtitan.tools.utils import device_type
 
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config.exported import (
-    CONFIG,
-    WEIGHTS,
-    is_exported,
-    read_exported,
-)
+from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, is_exported, read_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_run_config

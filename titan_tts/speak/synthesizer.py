@@ -12,11 +12,7 @@ from titan_tts.speak.joining import pause
 from titan_tts.speak.lengths import Lengths
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import split_text
-from titan_tts.speak.speaker_reference import (
-    encode_reference,
-    load_latents,
-    reference_settings,
-)
+from titan_tts.speak.speaker_reference import encode_reference, load_latents, reference_settings
 from titan_tts.speak.speech_data import SpeechData
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.config.job_config import Sampling
@@ -63,10 +59,7 @@ class Synthesizer:
         return Voice(self.speech_data.reference(name), name)
 
     def recording(
-        self,
-        path: str | Path,
-        loudness: float | Literal["off"] | None = None,
-        text: str = "",
+        self, path: str | Path, loudness: float | Literal["off"] | None = None, text: str = ""
     ) -> Voice:
         """The voice in an audio file, or in a .npy of latents (R, C).
 

@@ -5,16 +5,7 @@ from pkgutil import extend_path
 __path__ = extend_path(__path__, __name__)
 
 _FAMILIES = frozenset(
-    [
-        "deepseek_v3",
-        "dit_tts",
-        "flux",
-        "gpt_oss",
-        "llama3",
-        "llama3_ft",
-        "llama4",
-        "qwen3",
-    ]
+    ["deepseek_v3", "dit_tts", "flux", "gpt_oss", "llama3", "llama3_ft", "llama4", "qwen3"]
 )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from titan_tts.launch.train_command import train
+from titan_tts.cli import main
 from titan_tts.plan.plan import longest_batches
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
@@ -68,8 +68,7 @@ def test_the_accumulation_follows_from_the_number_of_gpus(name):
 @pytest.mark.parametrize("gpus", [4, 16, 64])
 @pytest.mark.parametrize("name", TABLE)
 def test_a_dry_run_shows_the_accumulation(name, gpus, capsys):
-    config = ["--job.config_file", str(find_config(name))]
-    assert train([*config, "--dry-run-gpus", str(gpus)]) == 0
+    assert main(["train", name, "--dry-run-gpus", str(gpus)]) == 0
     samples, steps = TABLE[name][gpus]
     words = f"{gpus} ranks x {samples} samples x {steps} accumulation steps = 1,024 samples"
     assert words in capsys.readouterr().out
@@ -95,7 +94,7 @@ def test_dry_run_shows_the_exact_counts(path, capsys, monkeypatch):
     """Without data, network or the encoder's weights."""
     monkeypatch.setattr(socket.socket, "connect", None)
     config = load_config(["--job.config_file", str(path)])
-    assert train(["--job.config_file", str(path), "--dry-run"]) == 0
+    assert main(["train", str(path), "--dry-run"]) == 0
     words = capsys.readouterr().out.split()
     if config.model.flavor in EMBEDDED:
         assert config.encoder.model == "bytes" and config.sampling.codec == "mel_dct"

@@ -17,11 +17,11 @@ from tests.helpers.loaders import (
     joined,
     take,
 )
+from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import make_samples, make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 ROOT = Path(__file__).parents[3]
 

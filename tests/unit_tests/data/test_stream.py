@@ -14,14 +14,14 @@ from tests.helpers.loaders import (
     joined,
     take,
 )
-from tests.helpers.tokens import token
+from tests.helpers.tokens import byte_tokenizer, token
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 

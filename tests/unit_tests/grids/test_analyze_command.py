@@ -230,7 +230,7 @@ def test_another_page_is_not_overwritten(tmp_path, capsys):
     run = write_run(tmp_path / "a", report(BASE, 100.0))
     (tmp_path / "index.html").write_text("mine")
     assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
-    assert "its index.html is not an analysis page" in capsys.readouterr().err
+    assert "index.html is no page of titan-tts analyze" in capsys.readouterr().err
     assert (tmp_path / "index.html").read_text() == "mine"
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.helpers.loaders import CHANNELS, config
+from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import (
@@ -11,7 +12,6 @@ from torchtitan.models.dit_tts.infra.collectives import (
     run_on_all_ranks,
     share_of,
 )
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from titan_tts.launch import supervisor
-from titan_tts.launch.supervisor import RunProcess, kill_tree, last_line, train_command
+from titan_tts.launch.supervisor import RunProcess, kill_tree, train_command
 from tools.harness.runs import wait_until
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
@@ -125,13 +125,11 @@ def test_a_run_may_save_before_it_is_killed(in_folder, monkeypatch):
     monkeypatch.setenv("X", "x")
     run = start(in_folder, code, environment={"X": "y"})
     assert run.wait(60, until=lambda: run.log.read_text() == "None y\n")
-    assert last_line(run.log) == "None y" and not run.completed() and not run.wait(0.1)
+    assert not run.completed() and not run.wait(0.1)
     run.end(grace_seconds=60)
     assert run.outcome().state == "preempted" and run.process.returncode == 143
     stubborn = start(in_folder, "import time; time.sleep(99)")
     stubborn.end()
-    run.log.write_text("first\n last \n\n")
-    assert last_line(run.log) == "last" and last_line(in_folder) == "it printed nothing"
     assert stubborn.process.returncode == -signal.SIGKILL
 
 

@@ -10,12 +10,10 @@ import pytest
 from tests.helpers.plan_cases import DEBUG as CONFIG
 from tests.helpers.plan_cases import shipped_debug_config
 from titan_tts.cli import main
-from titan_tts.launch.train_command import train
 from titan_tts.plan import plan, report
-from titan_tts.plan.dry_run import run_dry, take_options
+from titan_tts.plan.dry_run import run_dry
 from titan_tts.plan.plan import make_summary
 from titan_tts.plan.report import memory_lines, summary_lines
-from torchtitan.models.dit_tts.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,23 +22,10 @@ DEGREES = {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 3}
 DEGREES["tensor_parallel_degree"] = 5
 
 
-@pytest.mark.parametrize(
-    "args, expected",
-    [
-        (["--training.steps=1"], None),
-        (["--dry-run", "--training.steps=1"], (["--training.steps=1"], None)),
-        (["a", "--dry-run-gpus", "8", "b"], (["a", "b"], 8)),
-        (["--dry-run-gpus=4", "--dry-run", "--dry-run-gpus=2"], ([], 2)),
-    ],
-)
-def test_flags_are_taken_out(args, expected):
-    assert take_options(args) == expected
-
-
-@pytest.mark.parametrize("args", [["--dry-run-gpus"], ["--dry-run-gpus=0"], ["--dry-run-gpus=²"]])
-def test_a_number_of_gpus_that_is_none(args):
-    with pytest.raises(InputError, match="--dry-run-gpus .* at least 1"):
-        take_options(args)
+@pytest.mark.parametrize("gpus", ["-1", "²"])
+def test_a_number_of_gpus_that_is_none(gpus, capsys):
+    assert main(["train", DEBUG, "--dry-run-gpus", gpus]) == 2
+    assert "--dry-run-gpus" in capsys.readouterr().err
 
 
 def test_the_number_of_gpus_is_said_with_its_origin(monkeypatch, capsys):
@@ -65,7 +50,7 @@ def test_the_number_of_gpus_is_said_with_its_origin(monkeypatch, capsys):
 def test_the_report(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--data.path=nowhere", "--compile.enable", "--activation_checkpoint.mode=full"]
-    assert train([DEBUG, *options, "--dry-run", "--dry-run-gpus=2"]) == 0
+    assert main(["train", DEBUG, *options, "--dry-run", "--dry-run-gpus=2"]) == 0
     printed = capsys.readouterr().out
     for words in (
         "GPUs: 2 (--dry-run-gpus)",

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.helpers.sentences import refused
-from tests.helpers.tokens import token
+from tests.helpers.tokens import byte_tokenizer, token
 from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS as FIELDS
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     CharWidths,
     Vocabulary,

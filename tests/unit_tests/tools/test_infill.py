@@ -11,10 +11,10 @@ from benchmarks.quality.infill_task import (
     fill_in,
     masked_spans,
 )
+from tests.helpers.tokens import byte_tokenizer
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.speech.sampling.sampler import SAMPLING_STREAM, SpeechRequest
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
 
 
 def _args():

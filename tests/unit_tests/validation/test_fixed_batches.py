@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.helpers.fixed_sets import CONDITIONS, data_section, fixed_set, write_rows
+from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, byte_tokenizer, with_duration
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, with_duration
 
 ROWS = [
     ("one", "ann", 20, 6),

@@ -1,10 +1,6 @@
 """Checks of tensor parallelism and of Megatron's and TransformerEngine's layers."""
 
-from torchtitan.models.dit_tts.config.job_config import (
-    CUDA_GRAPH_MODES,
-    DURATION_FLAVOR,
-    JobConfig,
-)
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.errors import require
 
 

@@ -81,10 +81,7 @@ class BatchPolicy:
 
 
 def select_samples(
-    frames: np.ndarray,
-    text_tokens: np.ndarray,
-    data: Data,
-    sample_name: Callable[[int], str] = str,
+    frames: np.ndarray, text_tokens: np.ndarray, data: Data, sample_name: Callable[[int], str] = str
 ) -> Selection:
     """Crop, leave out or refuse, as `[data]` says, the samples that do not fit.
 

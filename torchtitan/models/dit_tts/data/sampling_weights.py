@@ -18,10 +18,7 @@ from torchtitan.models.dit_tts.errors import InputError
 
 
 def draws_per_epoch(
-    data: Data,
-    source: np.ndarray,
-    frames: np.ndarray,
-    label_codes: np.ndarray | None = None,
+    data: Data, source: np.ndarray, frames: np.ndarray, label_codes: np.ndarray | None = None
 ) -> np.ndarray | None:
     """Draws per epoch of each sample, int64 in units of 2**-WEIGHT_BITS; None where each is 1.
 

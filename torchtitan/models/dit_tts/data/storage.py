@@ -18,12 +18,7 @@ from urllib.parse import urlsplit
 
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError
-from torchtitan.models.dit_tts.files import (
-    expand_braces,
-    is_remote,
-    local_path,
-    matching_tars,
-)
+from torchtitan.models.dit_tts.files import expand_braces, is_remote, local_path, matching_tars
 
 READ_AHEAD_BYTES = 4 << 20
 

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
-from torchtitan.models.dit_tts.flow.counter_rng import (
-    normal,
-    permuted,
-    stream_keys,
-    uniform,
-)
+from torchtitan.models.dit_tts.flow.counter_rng import normal, permuted, stream_keys, uniform
 from torchtitan.models.dit_tts.flow.duration import relative_error_sums
 
 _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA = range(5)

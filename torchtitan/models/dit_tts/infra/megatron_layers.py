@@ -10,12 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torchtitan.models.dit_tts.infra import tensor_collectives
 from torchtitan.models.dit_tts.infra.tensor_collectives import (
     Group,
     cast_for_autocast,
     column_product,
-    group_of,
 )
 
 with warnings.catch_warnings():
@@ -24,11 +22,6 @@ with warnings.catch_warnings():
         linear_with_grad_accumulation_and_async_allreduce,
     )
     from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
-
-
-def sum_gradients(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """As that of `tensor_collectives`."""
-    return tensor_collectives.sum_gradients(x, group_of(group))
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

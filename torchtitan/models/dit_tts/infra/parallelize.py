@@ -69,19 +69,14 @@ def apply_checkpointing(
     model: nn.Module, config: JobConfig, components: Sequence[str] = ("model", "encoders")
 ) -> None:
     """Checkpoints the blocks of decoder and trained encoders in place, as upstream does with `layers`."""
-    found = stacks(model, components)
-    blocks = nn.ModuleList(block for layers in found for block in layers)
-    apply_ac(
-        nn.ModuleDict({"layers": blocks}),  # the decoder's first: upstream counts every n-th
-        config.activation_checkpoint,
-        model_compile_enabled=blocks_compiled(config),
-        op_sac_save_list=SAVED_OPERATIONS,
-        base_folder=config.job.dump_folder,
-    )
-    wrapped = iter(blocks)
-    for layers in found:
-        for place in range(len(layers)):
-            layers[place] = next(wrapped)
+    for layers in stacks(model, components):  # the decoder's first: upstream counts every n-th
+        apply_ac(
+            nn.ModuleDict({"layers": layers}),
+            config.activation_checkpoint,
+            model_compile_enabled=blocks_compiled(config),
+            op_sac_save_list=SAVED_OPERATIONS,
+            base_folder=config.job.dump_folder,
+        )
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,10 +14,8 @@ and speaker are summed once, for all blocks. With `[megatron] sequence_parallel`
 part of the frames, so what is between attention and MLP is divided too.
 """
 
-from functools import partial
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,7 +36,6 @@ from torchtitan.models.dit_tts.infra.tensor_collectives import (
     Group,
     SequenceColumn,
     SequenceRow,
-    communicate,
     divide_frames,
     group_of,
     sum_gradients,
@@ -109,7 +106,7 @@ def apply_tensor_parallel(
             module._parameters[name] = split[parameter]
         compute_locally(module)
     for stream in (model.text_norm, model.speaker_encoder.norm):
-        stream.register_forward_hook(partial(_sum_gradients_of_output, group_of(group)))
+        _sum_gradients_of(stream, group_of(group))
     rank = mesh.get_local_rank()
     model.rotated = part_of_groups(model.rotated, model.args.n_heads, mesh.size(), rank)
 
@@ -140,13 +137,9 @@ def keep_part(model: DiTTTSModel, ranks: int, shards: Group | None = None) -> No
 
 def use_sequence_layers(model: nn.Module, shards: Group) -> None:
     """Lets the layers between frames and heads or units gather and divide the frames."""
-
-    def sum_over_frames(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return sum_gradients(output, shards)
-
     for block in cast(nn.ModuleList, model.layers):
         # Shift, scale and gate act on this rank's frames.
-        cast(nn.Module, block.adaln).register_forward_hook(sum_over_frames)
+        _sum_gradients_of(cast(nn.Module, block.adaln), shards)
     for module, name, parts, _ in projections(model):
         if _sums_gradient(name):
             layer = getattr(module, name)
@@ -188,7 +181,7 @@ def _use_te_layers(
 
 def _sums_gradient(name: str) -> bool:
     """Whether a layer sums the gradient of its input. The gradients of text and speaker are summed where all
-    blocks' come together, by `_sum_gradients_of_output`."""
+    blocks' come together, by `_sum_gradients_of`."""
     return not name.endswith("_kv")
 
 
@@ -209,11 +202,9 @@ def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:
             module.register_forward_pre_hook(with_kernel)
 
 
-def _sum_gradients_of_output(
-    group: Group, module: nn.Module, args: Any, output: torch.Tensor
-) -> None:
-    if output.requires_grad:
-        output.register_hook(partial(communicate, "sum", group=group))
+def _sum_gradients_of(module: nn.Module, group: Group) -> None:
+    """Sums the gradient of the module's output over the ranks, of which each computes a part."""
+    module.register_forward_hook(lambda module, args, output: sum_gradients(output, group))
 
 
 def part_of_groups(

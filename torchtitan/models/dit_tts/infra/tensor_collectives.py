@@ -138,8 +138,7 @@ class SequenceColumn(nn.Linear):
     group: Group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = column_product(x, self.weight, self.group, sequence=True)
-        return _by_sample(y, self.group)
+        return _by_sample(column_product(x, self.weight, self.group, sequence=True), self.group)
 
 
 class SequenceRow(nn.Linear):

@@ -1,6 +1,6 @@
 """TransformerEngine's layers on the weights of the plain model. Importing this module imports it, which needs
 NVIDIA's GPU. Written for TransformerEngine 2.9 to 2.18; tests run it with a stand-in of the same interface on
-a CPU. `megatron_layers` has the sums over ranks.
+a CPU. `tensor_collectives` has the sums of gradients.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import nn
 from transformer_engine.common.recipe import Float8CurrentScaling
 
 from torchtitan.models.dit_tts.errors import require
-from torchtitan.models.dit_tts.infra.megatron_layers import sum_gradients
+from torchtitan.models.dit_tts.infra.tensor_collectives import group_of, sum_gradients
 
 _FP8_MULTIPLE = 16
 """Sizes of an fp8 product must be multiples of it: each is the leading dimension of an operand of the product
@@ -56,10 +56,10 @@ class TransformerEngineColumn(_Linear):
     def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None, enters: bool, fp8: bool):
         ranks = group.size() if group is not None else 1
         super().__init__(linear.in_features, linear.out_features // ranks, linear.weight.dtype, fp8)
-        self.group = group if enters else None
+        self.summed = group_of(group) if group is not None and enters else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return self.product(x if self.group is None else sum_gradients(x, self.group))
+        return self.product(x if self.summed is None else sum_gradients(x, self.summed))
 
 
 class TransformerEngineRow(_Linear):

@@ -39,11 +39,7 @@ def _sdpa(
     causal: bool = False,
 ) -> torch.Tensor:
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=causal,
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=causal
     )
     return out.transpose(1, 2)
 

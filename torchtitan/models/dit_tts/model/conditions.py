@@ -112,11 +112,7 @@ class ConditionedModel(ModelProtocol):
         return Conditions(text, text_mask, speaker, speaker_mask, text_positions)
 
     def _text_features(
-        self,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        features: torch.Tensor | None,
-        rows: Any,
+        self, ids: torch.Tensor, mask: torch.Tensor, features: torch.Tensor | None, rows: Any
     ) -> torch.Tensor:
         """(B, L, text_dim): features of the text, and learned embeddings of conditioning tokens."""
         if isinstance(self.text_encoder, ByteEncoder):

@@ -267,8 +267,3 @@ class UnitTokenizer(ConditionedTokenizer):
 
     def unknown_characters(self, text: str) -> list[str]:
         return [] if self._bytes else sorted(set(text) - set(self.vocabulary.characters))
-
-
-def byte_tokenizer() -> UnitTokenizer:
-    """UTF-8 bytes without conditioning. Any text in any language is valid."""
-    return UnitTokenizer(Vocabulary())

@@ -38,11 +38,7 @@ from torchtitan.models.dit_tts.speech.scoring.plugins import (
     open_recognizer,
     open_speaker_scorer,
 )
-from torchtitan.models.dit_tts.speech.scoring.scores import (
-    Scorers,
-    corpus_scores,
-    score,
-)
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, corpus_scores, score
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 

@@ -9,12 +9,7 @@ from typing import Any
 
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import (
-    expand_braces,
-    is_remote,
-    local_path,
-    matching_tars,
-)
+from torchtitan.models.dit_tts.files import expand_braces, is_remote, local_path, matching_tars
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 
 RECORD_NAME = "prepare.json"

@@ -35,11 +35,7 @@ class UtteranceScore:
 
 
 def score(
-    sound: Sound,
-    text: str,
-    scorers: Scorers,
-    reference: Sound | None = None,
-    language: str = "",
+    sound: Sound, text: str, scorers: Scorers, reference: Sound | None = None, language: str = ""
 ) -> UtteranceScore:
     """Scores of a sound that should say a text in the voice of a reference, in a language, if known."""
     heard = errors = similarity = opinion = None
