@@ -73,19 +73,17 @@ def test_volumes_are_those_of_ring_collectives():
 @pytest.mark.long
 def test_volumes_and_rings_of_the_options():
     """Of 10^9 parameters on 64 ranks; a ring passes 63/64 of them in 63 steps for each unit."""
-    reduce = "--training.mixed_precision_reduce=bfloat16"
-    never, n = "--parallelism.fsdp_reshard_after_forward=never", 10**9 * 63 / 64
-    kept = UnshardedWeights(kept=2 * 10**9, transient=0)
-    found = collectives(
-        DataParallelLayout(1, 64), 3, arguments=(reduce, never), gathered=kept, units=20
-    )
-    assert {each.name: (each.volume, each.ring_steps) for each in found} == {
-        "all-gather, forward": (2 * n, 20 * 63),  # once a step
-        "all-gather, backward": (0, 0),
-        "reduce-scatter": (3 * 2 * n, 3 * 20 * 63),
-    }
-    [ddp] = collectives(DataParallelLayout(64, 1), 3, arguments=[reduce], units=20)
-    assert (ddp.volume, ddp.ring_steps) == (2 * 2 * n, 2 * 20 * 63)
+    keys = ["--training.mixed_precision_reduce=bfloat16"]
+    keys.append("--parallelism.fsdp_reshard_after_forward=never")
+    states = {"gathered": UnshardedWeights(kept=2 * 10**9, transient=0), "units": 20}
+    n, steps = 10**9 * 63 / 64, 20 * 63
+    for layout, expected in (
+        # Gathered once a step, reduced in each of three micro-batches.
+        (DataParallelLayout(1, 64), [(2 * n, steps), (0, 0), (3 * 2 * n, 3 * steps)]),
+        (DataParallelLayout(64, 1), [(2 * 2 * n, 2 * steps)]),
+    ):
+        found = collectives(layout, 3, arguments=keys, **states)
+        assert [(each.volume, each.ring_steps) for each in found] == expected
 
 
 @pytest.mark.long
@@ -117,38 +115,40 @@ def test_communication_that_computation_does_not_hide_is_exposed():
         assert exposed_seconds(both, computing, 1) == pytest.approx(10 + 5 + uncovered)
     # In each of two micro-batches 50 s are reduced, of which 47.5 hide behind 90; the first also gathers 90.
     both = (gather, replace(both[1], micro_batches=2))
-    computing = {FORWARD: 0.0, BACKWARD: 200.0}
-    assert exposed_seconds(both, computing, 2) == pytest.approx(10 + 5 + 90 + 47.5 - 90)
+    found = exposed_seconds(both, {FORWARD: 0.0, BACKWARD: 200.0}, 2)
+    assert found == pytest.approx(10 + 5 + 90 + 47.5 - 90)
+
+
+LENGTHS, BLOCKS = Lengths(100, 20, 40), {"none": 12, "full": 20}
+FRAMES, CONDITIONS = 3 * 2 * 100 * 2560, 3 * 2 * (20 + 10) * 1024
+"""bytes of three samples"""
 
 
 def test_sums_of_tensor_parallelism_hide_behind_nothing():
     """Of two groups of two GPUs: per micro-batch two sums a block forward, two more where it is computed
     again, two backward, and one of the conditions."""
     config, args = debug_config(), model_flavors()["3B"]
-    layout, lengths = DataParallelLayout(2, 1, tensor=2), Lengths(100, 20, 40)
-    sums = tensor_sums(config, args, 3, lengths, layout, {"none": 12, "full": 20})
-    frames, conditions = 3 * 2 * 100 * 2560, 3 * 2 * (20 + 10) * 1024
+    layout = DataParallelLayout(2, 1, tensor=2)
+    sums = tensor_sums(config, args, 3, LENGTHS, layout, BLOCKS)
     assert [each[1:] for each in sums] == [
-        (NOTHING, 104, frames, 2),
-        (GRADIENT_PRODUCTS, 64, frames, 2),
-        (NOTHING, 1, conditions, 2),
+        (NOTHING, 104, FRAMES, 2),
+        (GRADIENT_PRODUCTS, 64, FRAMES, 2),
+        (NOTHING, 1, CONDITIONS, 2),
     ]
-    assert tensor_sums(config, args, 3, lengths, DataParallelLayout(4, 1), {}) == []
+    assert tensor_sums(config, args, 3, LENGTHS, DataParallelLayout(4, 1), {}) == []
     states, cluster = states_of(DataParallelLayout(1, 1)), Cluster(H200, 4, 1)
     found = communication(config, 10**9, states, layout, cluster, 2, sums)
     named = {each.name: each for each in found}
-    forward = named.pop("all-reduce, TP forward")
-    assert forward.volume == 2 * 104 * frames  # of two ranks each sends and gets a half twice
+    forward, backward = (named[f"all-reduce, TP {each}"] for each in ("forward", "backward"))
+    assert forward.volume == 2 * 104 * FRAMES  # of two ranks each sends and gets a half twice
     assert forward.network_seconds == 0 < forward.link_seconds
-    backward = named["all-reduce, TP backward"]
-    assert backward.volume == 2 * 64 * frames and backward.ring_steps == 2 * 2 * 64
+    assert backward.volume == 2 * 64 * FRAMES and backward.ring_steps == 2 * 2 * 64
     alone = named["all-reduce, TP conditions"].seconds + forward.seconds
     ends = named["all-reduce"].seconds * states.first + backward.seconds / 64
-    hidden = {FORWARD: 1e9, BACKWARD: 1e9, GRADIENT_PRODUCTS: 1e9}
-    assert exposed_seconds(found, hidden, 2) == pytest.approx(alone + ends)
-    few = {**hidden, GRADIENT_PRODUCTS: backward.link_seconds}
     uncovered = 63 / 64 * backward.seconds - 0.9 * backward.link_seconds
-    assert exposed_seconds(found, few, 2) == pytest.approx(alone + ends + uncovered)
+    for products, more in ((1e9, 0), (backward.link_seconds, uncovered)):
+        hidden = {FORWARD: 1e9, BACKWARD: 1e9, GRADIENT_PRODUCTS: products}
+        assert exposed_seconds(found, hidden, 2) == pytest.approx(alone + ends + more)
 
 
 def test_sequence_parallelism_gathers_and_divides():
@@ -157,21 +157,19 @@ def test_sequence_parallelism_gathers_and_divides():
     also before the alignment head. Pointwise bytes of four tensors of a block's nine and three are divided."""
     config = debug_config()
     config.megatron.sequence_parallel = True
-    args = replace(model_flavors()["3B"], ctc_layer=8)
-    layout, lengths = DataParallelLayout(1, 1, tensor=4), Lengths(100, 20, 40)
-    sums = tensor_sums(config, args, 3, lengths, layout, {"none": 12, "full": 20})
-    frames, conditions = 3 * 2 * 100 * 2560, 3 * 2 * (20 + 10) * 1024
+    args, layout = replace(model_flavors()["3B"], ctc_layer=8), DataParallelLayout(1, 1, tensor=4)
+    sums = tensor_sums(config, args, 3, LENGTHS, layout, BLOCKS)
     assert [each[1:] for each in sums] == [
-        (NOTHING, 2 * 32 + 2 * 20 + 2, frames, 1),
-        (NOTHING, 2 * 32 + 2 * 20, frames, 1),
-        (NOTHING, 2 * 32 + 1, frames, 1),
-        (GRADIENT_PRODUCTS, 4 * 32, frames, 1),
+        (NOTHING, 2 * 32 + 2 * 20 + 2, FRAMES, 1),
+        (NOTHING, 2 * 32 + 2 * 20, FRAMES, 1),
+        (NOTHING, 2 * 32 + 1, FRAMES, 1),
+        (GRADIENT_PRODUCTS, 4 * 32, FRAMES, 1),
         (NOTHING, 32, 3 * 2 * 6 * 2560, 2),
-        (NOTHING, 1, conditions, 2),
+        (NOTHING, 1, CONDITIONS, 2),
     ]
     cluster = Cluster(H200, 8, 1)
     found = communication(config, 10**9, states_of(layout), layout, cluster, 2, sums)
-    assert found[3].volume == 2 * 4 * 32 * frames * 3 / 4
+    assert found[3].volume == 2 * 4 * 32 * FRAMES * 3 / 4
     product = 2 * 100 * 2560 * (4 * 2560 + 2 * args.mlp_dim) / 4
     assert gradient_product_flops(config, args, 100, 4) == 2 * 32 * product
     for sequence, others in ((False, 4), (True, 1)):
