@@ -32,16 +32,9 @@ def blocks_flops(args: DiTTTSModelArgs, shape: dict) -> int:
 
 
 def test_two_ranks_with_compiled_blocks(tmp_path):
-    arguments = [
-        *BENCHMARK,
-        "--benchmark.steps=6",
-        "--activation_checkpoint.mode=full",
-        "--metrics.log_freq=1",
-        "--parallelism.data_parallel_shard_degree=2",
-        "--compile.enable",
-        "--compile.backend=aot_eager",
-        "--compile.components=model",
-    ]
+    arguments = [*BENCHMARK, "--benchmark.steps=6", "--metrics.log_freq=1"]
+    arguments += ["--activation_checkpoint.mode=full", "--parallelism.data_parallel_shard_degree=2"]
+    arguments += "--compile.enable --compile.backend=aot_eager --compile.components=model".split()
     run = runs.run(tmp_path, "bench", arguments, processes=2)
     assert json.loads((run.folder / "state.json").read_text())["state"] == "completed"
     assert not (run.folder / "checkpoint").exists()

@@ -33,11 +33,8 @@ def benchmark(*shapes: dict, device: str = "NVIDIA H200", **config: dict) -> dic
     }
 
 
-KEYS = [
-    "--training.local_batch_size=4",
-    "--training.global_batch_size=48",
-    "--metrics.peak_tflops=500",
-]
+KEYS = ["--training.local_batch_size=4", "--training.global_batch_size=48"]
+KEYS += ["--metrics.peak_tflops=500"]
 
 
 class PlansByFrames:
