@@ -197,8 +197,7 @@ def test_layout_trains_as_one_process_does(seeded, layout):
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v else v for v in VARIANTS],
+    "variant", [pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v else v for v in VARIANTS]
 )
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     folder, common, plain = seeded
@@ -218,9 +217,9 @@ def test_the_critical_batch_is_measured_alike_on_ranks(seeded):
     """From two micro-batches, which have the same samples; DDP keeps the first one's gradient apart."""
     folder, common, plain = seeded
     found = []
-    for name, layout, local in (("one", [], 4), ("fsdp", FSDP, 2), ("ddp", DDP, 2)):
-        batch = f"--training.local_batch_size={local}"
-        run = runs.run(folder, f"noise_{name}", [*common, *layout, batch], 2 if layout else 1)
+    for name, layout, ranks in (("one", [], 1), ("fsdp", FSDP, 2), ("ddp", DDP, 2)):
+        batch = f"--training.local_batch_size={4 // ranks}"
+        run = runs.run(folder, f"noise_{name}", [*common, *layout, batch], ranks)
         found.append([row["critical_batch"] for row in run.metrics().values()])
     assert found[0] == pytest.approx(found[1], rel=1e-3) and found[0][-1] > 0
     assert set(found[2]) == {row["critical_batch"] for row in plain.values()} == {None}

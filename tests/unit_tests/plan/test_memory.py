@@ -6,12 +6,7 @@ import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
 from titan_tts.plan.activations import ActivationMemory, KindMemory, activation_memory
-from titan_tts.plan.memory import (
-    Activations,
-    capacity,
-    largest_micro_batch,
-    memory_need,
-)
+from titan_tts.plan.memory import Activations, capacity, largest_micro_batch, memory_need
 from titan_tts.plan.parameters import model_sizes
 from titan_tts.plan.states import StateMemory, UnshardedWeights
 from torchtitan.models.dit_tts.model.flops import Lengths
