@@ -91,10 +91,8 @@ def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
     config.write_bytes(find_config("debug").read_bytes())
     monkeypatch.setattr(slurm_command.sys, "executable", "/a b/python")
     arguments = ["--job.description", HOSTILE, f"--job.dump_folder={HOSTILE}"]
-    assert (
-        cli.main(["launch", str(config), "--gpus-per-node", "1", "--out", "job.sh", *arguments])
-        == 0
-    )
+    command = ["launch", str(config), "--gpus-per-node", "1", "--out", "job.sh", *arguments]
+    assert cli.main(command) == 0
     settings = Path("job.sh").read_text().partition("\nsay()")[0]
     show = 'printf "%s\\0" "${python[@]}" "$config" "${config_arguments[@]}" "$folder" "$PWD"'
     done = subprocess.run(
@@ -228,8 +226,6 @@ def test_the_example_for_kubernetes(capsys):
     assert find_config(container["command"][2]).is_file()
     assert spec["completions"] == spec["parallelism"] == int(options["nodes"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == int(options["nproc"])
-    assert (
-        options["rendezvous"] == f"{first}:29500"
-        and pod["subdomain"] == service["metadata"]["name"]
-    )
+    assert options["rendezvous"] == f"{first}:29500"
+    assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}

@@ -130,10 +130,15 @@ def test_the_file_is_the_config_with_the_best_layout(tmp_path, capsys):
     assert sections["training"]["max_local_batch_size"] == 8 and "ema" in sections
     assert "config_file" not in sections["job"] and "benchmark" not in sections
     assert out.read_text().startswith("# By titan-tts plan --suggest of ")
+    # The plan of that file has the same figures.
     config = load_config(["--job.config_file", str(out)])
     same = make_plan(config, Cluster(H200, 4, 2), GUESS)
     row = next(line for line in printed.splitlines() if line.startswith("HSDP 2 x 4  "))
     assert f"{same.longest.mfu.estimate:.1%} (" in row
     assert row.split()[-1] == f"{same.peak_bucket.memory.total / GIB:.1f}"
+    assert main(["plan", str(out), "--gpu", "H100", "--gpus", "8", "--gpus-per-node", "4"]) == 0
+    printed = capsys.readouterr().out
+    for words in ("H100", "a guess, not measured", "largest micro-batch", "MFU", "all-gather, f"):
+        assert words in printed
     assert main(plan) == 2
     assert f"--out {out} exists; give another file" in capsys.readouterr().err
