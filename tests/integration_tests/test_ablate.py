@@ -47,14 +47,10 @@ batch = 4096
 
 
 def start(*arguments: str, **variables: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "titan_tts", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    words = [sys.executable, "-m", "titan_tts", *arguments]
+    options = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1", **variables}}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdout=pipe, text=True, start_new_session=True, **options)
 
 
 def test_a_grid_killed_and_continued(tmp_path):

@@ -16,14 +16,12 @@ TWIN = [
     *("--lr_scheduler.warmup_steps=1", "--validation.no-enable", "--sampling.codec=mel_dct"),
     *("--metrics.log_freq=1", "--metrics.no-enable-tensorboard", "--data.audit"),
 ]
+HYBRID = "--parallelism.data_parallel_replicate_degree=2 --parallelism.data_parallel_shard_degree=4"
 # Config: data-parallel ranks of eight, and what its layout has beside.
 CASES = {
     "800m": (8, ""),
     "3b": (8, "--parallelism.fsdp_reshard_after_forward=never"),
-    "8b": (
-        8,
-        "--parallelism.data_parallel_replicate_degree=2 --parallelism.data_parallel_shard_degree=4",
-    ),
+    "8b": (8, HYBRID),
     "3b_megatron": (4, ""),
     "8b_megatron": (2, "--megatron.sequence_parallel"),
 }

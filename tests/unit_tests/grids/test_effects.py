@@ -82,11 +82,9 @@ def test_factors_that_go_together_in_a_size_and_levels_that_never_meet_the_base(
         for layout, tensor, speed in levels:
             row = {"size": size, "layout": layout, "tensor_parallel": tensor, SPEED: speed}
             table.append(BASE | row | {"backend": "torchtitan" if tensor == 1 else "megatron"})
+    keys = "factor", "together", "level", "base"
     found = [
-        (
-            *(row[key] for key in ("factor", "together", "level", "base")),
-            row["equal_batch"]["ratio"],
-        )
+        (*(row[key] for key in keys), row["equal_batch"]["ratio"])
         for row in effects(*matched_factors(table, NAMES), SPEED)
     ]
     assert found == 2 * [  # of each size

@@ -122,17 +122,16 @@ def test_mfu_over_nodes_beside_the_published_one():
             ("hsdp", 64, {"size": "3B"}, 256.0, None),
         )
     ]
-    found = {
-        (curve["configuration"]["layout"], *point["published"]): (
-            [(p["gpus"], p["efficiency"], p["mfu"]) for p in curve["points"]]
-        )
+    found = [
+        (curve["configuration"]["layout"], p["gpus"], p["efficiency"], p["mfu"], *p["published"])
         for curve in scaling(*matched_factors(rows, NAMES))
-        for point in curve["points"]
-    }
-    assert found == {
-        ("hsdp", "TP 2", 0.3): [(4, 1, 0.50), (16, 0.95, 0.45), (64, 0.8, None)],
-        ("ddp", "TP 4", 0.375): [(4, 1, 0.40), (16, 0.9, 0.36)],
-    }
+        for p in curve["points"]
+    ]
+    assert found == [
+        *(("hsdp", 4, 1, 0.50, "TP 2", 0.3), ("hsdp", 16, 0.95, 0.45, "TP 2", 0.3)),
+        *(("hsdp", 64, 0.8, None, "TP 2", 0.3), ("ddp", 4, 1, 0.40, "TP 4", 0.375)),
+        ("ddp", 16, 0.9, 0.36, "TP 4", 0.375),
+    ]
     assert published_mfu("8B", 64) == ("TP 4", 0.36) and published_mfu("800M", 4) == ("DDP", 0.356)
     assert published_mfu("8B", 8) is published_mfu("60M", 4) is None
 

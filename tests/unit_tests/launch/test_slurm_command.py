@@ -95,11 +95,8 @@ def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
     assert cli.main(command) == 0
     settings = Path("job.sh").read_text().partition("\nsay()")[0]
     show = 'printf "%s\\0" "${python[@]}" "$config" "${config_arguments[@]}" "$folder" "$PWD"'
-    done = subprocess.run(
-        ["bash", "-c", f"{settings}\n{show}"],
-        capture_output=True,
-        env=os.environ | {"SLURM_JOB_ID": "7"},
-    )
+    words, job = ["bash", "-c", f"{settings}\n{show}"], {"SLURM_JOB_ID": "7"}
+    done = subprocess.run(words, capture_output=True, env=os.environ | job)
     run_folder = folder / HOSTILE / "a b"
     expected = ["/a b/python", folder / config, *arguments, run_folder, folder]
     assert done.stdout.decode().split("\0")[:-1] == [str(each) for each in expected]

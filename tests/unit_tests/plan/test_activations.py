@@ -61,9 +61,8 @@ def test_saved_bytes_are_those_that_autograd_saves():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = squared_error_sums(
-            model(**batch), batch["latents"].clone(), batch["frame_mask"]
-        ).sum()
+        errors = squared_error_sums(model(**batch), batch["latents"].clone(), batch["frame_mask"])
+        loss = errors.sum()
     saved = sum(storage.nbytes() for storage in storages.values())
     memory = predicted(config, args)
     # Of the target only the difference to it is saved; the loss itself is alive and not saved.
