@@ -19,9 +19,10 @@ PARTS = {"data", "forward", "backward", "optimizer", "other", "exchange"}
 
 
 def blocks_flops(args: DiTTTSModelArgs, shape: dict) -> int:
-    """FLOPs of the forward pass through all decoder blocks."""
+    """FLOPs of the forward pass through all blocks of decoder and encoders."""
     lengths = Lengths(shape["frames"], shape["text_tokens"], shape["speaker_frames"])
-    return forward_flops(args, lengths) - forward_flops(replace(args, n_layers=0), lengths)
+    none = replace(args, n_layers=0, speaker_n_layers=0, text_n_layers=0)
+    return forward_flops(args, lengths) - forward_flops(none, lengths)
 
 
 def test_two_ranks_with_compiled_blocks(tmp_path):
@@ -48,7 +49,8 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     assert report["config"]["benchmark"]["steps"] == 6 and report["environment"]["command"]
     assert report["gpus_per_node"] == 2
     assert report["run_name"] == "bench" and report["factors"]["layout"] == "fsdp"
-    args = model_flavors()["debug"]
+    learned = {"text_vocab_size": 1, "text_n_layers": report["config"]["encoder"]["n_layers"]}
+    args = replace(model_flavors()["debug"], **learned)
     repeated = sum(
         # A block's forward pass again, of every block, for each micro-batch of both ranks.
         2 * shape["micro_batches"] * shape["samples"] * blocks_flops(args, shape)
