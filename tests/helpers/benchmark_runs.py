@@ -8,22 +8,10 @@ from typing import Any
 
 import numpy as np
 
-BASE: dict[str, Any] = {
-    "size": "800M",
-    "backend": "torchtitan",
-    "layout": "fsdp",
-    "tensor_parallel": 1,
-    "gpus": 8,
-    "nodes": 1,
-    "batch": 8,
-    "accumulation": 1,
-    "checkpointing": "none",
-    "compile": "off",
-    "precision": "bf16",
-    "attention": "sdpa",
-    "optimizer": "AdamW",
-    "lengths": "longest",
-}
+BASE: dict[str, Any] = {"size": "800M", "backend": "torchtitan", "layout": "fsdp"}
+BASE |= {"tensor_parallel": 1, "gpus": 8, "nodes": 1, "batch": 8, "accumulation": 1}
+BASE |= {"checkpointing": "none", "compile": "off", "precision": "bf16", "attention": "sdpa"}
+BASE |= {"optimizer": "AdamW", "lengths": "longest"}
 CONVENTION = {"convention": "exact", "counts": "padded shapes, as PyTorch's counter"}
 
 
@@ -32,37 +20,25 @@ def report(factors: Mapping[str, Any], samples_per_second: float, **changes: Any
     gpus = factors["gpus"]
     seconds = factors["batch"] * factors["accumulation"] * gpus / samples_per_second
     mfu = samples_per_second / gpus / 100
-    memory = 10 + 2 * factors["batch"]
+    memory = 10.0 + 2 * factors["batch"]
     parts = {"data": 0.02, "forward": 0.3, "backward": 0.55, "optimizer": 0.1, "other": 0.03}
+    parts["exchange"] = 0.2
+    rates = {"samples_per_second": samples_per_second, "mfu": mfu, "goodput_mfu": 0.9 * mfu}
+    rates |= {"hfu": 1.1 * mfu, "tflops_per_device": 989 * mfu, "peak_tflops": 989.0}
+    place = {"gpus": gpus, "gpus_per_node": 8, "environment": {"device": "NVIDIA H200"}}
     return {
         "run_name": "invented",
         "seconds_per_step": {"median": seconds, "p10": seconds, "p90": seconds},
-        "samples_per_second": samples_per_second,
         "audio_seconds_per_second": 20 * samples_per_second,
-        "mfu": mfu,
-        "goodput_mfu": 0.9 * mfu,
-        "hfu": 1.1 * mfu,
-        "tflops_per_device": 989 * mfu,
-        "peak_allocated_gib": float(memory),
-        "peak_reserved_gib": memory + 1.5,
-        "step_split": {
-            **{name: part * seconds for name, part in parts.items()},
-            "exchange": 0.2 * seconds,
-        },
+        **{"peak_allocated_gib": memory, "peak_reserved_gib": memory + 1.5},
+        "step_split": {name: part * seconds for name, part in parts.items()},
         "step_split_note": "medians of the slowest rank; exchange overlaps with forward and backward",
-        "loss": 1.25,
-        "weighted": None,
         "conventions": [CONVENTION, {"convention": "exact goodput", "counts": "real lengths only"}],
         "conventions_note": "recomputation by activation checkpointing is not counted in mfu",
         "hfu_note": "hfu counts recomputation",
         "attention_note": "attention sdpa: the padded shapes are what was executed",
-        "peak_tflops": 989.0,
-        "compiles_while_timed": 0,
-        "gpus": gpus,
-        "gpus_per_node": 8,
-        "factors": dict(factors),
-        "environment": {"device": "NVIDIA H200"},
-        **changes,
+        **{"loss": 1.25, "weighted": None, "compiles_while_timed": 0, "factors": dict(factors)},
+        **rates | place | changes,
     }
 
 
@@ -79,20 +55,9 @@ def write_run(
 ) -> Path:
     """A run of a grid: run.json, and benchmark.json if there is a result."""
     folder.mkdir(parents=True)
-    run = {
-        "format": 1,
-        "name": folder.name,
-        "grid": folder.parent.name,
-        "factors": dict(factors),
-        "axes": list(axes),
-        "repeat": repeat,
-        "settings": {},
-        "state": state,
-        "reason": reason,
-        "began": 0.0,
-        "seconds": 60.0,
-        "forecast": forecast,
-    }
+    run = {"format": 1, "name": folder.name, "grid": folder.parent.name, "factors": dict(factors)}
+    run |= {"axes": list(axes), "repeat": repeat, "settings": {}, "state": state, "reason": reason}
+    run |= {"began": 0.0, "seconds": 60.0, "forecast": forecast}
     (folder / "run.json").write_text(json.dumps(run))
     if result is not None:
         (folder / "benchmark.json").write_text(json.dumps(result))
@@ -124,9 +89,5 @@ def write_grid(
     for number, factors in enumerate(cells):
         for repeat in range(repeats):
             speed = true_speed(factors) * float(np.exp(random.normal(0, noise)))
-            write_run(
-                folder / f"cell{number:03d}_r{repeat}",
-                report(factors, speed),
-                factors=factors,
-                repeat=repeat,
-            )
+            place, result = folder / f"cell{number:03d}_r{repeat}", report(factors, speed)
+            write_run(place, result, factors=factors, repeat=repeat)

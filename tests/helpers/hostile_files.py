@@ -88,12 +88,8 @@ def sample(key="bad", array=None, reference=None, text: Any = "one two", tail=()
     """The members of a sample; `text` as bytes is the JSON itself."""
     metadata = text if isinstance(text, bytes) else json.dumps({"text": text}).encode()
     arrays = (latents() if array is None else array, latents(4) if reference is None else reference)
-    return [
-        (f"{key}.npy", arrays[0]),
-        (f"{key}.ref.npy", arrays[1]),
-        (f"{key}.json", metadata),
-        *tail,
-    ]
+    members = zip(("npy", "ref.npy", "json"), (*arrays, metadata))
+    return [*((f"{key}.{suffix}", data) for suffix, data in members), *tail]
 
 
 def tar(*groups, form=tarfile.GNU_FORMAT, pax=None) -> bytes:

@@ -14,16 +14,8 @@ SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}
 
 def config(folder, *, local=8, total=-1, ramp=(), ramp_steps=0, **changes):
     """What `build_dataloader` needs of a job config, with `changes` to `[data]`."""
-    data = dict(
-        path=str(folder),
-        max_frames=200,
-        max_speaker_frames=48,
-        num_buckets=3,
-        num_workers=0,
-        prefetch_batches=3,
-        latent_channels=CHANNELS,
-        max_dropped_fraction=1.0,
-    )
+    data = dict(path=str(folder), max_frames=200, max_speaker_frames=48, latent_channels=CHANNELS)
+    data |= dict(num_buckets=3, num_workers=0, prefetch_batches=3, max_dropped_fraction=1.0)
     training = Training(local_batch_size=local, global_batch_size=total, steps=1)
     training.batch_ramp, training.batch_ramp_steps = list(ramp), ramp_steps
     return SimpleNamespace(
@@ -33,14 +25,8 @@ def config(folder, *, local=8, total=-1, ramp=(), ramp_steps=0, **changes):
 
 def build(folder, ranks=1, rank=0, accumulation=1, text_bytes=False, **changes):
     """A global batch of 8 samples at the longest bucket, split over ranks and accumulation steps."""
-    local = 8 // (ranks * accumulation)
-    return build_dataloader(
-        ranks,
-        rank,
-        byte_tokenizer(),
-        config(folder, local=local, total=8, **changes),
-        text_bytes=text_bytes,
-    )
+    job = config(folder, local=8 // (ranks * accumulation), total=8, **changes)
+    return build_dataloader(ranks, rank, byte_tokenizer(), job, text_bytes=text_bytes)
 
 
 def build_and_load(folder, state, **changes):

@@ -14,13 +14,9 @@ from torchtitan.models.dit_tts.model.flops import Lengths
 
 DEBUG = Path(__file__).resolve().parents[2] / "train_configs/debug.toml"
 H200 = find_device("H200")
-SMALL = [
-    "--data.max_frames=64",
-    "--data.num_buckets=2",
-    "--training.mixed_precision_param=bfloat16",
-    "--encoder.n_layers=1",
-    "--compile.components=model",  # each stack takes seconds to compile
-]
+SMALL = ["--data.max_frames=64", "--data.num_buckets=2", "--encoder.n_layers=1"]
+SMALL += ["--training.mixed_precision_param=bfloat16"]
+SMALL += ["--compile.components=model"]  # each stack takes seconds to compile
 
 
 def debug_config(*arguments: str, **sections: dict):

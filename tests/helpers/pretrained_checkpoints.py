@@ -14,68 +14,33 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
-from transformers.models.t5gemma2 import (
-    T5Gemma2Config,
-    T5Gemma2ForConditionalGeneration,
-)
+from transformers.models.t5gemma2 import T5Gemma2Config, T5Gemma2ForConditionalGeneration
 
 from tools.harness.synthetic import DIGITS
 
 VOCAB_SIZE = 512
 
-_TEXT = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
-    "sliding_window": 8,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-}
-_VISION = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 16,
-}
+_TEXT = {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+_TEXT |= {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 1}
+_TEXT |= {"query_pre_attn_scalar": 16, "sliding_window": 8}
+_TEXT["layer_types"] = ["sliding_attention"] * 5 + ["full_attention"]
+_VISION = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 32}
+_VISION |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
 
 
 def write_tiny_t5gemma2(folder: str | Path, seed: int = 0, tokenizer: bool = True) -> Path:
     """A complete T5Gemma2, text and vision encoder and decoder; the text encoder has 243,520 parameters."""
-    config = T5Gemma2Config(
-        encoder={
-            "text_config": _TEXT,
-            "vision_config": _VISION,
-            "mm_tokens_per_image": 4,
-            "boi_token_index": 508,
-            "eoi_token_index": 509,
-            "image_token_index": 510,
-        },
-        decoder=_TEXT,
-        image_token_index=510,
-    )
+    encoder = {"text_config": _TEXT, "vision_config": _VISION, "mm_tokens_per_image": 4}
+    encoder |= {"boi_token_index": 508, "eoi_token_index": 509, "image_token_index": 510}
+    config = T5Gemma2Config(encoder=encoder, decoder=_TEXT, image_token_index=510)
     torch.manual_seed(seed)
     return _save(T5Gemma2ForConditionalGeneration(config), folder, tokenizer and gemma_tokenizer())
 
 
 def write_tiny_t5(folder: str | Path, seed: int = 0, tokenizer: bool = True) -> Path:
     """A complete T5, encoder and decoder, 48 wide."""
-    config = T5Config(
-        vocab_size=VOCAB_SIZE,
-        d_model=48,
-        d_kv=12,
-        d_ff=96,
-        num_layers=3,
-        num_heads=4,
-        dropout_rate=0.1,
-        decoder_start_token_id=0,
-    )
+    sizes = dict(d_model=48, d_kv=12, d_ff=96, num_layers=3, num_heads=4)
+    config = T5Config(vocab_size=VOCAB_SIZE, **sizes, dropout_rate=0.1, decoder_start_token_id=0)
     torch.manual_seed(seed)
     return _save(T5ForConditionalGeneration(config), folder, tokenizer and t5_tokenizer())
 
@@ -84,14 +49,8 @@ def write_tiny_bert(folder: str | Path, seed: int = 0) -> Path:
     """A masked language model with absolute positions, which knows no pooler."""
     from transformers import BertConfig, BertForMaskedLM
 
-    config = BertConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=128,
-    )
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    config = BertConfig(vocab_size=VOCAB_SIZE, **sizes, max_position_embeddings=128)
     torch.manual_seed(seed)
     return _save(BertForMaskedLM(config), folder, t5_tokenizer())
 
@@ -140,14 +99,8 @@ def gemma_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 2)]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        bos_token="<bos>",
-        unk_token="<unk>",
-        padding_side="left",
-    )
+    tokens = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens, padding_side="left")
 
 
 def t5_tokenizer() -> PreTrainedTokenizerFast:

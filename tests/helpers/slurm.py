@@ -68,13 +68,8 @@ class Cluster:
 
     def command(self, *words: object, **variables: str) -> str:
         """The output of a program, which must succeed."""
-        done = subprocess.run(
-            [str(word) for word in words],
-            env=self.environment(**variables),
-            cwd=forked.ROOT,
-            capture_output=True,
-            text=True,
-        )
+        options = {"env": self.environment(**variables), "cwd": forked.ROOT, "text": True}
+        done = subprocess.run([str(word) for word in words], capture_output=True, **options)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -160,15 +155,10 @@ def _start(cluster: Cluster) -> None:
 
     def daemon(name: str, *arguments: str) -> None:
         with open(folder / f"daemon-{len(cluster.daemons)}.log", "wb") as output:
-            cluster.daemons.append(
-                subprocess.Popen(
-                    [str(shutil.which(name, path=_PATH)), *arguments],
-                    env=cluster.environment(),
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=_end_with_parent,
-                )
-            )
+            words = [str(shutil.which(name, path=_PATH)), *arguments]
+            options = {"env": cluster.environment(), "preexec_fn": _end_with_parent}
+            process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, **options)
+            cluster.daemons.append(process)
 
     files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
     files |= {"log-file": "munged.log", "seed-file": "munged.seed"}

@@ -11,23 +11,10 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 
 def small_args(**sizes: Any) -> DiTTTSModelArgs:
-    defaults = dict(
-        dim=32,
-        n_layers=2,
-        n_heads=2,
-        mlp_dim=48,
-        speaker_dim=32,
-        speaker_n_layers=1,
-        speaker_n_heads=2,
-        speaker_mlp_dim=48,
-        text_dim=32,
-        text_n_layers=1,
-        text_n_heads=2,
-        adaln_rank=8,
-        timestep_dim=16,
-        latent_channels=16,
-    )
-    return DiTTTSModelArgs(**{**defaults, **sizes})
+    defaults = dict(dim=32, n_layers=2, n_heads=2, mlp_dim=48, adaln_rank=8, timestep_dim=16)
+    defaults |= dict(speaker_dim=32, speaker_n_layers=1, speaker_n_heads=2, speaker_mlp_dim=48)
+    defaults |= dict(text_dim=32, text_n_layers=1, text_n_heads=2, latent_channels=16)
+    return DiTTTSModelArgs(**defaults | sizes)
 
 
 @torch.no_grad()

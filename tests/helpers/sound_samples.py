@@ -22,20 +22,11 @@ def sound_samples(count: int = 24, seed: int = 0) -> list[Triplet]:
     for number in range(count):
         frames = int(generator.integers(50, 125))
         seconds = frames / 25
-        samples.append(
-            Triplet(
-                key=f"utt{number:03d}",
-                latents=speech(generator, frames),
-                reference=speech(generator, 30),
-                metadata={
-                    "text": "".join(generator.choice(LETTERS, size=round(14 * seconds))),
-                    "speaker": f"s{number % 3}",
-                    "language": "en",
-                    "target_duration": seconds,
-                    "reference_key": f"utt{(number + 3) % count:03d}",
-                },
-            )
-        )
+        arrays = speech(generator, frames), speech(generator, 30)
+        metadata = {"text": "".join(generator.choice(LETTERS, size=round(14 * seconds)))}
+        metadata |= {"speaker": f"s{number % 3}", "language": "en", "target_duration": seconds}
+        metadata["reference_key"] = f"utt{(number + 3) % count:03d}"
+        samples.append(Triplet(f"utt{number:03d}", *arrays, metadata))
     return samples
 
 

@@ -49,15 +49,12 @@ def write_tiny_whisper(
     assert tokenizer.convert_tokens_to_ids("<|notimestamps|>") == ids["<|notimestamps|>"]
     end = ids["<|endoftext|>"]
     sizes = dict(layers=1, attention_heads=2, ffn_dim=64)
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
+    tokens |= {"suppress_tokens": [], "begin_suppress_tokens": [end]}
+    tokens["decoder_start_token_id"] = ids["<|startoftranscript|>"]
     config = WhisperConfig(
-        vocab_size=len(tokenizer),
-        d_model=32,
         **{f"{part}_{key}": size for part in ("encoder", "decoder") for key, size in sizes.items()},
-        max_target_positions=positions,
-        decoder_start_token_id=ids["<|startoftranscript|>"],
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
-        suppress_tokens=[],
-        begin_suppress_tokens=[end],
+        **dict(vocab_size=len(tokenizer), d_model=32, max_target_positions=positions, **tokens),
     )
     torch.manual_seed(seed)
     model = WhisperForConditionalGeneration(config)
@@ -67,25 +64,13 @@ def write_tiny_whisper(
             parameter.add_((0.8 if "attn" in name else 0.2) * torch.randn_like(parameter))
         # Letters rather than times.
         model.model.decoder.embed_tokens.weight[ids["<|notimestamps|>"] + 1 :] *= 0.2
-    model.generation_config = GenerationConfig(
-        decoder_start_token_id=ids["<|startoftranscript|>"],
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
-        suppress_tokens=[],
-        begin_suppress_tokens=[end],
-        no_timestamps_token_id=ids["<|notimestamps|>"],
-        prev_sot_token_id=ids["<|startofprev|>"],
-        max_length=positions,
-        max_initial_timestamp_index=50,
-        is_multilingual=multilingual,
-        **(
-            {
-                "lang_to_id": {f"<|{each}|>": ids[f"<|{each}|>"] for each in LANGUAGES},
-                "task_to_id": {task: ids[f"<|{task}|>"] for task in ("translate", "transcribe")},
-            }
-            if multilingual
-            else {}
-        ),
-    )
+    tokens["no_timestamps_token_id"] = ids["<|notimestamps|>"]
+    tokens["prev_sot_token_id"] = ids["<|startofprev|>"]
+    if multilingual:
+        tokens["lang_to_id"] = {f"<|{each}|>": ids[f"<|{each}|>"] for each in LANGUAGES}
+        tokens["task_to_id"] = {each: ids[f"<|{each}|>"] for each in ("translate", "transcribe")}
+    limits = {"max_length": positions, "max_initial_timestamp_index": 50}
+    model.generation_config = GenerationConfig(**tokens, **limits, is_multilingual=multilingual)
     model.save_pretrained(folder)
     WhisperFeatureExtractor().save_pretrained(folder)  # preprocessor_config.json
     tokenizer.save_pretrained(folder)
@@ -94,19 +79,10 @@ def write_tiny_whisper(
 
 def write_tiny_wavlm(folder: str | Path, seed: int = 0) -> Path:
     """A WavLM with an x-vector head of 12 values, 32 wide, with the strides of the hub's."""
-    config = WavLMConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        conv_dim=(16,) * 7,
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-        num_buckets=32,
-        tdnn_dim=(16, 16, 16, 16, 32),
-        xvector_output_dim=12,
-        use_weighted_layer_sum=True,
-    )
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    sizes |= dict(num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4, num_buckets=32)
+    dims = dict(conv_dim=(16,) * 7, tdnn_dim=(16, 16, 16, 16, 32), xvector_output_dim=12)
+    config = WavLMConfig(**sizes, **dims, use_weighted_layer_sum=True)
     torch.manual_seed(seed)
     WavLMForXVector(config).save_pretrained(folder)
     Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(folder)

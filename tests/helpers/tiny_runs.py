@@ -18,28 +18,13 @@ import pytest
 from torchtitan.models.dit_tts.errors import without_secrets
 from torchtitan.models.dit_tts.files import JsonLines
 
-TINY = [
-    "--data.latent_channels=8",
-    "--data.max_frames=32",
-    "--data.max_speaker_frames=32",
-    "--data.max_text_tokens=48",
-    "--data.num_buckets=2",
-    "--data.batch_multiple=4",
-    "--data.num_workers=0",
-    "--data.audit",
-    "--encoder.n_layers=1",
-    "--encoder.n_heads=2",
-    "--training.global_batch_size=8",
-    "--training.local_batch_size=4",
-    "--training.mixed_precision_param=float32",
-    "--optimizer.lr=0.01",
-    "--lr_scheduler.warmup_steps=3",
-    "--ema.decays=0.999",
-    "--checkpoint.interval=2",
-    "--metrics.log_freq=1",
-    "--metrics.no-enable-tensorboard",
-    "--debug.seed=1",
-]
+TINY = """
+--data.latent_channels=8 --data.max_frames=32 --data.max_speaker_frames=32 --data.max_text_tokens=48
+--data.num_buckets=2 --data.batch_multiple=4 --data.num_workers=0 --data.audit --encoder.n_layers=1
+--encoder.n_heads=2 --training.global_batch_size=8 --training.local_batch_size=4 --optimizer.lr=0.01
+--training.mixed_precision_param=float32 --lr_scheduler.warmup_steps=3 --ema.decays=0.999 --debug.seed=1
+--checkpoint.interval=2 --metrics.log_freq=1 --metrics.no-enable-tensorboard
+""".split()
 
 
 @dataclass

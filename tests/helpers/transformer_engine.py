@@ -7,8 +7,10 @@ can compare closely.
 
 import math
 import sys
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -19,40 +21,32 @@ class Float8CurrentScaling:
     pass
 
 
-class autocast:
-    fp8 = False
-
-    def __init__(self, enabled=True, *, recipe):
-        assert isinstance(recipe, Float8CurrentScaling)  # others keep a state
-        self.enabled = enabled
-
-    def __enter__(self):
-        self.before, autocast.fp8 = autocast.fp8, self.enabled
-
-    def __exit__(self, *error):
-        autocast.fp8 = self.before
+@contextmanager
+def autocast(enabled=True, *, recipe):
+    assert isinstance(recipe, Float8CurrentScaling)  # others keep a state
+    with mock.patch.object(_Product, "fp8", enabled):
+        yield
 
 
 class _Product(torch.autograd.Function):
+    fp8 = False
+
     @staticmethod
-    def forward(ctx, weight, x, fp8, dtype):
+    def forward(ctx, weight, x, dtype):
         x, weight = x.to(dtype), weight.to(dtype)
-        if fp8:
-            for operand in (x, weight):
-                assert math.prod(operand.shape[:-1]) % 8 == 0 == operand.shape[-1] % 16
+        for operand in (x, weight) if _Product.fp8 else ():
+            assert math.prod(operand.shape[:-1]) % 8 == 0 == operand.shape[-1] % 16
         ctx.save_for_backward(x, weight)
-        ctx.fp8 = fp8
+        ctx.fp8 = _Product.fp8
         return x @ weight.t()
 
     @staticmethod
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors
         inputs, gradients = x.flatten(0, -2), gradient.flatten(0, -2)
-        if (
-            ctx.fp8
-        ):  # on Hopper: "Leading dimension requirement on A for FP8 GEMM. Caller must pad."
-            assert len(gradients) % 16 == gradients.shape[1] % 16 == 0
-        return gradients.t() @ inputs, (gradients @ weight).view_as(x), None, None
+        # On Hopper: "Leading dimension requirement on A for FP8 GEMM. Caller must pad."
+        assert not ctx.fp8 or len(gradients) % 16 == gradients.shape[1] % 16 == 0
+        return gradients.t() @ inputs, (gradients @ weight).view_as(x), None
 
 
 class Linear(nn.Module):
@@ -60,7 +54,7 @@ class Linear(nn.Module):
         super().__init__()
         assert device == "meta" and not bias
         weight = torch.empty(out_features, in_features, dtype=params_dtype, device=device)
-        self.register_parameter("weight", nn.Parameter(weight))
+        self.weight = nn.Parameter(weight)
         self.fp8, self.activation_dtype = False, None
 
     def __setattr__(self, name, value):  # with one of its own FSDP2 sets parameters by it
@@ -78,8 +72,8 @@ class Linear(nn.Module):
         elif self.activation_dtype != inp.dtype:
             assert all(each.dtype == inp.dtype for each in self.parameters())
             self.activation_dtype = inp.dtype
-        self.fp8 = autocast.fp8
-        return _Product.apply(self.weight, inp.contiguous(), self.fp8, self.activation_dtype)
+        self.fp8 = _Product.fp8
+        return _Product.apply(self.weight, inp.contiguous(), self.activation_dtype)
 
 
 class DotProductAttention(nn.Module):
@@ -109,14 +103,10 @@ def install() -> None:
     # Megatron-Core adapts itself to a TransformerEngine that it finds.
     import torchtitan.models.dit_tts.infra.megatron_layers  # noqa: F401
 
-    recipes, layers = [Float8CurrentScaling], [autocast, Linear, DotProductAttention]
-    for name, members in {
-        "": [],
-        ".common": [],
-        ".common.recipe": recipes,
-        ".pytorch": layers,
-    }.items():
+    members = {"": [], ".common": [], ".common.recipe": [Float8CurrentScaling]}
+    members[".pytorch"] = [autocast, Linear, DotProductAttention]
+    for name, own in members.items():
         module = sys.modules[f"transformer_engine{name}"] = ModuleType(f"transformer_engine{name}")
         module.__spec__ = ModuleSpec(module.__name__, None)
-        module.__dict__.update({each.__name__: each for each in members})
+        module.__dict__.update({each.__name__: each for each in own})
     sys.modules["transformer_engine"].pytorch = module

@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
 ENGINE = "--megatron.transformer_impl=transformer_engine"
-FP8 = "--megatron.fp8"
+ATTENTION, FP8 = "--megatron.use_te_attn", "--megatron.fp8"
 LAYERS = ROOT / "torchtitan/models/dit_tts/infra/transformer_engine_layers.py"
 executed: set[int] = set()
 """Lines of LAYERS in this process"""
@@ -48,14 +48,9 @@ def every_line_was_executed() -> None:
 
 def engine(function: Callable, *arguments: Any) -> None:
     """A job of `tensor_parallel_ranks`, whose layouts get TransformerEngine's layers."""
-    with mock.patch.object(ranks, "CONFIG", [*ranks.CONFIG, ENGINE]):
+    args = replace(ranks.ARGS, attention="varlen" if ATTENTION in arguments else "auto")
+    with mock.patch.multiple(ranks, CONFIG=[*ranks.CONFIG, ENGINE], ARGS=args):
         function(*arguments)
-
-
-def packed(layout: ranks.Layout) -> None:
-    """With its attention too."""
-    with mock.patch.object(ranks, "ARGS", replace(ranks.ARGS, attention="varlen")):
-        engine(ranks.compare, layout, "--megatron.use_te_attn")
 
 
 def materialized(layout: ranks.Layout, folder: Path) -> None:
@@ -70,13 +65,11 @@ def materialized(layout: ranks.Layout, folder: Path) -> None:
     with torch.no_grad():
         model.init_weights()
     drawn, plain, loaded = (random_model(ranks.ARGS, seed).state_dict() for seed in (1, 2, 3))
-    dcp.save(model.state_dict(), checkpoint_id=folder / f"drawn {layout}")
-    dcp.load(drawn, checkpoint_id=folder / f"drawn {layout}")
+    steps = [(model.state_dict(), drawn), (plain, model.state_dict()), (model.state_dict(), loaded)]
+    for number, (saved, target) in enumerate(steps):
+        dcp.save(saved, checkpoint_id=folder / f"{number} {layout}")
+        dcp.load(target, checkpoint_id=folder / f"{number} {layout}")
     assert_equal(drawn, initialized_model(ranks.ARGS, seed=0).state_dict())
-    dcp.save(plain, checkpoint_id=folder / f"plain {layout}")
-    dcp.load(model.state_dict(), checkpoint_id=folder / f"plain {layout}")
-    dcp.save(model.state_dict(), checkpoint_id=folder / f"engine {layout}")
-    dcp.load(loaded, checkpoint_id=folder / f"engine {layout}")
     assert_equal(loaded, plain)
 
 

@@ -11,16 +11,9 @@ from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
 
-BENCHMARK = [
-    "--benchmark.enable",
-    "--benchmark.warmup_steps=1",
-    "--data.path=/nowhere",
-    "--data.num_buckets=2",
-    "--data.batch_multiple=4",
-    "--training.global_batch_size=4",
-    "--metrics.no-enable-tensorboard",
-    "--metrics.peak_tflops=0.1",
-]
+BENCHMARK = ["--benchmark.enable", "--benchmark.warmup_steps=1", "--data.path=/nowhere"]
+BENCHMARK += ["--data.num_buckets=2", "--data.batch_multiple=4", "--training.global_batch_size=4"]
+BENCHMARK += ["--metrics.no-enable-tensorboard", "--metrics.peak_tflops=0.1"]
 
 PARTS = {"data", "forward", "backward", "optimizer", "other", "exchange"}
 
@@ -33,16 +26,9 @@ def blocks_flops(args: DiTTTSModelArgs, shape: dict) -> int:
 
 
 def test_two_ranks_with_compiled_blocks(tmp_path):
-    arguments = [
-        *BENCHMARK,
-        "--benchmark.steps=6",
-        "--activation_checkpoint.mode=full",
-        "--metrics.log_freq=1",
-        "--parallelism.data_parallel_shard_degree=2",
-        "--compile.enable",
-        "--compile.backend=aot_eager",
-        "--compile.components=model",
-    ]
+    arguments = [*BENCHMARK, "--benchmark.steps=6", "--metrics.log_freq=1"]
+    arguments += ["--activation_checkpoint.mode=full", "--parallelism.data_parallel_shard_degree=2"]
+    arguments += "--compile.enable --compile.backend=aot_eager --compile.components=model".split()
     run = runs.run(tmp_path, "bench", arguments, processes=2)
     assert json.loads((run.folder / "state.json").read_text())["state"] == "completed"
     assert not (run.folder / "checkpoint").exists()

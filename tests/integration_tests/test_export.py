@@ -35,12 +35,8 @@ def moved(tmp_path_factory):
     """(the moved folder, what its run had said)."""
     folder = tmp_path_factory.mktemp("export")
     make_shards(folder / "data", 24)
-    arguments = [
-        *runs.TINY,
-        f"--data.path={folder / 'data'}",
-        "--training.steps=2",
-        "--ema.decays=0.9",
-    ]
+    arguments = [*runs.TINY, f"--data.path={folder / 'data'}"]
+    arguments += ["--training.steps=2", "--ema.decays=0.9"]
     run = runs.run(folder, "run", [*arguments, *FSDP], 2)
     said = generate(run.folder, folder / "of_run.wav")
     command("export", run.folder, folder / "out", "--voices=s0")

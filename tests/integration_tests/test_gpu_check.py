@@ -76,17 +76,11 @@ def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, mon
     results = Supervisor(settings(tmp_path), 9.0, printed.append, keep).run([*sources])
     faulty, broken, fine = results
     rows = {row.item: row for row in faulty.rows}
+    failed, unmeasured = ("dies", "raises", "over its bar"), ("absent", "too long", "never ends")
     assert {name: row.status for name, row in rows.items()} == {
-        "good": "measured",
-        "dies": "failed",
-        "raises": "failed",
-        "too large": "oom",
-        "absent": "not measured",
-        "over its bar": "failed",
-        "within its bar": "passed",
-        "too long": "not measured",
-        "never ends": "not measured",
-        "behind it": "not measured",
+        **{"good": "measured", "too large": "oom", "within its bar": "passed"},
+        **dict.fromkeys(failed, "failed"),
+        **dict.fromkeys((*unmeasured, "behind it"), "not measured"),
     }
     assert "status -9" in rows["dies"].why
     assert rows["raises"].why == "ValueError: no such thing"

@@ -97,43 +97,22 @@ def test_a_preempted_job_saves_and_is_requeued(slurm, tmp_path):  # noqa: F811
     slurm.command("scancel", job)
 
 
-def test_a_cancelled_job_saves_and_is_not_requeued(slurm, tmp_path):  # noqa: F811
-    job = slurm.submit(launch_stub(tmp_path))
-    wait_until_it_trains(slurm, job)
-    slurm.command("scancel", job)
-    slurm.wait_for(job, "exit status 143; the run is preempted")
-    slurm.wait_for(job, "not requeued by this script: the job is ")
-    slurm.wait_for_state(job, "CANCELLED")
-
-
-def test_a_job_is_waited_for_until_it_has_ended(slurm, tmp_path):  # noqa: F811
-    """The partition takes no jobs at first; then the nodes are another's; then the run is stopped once."""
-    blocking = tmp_path / "blocking.sh"
+def test_a_job_is_waited_for_until_it_is_cancelled(slurm, tmp_path):  # noqa: F811
+    """The partition takes no jobs at first; then the nodes are another's; then the run is stopped once. Cancelled it
+    saves and is not requeued."""
+    log, blocking = tmp_path / "waiting", tmp_path / "blocking.sh"
     blocking.write_text("#!/bin/sh\nsleep 1000\n")
     blocker = slurm.submit(blocking, "--nodes=2", "--exclusive")
     slurm.wait_for_state(blocker, "RUNNING")
     slurm.command("scontrol", "update", "PartitionName=main", "State=DRAIN")
-    stub = launch_stub(tmp_path).parent / "stub"
-    nodes = [
-        "--nodes",
-        2,
-        "--gpus-per-node",
-        1,
-        "--cpus-per-node",
-        1,
-        "--python",
-        shlex.quote(str(stub)),
-    ]
-    nodes += [f"--sbatch=output={slurm.folder}/%j.log", f"--job.dump_folder={tmp_path}"]
-    words = [sys.executable, "-m", "titan_tts", "launch", CONFIG, *nodes, "--job.experiment=run"]
-    log = tmp_path / "waiting"
+    launch_stub(tmp_path)
+    more = "--nodes 2 --gpus-per-node 1 --cpus-per-node 1 --submit --wait --price 3600".split()
+    more += ["--python", shlex.quote(str(tmp_path / "stub")), "--job.experiment=run"]
+    more += [f"--sbatch=output={slurm.folder}/%j.log", f"--job.dump_folder={tmp_path}"]
+    words = [sys.executable, "-m", "titan_tts", "launch", str(CONFIG), *more]
     with open(log, "wb") as output:
-        waiting = subprocess.Popen(
-            [*map(str, words), "--submit", "--wait", "--price=3600"],
-            **{"cwd": forked.ROOT, "env": slurm.environment(), "stderr": output},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        options = {"cwd": forked.ROOT, "env": slurm.environment(), "stderr": output}
+        waiting = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
 
     def says(text: str) -> None:
         runs.wait_until(lambda: text in log.read_text(), 120, log.read_text)
@@ -151,17 +130,17 @@ def test_a_job_is_waited_for_until_it_has_ended(slurm, tmp_path):  # noqa: F811
         slurm.start_requeued(job)
         wait_until_it_trains(slurm, job, starts=2)
         slurm.command("scancel", job)
+        slurm.wait_for(job, "exit status 143; the run is preempted")
+        slurm.wait_for(job, "not requeued by this script: the job is ")
         says("CANCELLED")
         assert waiting.wait(30) == 1
     finally:
         waiting.kill()
         slurm.command("scontrol", "update", "PartitionName=main", "State=UP")
     costs = [float(each) for each in re.findall(r"cost: (\d+\.\d+)$", log.read_text(), re.M)]
-    assert costs == sorted(costs) and costs[0] == 0.0
-    assert (
-        slurm.job(job)["NumNodes"] == "2" and costs[-1] % 2 == 0
-    )  # one GPU of each node, by seconds
-    assert costs[-1] > 2 * int(slurm.job(job)["RunTime"].rpartition(":")[2])  # both starts
+    # One GPU of each of two nodes, by seconds, of both starts.
+    assert costs == sorted(costs) and costs[0] == costs[-1] % 2 == 0.0
+    assert costs[-1] > 2 * int(slurm.job(job)["RunTime"].rpartition(":")[2])
 
 
 @pytest.mark.parametrize("state", ["oom", "failed"])

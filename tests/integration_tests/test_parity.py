@@ -19,13 +19,16 @@ HSDP = [*DDP, "--training.local_batch_size=2", "--parallelism.data_parallel_shar
 NEVER = "--parallelism.fsdp_reshard_after_forward=never"
 UNITS = ["--parallelism.fsdp_blocks_per_unit=3", "--parallelism.fsdp_prefetch_units=2"]
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
+TP_4 = [*TP, "--parallelism.tensor_parallel_degree=4"]
 SEQUENCE = [*TP, "--megatron.sequence_parallel"]
 
 # The decoder's blocks; the case "inductor" has the encoders' too, "compile" also the noising and the loss.
 INDUCTOR = ["--compile.enable", "--compile.components", "model"]
 # Traces, partitions and runs the graphs; Inductor's kernels take minutes to compile.
 TRACED = [*INDUCTOR, "--compile.backend=aot_eager"]
+TUNED = "--compile.mode=max-autotune-no-cudagraphs"
 
+FULL, BUDGET = (f"--activation_checkpoint.mode={each}" for each in ("full", "memory_budget"))
 SELECTIVE = "--activation_checkpoint.mode=selective"
 PER_OP = [SELECTIVE, "--activation_checkpoint.selective_ac_option=op"]
 VARLEN_PER_OP = ["--attention.backend=varlen", *PER_OP]
@@ -39,12 +42,12 @@ LAYOUTS = {
     "hsdp_accumulation": (4, [*HSDP, "--training.local_batch_size=1"]),
     # Units of three blocks and of one; weights that stay gathered over two micro-batches.
     "fsdp_units": (2, [*FSDP, "--training.local_batch_size=2", *UNITS, NEVER]),
-    "full_checkpointing": (1, ["--activation_checkpoint.mode=full"]),
+    "full_checkpointing": (1, [FULL]),
     "every_2nd_block": (1, [SELECTIVE, "--activation_checkpoint.selective_ac_option=2"]),
     "per_op_checkpointing": (1, PER_OP),
     "compile": (1, ["--compile.backend=aot_eager", *INDUCTOR, "encoders", "loss"]),
-    "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=full"]),
-    "fsdp_memory_budget": (2, [*FSDP, *TRACED, "--activation_checkpoint.mode=memory_budget"]),
+    "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, FULL]),
+    "fsdp_memory_budget": (2, [*FSDP, *TRACED, BUDGET]),
     "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
     "tp": (2, TP),
     "ddp_flex_compile": (2, [*DDP, *TRACED, "--attention.backend=flex"]),
@@ -56,25 +59,16 @@ COVERED += ("hsdp_varlen_per_op", "ddp_flex_compile")
 MATRIX_LAYOUTS = {
     "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
     "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
-    "fsdp_inductor_memory_budget": (
-        2,
-        [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=memory_budget"],
-    ),
-    "hsdp_inductor_tuned_varlen_per_op": (
-        4,
-        [*HSDP, *INDUCTOR, *VARLEN_PER_OP, "--compile.mode=max-autotune-no-cudagraphs"],
-    ),
-    "hsdp_units_compile": (4, [*HSDP, *UNITS, *TRACED, "--activation_checkpoint.mode=full"]),
+    "fsdp_inductor_memory_budget": (2, [*FSDP, *INDUCTOR, BUDGET]),
+    "hsdp_inductor_tuned_varlen_per_op": (4, [*HSDP, *INDUCTOR, *VARLEN_PER_OP, TUNED]),
+    "hsdp_units_compile": (4, [*HSDP, *UNITS, *TRACED, FULL]),
     "ddp_units": (2, [*DDP, *UNITS, "--training.local_batch_size=2"]),
-    "tp_4": (
-        4,
-        [*TP, "--parallelism.tensor_parallel_degree=4", "--activation_checkpoint.mode=full"],
-    ),
+    "tp_4": (4, [*TP_4, FULL]),
     "tp_1": (1, ["--parallelism.backend=megatron"]),
     "tp_ddp": (4, [*TP, *DDP]),
     "tp_varlen": (2, [*TP, *VARLEN_PER_OP]),
     "sequence": (2, [*SEQUENCE, *TRACED, *PER_OP]),
-    "sequence_4_varlen": (4, [*SEQUENCE, "--parallelism.tensor_parallel_degree=4", *VARLEN_PER_OP]),
+    "sequence_4_varlen": (4, [*SEQUENCE, *TP_4, *VARLEN_PER_OP]),
     "sequence_inductor": (4, [*SEQUENCE, *FSDP, *INDUCTOR]),
     "tp_flex_compile": (2, [*TP, *TRACED, "--attention.backend=flex"]),
 }
@@ -82,7 +76,7 @@ MATRIX_LAYOUTS = {
 # The same with kernels by Inductor, which are also others than eager's.
 SLOW_LAYOUTS = {
     "inductor": (1, ["--compile.enable"]),
-    "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, "--activation_checkpoint.mode=full"]),
+    "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, FULL]),
 }
 
 VALIDATION = ["--validation.freq=2", "--validation.samples=10", "--validation.batch_size=4"]
@@ -197,8 +191,7 @@ def test_layout_trains_as_one_process_does(seeded, layout):
 
 
 @pytest.mark.parametrize(
-    "variant",
-    [pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v else v for v in VARIANTS],
+    "variant", [pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v else v for v in VARIANTS]
 )
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     folder, common, plain = seeded
@@ -218,9 +211,9 @@ def test_the_critical_batch_is_measured_alike_on_ranks(seeded):
     """From two micro-batches, which have the same samples; DDP keeps the first one's gradient apart."""
     folder, common, plain = seeded
     found = []
-    for name, layout, local in (("one", [], 4), ("fsdp", FSDP, 2), ("ddp", DDP, 2)):
-        batch = f"--training.local_batch_size={local}"
-        run = runs.run(folder, f"noise_{name}", [*common, *layout, batch], 2 if layout else 1)
+    for name, layout, ranks in (("one", [], 1), ("fsdp", FSDP, 2), ("ddp", DDP, 2)):
+        batch = f"--training.local_batch_size={4 // ranks}"
+        run = runs.run(folder, f"noise_{name}", [*common, *layout, batch], ranks)
         found.append([row["critical_batch"] for row in run.metrics().values()])
     assert found[0] == pytest.approx(found[1], rel=1e-3) and found[0][-1] > 0
     assert set(found[2]) == {row["critical_batch"] for row in plain.values()} == {None}

@@ -44,14 +44,8 @@ def test_generate_writes_a_wav_of_the_asked_length(trained):
 
 def test_evaluate_reads_recordings_codec_and_untrained(trained):
     folder, run = trained
-    sources = [
-        "--test",
-        folder / "data/heldout",
-        "--recordings",
-        folder / "corpus",
-        "--recognizer",
-        DIGITS,
-    ]
+    sources = ["--test", folder / "data/heldout", "--recordings", folder / "corpus"]
+    sources += ["--recognizer", DIGITS]
     more = ["--speaker-scorer=own", "--sampling-steps=2", "--seeds=1", "--untrained", "--on-page=2"]
     done = titan_tts("evaluate", run.folder, *sources, *more)
     assert done.returncode == 0, done.stderr

@@ -36,10 +36,8 @@ MATRIX_WAYS = {
     "cached_tp_ddp": (4, ["--encoder.cache_features", *TP, *DDP]),
 }
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager"]
-CHECKPOINTED = [
-    "--activation_checkpoint.mode=selective",
-    "--activation_checkpoint.selective_ac_option=op",
-]
+CHECKPOINTED = ["--activation_checkpoint.mode=selective"]
+CHECKPOINTED += ["--activation_checkpoint.selective_ac_option=op"]
 FULL = "--activation_checkpoint.mode=full"
 LAYOUTS = {
     "ddp": (2, DDP),
@@ -77,19 +75,12 @@ def prepared(tmp_path_factory):
     write_talkative_shards(folder / "data")
     encoder = write_tiny_t5gemma2(folder / "encoder")
     Made(folder / "data", encoder, channels=128).make()
-    common = [
-        *runs.TINY,
-        f"--data.path={folder / 'data'}",
-        "--data.max_text_tokens=192",
-        "--data.conditioning=speaker,duration",
-        f"--training.steps={STEPS}",
-        "--encoder.dtype=float32",
-        # Fast, or the text would hardly have come to count: the model starts from a zero output.
-        "--optimizer.lr=1e-2",
-        "--lr_scheduler.warmup_steps=0",
-        "--lr_scheduler.decay_ratio=0",  # so that a run of two steps is the start of a longer one
-        "--checkpoint.keep_latest_k=0",
-    ]
+    common = [*runs.TINY, f"--data.path={folder / 'data'}", "--data.max_text_tokens=192"]
+    common += ["--data.conditioning=speaker,duration", f"--training.steps={STEPS}"]
+    common += ["--encoder.dtype=float32", "--checkpoint.keep_latest_k=0"]
+    # Fast, or the text would hardly have come to count: the model starts from a zero output.
+    common += ["--optimizer.lr=1e-2", "--lr_scheduler.warmup_steps=0"]
+    common += ["--lr_scheduler.decay_ratio=0"]  # so that a run of two steps starts a longer one
     first = ["--checkpoint.enable_first_step_checkpoint"]
     plain = runs.run(folder, "frozen", [*common, f"--encoder.model={encoder}", *first])
     return folder, encoder, common, plain

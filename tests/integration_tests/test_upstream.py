@@ -71,15 +71,9 @@ def train_upstream(folder: str, arguments: list[str]) -> None:
 
 def trained(assets: Path, tmp_path: Path, *arguments: str) -> dict:
     log = tmp_path / "log"
-    common = [
-        "--training.steps=2",
-        "--training.seq_len=64",
-        "--training.local_batch_size=2",
-        "--training.dataset=c4_test",
-        "--model.hf_assets_path=tokenizer",
-        "--lr_scheduler.warmup_steps=0",
-        f"--job.dump_folder={tmp_path}",
-    ]
+    common = ["--training.steps=2", "--training.seq_len=64", "--training.local_batch_size=2"]
+    common += ["--training.dataset=c4_test", "--model.hf_assets_path=tokenizer"]
+    common += ["--lr_scheduler.warmup_steps=0", f"--job.dump_folder={tmp_path}"]
     child = forked.start(
         train_upstream, str(assets), [*common, *arguments], log=log, errors=tmp_path / "errors"
     )

@@ -28,17 +28,10 @@ def parts(tmp_path_factory):
 
 
 def train(folder, name, encoder, codec, *arguments):
-    common = [
-        f"--data.path={folder / 'data/train'}",
-        "--data.max_frames=128",
-        "--data.conditioning=duration",
-        f"--encoder.model={encoder}",
-        "--encoder.dtype=float32",
-        f"--sampling.codec={codec}",
-        "--training.steps=3",
-        "--training.global_batch_size=4",
-        "--metrics.log_freq=1",
-    ]
+    common = [f"--data.path={folder / 'data/train'}", "--data.max_frames=128"]
+    common += ["--data.conditioning=duration", f"--encoder.model={encoder}"]
+    common += ["--encoder.dtype=float32", f"--sampling.codec={codec}", "--training.steps=3"]
+    common += ["--training.global_batch_size=4", "--metrics.log_freq=1"]
     return runs.run(folder, name, [*common, *arguments])
 
 

@@ -37,13 +37,8 @@ from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
 ARGS = small_args(latent_channels=128, text_vocab_size=8)
-CONFIG = [
-    "--training.steps=20",
-    "--metrics.log_freq=10",
-    "--metrics.no-enable-tensorboard",
-    "--optimizer.implementation=foreach",
-    "--training.mixed_precision_param=float32",
-]
+CONFIG = ["--training.steps=20", "--metrics.log_freq=10", "--metrics.no-enable-tensorboard"]
+CONFIG += ["--optimizer.implementation=foreach", "--training.mixed_precision_param=float32"]
 MICRO_BATCHES = 3
 LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(2, 2)]
 
@@ -119,18 +114,10 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
 
 
 LR, BETA1, BETA2, EPS, WEIGHT_DECAY, WARMUP, MAX_NORM = 0.01, 0.8, 0.95, 1e-4, 0.1, 4, 0.05
-BY_HAND = [
-    f"--optimizer.lr={LR}",
-    f"--optimizer.beta1={BETA1}",
-    f"--optimizer.beta2={BETA2}",
-    f"--optimizer.eps={EPS}",
-    f"--optimizer.weight_decay={WEIGHT_DECAY}",
-    f"--lr_scheduler.warmup_steps={WARMUP}",
-    f"--training.max_norm={MAX_NORM}",
-    "--metrics.log_freq=1",
-    "--data.audit",
-    "--activation_checkpoint.mode=none",
-]
+BY_HAND = [f"--optimizer.lr={LR}", f"--optimizer.beta1={BETA1}", f"--optimizer.beta2={BETA2}"]
+BY_HAND += [f"--optimizer.eps={EPS}", f"--optimizer.weight_decay={WEIGHT_DECAY}", "--data.audit"]
+BY_HAND += [f"--lr_scheduler.warmup_steps={WARMUP}", f"--training.max_norm={MAX_NORM}"]
+BY_HAND += ["--metrics.log_freq=1", "--activation_checkpoint.mode=none"]
 
 
 def problem(latents, global_batch, row, global_batch_size, progress=0.0) -> NoisyBatch:

@@ -275,9 +275,8 @@ TE; megatron.use_te_attn = true | use_te_attn = true with [attention] backend = 
 
 @pytest.mark.parametrize("toml, message", [row[:2] for row in cases(REFUSED_ON_A_GPU)])
 def test_what_an_accelerator_cannot_do(toml, message):
-    if not {PROFILED, ENGINE} & {
-        *toml.split("; ")
-    }:  # the CPU has stand-ins for the kernels, and no events to profile
+    # The CPU has stand-ins for the kernels, and no events to profile.
+    if not {PROFILED, ENGINE} & {*toml.split("; ")}:
         validate(toml, accelerator="cpu")
     with pytest.raises(InputError, match=re.escape(message)):
         validate(toml, accelerator="cuda")
@@ -300,28 +299,26 @@ def test_degrees_that_multiply(replicate, shard, tensor, expected):
 
 
 @pytest.mark.parametrize(
-    "local, total, degree, expected",
-    [(4, -1, 3, (12, 1)), (4, 12, 3, (12, 1)), (4, 48, 3, (48, 4)), (0, 12, 4, (12, 1))],
-)
-def test_a_global_batch_is_split(local, total, degree, expected):
-    training = JobConfig().training
-    training.local_batch_size, training.global_batch_size = local, total
-    training.max_local_batch_size = 2 * (local > 0)  # it limits no micro-batch that is given
-    assert batch_split(training, degree) == expected
-
-
-@pytest.mark.parametrize(
-    "largest, total, degree, steps",
+    "local, largest, total, degree, steps",
     [
-        *[(8, 96, 3, 4), (12, 96, 3, 4), (16, 96, 3, 2), (31, 96, 3, 2), (32, 96, 3, 1)],
-        *[(0, 96, 3, 1), (8, 96, 12, 1), (5, 42, 2, 7), (7, 42, 2, 3), (1, 12, 4, 3)],
+        # A largest size limits no micro-batch that is given.
+        *[(4, 2, -1, 3, 1), (4, 2, 12, 3, 1), (4, 2, 48, 3, 4), (0, 0, 12, 4, 1), (0, 0, 96, 3, 1)],
+        # 32, 8, 21 and 3 samples of a rank, in equal parts, as few as it allows.
+        *[(0, 8, 96, 3, 4), (0, 12, 96, 3, 4), (0, 16, 96, 3, 2), (0, 31, 96, 3, 2)],
+        *[
+            (0, 32, 96, 3, 1),
+            (0, 8, 96, 12, 1),
+            (0, 5, 42, 2, 7),
+            (0, 7, 42, 2, 3),
+            (0, 1, 12, 4, 3),
+        ],
     ],
 )
-def test_micro_batches_are_as_few_as_their_largest_size_allows(largest, total, degree, steps):
-    """32, 8, 21 and 3 samples of a rank, in equal parts."""
+def test_a_global_batch_is_split(local, largest, total, degree, steps):
     training = JobConfig().training
-    training.global_batch_size, training.max_local_batch_size = total, largest
-    assert batch_split(training, degree) == (total, steps)
+    training.local_batch_size, training.max_local_batch_size = local, largest
+    training.global_batch_size = total
+    assert batch_split(training, degree) == (12 if total < 0 else total, steps)
 
 
 ON_THE_MACHINE = """

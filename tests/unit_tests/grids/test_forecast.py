@@ -58,7 +58,7 @@ def test_cells_share_what_does_not_depend_on_their_layout(tmp_path, monkeypatch)
         cell = cells.make(sharded | more | {"gpus": gpus, "batch": batch}, 0)
         assert forecaster.forecast(cell)["fits"]
     assert sorted(passes) == [(n, kind, True) for n in (2, 3) for kind in ("full", "none")]
-    assert forecaster.forecast(cells.make({"gpus": 4, "layout": "ddp", "batch": 1}, 0))
+    ddp = {"gpus": 4, "layout": "ddp", "batch": 1}
+    assert forecaster.forecast(cells.make(ddp, 0))
     assert sorted(passes[4:]) == [(2, "none", False), (3, "none", False)]
-    shorter = {"gpus": 4, "layout": "ddp", "batch": 1, "data.max_frames": 48}
-    assert forecaster.forecast(cells.make(shorter, 0)) and len(passes) == 8
+    assert forecaster.forecast(cells.make(ddp | {"data.max_frames": 48}, 0)) and len(passes) == 8

@@ -362,9 +362,7 @@ def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch, no_traini
     assert "it needs 3 nodes" in found[6]["reason"]
 
 
-def test_the_list_comes_as_it_is_planned_and_ends_with_the_fastest_and_totals(
-    tmp_path, monkeypatch
-):
+def test_the_list_comes_as_it_is_planned_and_ends_with_totals(tmp_path, monkeypatch):
     planned = []
 
     def forecast(self, cell):
@@ -377,23 +375,16 @@ def test_the_list_comes_as_it_is_planned_and_ends_with_the_fastest_and_totals(
 
     monkeypatch.setattr(grid_run.Forecaster, "forecast", forecast)
     axes = '[axes]\nsize = ["one_gpu", "debug"]\nlayout = ["ddp", "fsdp"]\nbatch = [1, 8, 16, 32]\n'
-    axes += '[[extra]]\nlayout = "3x2"\nbatch = 8\n'
-    run = start(tmp_path, axes, "steps = 35")
+    run = start(tmp_path, axes + '[[extra]]\nlayout = "3x2"\nbatch = 8\n', "steps = 35")
     lines = run.list(price=3.0)
     assert next(lines) == f"17 runs in {tmp_path}/mine" and not planned
     assert run.all[0].name in next(lines) and len(planned) == 1
     *_, fast, other, waiting, skipped, unknown, basis = lines
-    pattern = r"fastest (\w+) on 2 GPUs: dit_\w+_bs(\d+)_.*_p(\dx\d)"
-    assert [re.match(pattern, line).groups() for line in (fast, other)] == [
-        ("60M", "8", "2x1"),
-        ("debug", "8", "2x1"),
-    ]
+    assert re.match(r"fastest 60M on 2 GPUs: dit_\w+_bs8_.*_p2x1", fast)
+    assert re.match(r"fastest debug on 2 GPUs: dit_\w+_bs8_.*_p2x1", other)
     # Batches 1 and 8 of 4 layouts: 35 steps of 6 s after 90 s. Batch 32 of them: 20 minutes each.
     assert waiting == "waiting, by the plan: 8 runs, 0.7 hours, 1.3 GPU hours, cost 4.00"
-    assert (
-        unknown
-        == "waiting without a forecast, at most: 4 runs, 1.3 hours, 2.7 GPU hours, cost 8.00"
-    )
+    assert unknown.endswith("forecast, at most: 4 runs, 1.3 hours, 2.7 GPU hours, cost 8.00")
     assert skipped == "waiting, but refused or too large: 5 runs"
     assert basis == "the plan takes 90 s to start and compile a run, then its steps"
     # One that is done took 3 times as long as planned.

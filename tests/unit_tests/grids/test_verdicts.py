@@ -114,27 +114,23 @@ def test_scaling_from_one_gpu_for_every_layout():
 def test_mfu_over_nodes_beside_the_published_one():
     """By tensor parallelism from its one group, and by HSDP from FSDP2 on one node."""
     group = {"size": "8B", "backend": "megatron", "tensor_parallel": 4}
-    speeds = {
-        ("single", 4): (group, 10.0, 0.40),
-        ("ddp", 16): (group, 36.0, 0.36),
-        ("fsdp", 4): ({"size": "3B"}, 20.0, 0.50),
-        ("hsdp", 16): ({"size": "3B"}, 76.0, 0.45),
-        ("hsdp", 64): ({"size": "3B"}, 256.0, None),
-    }
     rows = [
         BASE | {"layout": layout, "gpus": gpus, "nodes": gpus // 4, SPEED: speed, "mfu": mfu} | more
-        for (layout, gpus), (more, speed, mfu) in speeds.items()
+        for layout, gpus, more, speed, mfu in (
+            *(("single", 4, group, 10.0, 0.40), ("ddp", 16, group, 36.0, 0.36)),
+            *(("fsdp", 4, {"size": "3B"}, 20.0, 0.5), ("hsdp", 16, {"size": "3B"}, 76.0, 0.45)),
+            ("hsdp", 64, {"size": "3B"}, 256.0, None),
+        )
     ]
-    hybrid, tensor = scaling(*matched_factors(rows, NAMES))
-    assert [hybrid["configuration"]["layout"], tensor["configuration"]["layout"]] == ["hsdp", "ddp"]
-    keys = "gpus", "efficiency", "mfu", "published"
-    points = [
-        [tuple(p[key] for key in keys) for p in curve["points"]] for curve in (hybrid, tensor)
+    found = [
+        (curve["configuration"]["layout"], p["gpus"], p["efficiency"], p["mfu"], *p["published"])
+        for curve in scaling(*matched_factors(rows, NAMES))
+        for p in curve["points"]
     ]
-    published = [("TP 2", 0.3), ("TP 4", 0.375)]
-    assert points == [
-        [(4, 1, 0.50, published[0]), (16, 0.95, 0.45, published[0]), (64, 0.8, None, published[0])],
-        [(4, 1, 0.40, published[1]), (16, 0.9, 0.36, published[1])],
+    assert found == [
+        *(("hsdp", 4, 1, 0.50, "TP 2", 0.3), ("hsdp", 16, 0.95, 0.45, "TP 2", 0.3)),
+        *(("hsdp", 64, 0.8, None, "TP 2", 0.3), ("ddp", 4, 1, 0.40, "TP 4", 0.375)),
+        ("ddp", 16, 0.9, 0.36, "TP 4", 0.375),
     ]
     assert published_mfu("8B", 64) == ("TP 4", 0.36) and published_mfu("800M", 4) == ("DDP", 0.356)
     assert published_mfu("8B", 8) is published_mfu("60M", 4) is None

@@ -2,14 +2,13 @@
 runs beside the computation that is asked for after it."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-from torchtitan.distributed import ParallelDims
 
+from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers.small_models import full_inputs, random_model, small_args
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from tools.harness.forked import run_ranks
@@ -45,7 +44,7 @@ class Trace(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def trace(dims: ParallelDims, *arguments: str, micro_batches: int = 1) -> Trace:
+def trace(dims, *arguments: str, micro_batches: int = 1) -> Trace:
     config = load_config(["--activation_checkpoint.mode=none", *arguments])
     model = parallelize_dit_tts(random_model(ARGS), dims, config)
     torch.manual_seed(dist.get_rank())
@@ -69,9 +68,8 @@ def check(group) -> None:
         assert ahead == "GGGGGG0G1G23" + "GSG3SG2S1SG0SG" + "SSS"
         pairs = trace(dims, BY_TWO)
         assert pairs.letters == "GGGG01G23G" + "SG32SG10SG" + "SSS"
-        for kind, gathers in (("G", 3), ("S", 2)):
-            block = found.numbers[kind][3 if kind == "G" else 1]
-            assert pairs.numbers[kind].count(2 * block) == gathers
+        for kind, block, times in (("G", 3, 3), ("S", 1, 2)):
+            assert pairs.numbers[kind].count(2 * found.numbers[kind][block]) == times
         # Weights are gathered once a step if a forward pass leaves them so, and gradients reduced in every micro-batch.
         again, kept = trace(dims, micro_batches=3), trace(dims, NEVER, micro_batches=3)
         assert again.letters == 3 * step
@@ -90,17 +88,8 @@ def on_fake_ranks(replicas: int, shards: int):
     return fake_process_group(DataParallelLayout(replicas, shards))
 
 
-def on_gloo(rank: int, folder: Path) -> None:
-    store = dist.FileStore(str(folder / "store"), 4)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
-
-    def group(replicas: int, shards: int):
-        dims = ParallelDims(replicas, shards, 1, 1, 1, 1, 1, 4)
-        dims.build_mesh()
-        return nullcontext(dims)
-
-    check(group)
-    dist.destroy_process_group()
+def on_gloo(replicas: int, shards: int):
+    return nullcontext(ranks.dims_of((replicas, shards, 1)))
 
 
 def test_order_of_collectives_and_blocks():
@@ -109,4 +98,4 @@ def test_order_of_collectives_and_blocks():
 
 @pytest.mark.matrix
 def test_order_of_collectives_and_blocks_on_gloo(tmp_path):
-    run_ranks(on_gloo, 4, tmp_path)
+    run_ranks(ranks.run, 4, 4, tmp_path, [(check, (on_gloo,), {})])

@@ -76,29 +76,21 @@ def test_one_graph_per_shape_and_kind_of_block(model, mode, kinds):
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_trained_text_encoder_is_compiled_for_any_rows(tmp_path, name):
     source = find_source(str(WRITERS[name](tmp_path)))
-    args = small_args(
-        text_dim=source.width,
-        first_condition_id=512,
-        text_encoder=lambda: PretrainedTextEncoder(source),
-    )
+    sizes = {"text_dim": source.width, "first_condition_id": 512}
+    args = small_args(text_encoder=lambda: PretrainedTextEncoder(source), **sizes)
     model, plain = random_model(args), random_model(args)
     torch._dynamo.reset()
     parallelized(model, "--compile.backend=eager", "--activation_checkpoint.mode=full")
     watch, compiled = CompileWatch(model, ["model", "encoders"]), []
-    for seed, (rows, tokens) in enumerate([(9, 80), (12, 95), (14, 60), (11, 90)]):
+    for shapes, (rows, tokens) in enumerate([(9, 80), (12, 95), (14, 60), (11, 90)], start=1):
         batch = full_inputs(args, rows, 16, tokens, 8)
         batch["text_ids"] = torch.randint(5, 500, (rows, tokens))
         batch["text_mask"][::2, 50:] = False
-        outputs = []
-        with watch.forward_pass(seed + 1):
-            outputs.append(model(**batch))
-        outputs.append(plain(**batch))
-        torch.testing.assert_close(*outputs)
-        for each in outputs:
-            each.square().mean().backward()
-        compiled.append(
-            watch.graphs - 2 * (seed + 1)
-        )  # without those of decoder and speaker encoder
+        with watch.forward_pass(shapes):
+            found = model(**batch)
+        torch.testing.assert_close(found, expected := plain(**batch))
+        (found.square().mean() + expected.square().mean()).backward()
+        compiled.append(watch.graphs - 2 * shapes)  # without decoder and speaker encoder
     # A static bias of T5's first block is compiled once more when its shape has changed.
     assert compiled[1] <= 3 and compiled[1:] == compiled[1:2] * 3
     gradients = [

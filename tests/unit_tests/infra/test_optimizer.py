@@ -1,6 +1,7 @@
 """Optimizers: who decays, what Muon and smaller states compute, and that a checkpoint has it all."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers.small_models import assert_equal, full_inputs, initialized_model, small_args
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import MAX_BETA2_BFLOAT16, Optimizer, Parallelism
@@ -340,10 +342,8 @@ RANKS = 3
 
 
 def sharded() -> nn.Module:
-    model = small_model()
-    apply_fsdp(
-        model, init_device_mesh("cpu", (RANKS,)), MixedPrecisionPolicy(), Parallelism(), False
-    )
+    model, mesh = small_model(), init_device_mesh("cpu", (RANKS,))
+    apply_fsdp(model, mesh, MixedPrecisionPolicy(), Parallelism(), False)
     _sum_gradients(model)
     model.write_parameter = write_sharded
     with torch.no_grad():
@@ -351,25 +351,21 @@ def sharded() -> nn.Module:
     return model
 
 
-def train_shards(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+def train_shards(folder: Path) -> None:
     moved = {}
     for kind in ("bfloat16", "8bit", "Muon", "other width"):
         check_resume(kind, f"{folder}/{kind}", sharded)
         model = sharded()
         train(model, build(model, kind), range(3))
         moved[kind] = weights(model)
-    if rank == 0:
-        torch.save(moved, f"{folder}/moved.pt")
-    dist.destroy_process_group()
+    if dist.get_rank() == 0:
+        torch.save(moved, folder / "moved.pt")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_shards_resume_exactly_and_move_as_the_whole_does(tmp_path):
-    run_ranks(train_shards, RANKS, str(tmp_path))
+    run_ranks(ranks.run, RANKS, RANKS, tmp_path, [(train_shards, (tmp_path,), {})])
     for kind, end in torch.load(tmp_path / "moved.pt").items():
         model = small_model()
         start = weights(model)

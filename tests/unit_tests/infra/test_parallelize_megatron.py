@@ -32,19 +32,9 @@ def test_two_ranks_train_as_one_process_does(tmp_path):
     jobs = [job(ranks.compare, TP, *ranks.COMPILED), job(ranks.compare, TP, *ranks.SEQUENCE)]
     for arguments in ([], ranks.COMPILED):
         # The sum begins before the product that does not need it, and so does a gather.
-        summed, divided = (
-            ["mm", kind, "mm", "wait_tensor"] for kind in ("all_reduce", "reduce_scatter_tensor")
-        )
-        jobs += [
-            job(ranks.overlap, TP, summed, *arguments),
-            job(
-                ranks.overlap,
-                TP,
-                ["gather_again", "mm", "wait_tensor", *divided[1:]],
-                *arguments,
-                *ranks.SEQUENCE,
-            ),
-        ]
+        jobs.append(job(ranks.overlap, TP, "mm all_reduce mm wait_tensor", *arguments))
+        gathered = "gather_again mm wait_tensor reduce_scatter_tensor mm wait_tensor"
+        jobs.append(job(ranks.overlap, TP, gathered, *arguments, *ranks.SEQUENCE))
     run(2, tmp_path, *jobs)
 
 

@@ -14,14 +14,16 @@ def run(count, folder, *jobs):
 
 @pytest.mark.long
 def test_two_ranks_execute_every_line(tmp_path):
-    compared = [(te.engine, ranks.compare, each) for each in ((1, 1, 2), (2, 1, 1))]
-    loaded = [(te.materialized, each, tmp_path) for each in ((1, 1, 2), (1, 2, 1))]
-    others = [(te.packed, (1, 1, 2)), (te.fp8, (1, 2, 1)), (te.gpu_check, tmp_path)]
-    run(2, tmp_path, *compared, *loaded, *others, (te.every_line_was_executed,))
+    compared = [((1, 1, 2),), ((2, 1, 1),), ((1, 1, 2), te.ATTENTION)]
+    jobs = [(te.engine, ranks.compare, *each) for each in compared]
+    jobs += [(te.materialized, each, tmp_path) for each in ((1, 1, 2), (1, 2, 1))]
+    jobs += [(te.fp8, (1, 2, 1)), (te.gpu_check, tmp_path), (te.every_line_was_executed,)]
+    run(2, tmp_path, *jobs)
 
 
 @pytest.mark.matrix
 def test_other_layouts(tmp_path):
-    layouts = [ranks.PLAIN, (1, 1, 4), (1, 2, 2)]
-    checkpoints = (te.engine, ranks.checkpoints, tmp_path, layouts, layouts)
-    run(4, tmp_path, (te.packed, (1, 1, 4)), (te.packed, (1, 2, 2)), checkpoints)
+    layouts = [(1, 1, 4), (1, 2, 2)]
+    packed = [(te.engine, ranks.compare, each, te.ATTENTION) for each in layouts]
+    layouts.append(ranks.PLAIN)
+    run(4, tmp_path, *packed, (te.engine, ranks.checkpoints, tmp_path, layouts, layouts))

@@ -91,17 +91,12 @@ def test_hostile_values_are_quoted(launch, tmp_path, monkeypatch):
     config.write_bytes(find_config("debug").read_bytes())
     monkeypatch.setattr(slurm_command.sys, "executable", "/a b/python")
     arguments = ["--job.description", HOSTILE, f"--job.dump_folder={HOSTILE}"]
-    assert (
-        cli.main(["launch", str(config), "--gpus-per-node", "1", "--out", "job.sh", *arguments])
-        == 0
-    )
+    command = ["launch", str(config), "--gpus-per-node", "1", "--out", "job.sh", *arguments]
+    assert cli.main(command) == 0
     settings = Path("job.sh").read_text().partition("\nsay()")[0]
     show = 'printf "%s\\0" "${python[@]}" "$config" "${config_arguments[@]}" "$folder" "$PWD"'
-    done = subprocess.run(
-        ["bash", "-c", f"{settings}\n{show}"],
-        capture_output=True,
-        env=os.environ | {"SLURM_JOB_ID": "7"},
-    )
+    words, job = ["bash", "-c", f"{settings}\n{show}"], {"SLURM_JOB_ID": "7"}
+    done = subprocess.run(words, capture_output=True, env=os.environ | job)
     run_folder = folder / HOSTILE / "a b"
     expected = ["/a b/python", folder / config, *arguments, run_folder, folder]
     assert done.stdout.decode().split("\0")[:-1] == [str(each) for each in expected]
@@ -138,25 +133,24 @@ def test_mistakes_end_with_one_sentence(arguments, sentence, capsys):
     assert sentence in found.err and found.err.count("\n") == 1 and not found.out
 
 
-@pytest.mark.long
-def test_submit(tmp_path, monkeypatch, capsys):
-    (tmp_path / "bash").symlink_to("/bin/bash")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main([*DEBUG, "--submit"]) == 2
-    assert "there is no sbatch here" in capsys.readouterr().err
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(
-        f"#!/bin/sh\n/bin/cat > {tmp_path}/script\n[ \"$*\" = --parsable ] && echo '17;cluster'\n"
-    )
-    sbatch.chmod(0o755)
-    assert cli.main([*DEBUG, "--submit", "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out == "17\n"
-    assert (tmp_path / "script").read_bytes() == (tmp_path / "out").read_bytes()
-    sbatch.write_text("#!/bin/sh\n/bin/cat >/dev/null\necho 'invalid partition\nx' >&2\nexit 1\n")
-    assert cli.main([*DEBUG, "--submit"]) == 2
-    assert (
-        capsys.readouterr().err == "error: --submit: sbatch refuses the job (invalid partition)\n"
-    )
+SBATCH = """
+error QOSMaxSubmitJobPerUserLimit
+error Unable to contact slurm controller (connect failure)
+17
+"""
+SQUEUE = """
+PENDING|2|0:00|Resources|2026-11-25T20:00:00
+RUNNING|2|30:00|None|2026-11-25T20:00:00
+error Unable to contact slurm controller (connect failure)
+PENDING|2-4|0:00|BeginTime|N/A
+RUNNING|3|1-00:10:00|None|2026-11-25T21:00:00
+COMPLETED|3|1-00:20:00|None|2026-11-25T21:00:00
+"""
+ANSWER = """#!/bin/bash
+{{ read -r word rest; mapfile -t others; }} < {file}.txt; printf '%s\\n' "${{others[@]}}" > {file}.txt
+[ -t 0 ] || /bin/cat > {file}.stdin; echo "$*" > {file}.arguments
+[ "$word" = error ] && printf "$rest\\n" >&2 && exit 1; echo "$word"
+"""
 
 
 @pytest.mark.long
@@ -164,49 +158,34 @@ def test_submit_and_wait(tmp_path, monkeypatch, capsys):
     """Refused twice, pending, run twice by two and by three nodes of two GPUs, and completed."""
     (tmp_path / "bash").symlink_to("/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path))
-    answers = {
-        "sbatch": [
-            "sbatch: error: QOSMaxSubmitJobPerUserLimit",
-            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
-            "17",
-        ],
-        "squeue": [
-            "PENDING|2|0:00|Resources|2026-11-25T20:00:00",
-            "RUNNING|2|30:00|None|2026-11-25T20:00:00",
-            "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-            "PENDING|2-4|0:00|BeginTime|N/A",
-            "RUNNING|3|1-00:10:00|None|2026-11-25T21:00:00",
-            "COMPLETED|3|1-00:20:00|None|2026-11-25T21:00:00",
-        ],
-    }
-    for name, lines in answers.items():
-        (tmp_path / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
-        program = (
-            f"#!/bin/bash\ncd {tmp_path}\nmapfile -t lines < {name}.txt\n"
-            f'printf "%s\\n" "${{lines[@]:1}}" > {name}.txt\n'
-            'case ${lines[0]} in *error*) echo "${lines[0]}" >&2; exit 1;; esac\necho "${lines[0]}"\n'
-        )
-        (tmp_path / name).write_text(program)
+    submit = [*DEBUG, "--submit", "--out", str(tmp_path / "out")]
+    assert cli.main(submit) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+    for name, lines in (("sbatch", SBATCH), ("squeue", SQUEUE)):
+        (tmp_path / f"{name}.txt").write_text(lines.lstrip())
+        (tmp_path / name).write_text(ANSWER.format(file=tmp_path / name))
         (tmp_path / name).chmod(0o755)
     pauses = []
     monkeypatch.setattr(slurm_queue.time, "sleep", pauses.append)
-    assert cli.main([*DEBUG, "--submit", "--wait", "--price", "3"]) == 0
+    assert cli.main([*submit, "--wait", "--price", "3"]) == 0
     found = capsys.readouterr()
     assert found.out == "17\n" and pauses[:2] == [15, 30]
     said = re.sub(r"after [\d:]+\d", "after T", found.err).splitlines()
-    assert "(sbatch: error: QOSMaxSubmitJobPerUserLimit)" in said[0]
+    assert "(QOSMaxSubmitJobPerUserLimit)" in said[0]
     assert "connect failure" in said[1] and said[1].endswith("next try in 30 s; cost: 0")
-    assert said[2].startswith(
-        "job 17 after T: PENDING (Resources), start expected at 2026-11-25T20"
-    )
-    assert "unknown (slurm_load_jobs error: Unable to contact" in said[4]
+    pending = "job 17 after T: PENDING (Resources), start expected at 2026-11-25T20"
+    assert said[2].startswith(pending) and "unknown (Unable to contact" in said[4]
     assert said[7] == "job 17 after T: COMPLETED; 148.00 GPU hours, cost: 444.00"
     costs = [float(line.rpartition(" ")[2]) for line in said[2:]]
     assert costs == [0, 6, 6, 6, 6 + 3 * 145, 6 + 3 * 146]
+    (tmp_path / "sbatch.txt").write_text("17;cluster\nerror Socket timed out on send/recv\\nx\n")
+    assert cli.main(submit) == 0 and capsys.readouterr().out == "17\n"
+    assert (tmp_path / "sbatch.arguments").read_text() == "--parsable\n"
+    assert (tmp_path / "sbatch.stdin").read_bytes() == (tmp_path / "out").read_bytes()
     # A time-out may have left a job in the queue: a second one would write into the same run folder.
-    (tmp_path / "sbatch.txt").write_text("sbatch: error: Socket timed out on send/recv operation\n")
-    assert cli.main([*DEBUG, "--submit", "--wait"]) == 2
-    assert "refuses the job (sbatch: error: Socket timed out" in capsys.readouterr().err
+    assert cli.main([*submit, "--wait"]) == 2
+    expected = "error: --submit: sbatch refuses the job (Socket timed out on send/recv)\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_the_image_has_what_the_package_asks_for():
@@ -217,10 +196,8 @@ def test_the_image_has_what_the_package_asks_for():
     program = re.search(r"python -c '(.*?)'", text)[1]
     words = [sys.executable, "-c", program, arguments["EXTRAS"]]
     asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    extras = project["optional-dependencies"]
-    wanted = project["dependencies"] + [
-        d for e in arguments["EXTRAS"].split(",") for d in extras[e]
-    ]
+    extras = map(project["optional-dependencies"].get, arguments["EXTRAS"].split(","))
+    wanted = sum(extras, project["dependencies"])
     assert asked.splitlines() == wanted and not any("titan-tts" in each for each in wanted)
     assert f'"torch=={arguments["TORCH"]}"' in (ROOT / "scripts/setup.sh").read_text()
     copied = {name for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for name in line.split()}
@@ -246,8 +223,6 @@ def test_the_example_for_kubernetes(capsys):
     assert find_config(container["command"][2]).is_file()
     assert spec["completions"] == spec["parallelism"] == int(options["nodes"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == int(options["nproc"])
-    assert (
-        options["rendezvous"] == f"{first}:29500"
-        and pod["subdomain"] == service["metadata"]["name"]
-    )
+    assert options["rendezvous"] == f"{first}:29500"
+    assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}

@@ -61,9 +61,8 @@ def test_saved_bytes_are_those_that_autograd_saves():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = squared_error_sums(
-            model(**batch), batch["latents"].clone(), batch["frame_mask"]
-        ).sum()
+        errors = squared_error_sums(model(**batch), batch["latents"].clone(), batch["frame_mask"])
+        loss = errors.sum()
     saved = sum(storage.nbytes() for storage in storages.values())
     memory = predicted(config, args)
     # Of the target only the difference to it is saved; the loss itself is alive and not saved.
@@ -90,16 +89,24 @@ def test_blocks_that_are_not_run_are_like_those_that_are():
     assert peak == memory.saved + memory.working
 
 
+def saved_bytes(config, args, lengths, compiled_stacks: str) -> dict[tuple[str, bool], int]:
+    """By the kind of checkpointing, and whether these stacks are compiled."""
+    saved = {}
+    for kind in ("none", "selective", "full"):
+        for compiled in (False, True):
+            compiler = ModelCompiler(
+                [compiled_stacks] * compiled, BlockCompiler(kind == "selective")
+            )
+            found = measure(config, args, 2, lengths, kind, sharded=True, compiler=compiler)
+            saved[kind, compiled] = found.saved
+    return saved
+
+
 @pytest.mark.slow
 def test_what_the_compiler_saves():
     config, lengths = debug_config(), replace(LENGTHS, frames=64, text_tokens=40, speaker_frames=64)
     args = replace(model_sizes(config).args, speaker_n_layers=1)
-    saved = {}
-    for kind in ("none", "selective", "full"):
-        for compiled in (False, True):
-            compiler = ModelCompiler(["model"] * compiled, BlockCompiler(kind == "selective"))
-            found = measure(config, args, 2, lengths, kind, sharded=True, compiler=compiler)
-            saved[kind, compiled] = found.saved
+    saved = saved_bytes(config, args, lengths, "model")
     assert saved["none", True] < 0.8 * saved["none", False]
     assert saved["full", True] == saved["full", False]
     assert saved["full", True] < saved["selective", True] < saved["none", True]
@@ -169,21 +176,14 @@ def test_a_trained_text_encoder_saves_less_if_it_is_compiled_or_checkpointed(tmp
     path = write_tiny_t5gemma2(tmp_path / "encoder")
     options = [f"--encoder.model={path}", "--encoder.no-frozen", f"--job.dump_folder={tmp_path}"]
     config = debug_config(*options)
-    args = model_sizes(config).args
-    saved = {}
-    for kind in ("none", "selective", "full"):
-        for stacks in ((), ("encoders",)):
-            compiler = ModelCompiler(stacks, BlockCompiler(kind == "selective"))
-            found = measure(config, args, 2, LENGTHS, kind, sharded=True, compiler=compiler)
-            saved[kind, len(stacks)] = found.saved
+    saved = saved_bytes(config, model_sizes(config).args, LENGTHS, "encoders")
     # Of gate, up, their activation and their product, 128 wide each, six blocks of the text encoder save nothing.
     mlp = 6 * 4 * 128 * 2 * LENGTHS.text_tokens
-    assert saved["none", 0] - saved["full", 0] > mlp * 4
-    for compiled in (0, 1):
-        assert (
-            3 * saved["full", compiled] < saved["selective", compiled] < saved["none", compiled] / 2
-        )
-    assert saved["none", 1] < 0.9 * saved["none", 0]
+    assert saved["none", False] - saved["full", False] > mlp * 4
+    for compiled in (False, True):
+        none, some, full = (saved[kind, compiled] for kind in ("none", "selective", "full"))
+        assert 3 * full < some < none / 2
+    assert saved["none", True] < 0.9 * saved["none", False]
 
 
 @pytest.mark.long

@@ -23,21 +23,13 @@ def shape(frames: int, samples: int, steps: int, seconds: float) -> dict:
 
 def benchmark(*shapes: dict, device: str = "NVIDIA H200", **config: dict) -> dict:
     """What is read of a benchmark.json."""
-    return {
-        "environment": {"device": device},
-        "gpus": 6,
-        "gpus_per_node": 2,
-        "shapes": shapes,
-        "peak_allocated_gib": 40.0,
-        "config": {**asdict(debug_config(*KEYS)), **config},
-    }
+    place = {"environment": {"device": device}, "gpus": 6, "gpus_per_node": 2}
+    found = {"shapes": shapes, "peak_allocated_gib": 40.0}
+    return {**place, **found, "config": {**asdict(debug_config(*KEYS)), **config}}
 
 
-KEYS = [
-    "--training.local_batch_size=4",
-    "--training.global_batch_size=48",
-    "--metrics.peak_tflops=500",
-]
+KEYS = ["--training.local_batch_size=4", "--training.global_batch_size=48"]
+KEYS += ["--metrics.peak_tflops=500"]
 
 
 class PlansByFrames:

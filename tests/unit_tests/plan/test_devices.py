@@ -31,12 +31,8 @@ def test_figures_of_devices():
     assert all(device.peak_flops > 3e14 for device in DEVICES)
     assert {each.name for each in DEVICES if each.gpus_per_node != 8} == {"GH200"}
     assert find_device("GH200").gpus_per_node == 4
-    for gpus, in_node, expected in (
-        (64, 0, (8, 8)),
-        (4, 0, (4, 1)),
-        (64, 16, (16, 4)),
-        (8, 0, (8, 1)),
-    ):
+    sizes = {(64, 0): (8, 8), (4, 0): (4, 1), (64, 16): (16, 4), (8, 0): (8, 1)}
+    for (gpus, in_node), expected in sizes.items():
         cluster = Cluster.of(H200, gpus, in_node, 25.0)
         assert (cluster.gpus_per_node, cluster.nodes, cluster.inter_node_gbps) == (*expected, 25.0)
     assert with_peak(H200, debug_config("--metrics.peak_tflops=500")).peak_flops == 500e12

@@ -6,12 +6,7 @@ import pytest
 
 from tests.helpers.plan_cases import H200, debug_config
 from titan_tts.plan.activations import ActivationMemory, KindMemory, activation_memory
-from titan_tts.plan.memory import (
-    Activations,
-    capacity,
-    largest_micro_batch,
-    memory_need,
-)
+from titan_tts.plan.memory import Activations, capacity, largest_micro_batch, memory_need
 from titan_tts.plan.parameters import model_sizes
 from titan_tts.plan.states import StateMemory, UnshardedWeights
 from torchtitan.models.dit_tts.model.flops import Lengths
@@ -19,15 +14,9 @@ from torchtitan.models.dit_tts.model.flops import Lengths
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 
 # Every part is another power of two, so that a sum shows which of them it has.
-STATES = StateMemory(
-    *(1, 2, 4, 8),
-    gathered=UnshardedWeights(kept=16, transient=32),
-    unsharded_gradients=64,
-    encoder=128,
-    encoder_gathered=UnshardedWeights(kept=256, transient=512),
-    encoder_units=3,
-    offloaded=False,
-)
+_SIZES = dict(gathered=UnshardedWeights(kept=16, transient=32), unsharded_gradients=64, encoder=128)
+_SIZES |= dict(encoder_gathered=UnshardedWeights(kept=256, transient=512), encoder_units=3)
+STATES = StateMemory(1, 2, 4, 8, **_SIZES, offloaded=False)
 LONGEST = Lengths(64, 40, 64)
 
 

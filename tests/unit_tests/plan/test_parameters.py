@@ -5,13 +5,7 @@ import pytest
 
 from tests.helpers.plan_cases import shipped_debug_config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from titan_tts.plan.parameters import (
-    build_on_meta,
-    count_parameters,
-    downloads,
-    model_sizes,
-    total,
-)
+from titan_tts.plan.parameters import build_on_meta, count_parameters, downloads, model_sizes, total
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 

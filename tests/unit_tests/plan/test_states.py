@@ -10,12 +10,7 @@ from torchtitan.distributed import parallel_dims
 from tests.helpers.plan_cases import random_inputs, shipped_debug_config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from titan_tts.plan.parameters import build_on_meta, model_sizes
-from titan_tts.plan.states import (
-    DataParallelLayout,
-    UnshardedWeights,
-    fake_process_group,
-    state_memory,
-)
+from titan_tts.plan.states import DataParallelLayout, fake_process_group, state_memory
 from torchtitan.models.dit_tts import get_train_spec
 from torchtitan.models.dit_tts.flow.objective import squared_error_sums
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -86,7 +81,7 @@ def test_whole_weights_of_each_layout():
     assert 2 * block < sharded.kept < 4 * block  # the last block, the head and the root
     assert gathered(DataParallelLayout(1, 4), fsdp_prefetch_units=3).transient == 4 * 2 * block
     pairs = gathered(DataParallelLayout(1, 4), fsdp_blocks_per_unit=2)
-    assert pairs == UnshardedWeights(sharded.kept + 2 * block, 2 * 2 * 2 * block)
+    assert pairs == replace(sharded, kept=sharded.kept + 2 * block, transient=2 * 2 * 2 * block)
     # A block's whole gradient in bfloat16 and, to be reduced, in float32.
     states = state_memory(config, sizes.args, None, DataParallelLayout(1, 4))
     assert states.unsharded_gradients == (2 + 4) * block

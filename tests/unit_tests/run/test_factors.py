@@ -16,23 +16,10 @@ def of(args, gpus=4, gpus_per_node=4):
 
 @pytest.mark.long
 def test_all_factors_of_the_debug_config():
-    assert of([]) == {
-        "size": "debug",
-        "backend": "torchtitan",
-        "layout": "fsdp",
-        "tensor_parallel": 1,
-        "gpus": 4,
-        "nodes": 1,
-        "batch": 3,
-        "accumulation": 1,
-        "checkpointing": "none",
-        "compile": "off",
-        "precision": "fp32",
-        "attention": "auto",
-        "optimizer": "AdamW",
-        "lengths": "data",
-    }
-    assert tuple(of([])) == FACTORS
+    sizes = {"size": "debug", "backend": "torchtitan", "layout": "fsdp", "tensor_parallel": 1}
+    batch = {"gpus": 4, "nodes": 1, "batch": 3, "accumulation": 1, "checkpointing": "none"}
+    kernels = {"compile": "off", "precision": "fp32", "attention": "auto", "optimizer": "AdamW"}
+    assert of([]) == sizes | batch | kernels | {"lengths": "data"} and tuple(of([])) == FACTORS
     assert of([], gpus=1)["layout"] == "single"
     assert of(["--parallelism.tensor_parallel_degree=2"], gpus=2)["layout"] == "single"
     assert of([], gpus=12, gpus_per_node=8)["nodes"] == 2

@@ -123,15 +123,14 @@ def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
     for tensor in (*encoder.parameters(), *encoder.buffers()):
         tensor.data.copy_(torch.full_like(tensor, 77))
     encoder.load_weights(lambda parameter, value: parameter.copy_(value))
-    for one, other in zip(encoder.encode(texts()), load(checkpoints[name]).encode(texts())):
-        assert torch.equal(one, other)
+    expected = load(checkpoints[name]).encode(texts())
+    assert all(map(torch.equal, encoder.encode(texts()), expected))
     weights = {name: parameter.clone() for name, parameter in encoder.named_parameters()}
     for buffer in encoder.buffers():
         buffer.copy_(torch.full_like(buffer, 77))
     encoder.reset_buffers()
     assert all(torch.equal(weights[n], p) for n, p in encoder.named_parameters())
-    for one, other in zip(encoder.encode(texts()), load(checkpoints[name]).encode(texts())):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, encoder.encode(texts()), expected))
 
 
 # Inside the model, where it trains.
@@ -139,18 +138,9 @@ def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
 
 def model_args(path, folder, *arguments):
     """Sizes of a model whose tokenizer has 3 ids more than the encoder."""
-    args = DiTTTSModelConfig(
-        dim=16,
-        n_layers=1,
-        n_heads=2,
-        mlp_dim=16,
-        speaker_dim=16,
-        speaker_n_layers=1,
-        speaker_n_heads=2,
-        speaker_mlp_dim=16,
-        adaln_rank=2,
-        timestep_dim=8,
-    )
+    sizes = dict(dim=16, n_layers=1, n_heads=2, mlp_dim=16)
+    sizes |= {f"speaker_{name}": size for name, size in sizes.items()}
+    args = DiTTTSModelConfig(**sizes, adaln_rank=2, timestep_dim=8)
     options = [f"--encoder.model={path}", f"--job.dump_folder={folder}", "--encoder.vocab_size=515"]
     args.update_from_config(load_config([*options, "--data.latent_channels=8", *arguments]))
     return args
