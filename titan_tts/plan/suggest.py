@@ -188,7 +188,7 @@ class _Comparison:
         shapes = [batches, *(each for _, each in estimated_buckets(config, planner.ranks))]
         activations = planner.activations.near(batches.micro_batch)
         options = config.activation_checkpoint
-        # Passes of full checkpointing serve every micro-batch, those of a budget only their own.
+        # Passes of full checkpointing serve every micro-batch, passes of a budget only their own.
         for mode in dict.fromkeys(["full", options.mode]):
             if not need.fits:
                 break

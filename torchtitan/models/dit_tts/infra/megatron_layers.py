@@ -27,7 +27,7 @@ with warnings.catch_warnings():
 
 
 def sum_gradients(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """As that of `tensor_collectives`."""
+    """`tensor_collectives.sum_gradients` for a process group."""
     return tensor_collectives.sum_gradients(x, group_of(group))
 
 
