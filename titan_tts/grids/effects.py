@@ -174,8 +174,8 @@ def pooled_noise(found: Mapping[tuple, np.ndarray]) -> Noise:
 
 def _estimate(blocks: Sequence[Block], noise: Noise) -> dict[str, Any]:
     """Mean over blocks of the difference, or difference of differences, of their cells' means as a ratio.
-    `farthest` is the configuration of the one that differs most, by more than _OUTLIER, from the mean; of two
-    that of the smaller ratio."""
+    `farthest` names the configuration whose block differs most from the mean, by more than _OUTLIER; of two
+    such blocks, the one with the smaller ratio."""
     count = len(blocks)
     if not count:
         return dict.fromkeys(("ratio", "low", "high", "smallest", "largest")) | {"pairs": 0}

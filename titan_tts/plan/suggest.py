@@ -172,7 +172,7 @@ class _Comparison:
         need = memory_need(planner.states(config).on_gpu, ActivationMemory(0, 0, 0), device)
         shapes = [batches, *(each for _, each in estimated_buckets(config, planner.ranks))]
         options = config.activation_checkpoint
-        # Passes of full checkpointing serve every micro-batch, those of a budget only their own.
+        # Passes of full checkpointing serve every micro-batch, passes of a budget only their own.
         for mode in dict.fromkeys(["full", options.mode]):
             if need.fits:
                 config = replace(config, activation_checkpoint=replace(options, mode=mode))

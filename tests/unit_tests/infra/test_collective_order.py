@@ -1,5 +1,5 @@
 """The order in which ranks ask for collectives while blocks compute. On a GPU each kind has a stream of its own, and
-runs beside the computation that is asked for after it."""
+runs beside the computation that is requested after it."""
 
 from contextlib import nullcontext
 

@@ -53,7 +53,7 @@ def test_limit_by_hand():
     highest = [math.log(50.0), *logs[1:]]
     assert spike_limit(highest, 10, 2.0, 100.0) == pytest.approx(1.25 * 50.0)
     assert spike_limit(logs[: MIN_HISTORY - 1], 10, 2.0, 100.0) == pytest.approx(level * 100.0)
-    # The level is that of the last 16 values; while the loss falls, earlier ones would let spikes pass.
+    # The level is the median of the last 16 values; while the loss falls, earlier ones would let spikes pass.
     falling = [math.log(8.0)] * 40 + [math.log(2.0)] * 16
     assert recent_median(falling) == math.log(2.0)
     assert recent_median([*falling, *[math.log(1.0)] * 9]) == 0.0
