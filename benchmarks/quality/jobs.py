@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.quality.recipes import CONFIG, RECIPES, ROOT
+from tools.harness.runs import last_line
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
@@ -34,14 +35,6 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "CUDA_VISIBLE_DEVICES": "",
 }
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that is not empty, for messages."""
-    lines = []
-    with suppress(OSError):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line[:300] for line in reversed(lines) if line), "it printed nothing")
 
 
 @dataclass(frozen=True)

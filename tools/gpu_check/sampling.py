@@ -26,7 +26,8 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import network_passes, plan_steps
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
-from torchtitan.models.dit_tts.text.tokenizer import byte_tokenizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
 _SAMPLING = Sampling(text_scale=3.0, speaker_scale=5.0, min_t=0.5)
 _FRAMES_PER_SECOND = 25
@@ -90,7 +91,7 @@ def run(
         def sample(steps: int) -> None:
             found[:] = generate_latents(
                 cast(Any, model),
-                byte_tokenizer(),
+                UnitTokenizer(Vocabulary()),
                 FlowMatching(),
                 requests,
                 replace(_SAMPLING, steps=steps),

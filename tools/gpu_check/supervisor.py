@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from titan_tts.launch.supervisor import kill_tree, last_line
+from titan_tts.launch.supervisor import kill_tree
 from tools.gpu_check.items import AGAIN, FAILED, NOT_MEASURED, Row, read_stage, write_row
 from tools.gpu_check.settings import ROOT, STAGES, Settings, Stage
+from tools.harness.runs import last_line
 
 _GRACE_SECONDS = 15.0
 """after its time a stage may finish the item it is at, for so long at most"""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,3 +197,11 @@ def run(
     status = started.wait()
     assert status == 0, f"exit status {status}:\n{started.log.read_text()[-4000:]}"
     return started
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty, for messages."""
+    lines = []
+    with suppress(OSError):
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return next((line[:300] for line in reversed(lines) if line), "it printed nothing")
