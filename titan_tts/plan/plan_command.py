@@ -121,6 +121,7 @@ def run(options: Options) -> int:
         validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
         result = make_plan(config, cluster, factor, options.price)
         lines = plan_lines(result, options.data_hours)
-    as_json = json.dumps(dataclasses.asdict(result), indent=1, default=str)
-    print(as_json if options.json else "\n".join(lines))
+    if options.json:
+        lines = [json.dumps(dataclasses.asdict(result), indent=1, default=str)]
+    print("\n".join(lines))
     return 0
