@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from torchtitan.models.dit_tts.model import cpu_kernels
-from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend
+from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend, attend_within
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
+from torchtitan.models.dit_tts.model.streams import Stream
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one stream, each (B, L, H, K)."""
@@ -50,9 +51,17 @@ class SelfAttention(GatedAttention):
         self.backend = backend
 
     def forward(
-        self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool
+        self,
+        x: torch.Tensor,
+        rope: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
+        packed: Stream | None = None,
     ) -> torch.Tensor:
+        """`packed` samples in one row attend within themselves, without a mask."""
         q, k, v, gate = self.split_heads(x, rope)
+        if packed is not None:
+            return self.project_out(attend_within(q, k, v, packed, causal), gate)
         return self.project_out(attend(q, k, v, mask, causal, self.backend), gate)
 
 

@@ -8,16 +8,20 @@ so the valid keys have gaps. Queries are the frames; the output at padded frames
 - matmul: as sdpa, but by two matmuls and a softmax, whose (B, H, T, K) is kept for the backward pass.
 - varlen: valid frames and keys are packed sample by sample, without a mask (flash attention).
 - flex: keys keep their positions; blocks of 128 keys without a valid one are skipped.
+
+A batch whose samples stand in one row (`streams.PackedStreams`) takes flex if it is chosen on a GPU, else varlen.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
+
+from torchtitan.models.dit_tts.model.streams import PackedStreams, Stream
 
 BACKENDS = ("auto", "sdpa", "matmul", "varlen", "flex")
 """Values of [attention] backend"""
@@ -26,6 +30,8 @@ AUTO = {("cpu", torch.bfloat16): "matmul"}
 """Backend that "auto" selects for a device type and dtype; sdpa for others. On a CPU SDPA converts
 bfloat16 in each block of its kernel. CUDA has not been measured yet: it is to become the one that
 scripts/gpu_check.sh finds fastest."""
+
+_FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 Streams = tuple[torch.Tensor, ...] | list[torch.Tensor]
 """Keys, or values, of self, text and speaker, each (B, L, H, K)."""
@@ -111,14 +117,17 @@ class Packing(NamedTuple):
     It is a permutation, so every row of the buffer is written.
     """
 
-    position: torch.Tensor
-    """(B, N) int64, of each row in the buffer"""
+    position: torch.Tensor | None
+    """(B, N) int64, of each row in the buffer; None: B is 1, and the rows are in this order"""
 
     valid: torch.Tensor
     """(B, N) bool"""
 
     starts: torch.Tensor
-    """(B + 1,) int32, index at which each sample starts in the buffer, and at which the last one ends"""
+    """(S + 1,) int32, index at which each sample starts in the buffer, and at which the last one ends"""
+
+    longest: int
+    """rows that a sample can have at most"""
 
     def pack(self, *streams: torch.Tensor) -> torch.Tensor:
         """Streams (B, L, H, K) whose lengths L add up to N, to the buffer (B·N, H, K)."""
@@ -138,19 +147,29 @@ class VarlenKeys(NamedTuple):
     """has the arguments of `packed_attention`; None: the device's default"""
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        # varlen_attn returns one tensor unless it is asked for auxiliary outputs.
-        own = cast(Callable[..., torch.Tensor], varlen_attn if q.is_cuda else packed_attention)
-        kernel = self.kernel or own
+        kernel = self.kernel or _varlen_kernel(q)
         rows = kernel(
             self.frames.pack(q),
             self.keys.pack(*keys),
             self.keys.pack(*values),
             self.frames.starts,
             self.keys.starts,
-            self.frames.position.shape[1],
-            self.keys.position.shape[1],
+            self.frames.longest,
+            self.keys.longest,
         )
         return self.frames.unpack(rows)
+
+
+def attend_within(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, stream: Stream, causal: bool
+) -> torch.Tensor:
+    """`attend` of the samples of a stream, (1, L, H, K), each to itself; zero in padding."""
+    valid = (torch.arange(q.shape[1], device=q.device) < stream.starts[-1])[None]
+    packing = Packing(None, valid, stream.starts, stream.longest)
+    packed = (packing.pack(x) for x in (q, k, v))
+    sizes = stream.starts, stream.starts, stream.longest, stream.longest
+    window = (-1, 0 if causal else -1)
+    return packing.unpack(_varlen_kernel(q)(*packed, *sizes, window_size=window))
 
 
 # Flash attention does not write rows of its output and gradients that belong to no sample. So results are read
@@ -158,7 +177,9 @@ class VarlenKeys(NamedTuple):
 # result is deterministic.
 
 
-def _put(position: torch.Tensor, streams: Streams) -> torch.Tensor:
+def _put(position: torch.Tensor | None, streams: Streams) -> torch.Tensor:
+    if position is None:
+        return streams[0][0]
     rows = streams[0].new_empty(position.numel(), *streams[0].shape[2:])
     lengths = [stream.shape[1] for stream in streams]
     for part, stream in zip(position.split(lengths, dim=1), streams):
@@ -166,26 +187,30 @@ def _put(position: torch.Tensor, streams: Streams) -> torch.Tensor:
     return rows
 
 
-def _take(position: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return torch.where(valid[..., None, None], rows[position], 0.0)
+def _take(position: torch.Tensor | None, valid: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    taken = rows[None] if position is None else rows[position]
+    return torch.where(valid[..., None, None], taken, 0.0)
 
 
 class _Pack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, position: torch.Tensor, valid: torch.Tensor, *streams: torch.Tensor):
+    def forward(ctx, position: torch.Tensor | None, valid: torch.Tensor, *streams: torch.Tensor):
         ctx.save_for_backward(position, valid)
         ctx.lengths = [stream.shape[1] for stream in streams]
         return _put(position, streams)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
-        parts = zip(*(tensor.split(ctx.lengths, dim=1) for tensor in ctx.saved_tensors))
-        return None, None, *(_take(position, valid, gradient) for position, valid in parts)
+        position, valid = (
+            (None,) * len(ctx.lengths) if tensor is None else tensor.split(ctx.lengths, dim=1)
+            for tensor in ctx.saved_tensors
+        )
+        return None, None, *(_take(*part, gradient) for part in zip(position, valid, strict=True))
 
 
 class _Unpack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, position: torch.Tensor, valid: torch.Tensor, rows: torch.Tensor):
+    def forward(ctx, position: torch.Tensor | None, valid: torch.Tensor, rows: torch.Tensor):
         ctx.save_for_backward(position)
         return _take(position, valid, rows)
 
@@ -196,6 +221,12 @@ class _Unpack(torch.autograd.Function):
         return None, None, _put(position, [gradient])
 
 
+def _varlen_kernel(q: torch.Tensor) -> Callable[..., torch.Tensor]:
+    flash = q.is_cuda and q.dtype in _FLASH_DTYPES
+    # varlen_attn returns one tensor unless it is asked for auxiliary outputs.
+    return cast(Callable[..., torch.Tensor], varlen_attn) if flash else packed_attention
+
+
 def packed_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -204,28 +235,101 @@ def packed_attention(
     k_starts: torch.Tensor,
     q_max: int,
     k_max: int,
+    window_size: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
-    """`varlen_attn` for devices without flash attention, by a mask of all queries by all keys. It is for
-    tests: slow, and it needs much memory."""
+    """`varlen_attn` for devices and dtypes without flash attention, sample by sample. Waits for the device."""
+    return _attend_samples(q, k, v, q_starts, k_starts, window_size[1] == 0)
 
-    def sample_of(rows: int, starts: torch.Tensor) -> torch.Tensor:
-        row = torch.arange(rows, device=starts.device, dtype=starts.dtype)
-        return torch.bucketize(row, starts[1:], right=True)
 
-    same = sample_of(len(q), q_starts)[:, None] == sample_of(len(k), k_starts)
-    return _sdpa(q[None], k[None], v[None], same[None, None])[0]
+# One operation for a compiler, as its shapes depend on the lengths. The probabilities are computed again in the
+# backward pass: their number depends on the lengths, too.
+@torch.library.custom_op("dit_tts::attend_samples", mutates_args=())
+def _attend_samples(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_starts: torch.Tensor,
+    k_starts: torch.Tensor,
+    causal: bool,
+) -> torch.Tensor:
+    out = torch.zeros_like(q)
+    for rows, keys in _spans(q_starts, k_starts):
+        probabilities = _probabilities(q[rows], k[keys], causal)
+        out[rows] = (probabilities @ v[keys].transpose(0, 1)).transpose(0, 1)
+    return out
+
+
+@torch.library.custom_op("dit_tts::attend_samples_backward", mutates_args=())
+def _attend_samples_backward(
+    gradient: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_starts: torch.Tensor,
+    k_starts: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    gradients = d_q, d_k, d_v = [torch.zeros_like(x) for x in (q, k, v)]
+    scale = q.shape[-1] ** -0.5
+    for rows, keys in _spans(q_starts, k_starts):
+        probabilities = _probabilities(q[rows], k[keys], causal)
+        d_out, own_q, own_k, own_v = (
+            x.transpose(0, 1) for x in (gradient[rows], q[rows], k[keys], v[keys])
+        )
+        d_v[keys] = (probabilities.mT @ d_out).transpose(0, 1)
+        d_scores = torch.ops.aten._softmax_backward_data(
+            d_out @ own_v.mT, probabilities, -1, q.dtype
+        ).mul_(scale)
+        d_q[rows] = (d_scores @ own_k).transpose(0, 1)
+        d_k[keys] = (d_scores.mT @ own_q).transpose(0, 1)
+    return tuple(gradients)  # type: ignore[return-value]
+
+
+def _spans(q_starts: torch.Tensor, k_starts: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Queries and keys of each sample that has queries."""
+    ends = (itertools.pairwise(starts.tolist()) for starts in (q_starts, k_starts))
+    for rows, keys in zip(*ends, strict=True):
+        if rows[0] < rows[1]:
+            yield slice(*rows), slice(*keys)
+
+
+def _probabilities(q: torch.Tensor, k: torch.Tensor, causal: bool) -> torch.Tensor:
+    """(H, T, K) of queries (T, H, K) and keys."""
+    scores = (q.transpose(0, 1) * q.shape[-1] ** -0.5) @ k.transpose(0, 1).mT
+    if causal:
+        hidden = torch.ones_like(scores[0], dtype=torch.bool).triu_(1)
+        scores.masked_fill_(hidden, float("-inf"))
+    return torch.softmax(scores, -1)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    *tensors, ctx.causal = inputs
+    ctx.save_for_backward(*tensors)
+
+
+_attend_samples.register_fake(lambda q, *rest: torch.empty_like(q))
+_attend_samples_backward.register_fake(
+    lambda gradient, q, k, v, *rest: tuple(torch.empty_like(x) for x in (q, k, v))
+)
+_attend_samples.register_autograd(
+    lambda ctx, gradient: (
+        *_attend_samples_backward(gradient, *ctx.saved_tensors, ctx.causal),
+        *(None,) * 3,
+    ),
+    setup_context=_save_inputs,
+)
 
 
 class FlexKeys(NamedTuple):
     """Backend "flex"."""
 
     blocks: BlockMask
-    valid: torch.Tensor
-    """(B, K) bool"""
+    valid: torch.Tensor | None
+    """(B, K) bool; None of a packed batch"""
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         k, v = torch.cat(keys, dim=1), torch.cat(values, dim=1)
-        if not q.is_cuda:  # flex attention has a backward pass on accelerators only
+        if not q.is_cuda and self.valid is not None:  # flex attention's backward pass needs a GPU
             return _sdpa(q, k, v, self.valid[:, None, None])
         out = flex_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=self.blocks
@@ -270,7 +374,29 @@ def _packing(valid: torch.Tensor) -> Packing:
     flat = valid.flatten()
     position = torch.where(flat, flat.cumsum(0) - 1, flat.sum() + (~flat).cumsum(0) - 1)
     starts = F.pad(valid.sum(dim=1).cumsum(0), (1, 0))
-    return Packing(position.view_as(valid), valid, starts.int())
+    return Packing(position.view_as(valid), valid, starts.int(), valid.shape[1])
+
+
+def prepare_packed_keys(
+    backend: str, packed: PackedStreams, masks: Sequence[torch.Tensor]
+) -> JointKeys:
+    """`prepare_keys` of a packed batch; masks (1, N), (1, L), (1, P) of its streams' valid keys."""
+    samples = packed.frames.samples
+    segment = torch.cat(  # those of no sample come last
+        [torch.where(mask[0], stream.segment, samples) for stream, mask in zip(packed, masks)]
+    )
+    if backend == "flex" and segment.is_cuda:
+        return FlexKeys(_segment_block_mask(packed.frames.segment, segment), None)
+    position = torch.empty_like(segment)
+    position[segment.argsort(stable=True)] = torch.arange(len(segment), device=segment.device)
+    own = torch.arange(samples, device=segment.device)[:, None] == segment
+    starts = F.pad(own.sum(dim=1).cumsum(0), (1, 0)).int()
+    longest = sum(stream.longest for stream in packed)
+    frames = packed.frames
+    return VarlenKeys(
+        Packing(None, masks[0], frames.starts, frames.longest),
+        Packing(position[None], (segment < samples)[None], starts, longest),
+    )
 
 
 def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
@@ -281,6 +407,39 @@ def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
     complete = torch.arange(size, frames + size, size, device=valid.device) <= frames
     full = counts.all(dim=2)[:, None] & complete[:, None]  # (B, blocks of frames, blocks of keys)
     partial = counts.any(dim=2)[:, None] & ~full
+    return _listed_blocks(
+        partial, full, size, (frames, keys), lambda b, h, query, key: valid[b, key]
+    )
+
+
+def _segment_block_mask(
+    query_segment: torch.Tensor, key_segment: torch.Tensor, size: int = 128
+) -> BlockMask:
+    """Queries see the keys of their segment, (N,) and (K,). Built from the first and the last segment of each
+    block."""
+    (first, last), (first_key, last_key) = (
+        F.pad(x[None].float(), (0, -len(x) % size), mode="replicate")
+        .unflatten(1, (-1, size))
+        .aminmax(dim=2)
+        for x in (query_segment, key_segment)
+    )
+    overlap = (first[..., None] <= last_key[:, None]) & (first_key[:, None] <= last[..., None])
+    sizes = len(query_segment), len(key_segment)
+
+    def mask(b, h, query, key):
+        return query_segment[query] == key_segment[key]
+
+    return _listed_blocks(overlap, torch.zeros_like(overlap), size, sizes, mask)
+
+
+def _listed_blocks(
+    partial: torch.Tensor,
+    full: torch.Tensor,
+    size: int,
+    lengths: tuple[int, int],
+    mask: Callable[..., torch.Tensor],
+) -> BlockMask:
+    """From (B, blocks of frames, blocks of keys) bool of the blocks in which some, and all, keys are seen."""
 
     def listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """For each block of frames: the number of chosen blocks of keys, and their indices first."""
@@ -291,8 +450,8 @@ def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
         *listed(partial),
         *listed(full),
         BLOCK_SIZE=size,
-        mask_mod=lambda b, h, query, key: valid[b, key],
-        seq_lengths=(frames, keys),
+        mask_mod=mask,
+        seq_lengths=lengths,
     )
 
 
@@ -321,10 +480,9 @@ def guided_keys(
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """Resolves "auto", and replaces varlen by sdpa where flash attention does not take the dtype."""
-    flash = dtype in (torch.bfloat16, torch.float16)
     if backend == "auto":
         backend = AUTO.get((device.type, dtype), "sdpa")
-    if backend == "varlen" and device.type == "cuda" and not flash:
+    if backend == "varlen" and device.type == "cuda" and dtype not in _FLASH_DTYPES:
         return "sdpa"
     return backend
 

@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
 from torchtitan.models.dit_tts.model.layers import RMSNorm
+from torchtitan.models.dit_tts.model.streams import PackedStreams
 from torchtitan.protocols.model import ModelProtocol
 
 
@@ -96,6 +97,7 @@ class ConditionedModel(ModelProtocol):
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
         text_positions: torch.Tensor | None = None,
+        packed: PackedStreams | None = None,
     ) -> Conditions:
         """Encodes text and speaker.
 
@@ -105,18 +107,25 @@ class ConditionedModel(ModelProtocol):
             text_features: (B, L, text_dim) of an encoder outside the model.
             text_rows: packing of the texts for a pretrained encoder inside the model.
             text_positions: as in `Conditions`.
+            packed: where the samples are that stand in one row, B = 1.
         """
-        text = self._text_features(text_ids, text_mask, text_features, text_rows)
+        text = self._text_features(text_ids, text_mask, text_features, text_rows, packed)
         text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
-        speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask)
+        patches = packed and packed.patches
+        speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask, patches)
         return Conditions(text, text_mask, speaker, speaker_mask, text_positions)
 
     def _text_features(
-        self, ids: torch.Tensor, mask: torch.Tensor, features: torch.Tensor | None, rows: Any
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        features: torch.Tensor | None,
+        rows: Any,
+        packed: PackedStreams | None,
     ) -> torch.Tensor:
         """(B, L, text_dim): features of the text, and learned embeddings of conditioning tokens."""
         if isinstance(self.text_encoder, ByteEncoder):
-            features = self.text_encoder(ids, mask)
+            features = self.text_encoder(ids, mask, packed and packed.text)
         elif self.text_encoder is not None:
             in_text = mask & (ids < self.args.first_condition_id)
             features = self.text_encoder(ids, in_text, rows)

@@ -47,43 +47,83 @@ def _norm_backward(
     return gradient.addcmul_(normed, mean).mul_(inverse)
 
 
+def _parts(x: torch.Tensor, starts: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The samples of a row x (1, L, D), or all of x without starts."""
+    if starts is None:
+        return (x,)
+    lengths = starts.diff().tolist()
+    lengths[-1] += x.shape[1] - sum(lengths)
+    return x.split(lengths, 1)
+
+
+def _factors(table: torch.Tensor, starts: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """What each part of a row is multiplied by."""
+    return (table,) if starts is None else table.split(1)
+
+
+def _sums(x: torch.Tensor, table: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
+    """x summed to the table's shape, each part to its factor's."""
+    pairs = zip(_parts(x, starts), _factors(table, starts), strict=True)
+    sums = [part.sum_to_size(factor.shape) for part, factor in pairs]
+    return sums[0] if starts is None else torch.cat(sums)
+
+
+def _multiply_(x: torch.Tensor, table: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
+    for part, factor in zip(_parts(x, starts), _factors(table, starts), strict=True):
+        part.mul_(factor)
+    return x
+
+
 class _ScaledNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, eps: float
+        ctx: Any,
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        shift: torch.Tensor | None,
+        eps: float,
+        starts: torch.Tensor | None,
     ) -> torch.Tensor:
         y = upcast(x)
         inverse = _inverse_rms(y, eps)
-        ctx.save_for_backward(x, scale, inverse)
-        ctx.shift = None if shift is None else (shift.shape, shift.dtype)
+        ctx.save_for_backward(x, scale, inverse, shift, starts)
         y = x * inverse if y is x else y.mul_(inverse)
         scale = upcast(scale)
-        y = y.mul_(scale) if shift is None else torch.addcmul(upcast(shift), y, scale, out=y)
+        if shift is None:
+            return _multiply_(y, scale, starts).to(x.dtype)
+        tables = _factors(upcast(shift), starts), _factors(scale, starts)
+        for part, added, factor in zip(_parts(y, starts), *tables, strict=True):
+            torch.addcmul(added, part, factor, out=part)
         return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
-        x, scale, inverse = ctx.saved_tensors
-        d_shift = None
+        x, scale, inverse, shift, starts = ctx.saved_tensors
         gradient = upcast(gradient)
-        if ctx.shift is not None:
-            shape, dtype = ctx.shift
-            d_shift = gradient.sum_to_size(shape).to(dtype)
+        d_shift = None if shift is None else _sums(gradient, shift, starts).to(shift.dtype)
         normed = _scaled(x, inverse)
         product = gradient * normed
-        d_scale = product.sum_to_size(scale.shape).to(scale.dtype)
+        d_scale = _sums(product, scale, starts).to(scale.dtype)
         scale = upcast(scale)
-        d_normed = gradient * scale
-        d_x = _norm_backward(d_normed, normed, inverse, product.mul_(scale))
-        return d_x.to(x.dtype), d_scale, d_shift, None
+        if starts is None:
+            d_normed = gradient * scale
+        else:
+            d_normed = _multiply_(gradient.clone(), scale, starts)
+        d_x = _norm_backward(d_normed, normed, inverse, _multiply_(product, scale, starts))
+        return d_x.to(x.dtype), d_scale, d_shift, None, None
 
 
 def scaled_norm(
-    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, eps: float
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor | None,
+    eps: float,
+    starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """RMSNorm of x (..., D), times scale, plus shift; both broadcast to x."""
-    return _ScaledNorm.apply(x, scale, shift, eps)
+    """RMSNorm of x (..., D), times scale, plus shift; both broadcast to x. With starts (S + 1,) of the samples
+    in x (1, L, D) they are (S, 1, D), one row per sample."""
+    return _ScaledNorm.apply(x, scale, shift, eps, starts)
 
 
 def _empty_upcast(x: torch.Tensor) -> torch.Tensor:
@@ -196,18 +236,32 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
 class _AddScaled(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, scale: torch.Tensor, update: torch.Tensor
+        ctx: Any,
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        update: torch.Tensor,
+        starts: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.save_for_backward(scale, update)
-        return torch.addcmul(x, scale, update)
+        ctx.save_for_backward(scale, update, starts)
+        if starts is None:
+            return torch.addcmul(x, scale, update)
+        parts = (_parts(each, starts) for each in (x, update))
+        return torch.cat(
+            [torch.addcmul(a, c, b) for a, b, c in zip(*parts, scale.split(1), strict=True)], 1
+        )
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
-        scale, update = ctx.saved_tensors
-        return gradient, (gradient * update).sum_to_size(scale.shape), gradient * scale
+        scale, update, starts = ctx.saved_tensors
+        d_scale = _sums(gradient * update, scale, starts)
+        if starts is None:
+            return gradient, d_scale, gradient * scale, None
+        return gradient, d_scale, _multiply_(gradient.clone(), scale, starts), None
 
 
-def add_scaled(x: torch.Tensor, scale: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """x + scale·update; scale broadcasts to x."""
-    return _AddScaled.apply(x, scale, update)
+def add_scaled(
+    x: torch.Tensor, scale: torch.Tensor, update: torch.Tensor, starts: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x + scale·update; scale broadcasts to x, or has one row per sample as for `scaled_norm`."""
+    return _AddScaled.apply(x, scale, update, starts)

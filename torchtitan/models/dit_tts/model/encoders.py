@@ -6,6 +6,7 @@ from torch import nn
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import SelfAttention
 from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, positions_of, rope_table
+from torchtitan.models.dit_tts.model.streams import Stream
 
 
 class EncoderBlock(nn.Module):
@@ -19,9 +20,14 @@ class EncoderBlock(nn.Module):
         self.mlp = GatedMLP(dim, mlp_dim, n_heads)
 
     def forward(
-        self, x: torch.Tensor, rope: torch.Tensor, mask: torch.Tensor | None, causal: bool
+        self,
+        x: torch.Tensor,
+        rope: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
+        packed: Stream | None = None,
     ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rope, mask, causal)
+        x = x + self.attention(self.attention_norm(x), rope, mask, causal, packed)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -29,7 +35,7 @@ class SpeakerEncoder(nn.Module):
     """Reference latents to decoder keys: (B, S, C) and mask (B, S) to (B, P, D) and mask (B, P).
 
     P = ceil(S / patch). Attention is causal, so padding on the right changes no valid position; a
-    patch is valid if any of its frames is.
+    patch is valid if any of its frames is. Samples that are packed in one row begin with a patch each.
     """
 
     def __init__(self, args: DiTTTSModelArgs):
@@ -46,16 +52,16 @@ class SpeakerEncoder(nn.Module):
         self.norm = RMSNorm(dim, args.norm_eps)
 
     def forward(
-        self, latents: torch.Tensor, mask: torch.Tensor
+        self, latents: torch.Tensor, mask: torch.Tensor, packed: Stream | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         missing = -latents.shape[1] % self.patch_size
         latents = nn.functional.pad(latents * mask[..., None], (0, 0, 0, missing))
         mask = nn.functional.pad(mask, (0, missing))
         patches = latents.unflatten(1, (-1, self.patch_size)).flatten(2)
         x = self.input(patches.to(self.input.weight.dtype))
-        rope = rope_table(positions_of(x), self.head_dim, self.rope_theta)
+        rope = rope_table(positions_of(x, packed), self.head_dim, self.rope_theta)
         for layer in self.layers:
-            x = layer(x, rope, None, True)
+            x = layer(x, rope, None, True, packed)
         return self.norm(x), mask.unflatten(1, (-1, self.patch_size)).any(-1)
 
 
@@ -76,12 +82,14 @@ class ByteEncoder(nn.Module):
         )
         self.norm = RMSNorm(dim, args.norm_eps)
 
-    def forward(self, text_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, text_ids: torch.Tensor, mask: torch.Tensor, packed: Stream | None = None
+    ) -> torch.Tensor:
         x = self.embedding(text_ids)
-        rope = rope_table(positions_of(x), self.head_dim, self.rope_theta)
+        rope = rope_table(positions_of(x, packed), self.head_dim, self.rope_theta)
         # Position 0 is always a valid key: an empty text would otherwise give an empty softmax.
         keys = mask.clone()
         keys[:, 0] = True
         for layer in self.layers:
-            x = layer(x, rope, keys[:, None, None, :], False)
+            x = layer(x, rope, keys[:, None, None, :], False, packed)
         return self.norm(x)

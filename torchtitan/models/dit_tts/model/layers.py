@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.models.dit_tts.model import cpu_kernels
+from torchtitan.models.dit_tts.model.streams import Stream, per_position
 
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -32,19 +33,28 @@ class RMSNorm(nn.Module):
 
 
 def modulated_norm(
-    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, eps: float
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    eps: float,
+    packed: Stream | None = None,
 ) -> torch.Tensor:
-    """RMSNorm of x (B, T, D), times 1 + scale, plus shift, both (B, 1, D)."""
+    """RMSNorm of x (B, T, D), times 1 + scale, plus shift, both (B, 1, D); (S, 1, D) of the samples that are
+    `packed` in one row."""
     if cpu_kernels.use_cpu_kernels(x):
-        return cpu_kernels.scaled_norm(x, 1 + scale, shift, eps)
+        return cpu_kernels.scaled_norm(x, 1 + scale, shift, eps, packed and packed.starts)
+    if packed is not None:
+        scale, shift = per_position(scale, packed), per_position(shift, packed)
     return rms_norm(x, eps) * (1 + scale) + shift
 
 
-def add_gated(x: torch.Tensor, gate: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-    """x + gate·update, (B, T, D) with a gate (B, 1, D)."""
+def add_gated(
+    x: torch.Tensor, gate: torch.Tensor, update: torch.Tensor, packed: Stream | None = None
+) -> torch.Tensor:
+    """x + gate·update, (B, T, D) with a gate (B, 1, D), or (S, 1, D) as for `modulated_norm`."""
     if cpu_kernels.use_cpu_kernels(x):
-        return cpu_kernels.add_scaled(x, gate, update)
-    return x + gate * update
+        return cpu_kernels.add_scaled(x, gate, update, packed and packed.starts)
+    return x + (gate if packed is None else per_position(gate, packed)) * update
 
 
 class HeadRMSNorm(nn.Module):
@@ -98,8 +108,10 @@ def timestep_embedding(t: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
-def positions_of(x: torch.Tensor) -> torch.Tensor:
-    """0, 1, ... of x (B, L, ...), (L,) float32."""
+def positions_of(x: torch.Tensor, packed: Stream | None = None) -> torch.Tensor:
+    """0, 1, ... of x (B, L, ...), (L,) float32; (1, L) of samples packed in one row, each from 0."""
+    if packed is not None:
+        return packed.position[None]
     return torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
 
 

@@ -9,7 +9,12 @@ from torch import nn
 from torchtitan.models.dit_tts.model.alignment import CTCHead
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue, rotated_groups
-from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, JointKeys, prepare_keys
+from torchtitan.models.dit_tts.model.attention_backends import (
+    GuidedKeys,
+    JointKeys,
+    prepare_keys,
+    prepare_packed_keys,
+)
 from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
 from torchtitan.models.dit_tts.model.layers import (
     GatedMLP,
@@ -20,6 +25,7 @@ from torchtitan.models.dit_tts.model.layers import (
     rope_table,
     timestep_embedding,
 )
+from torchtitan.models.dit_tts.model.streams import PackedStreams, Stream
 
 
 class BlockCache(NamedTuple):
@@ -101,9 +107,10 @@ class TransformerBlock(nn.Module):
         speaker: torch.Tensor,
         text_rope: torch.Tensor | None = None,
         cache: BlockCache | None = None,
+        packed: Stream | None = None,
     ) -> torch.Tensor:
         """text and speaker are encoded conditions. With a cache neither they nor `text_rope` and `shared` are
-        used."""
+        used. `shared` has a row for each of the samples that are `packed` in the one of x."""
         if cache is None:
             assert shared is not None
             key_values = self.attention.condition_key_values(text, speaker, text_rope)
@@ -112,10 +119,10 @@ class TransformerBlock(nn.Module):
             key_values, modulation = cache
         shift, scale, gate = modulation[..., None, :].unbind(1)  # each (B, 2, 1, D)
         gate = torch.tanh(gate)
-        h = modulated_norm(x, scale[:, 0], shift[:, 0], self.eps)
-        x = add_gated(x, gate[:, 0], self.attention(h, rope, keys, key_values))
-        h = modulated_norm(x, scale[:, 1], shift[:, 1], self.eps)
-        return add_gated(x, gate[:, 1], self.mlp(h))
+        h = modulated_norm(x, scale[:, 0], shift[:, 0], self.eps, packed)
+        x = add_gated(x, gate[:, 0], self.attention(h, rope, keys, key_values), packed)
+        h = modulated_norm(x, scale[:, 1], shift[:, 1], self.eps, packed)
+        return add_gated(x, gate[:, 1], self.mlp(h), packed)
 
 
 class DiTTTSModel(ConditionedModel):
@@ -139,7 +146,8 @@ class DiTTTSModel(ConditionedModel):
         self.rotated = rotated_groups(args.n_heads)
 
     def _text_rope(self, conditions: Conditions, frames: torch.Tensor) -> torch.Tensor | None:
-        """Rotary table of the text's keys, at position·T - 1/2 of utterances of T frames (B,): if all L tokens
+        """Rotary table of the text's keys, at position·T - 1/2 of utterances of T frames, (B, 1) or of each token
+        (B, L): if all L tokens
         take the same time, token i is at (i + 1/2)·T/L - 1/2, the frame in its middle. After LARoPE (arXiv
         2509.11084), which scales both axes to a constant instead. Tokens that are not text are not rotated."""
         args = self.args
@@ -148,7 +156,7 @@ class DiTTTSModel(ConditionedModel):
         relative = conditions.text_positions
         if relative is None:
             raise ValueError('text_positions = "scaled" needs text_positions in the batch')
-        positions = torch.where(relative < 0, 0.0, relative * frames[:, None] - 0.5)
+        positions = torch.where(relative < 0, 0.0, relative * frames - 0.5)
         head_dim = args.dim // args.n_heads
         return rope_table(positions, head_dim, args.rope_theta, self.rotated)
 
@@ -157,7 +165,7 @@ class DiTTTSModel(ConditionedModel):
     ) -> list[list[BlockCache]]:
         """For each of the times (N,), each block's cache, for utterances of `frames` (B,)."""
         shared = self.timestep(times)
-        text_rope = self._text_rope(conditions, frames)
+        text_rope = self._text_rope(conditions, frames[:, None])
         layers = [cast(TransformerBlock, layer) for layer in self.layers]
         key_values = [
             layer.attention.condition_key_values(conditions.text, conditions.speaker, text_rope)
@@ -178,10 +186,23 @@ class DiTTTSModel(ConditionedModel):
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
         ctc_logits: list[torch.Tensor] | None = None,
+        packed: PackedStreams | None = None,
     ) -> torch.Tensor:
         """The network's output for encoded conditions; see `forward` for the arguments. The alignment head's
         output is appended to `ctc_logits`."""
         text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
+        x = self.input(latents.to(self.input.weight.dtype))
+        if packed is not None:
+            if keep_text is not None:
+                text_mask = text_mask & keep_text[packed.text.segment]
+            if keep_speaker is not None:
+                speaker_mask = speaker_mask & keep_speaker[packed.patches.segment]
+            masks = frame_mask, text_mask, speaker_mask
+            keys = prepare_packed_keys(self.args.attention, packed, masks)
+            frames = packed.frames.starts.diff()[packed.text.segment]
+            return self._decode(
+                x, t, keys, conditions, frames[None], ctc_logits=ctc_logits, packed=packed.frames
+            )
         if keep_text is not None:
             text_mask = text_mask & keep_text[:, None]
         if keep_speaker is not None:
@@ -189,9 +210,9 @@ class DiTTTSModel(ConditionedModel):
         # A row without any valid frame attends to all of its frames: no softmax is empty.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
-        x = self.input(latents.to(self.input.weight.dtype))
         keys = prepare_keys(self.args.attention, valid, latents.shape[1], x.dtype)
-        return self._decode(x, t, keys, conditions, frame_mask.sum(dim=1), ctc_logits=ctc_logits)
+        frames = frame_mask.sum(dim=1, keepdim=True)
+        return self._decode(x, t, keys, conditions, frames, ctc_logits=ctc_logits)
 
     def denoise_guided(
         self,
@@ -212,7 +233,7 @@ class DiTTTSModel(ConditionedModel):
             caches: of `block_caches` at this time, one per block.
         """
         x = self.input(latents.to(self.input.weight.dtype))
-        return self._decode(x, t, keys, conditions, frames, caches)
+        return self._decode(x, t, keys, conditions, frames[:, None], caches)
 
     def _decode(
         self,
@@ -223,15 +244,17 @@ class DiTTTSModel(ConditionedModel):
         frames: torch.Tensor,
         caches: list[BlockCache] | None = None,
         ctc_logits: list[torch.Tensor] | None = None,
+        packed: Stream | None = None,
     ) -> torch.Tensor:
         args = self.args
-        rope = rope_table(positions_of(x), args.dim // args.n_heads, args.rope_theta, self.rotated)
+        positions = positions_of(x, packed)
+        rope = rope_table(positions, args.dim // args.n_heads, args.rope_theta, self.rotated)
         text, speaker, shared, text_rope = conditions.text, conditions.speaker, None, None
         if caches is None:
             shared, text_rope = self.timestep(t), self._text_rope(conditions, frames)
         for index, layer in enumerate(self.layers):
             cache = caches[index] if caches is not None else None
-            x = layer(x, shared, rope, keys, text, speaker, text_rope, cache)
+            x = layer(x, shared, rope, keys, text, speaker, text_rope, cache, packed)
             if ctc_logits is not None and self.alignment and index + 1 == args.ctc_layer:
                 ctc_logits.append(self.alignment["ctc"](x))
         return self.output(self.norm(x)).float()
@@ -250,6 +273,7 @@ class DiTTTSModel(ConditionedModel):
         text_features: torch.Tensor | None = None,
         text_rows: Any = None,
         text_positions: torch.Tensor | None = None,
+        packed: PackedStreams | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Predicts the target of the objective for every frame.
 
@@ -260,6 +284,8 @@ class DiTTTSModel(ConditionedModel):
             text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_positions: see
                 `encode_conditions`.
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
+            packed: where samples are that stand one behind the other in a single row, B = 1. Then t,
+                keep_text and keep_speaker are of the samples, (S,).
 
         Returns:
             (B, T, C) float32, undefined at masked frames; with the alignment head (that, its output), since
@@ -276,9 +302,10 @@ class DiTTTSModel(ConditionedModel):
             text_features,
             text_rows,
             text_positions,
+            packed,
         )
         ctc_logits: list[torch.Tensor] = []
         prediction = DiTTTSModel.denoise(
-            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, ctc_logits
+            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, ctc_logits, packed
         )
         return (prediction, *ctc_logits) if ctc_logits else prediction
