@@ -244,10 +244,6 @@ def test_samples_of_a_step(one_process_group):
     assert metrics.samples(1) == 10
 
 
-def masked(lengths: list[int]) -> torch.Tensor:
-    return torch.arange(10) < torch.tensor(lengths)[:, None]
-
-
 def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     """Weighted by frames over the micro-batches since the last logged step; the ends are in the outer
     tenths, and what is not finite is left out."""
@@ -257,11 +253,13 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
         log_scalars=lambda values, step: logged.append(values), continue_after=lambda step: None
     )
     first = torch.tensor([0.0, 0.05, 0.55, 1.0]), torch.tensor([6.0, 1.0, 9.0, 5.0])
-    metrics.count_losses(*first, masked([4, 10, 3, 10]))
+    metrics.count_losses(*first, torch.tensor([4, 10, 3, 10]))
     bad = [0.5, float("nan"), float("inf")]
-    metrics.count_losses(torch.tensor([0.59, 0.0, 0.95]), torch.tensor(bad), masked([2, 9, 9]))
+    metrics.count_losses(
+        torch.tensor([0.59, 0.0, 0.95]), torch.tensor(bad), torch.tensor([2, 9, 9])
+    )
     log(metrics, 1)
-    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), masked([8]))
+    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), torch.tensor([8]))
     log(metrics, 2)
     found = [row["loss_by_time"] for row in rows(tmp_path)]
     assert found[0] == [7 / 14, *[None] * 4, pytest.approx(9.5 / 5), *[None] * 3, 0.5]
@@ -281,9 +279,9 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     assert list(by_time.values()) == found[0]
     assert "loss_by_time" not in {name.rpartition("/")[2] for name in logged[0]}
     # Those of steps that a return to a checkpoint undoes are forgotten.
-    metrics.count_losses(torch.tensor([0.5]), torch.tensor([4.0]), masked([8]))
+    metrics.count_losses(torch.tensor([0.5]), torch.tensor([4.0]), torch.tensor([8]))
     metrics.start(1, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
-    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), masked([8]))
+    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), torch.tensor([8]))
     log(metrics, 2)
     assert rows(tmp_path)[-1]["loss_by_time"] == found[1]
 

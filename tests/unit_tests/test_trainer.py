@@ -262,7 +262,8 @@ def test_hidden_and_long_texts_are_not_aligned():
     trainer = trainer_on("cpu", one_rank(), "--alignment.ctc_weight=0.5")
     trainer.forward_pass.add_noise = problem  # which hides the texts of rows with odd numbers
     [(batch, labels), *_] = loaded(rows=4)
-    batch |= {"text_rows": None, "text_bytes": torch.randint(97, 123, (4, 16), dtype=torch.uint8)}
+    batch |= {"text_rows": None, "packed": None}
+    batch["text_bytes"] = torch.randint(97, 123, (4, 16), dtype=torch.uint8)
 
     def added(aligns) -> float:
         changed = {**batch, "aligns": torch.tensor(aligns)}

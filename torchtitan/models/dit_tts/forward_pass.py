@@ -13,6 +13,7 @@ from torchtitan.models.dit_tts.infra.compile import compile_function, static_sha
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.model.flops import MicroBatch
+from torchtitan.models.dit_tts.model.streams import PackedStreams, stream_of, unpack
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
@@ -24,12 +25,15 @@ def valid_mask(lengths: torch.Tensor, size: int) -> torch.Tensor:
 
 def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
     """The shape of a batch on the CPU and the valid lengths of its samples, for the metrics."""
-    samples, frames, _ = batch["latents"].shape
-    lengths = (batch[name].tolist() for name in ("frames", "text_tokens", "speaker_frames"))
+    rows_of_batch, frames, _ = batch["latents"].shape
+    columns = (batch[name].tolist() for name in ("frames", "text_tokens", "speaker_frames"))
+    lengths = list(zip(*columns, strict=True))
+    slots = len(lengths) if "longest" in batch else 0
     return MicroBatch(
-        (samples, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
-        list(zip(*lengths, strict=True)),
+        (rows_of_batch, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
+        [each for each in lengths if each[0]] if slots else lengths,
         rows.shapes if rows is not None else (),
+        slots,
     )
 
 
@@ -38,11 +42,29 @@ def _conditions(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Text ids and speaker latents that the model encodes, each with its mask."""
     text, speaker = batch["text_ids"], batch["speaker"]
-    return (
-        text,
-        valid_mask(batch["text_tokens"], text.shape[1]),
-        speaker,
-        valid_mask(batch["speaker_frames"], speaker.shape[1]),
+    packed: PackedStreams | None = batch["packed"]
+    if packed is None:
+        text_mask = valid_mask(batch["text_tokens"], text.shape[1])
+        return text, text_mask, speaker, valid_mask(batch["speaker_frames"], speaker.shape[1])
+    text_mask = valid_mask(packed.text.starts[-1:], text.shape[1])
+    # Of the last patch of a sample some frames may be missing.
+    patch = torch.arange(speaker.shape[1], device=speaker.device)
+    size = len(patch) // len(packed.patches.segment)
+    segment, position = (each[patch // size] for each in packed.patches[:2])
+    in_sample = position * size + patch % size < batch["speaker_frames"][segment]
+    return text, text_mask, speaker, in_sample[None]
+
+
+def packed_streams(batch: dict[str, Any], patch_size: int) -> PackedStreams | None:
+    """Where the samples of a packed batch are; None of a padded one."""
+    if "longest" not in batch:
+        return None
+    patches = -(-batch["speaker_frames"] // patch_size)
+    frames, text, speaker = batch["longest"]
+    return PackedStreams(
+        stream_of(batch["frames"], batch["latents"].shape[1], frames),
+        stream_of(batch["text_tokens"], batch["text_ids"].shape[1], text),
+        stream_of(patches, batch["speaker"].shape[1] // patch_size, -(-speaker // patch_size)),
     )
 
 
@@ -93,6 +115,7 @@ class ForwardPass:
             else value
             for name, value in batch.items()
         }
+        moved["packed"] = packed_streams(moved, self.config.data.speaker_patch_size)
         return {**moved, "text_rows": rows.to(self.device) if rows is not None else None}
 
     def text_rows(self, batch: dict[str, Any]) -> TextRows | None:
@@ -100,9 +123,12 @@ class ForwardPass:
         encoder = self.text_encoder or self.model.text_encoder
         if not isinstance(encoder, PretrainedTextEncoder):
             return None
-        ids = batch["text_ids"]
-        in_text = valid_mask(batch["text_tokens"], ids.shape[1]) & (ids < self.first_condition_id)
-        return encoder.rows(in_text.numpy())
+        ids, tokens = batch["text_ids"], batch["text_tokens"]
+        in_text = ids < self.first_condition_id
+        if "longest" in batch:
+            in_text &= valid_mask(tokens.sum()[None], ids.shape[1])
+            return encoder.rows(in_text.numpy(), tokens.numpy())
+        return encoder.rows((in_text & valid_mask(tokens, ids.shape[1])).numpy())
 
     def loss_sums(
         self, batch: dict[str, Any], labels: torch.Tensor, step: int
@@ -110,12 +136,14 @@ class ForwardPass:
         """The loss of a micro-batch, summed over its valid frames, without and with the weighted loss
         of the alignment head."""
         frame_mask = labels != IGNORE_INDEX
+        packed: PackedStreams | None = batch["packed"]
+        in_frames = () if packed is None else (packed.frames,)
         with torch.no_grad():
             place = batch["global_batch"], batch["row"], batch["global_batch_size"]
             # From 0 at the first step to 1 at the last; a tensor made there is no copy to the device.
             done = (step - 1) / max(1, self.config.training.steps - 1)
             progress = torch.full((), done, device=self.device)
-            noisy = self.add_noise(batch["latents"], *place, progress)
+            noisy = self.add_noise(batch["latents"], *place, progress, *in_frames)
             features = self._text_features(batch)
         with self.amp:
             output = self.model(
@@ -128,16 +156,23 @@ class ForwardPass:
                 features,
                 batch["text_rows"],
                 batch["text_positions"],
+                *(() if packed is None else (packed,)),
             )
         prediction, ctc_logits = output if isinstance(output, tuple) else (output, None)
-        losses = self.loss_fn(prediction, noisy.target, frame_mask)
-        self.metrics.count_losses(noisy.t, losses.detach(), frame_mask)
+        losses = self.loss_fn(prediction, noisy.target, frame_mask, *in_frames)
+        frames_of = batch["frames"] if packed else frame_mask.sum(1)
+        self.metrics.count_losses(noisy.t, losses.detach(), frames_of)
         loss = total = losses.sum()
         if ctc_logits is not None:
             frames, lengths = zip(*batch["ctc_lengths"], strict=True)
             # A hidden text would have to be recognized from noise: its row would only disturb the others.
             counted = batch["aligns"] & noisy.keep_text
-            ctc = ctc_sums(ctc_logits, frames, batch["text_bytes"], lengths, counted).sum()
+            text_bytes = batch["text_bytes"]
+            if packed:
+                ctc_logits, text_bytes = (
+                    unpack(each, packed.frames) for each in (ctc_logits, text_bytes)
+                )
+            ctc = ctc_sums(ctc_logits, frames, text_bytes, lengths, counted).sum()
             self.metrics.count_ctc(ctc.detach())
             total = total + self.config.alignment.ctc_weight * ctc
         return loss, total

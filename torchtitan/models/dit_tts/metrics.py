@@ -196,30 +196,26 @@ class TTSMetricsProcessor(MetricsProcessor):
         Args:
             replaced: corrupt samples that another sample stands in for.
         """
-        samples, *padded = batch.shape
+        rows, *padded = batch.shape
         self.shapes[batch.shape] += 1
         self.counts.executed_flops += executed_flops(self.model_args, batch)
         self.counts.useful_flops += useful_flops(self.model_args, batch)
-        self.counts.samples += samples
+        self.counts.samples += len(batch.lengths)
         frames, text_tokens, reference_frames = map(sum, zip(*batch.lengths, strict=True))
         self.counts.valid_frames += frames
         self.counts.valid_text_tokens += text_tokens
         self.counts.valid_reference_frames += reference_frames
-        self.counts.padded_frames += samples * padded[0]
-        self.counts.padded_text_tokens += samples * padded[1]
-        self.counts.padded_reference_frames += samples * padded[2]
+        self.counts.padded_frames += rows * padded[0]
+        self.counts.padded_text_tokens += rows * padded[1]
+        self.counts.padded_reference_frames += rows * padded[2]
         self.counts.replaced_samples += replaced
 
-    def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frame_mask: torch.Tensor) -> None:
-        """Adds the losses (B,), summed over valid frames, of samples at diffusion times t (B,) to the sums of
-        their time; values that are not finite are skipped. The host does not wait for the device.
-
-        Args:
-            frame_mask: (B, T), true at valid frames.
-        """
+    def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frames: torch.Tensor) -> None:
+        """Adds the losses (B,), summed over valid `frames` (B,), of samples at diffusion times t (B,) to the sums of
+        their time; values that are not finite are skipped. The host does not wait for the device."""
         bins = torch.arange(TIME_BINS, device=t.device)
         inside = (t * TIME_BINS).long().clamp(0, TIME_BINS - 1)[:, None] == bins
-        counted = torch.stack([losses, frame_mask.sum(1)]).where(losses.isfinite(), 0.0)
+        counted = torch.stack([losses, frames]).where(losses.isfinite(), 0.0)
         sums = (counted[:, :, None] * inside).sum(1)
         self._losses = sums if self._losses is None else self._losses + sums
 

@@ -48,9 +48,11 @@ def stream_keys(
     return key
 
 
-def _bits(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """Random bits, (B, count) int64."""
+def _bits(keys: torch.Tensor, count: int, first: torch.Tensor | None = None) -> torch.Tensor:
+    """Random bits, (B, count) int64, from each stream's number `first` (B,) on, or its beginning."""
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=keys.device)
+    if first is not None:
+        counter = counter + first[:, None]
     return mix(keys[:, None] + counter * _GAMMA)
 
 
@@ -74,14 +76,16 @@ def permuted(row: torch.Tensor, keys: torch.Tensor, size: int | torch.Tensor) ->
     return (factor * row + (_shift_right(bits, 16) % size)) % size
 
 
-def normal(keys: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def normal(
+    keys: torch.Tensor, shape: tuple[int, ...], first_pair: torch.Tensor | None = None
+) -> torch.Tensor:
     """Standard normal numbers, (B, *shape) float32, by the Box-Muller transform.
 
     Pairs are consecutive in the flattened shape, so padding (more frames) leaves the numbers of earlier
-    frames unchanged.
+    frames unchanged. With `first_pair` (B,) int64 they are a later part of each key's numbers.
     """
     count = math.prod(shape)
-    bits = _bits(keys, (count + 1) // 2)
+    bits = _bits(keys, (count + 1) // 2, first_pair)
     # 24 bits each. The half excludes log(0); if `first` rounds to 1, the radius is 0.
     first = (_shift_right(bits, 40).float() + 0.5) * 2.0**-24
     second = ((bits & _LOW_32) >> 8).float() * 2.0**-24

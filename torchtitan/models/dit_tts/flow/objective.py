@@ -13,6 +13,7 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.flow.counter_rng import normal, permuted, stream_keys, uniform
 from torchtitan.models.dit_tts.flow.duration import relative_error_sums
+from torchtitan.models.dit_tts.model.streams import Stream
 
 _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA = range(5)
 
@@ -81,6 +82,7 @@ class FlowMatching:
         row: torch.Tensor,
         global_batch_size: int | torch.Tensor,
         progress: float | torch.Tensor = 0.0,
+        packed: Stream | None = None,
     ) -> NoisyBatch:
         """Draws time, noise and condition dropout of a micro-batch.
 
@@ -90,13 +92,14 @@ class FlowMatching:
             row: (B,) int64, rows in the global batch.
             global_batch_size: number of rows of the global batch.
             progress: as in `sample_times`; as a tensor it causes no recompilation.
+            packed: where the B samples are, whose latents (1, T, C) stand in one row; C is even.
         """
 
         def keys(stream: int) -> torch.Tensor:
             return stream_keys(self.seed, global_batch, row, stream)
 
         t = self.sample_times(global_batch, row, global_batch_size, progress)
-        noisy, target = self.add_noise_at(latents, t, keys(_NOISE))
+        noisy, target = self.add_noise_at(latents, t, keys(_NOISE), packed)
         return NoisyBatch(
             latents=noisy,
             t=t,
@@ -106,11 +109,21 @@ class FlowMatching:
         )
 
     def add_noise_at(
-        self, latents: torch.Tensor, t: torch.Tensor, keys: torch.Tensor
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        keys: torch.Tensor,
+        packed: Stream | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Noisy latents and the network's target (B, T, C) at times t (B,), with noise from keys (B,)."""
-        noise = normal(keys, tuple(latents.shape[1:]))
-        t = t[:, None, None]
+        if packed is None:
+            noise = normal(keys, tuple(latents.shape[1:]))
+            t = t[:, None, None]
+        else:  # a frame has the same noise as in a row of its own
+            channels = latents.shape[-1]
+            first = packed.position * (channels // 2)
+            noise = normal(keys[packed.segment], (channels,), first)[None]
+            t = t[packed.segment, None]
         noisy = (1.0 - t) * latents + t * noise
         return noisy, noise - latents if self.prediction == "velocity" else noise
 
@@ -132,15 +145,23 @@ class FlowMatching:
 
 
 def squared_error_sums(
-    prediction: torch.Tensor, target: torch.Tensor, frame_mask: torch.Tensor
+    prediction: torch.Tensor,
+    target: torch.Tensor,
+    frame_mask: torch.Tensor,
+    packed: Stream | None = None,
 ) -> torch.Tensor:
     """(B,) float32: per row, the sum over valid frames of the mean squared error over channels.
 
     prediction and target (B, T, C), frame_mask (B, T). Their sum divided by the number of valid frames
-    of the global batch is the loss, however the batch is split.
+    of the global batch is the loss, however the batch is split. (S,) of the samples that are packed in one row.
     """
     error = (prediction.float() - target.float()).square().mean(-1)
-    return torch.where(frame_mask, error, 0.0).sum(-1)
+    error = torch.where(frame_mask, error, 0.0)
+    if packed is not None:
+        error = error * (
+            torch.arange(packed.samples, device=error.device)[:, None] == packed.segment
+        )
+    return error.sum(-1)
 
 
 def build_objective(job_config: JobConfig) -> FlowMatching:

@@ -27,13 +27,16 @@ class MicroBatch:
     """Sizes of one rank's micro-batch."""
 
     shape: tuple[int, int, int, int]
-    """padded (samples, frames, text tokens, speaker frames)"""
+    """padded (rows, frames, text tokens, speaker frames)"""
 
     lengths: Sequence[tuple[int, int, int]]
     """real frames, text tokens and speaker frames of each sample"""
 
     text_rows: Sequence[tuple[int, int]] = ()
     """(rows, tokens) of each pass through a pretrained text encoder"""
+
+    packed_slots: int = 0
+    """samples that the one row of a packed batch could have; 0: a row has one"""
 
 
 def _encoder_blocks(n_layers: int, length: int, dim: int, mlp_dim: int) -> int:
@@ -139,11 +142,31 @@ def text_encoder_flops(sizes: TextEncoderSizes, rows: int, tokens: int) -> int:
 
 def executed_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     """Training FLOPs of a micro-batch's padded shapes, with the pretrained text encoder."""
-    samples, *padded = batch.shape
-    flops = samples * training_flops(args, Lengths(*padded))
+    rows, *padded = batch.shape
+    if batch.packed_slots:
+        flops = _packed_flops(args, batch)
+    else:
+        flops = rows * training_flops(args, Lengths(*padded))
     if args.text_encoder_sizes is not None:
         flops += sum(text_encoder_flops(args.text_encoder_sizes, *rows) for rows in batch.text_rows)
     return flops
+
+
+def _packed_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
+    """Training FLOPs of all positions and slots of a packed batch, where attention stays within the samples."""
+
+    def flops(*lengths: int) -> int:
+        return training_flops(args, Lengths(*lengths))
+
+    padding = [
+        size - sum(lengths)
+        for size, lengths in zip(batch.shape[1:], zip(*batch.lengths, strict=True), strict=True)
+    ]
+    # A polynomial of degree 2 in the lengths: this is the linear part, as padding has no attention.
+    doubled, nothing = flops(*(2 * length for length in padding)), flops(0, 0, 0)
+    linear = 2 * flops(*padding) - (doubled + 3 * nothing) // 2
+    empty = batch.packed_slots - len(batch.lengths)
+    return sum(flops(*lengths) for lengths in batch.lengths) + linear + empty * nothing
 
 
 def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:

@@ -111,7 +111,7 @@ def timestep_embedding(t: torch.Tensor, dim: int) -> torch.Tensor:
 def positions_of(x: torch.Tensor, packed: Stream | None = None) -> torch.Tensor:
     """0, 1, ... of x (B, L, ...), (L,) float32; (1, L) of samples packed in one row, each from 0."""
     if packed is not None:
-        return packed.position[None]
+        return packed.position[None].float()
     return torch.arange(x.shape[1], dtype=torch.float32, device=x.device)
 
 

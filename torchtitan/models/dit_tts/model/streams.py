@@ -12,7 +12,7 @@ class Stream(NamedTuple):
     """(L,) int64: sample of each position, in padding the last one"""
 
     position: torch.Tensor
-    """(L,) float32: index in the sample"""
+    """(L,) int64: index in the sample"""
 
     starts: torch.Tensor
     """(S + 1,) int32: where each sample begins, and where the last one ends"""
@@ -40,7 +40,7 @@ def stream_of(lengths: torch.Tensor, size: int, longest: int) -> Stream:
     index = torch.arange(size, device=lengths.device)
     segment = torch.bucketize(index, ends, right=True).clamp_max(len(lengths) - 1)
     starts = torch.nn.functional.pad(ends, (1, 0))
-    return Stream(segment, (index - starts[segment]).float(), starts.int(), longest)
+    return Stream(segment, index - starts[segment], starts.int(), longest)
 
 
 class _PerPosition(torch.autograd.Function):
@@ -61,3 +61,9 @@ class _PerPosition(torch.autograd.Function):
 def per_position(table: torch.Tensor, stream: Stream) -> torch.Tensor:
     """Each sample's row of a table (S, 1, D) at all of its positions, (1, L, D)."""
     return _PerPosition.apply(table[:, 0], stream.segment)[None]
+
+
+def unpack(x: torch.Tensor, stream: Stream) -> torch.Tensor:
+    """A row x (1, L, ...) as (S, longest, ...), one row per sample; behind a sample is something else."""
+    index = stream.starts[:-1, None] + torch.arange(stream.longest, device=x.device)
+    return x[0, index.clamp_max(x.shape[1] - 1)]

@@ -69,16 +69,25 @@ class TextRows:
         return [(group.token.shape[0], group.token.shape[1]) for group in self.groups]
 
 
-def pack_rows(valid: np.ndarray, packed: bool = True) -> TextRows:
+def pack_rows(
+    valid: np.ndarray, packed: bool = True, samples: np.ndarray | None = None
+) -> TextRows:
     """Lays out the texts of a batch.
 
     Args:
         valid: (B, L) bool, true at text tokens; those of a row are contiguous.
         packed: several texts per row, by best fit in order of falling length; else one text per row
             in SORTED_GROUPS groups of similar lengths.
+        samples: (S,) lengths of the samples, with conditioning tokens, that stand in the one row of `valid`.
     """
     batch, padded = valid.shape
-    lengths, starts = valid.sum(1), valid.argmax(1)
+    if samples is None:
+        lengths, starts = valid.sum(1), valid.argmax(1) + np.arange(batch) * padded
+    else:
+        ends = samples.cumsum()
+        before = np.append(0, valid.cumsum())
+        lengths = before[ends] - before[ends - samples]
+        starts = ends - lengths  # conditioning tokens come first
     order = np.argsort(-lengths, kind="stable")
     if packed:
         layouts = [_fewest_padded(order, lengths)]
@@ -96,7 +105,7 @@ def pack_rows(valid: np.ndarray, packed: bool = True) -> TextRows:
             for which, text in enumerate(row, start=1):
                 count = np.arange(lengths[text])
                 inside = slice(at, at + len(count))
-                token[number, inside] = text * padded + starts[text] + count
+                token[number, inside] = starts[text] + count
                 segment[number, inside] = which
                 position[number, inside] = count
                 origin[token[number, inside]] = first + number * width + at + count

@@ -45,9 +45,10 @@ class PretrainedTextEncoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return next(self.core.parameters()).dtype
 
-    def rows(self, text_mask: np.ndarray) -> TextRows:
-        """The layout in which a batch goes through this encoder; text_mask (B, L) bool."""
-        return pack_rows(text_mask, self.packs)
+    def rows(self, text_mask: np.ndarray, samples: np.ndarray | None = None) -> TextRows:
+        """The layout in which a batch goes through this encoder; text_mask (B, L) bool, and samples as of
+        `pack_rows`."""
+        return pack_rows(text_mask, self.packs, samples)
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, rows: TextRows | None = None
