@@ -71,7 +71,7 @@ def test_numbers_are_splitmix64s_in_python():
 
 @pytest.mark.parametrize("bits", [0, -1, -(2**40), 2**32 - 1])
 def test_no_bits_give_infinity(bits, monkeypatch):
-    monkeypatch.setattr(counter_rng, "_bits", lambda keys, n, _: torch.full((len(keys), n), bits))
+    monkeypatch.setattr(counter_rng, "_bits", lambda keys, n, *_: torch.full((len(keys), n), bits))
     key = torch.tensor([0])
     assert 0 < uniform(key).item() < 1 and torch.special.ndtri(uniform(key)).isfinite()
     assert normal(key, (2,)).abs().max() < 6
