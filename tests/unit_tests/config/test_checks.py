@@ -79,6 +79,10 @@ REFUSED = """
 3 | LIMITED | batch_multiple = 8 cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
 3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [3]; training.batch_ramp_steps = 9 | 1/3 cannot | 3 data-parallel ranks x 2 accumulation | multiples of 18
 1 | GRAPHS; training.max_local_batch_size = 8 | 4 accumulation steps do not allow
+1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
+2 | data = {batching = 'packed', longest_per_row = 6} | longest_per_row = 6 | 32 / 2 = 16 samples | a multiple
+1 | data.batching = 'packed'; objective.loss_on_padding = true | loss_on_padding = true | no padding
+2 | data = {batching = 'packed'}; training = {batch_ramp = [2], batch_ramp_steps = 8} | 1/2 cannot | multiples of 16
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 8, 9] | up to 8
@@ -198,6 +202,7 @@ ALLOWED = """
 1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
 3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [4, 2]; training.batch_ramp_steps = 8
 2 | training.enable_cpu_offload = true
+2 | data = {batching = 'packed', batch_multiple = 16}; training = {batch_ramp = [2], batch_ramp_steps = 8}
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8}; sampling = {min_t = 0.5, max_t = 0.5}
 1 | data = {prefetch_batches = 0, num_workers = 0}

@@ -4,7 +4,12 @@ from operator import attrgetter
 
 import torchtitan.config.job_config as titan
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
-from torchtitan.models.dit_tts.config.data_checks import check_batch_ramp, check_data, check_text
+from torchtitan.models.dit_tts.config.data_checks import (
+    check_batch_ramp,
+    check_data,
+    check_packed,
+    check_text,
+)
 from torchtitan.models.dit_tts.config.duration_checks import check_duration
 from torchtitan.models.dit_tts.config.exported import check_initial_weights
 from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -91,6 +96,7 @@ def validate_config(
     dp_degree = data_parallel_degree(config, world_size)
     global_batch, steps = batch_split(config.training, dp_degree)
     check_data(config.data, global_batch, dp_degree, steps)
+    check_packed(config, global_batch, dp_degree * steps)
     check_batch_ramp(config, dp_degree, steps)
     check_text(config)
     objective = config.objective

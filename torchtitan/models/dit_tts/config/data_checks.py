@@ -75,6 +75,29 @@ def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int)
     )
 
 
+def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
+    """blocks: micro-batches of a global batch, on all ranks."""
+    data = config.data
+    if data.batching != "packed":
+        return
+    require(
+        not data.bucket_frames,
+        f"[data] bucket_frames = {data.bucket_frames} with batching = 'packed', which has no buckets; leave "
+        f"bucket_frames and bucket_batch_sizes empty",
+    )
+    require(
+        global_batch % (blocks * data.longest_per_row) == 0,
+        f"[data] longest_per_row = {data.longest_per_row}, but a micro-batch of packed rows has [training] "
+        f"global_batch_size {global_batch} / {blocks} = {global_batch / blocks:g} samples of the longest "
+        f"length, which is not a multiple of it; change one of them",
+    )
+    require(
+        not config.objective.loss_on_padding,
+        "[objective] loss_on_padding = true with [data] batching = 'packed', whose samples have no padding "
+        "behind them; set batching to 'buckets' or loss_on_padding to false",
+    )
+
+
 def check_batch_ramp(config: JobConfig, dp_degree: int, accumulation: int) -> None:
     training, data = config.training, config.data
     ramp, steps = training.batch_ramp, training.batch_ramp_steps
@@ -90,9 +113,10 @@ def check_batch_ramp(config: JobConfig, dp_degree: int, accumulation: int) -> No
     )
     multiple = math.gcd(*(data.bucket_batch_sizes or [data.batch_multiple]))
     key = "bucket_batch_sizes" if data.bucket_batch_sizes else "batch_multiple"
+    unit = data.longest_per_row if data.batching == "packed" else 1
     for divisor in ramp:
         micro_batches = ramp_accumulation(accumulation, divisor)
-        blocks = divisor * micro_batches * dp_degree
+        blocks = divisor * micro_batches * dp_degree * unit
         require(
             multiple % blocks == 0,
             f"[training] batch_ramp = {ramp}: a part of 1/{divisor} cannot be divided among {dp_degree} "

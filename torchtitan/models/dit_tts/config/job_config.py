@@ -293,6 +293,14 @@ class Data:
     max_text_tokens: Annotated[PositiveInt, INPUT] = 192
     """Longest text, in tokens"""
 
+    batching: Annotated[Literal["buckets", "packed"], WORKLOAD] = "buckets"
+    """Micro-batches of samples of similar length, each padded to its bucket's (buckets), or rows of a fixed
+    number of frames in which whole samples stand one behind the other (packed)"""
+
+    longest_per_row: Annotated[int, Bounds(1, 1024), WORKLOAD] = 4
+    """Utterances of the longest length that fit in a row of packed batches; a micro-batch is a multiple
+    of them. More give fuller rows"""
+
     num_buckets: Annotated[int, Bounds(1, MAX_BUCKETS), WORKLOAD] = 8
     """Maximum number of length buckets (= compiled shapes), at most 8"""
 

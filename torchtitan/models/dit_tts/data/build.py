@@ -38,6 +38,8 @@ def build_dataloader(
     """
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
+    if data.batching == "packed":
+        raise InputError("[data] batching = 'packed' is not complete; set it to 'buckets'")
     dataset = open_training_data(data, (dp_rank, dp_world_size))
     if not data.allow_heldout:
         _refuse_heldout(dataset)

@@ -32,8 +32,10 @@ with and without checkpointing, for one row and for several"""
 
 
 def static_shapes(config: JobConfig) -> int:
-    """Maximum number of micro-batch shapes: one per bucket and phase of the batch ramp."""
+    """Maximum number of micro-batch shapes: one per bucket (packed: one) and phase of the batch ramp."""
     buckets = len(config.data.bucket_frames) or config.data.num_buckets
+    if config.data.batching == "packed":
+        buckets = 1
     return buckets * (1 + len(config.training.batch_ramp))
 
 
