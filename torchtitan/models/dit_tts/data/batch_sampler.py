@@ -37,7 +37,7 @@ the same on every machine.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -65,12 +65,26 @@ class GlobalBatch:
         epoch: from 0.
         bucket: number of its length bucket.
         samples: (G_b,) int64 sample numbers, in row order.
+        starts: (rows + 1,) where the rows of a packed batch begin in them; None: each sample is a row.
     """
 
     number: int
     epoch: int
     bucket: int
     samples: np.ndarray
+    starts: np.ndarray | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.samples) if self.starts is None else len(self.starts) - 1
+
+    def part(self, number: int, first: int, rows: int) -> "GlobalBatch":
+        """So many of its rows, from row `first` on, as a batch of its own."""
+        if self.starts is None:
+            return replace(self, number=number, samples=self.samples[first : first + rows])
+        starts = self.starts[first : first + rows + 1]
+        samples = self.samples[starts[0] : starts[-1]]
+        return replace(self, number=number, samples=samples, starts=starts - starts[0])
 
 
 class _Stream:
@@ -103,6 +117,12 @@ class _Stream:
             self._before[epoch] = int(self._drawn(epoch).sum())
         return self._before[epoch]
 
+    def times(self, first: int, end: int) -> np.ndarray:
+        """(n,) int64, how often each sample comes in the epochs first .. end-1."""
+        if self._weights is None:
+            return np.full(len(self.samples), end - first)
+        return self._drawn(end) - self._drawn(first)
+
     def _drawn(self, epoch: int) -> np.ndarray:
         """Times that each sample comes in the epochs 0 .. e-1."""
         assert self._weights is not None
@@ -126,7 +146,7 @@ class _Stream:
             length = self.before_epoch(epoch + 1) - self.before_epoch(epoch)
             rows = seeded_permutation(length, (self._seed, epoch, self._bucket))
             if self._weights is not None:
-                times = self._drawn(epoch + 1) - self._drawn(epoch)
+                times = self.times(epoch, epoch + 1)
                 rows = np.repeat(np.arange(len(times), dtype=rows.dtype), times)[rows]
             self._permutations[epoch] = rows
             if len(self._permutations) > 2:

@@ -181,10 +181,10 @@ def make_batch_policy(
 
 def batch_shape(data: Data, frames: int, max_text: int, max_reference: int) -> tuple[int, int, int]:
     """(T, L, R) of a batch of T frames with texts and references up to these lengths."""
-    L = min(data.max_text_tokens, _round_up(max_text, ALIGNMENT))
+    L = min(data.max_text_tokens, round_up(max_text, ALIGNMENT))
     # The keys of a reference are counted in patches.
     multiple = ALIGNMENT * data.speaker_patch_size
-    return frames, L, min(data.max_speaker_frames, _round_up(max_reference, multiple))
+    return frames, L, min(data.max_speaker_frames, round_up(max_reference, multiple))
 
 
 def choose_edges(
@@ -199,7 +199,7 @@ def choose_edges(
 
     each as often as it is drawn where `draws` (n,) are given.
     """
-    rounded = np.minimum(_round_up(frames.astype(np.int64), ALIGNMENT), max_frames)
+    rounded = np.minimum(round_up(frames.astype(np.int64), ALIGNMENT), max_frames)
     candidates, index = np.unique(rounded, return_inverse=True)
     counts = np.bincount(index, draws)
     m = len(candidates)
@@ -226,5 +226,5 @@ def choose_edges(
     return edges[::-1]
 
 
-def _round_up(value, multiple: int):
+def round_up(value, multiple: int):
     return -(-value // multiple) * multiple
