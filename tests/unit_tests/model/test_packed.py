@@ -2,11 +2,16 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import flex_attention
 
 from tests.helpers.packed_batches import in_one_row, streams
 from tests.helpers.small_models import random_model, small_args
+from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model import cpu_kernels
+from torchtitan.models.dit_tts.model.attention_backends import _segment_block_mask
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model.packed_attention import packed_attention
 
 FRAMES, TEXT, SPEAKER = [5, 12, 0, 9, 1], [3, 7, 0, 0, 2], [6, 0, 0, 13, 4]
 KEEP_TEXT = torch.tensor([True, True, True, True, False])
@@ -47,9 +52,11 @@ def padded_inputs() -> dict:
     }
 
 
-def packed_inputs(padded: dict) -> dict:
-    kinds = {"latents": FRAMES, "frame_mask": FRAMES, "speaker": SPEAKER, "speaker_mask": SPEAKER}
-    kinds |= dict.fromkeys(("text_ids", "text_mask", "text_positions"), TEXT)
+def packed_inputs(padded: dict, order=(0, 1, 2, 3, 4)) -> dict:
+    """`order`: of the samples in `padded`."""
+    frames, text, speaker = ([lengths[n] for n in order] for lengths in (FRAMES, TEXT, SPEAKER))
+    kinds = {"latents": frames, "frame_mask": frames, "speaker": speaker, "speaker_mask": speaker}
+    kinds |= dict.fromkeys(("text_ids", "text_mask", "text_positions"), text)
     wide = {"speaker": (28, 4), "speaker_mask": (28, 4), "latents": (32, 1), "frame_mask": (32, 1)}
     found = dict(padded)
     for name, lengths in kinds.items():
@@ -57,7 +64,7 @@ def packed_inputs(padded: dict) -> dict:
             padded[name], (0, 0) * (padded[name].dim() - 2) + (0, 3)
         )  # so that 13 frames can have 4 patches
         found[name] = in_one_row(value, lengths, *wide.get(name, (14, 1)))
-    return found | {"packed": streams(FRAMES, TEXT, SPEAKER, SIZES, LONGEST)}
+    return found | {"packed": streams(frames, text, speaker, SIZES, LONGEST)}
 
 
 def outcome(model: DiTTTSModel, inputs: dict) -> list[torch.Tensor]:
@@ -88,3 +95,54 @@ def test_outputs_and_gradients_are_those_of_padded_samples(model, kernels, tail,
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.isfinite(mine).all()
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def test_one_graph_for_batches_of_any_composition(model):
+    padded = padded_inputs()
+    expected = outcome(model, padded)
+    counter = CompileCounterWithBackend("aot_eager")
+    apply_compile(model, counter, 1, components=("model", "encoders"))
+    packed = packed_inputs(padded)
+    other = padded | {"keep_text": ~KEEP_TEXT}
+    order = [3, 0, 4, 1, 2]
+    outcome(model, packed_inputs({name: value[order] for name, value in other.items()}, order))
+    for mine, theirs in zip(outcome(model, packed), expected, strict=True):
+        assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
+    assert counter.frame_count == 3  # decoder, text and speaker
+
+
+def test_the_block_mask_of_segments(model):
+    """Blocks of 128 hold parts of several samples, one sample, or keys of none."""
+    queries = torch.tensor([0] * 100 + [1] * 300 + [3] * 20)
+    keys = torch.tensor([0] * 130 + [1] * 140 + [4] * 150 + [1] * 60 + [3] * 70)  # 4: of no sample
+    q, k, v = (torch.randn(1, len(x), 2, 16, dtype=torch.float64) for x in (queries, keys, keys))
+    blocks = _segment_block_mask(queries, keys)
+    found = flex_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=blocks
+    )
+    same = queries[:, None] == keys
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4
+    expected = scores.masked_fill(~same, -torch.inf).softmax(-1) @ v.transpose(1, 2)
+    torch.testing.assert_close(found, expected)
+    assert blocks.kv_num_blocks.sum() == 14  # of 4 x 5
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_gradients_of_attention_within_samples(causal):
+    """One sample has no queries, one no text; keys behind the last sample are of none."""
+    q, k, v = (torch.randn(n, 2, 3, dtype=torch.float64, requires_grad=True) for n in (9, 14, 14))
+    starts = torch.tensor([0, 4, 4, 8], dtype=torch.int32)
+    key_starts = starts if causal else torch.tensor([0, 6, 9, 13], dtype=torch.int32)
+    window = (-1, 0 if causal else -1)
+
+    def attend(q, k, v):
+        return packed_attention(q, k, v, starts, key_starts, 4, 6, window_size=window)
+
+    assert torch.autograd.gradcheck(attend, (q, k, v))
+    out = attend(q, k, v)
+    scores = torch.einsum("qhd,khd->hqk", q[4:8], k[4:8] if causal else k[9:13]) / 3**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+    values = v[4:8] if causal else v[9:13]
+    torch.testing.assert_close(out[4:8], torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+    assert not out[8:].any()
