@@ -2,7 +2,7 @@
 
 import torch
 
-from torchtitan.models.dit_tts.model.streams import PackedStreams, stream_of
+from torchtitan.models.dit_tts.streams import PackedStreams, stream_of
 
 PATCH = 4
 

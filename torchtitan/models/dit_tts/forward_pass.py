@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.infra.compile import compile_function, static_sha
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.model.flops import MicroBatch
-from torchtitan.models.dit_tts.model.streams import PackedStreams, stream_of, unpack
+from torchtitan.models.dit_tts.streams import PackedStreams, stream_of, unpack
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 

@@ -13,7 +13,7 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.flow.counter_rng import normal, permuted, stream_keys, uniform
 from torchtitan.models.dit_tts.flow.duration import relative_error_sums
-from torchtitan.models.dit_tts.model.streams import Stream
+from torchtitan.models.dit_tts.streams import Stream
 
 _NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA = range(5)
 

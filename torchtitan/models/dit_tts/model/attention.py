@@ -6,7 +6,7 @@ from torch import nn
 from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend, attend_within
 from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
-from torchtitan.models.dit_tts.model.streams import Stream
+from torchtitan.models.dit_tts.streams import Stream
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one stream, each (B, L, H, K)."""

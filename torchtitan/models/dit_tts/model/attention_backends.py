@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
 from torchtitan.models.dit_tts.model.packed_attention import packed_attention
-from torchtitan.models.dit_tts.model.streams import PackedStreams, Stream
+from torchtitan.models.dit_tts.streams import PackedStreams, Stream
 
 BACKENDS = ("auto", "sdpa", "matmul", "varlen", "flex")
 """Values of [attention] backend"""

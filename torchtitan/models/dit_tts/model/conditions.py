@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
 from torchtitan.models.dit_tts.model.layers import RMSNorm
-from torchtitan.models.dit_tts.model.streams import PackedStreams
+from torchtitan.models.dit_tts.streams import PackedStreams
 from torchtitan.protocols.model import ModelProtocol
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import SelfAttention
 from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, positions_of, rope_table
-from torchtitan.models.dit_tts.model.streams import Stream
+from torchtitan.models.dit_tts.streams import Stream
 
 
 class EncoderBlock(nn.Module):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.models.dit_tts.model import cpu_kernels
-from torchtitan.models.dit_tts.model.streams import Stream, per_position
+from torchtitan.models.dit_tts.streams import Stream, per_position
 
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:

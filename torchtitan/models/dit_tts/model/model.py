@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.model.layers import (
     rope_table,
     timestep_embedding,
 )
-from torchtitan.models.dit_tts.model.streams import PackedStreams, Stream
+from torchtitan.models.dit_tts.streams import PackedStreams, Stream
 
 
 class BlockCache(NamedTuple):
