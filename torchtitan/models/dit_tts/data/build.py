@@ -9,11 +9,11 @@ import numpy as np
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
-from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
-from torchtitan.models.dit_tts.data.buckets import Selection, make_batch_policy, select_samples
+from torchtitan.models.dit_tts.data.buckets import Selection, select_samples
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
+from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, batch_policy, make_order
 from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.row_loader import Features, Tokenizer
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
@@ -38,8 +38,6 @@ def build_dataloader(
     """
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
-    if data.batching == "packed":
-        raise InputError("[data] batching = 'packed' is not complete; set it to 'buckets'")
     dataset = open_training_data(data, (dp_rank, dp_world_size))
     if not data.allow_heldout:
         _refuse_heldout(dataset)
@@ -61,7 +59,7 @@ def build_dataloader(
             f"{data.max_dropped_fraction:g})"
         )
     draws = sample_draws(data, dataset, selection)
-    policy = make_batch_policy(
+    policy = batch_policy(
         data,
         global_batch_size,
         selection.frames,
@@ -69,14 +67,7 @@ def build_dataloader(
         text_tokens[samples],
         draws,
     )
-    bucket = policy.bucket_of(selection.frames)
-    inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
-    order = GlobalBatchSampler(
-        [samples[rows] for rows in inside],
-        policy.batch_sizes,
-        data.seed,
-        None if draws is None else [draws[rows] for rows in inside],
-    )
+    order = make_order(policy, samples, selection.frames, data.seed, draws)
     ramp = batch_ramp(job_config.training)
     if data.epochs:
         # Upstream reads it after this call: for the schedule, the end and the log.
@@ -174,6 +165,9 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
     for tar_path, count in counts.items():
         name, sentence = printable(plain_name(tar_path)), printable(first[tar_path])
         lines.append(f"data: {name}: {count} problems left out, the first: {sentence}")
+    unit = "samples"
+    if isinstance(policy, PackedPolicy):
+        unit = f"packed rows of up to {policy.max_samples} samples"
     lines.append("data: bucket  frames  text  speaker  samples  global batch  micro-batch")
     for number, (T, L, R) in enumerate(policy.shapes):
         size = policy.batch_sizes[number]
@@ -182,7 +176,7 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
             f"{size:12d}  {size // blocks:11d}"
         )
     lines.append(
-        f"data: {low} to {high} samples per step = {loader.dp_world_size} ranks x "
+        f"data: {low} to {high} {unit} per step = {loader.dp_world_size} ranks x "
         f"{loader.accumulation_steps} accumulation steps x {low // blocks} to {high // blocks}; "
         f"{loader.order.batches_per_epoch:.1f} steps per epoch; padding: "
         f"{1 - policy.useful_fraction:.1%} of the frames, {1 - policy.useful_text_fraction:.1%} of the "

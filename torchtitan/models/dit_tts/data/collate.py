@@ -98,24 +98,11 @@ class Collator:
     def collate(self, batch: GlobalBatch, first: int, rows: int) -> Batch:
         """So many rows of a global batch, from row `first` on. Thread-safe."""
         dataset, tokenizer = self.row_loader.dataset, self.row_loader.tokenizer
-        features_of = self.row_loader.features
         samples = batch.samples[first : first + rows].tolist()
         T, L, R = self.shapes[batch.bucket]
-        padded = {"frames": T, "reference_frames": R}
-        arrays = {
-            member.entry: self._empty(
-                self._memory, rows, padded[member.length], member.width or dataset.latent_channels
-            )
-            for member in members.ARRAYS
-        }
-        features_rows: Sequence[np.ndarray | None] = [None] * rows
-        if features_of is not None:
-            features = self._empty(self._features_memory, rows, L, features_of.width)
-            # As integers of the same width: numpy has no bfloat16.
-            bits = torch.int16 if features.dtype.itemsize == 2 else torch.int32
-            features_rows = list(features.view(bits).numpy())
+        arrays, features, bits = self._buffers(rows, T, L, R)
         text_ids = np.full((rows, L), tokenizer.pad_id, np.int64)
-        text_bytes = np.zeros((rows, T), np.uint8) if self.text_bytes else [None] * rows
+        text_bytes = np.zeros((rows, T), np.uint8) if self.text_bytes else None
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         seed, crops = 0, [0] * rows
         if self.order is not None:
@@ -125,42 +112,80 @@ class Collator:
             Row,
             zip(*(array.numpy() for array in arrays.values())),
             text_ids,
-            features_rows,
+            [None] * rows if bits is None else bits,
             tokenizer.dropped(seed, batch.number, global_rows).tolist(),
             crops,
             map(references, range(rows), samples),
-            text_bytes,
+            [None] * rows if text_bytes is None else text_bytes,
         )
         lengths, used = self._load(batch, first, samples, list(into_rows), references)
-        frames, speaker_frames, tokens, n_bytes = lengths.T.copy()
+        columns = np.stack([*lengths.T, global_rows])
+        text_mask = np.arange(L) < columns[2, :, None]
+        positions = tokenizer.text_positions(text_ids, text_mask)
+        valid = np.arange(T) < columns[0, :, None]
+        labels = np.where(valid, np.int64(0), np.int64(IGNORE_INDEX))
+        inputs, labels = self._finish(
+            batch, columns, text_ids, positions, text_bytes, labels, arrays, features
+        )
+        names = [dataset.sample_id(sample) for sample in used]
+        replaced = sum(map(int.__ne__, used, samples))
+        return inputs | {"sample_id": names, "replaced": replaced}, labels
 
+    def _buffers(
+        self, rows: int, frames: int, tokens: int, references: int
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None, np.ndarray | None]:
+        """Uninitialised: the arrays of `members.ARRAYS`; the text features, if any, and their bits."""
+        channels, features_of = self.row_loader.dataset.latent_channels, self.row_loader.features
+        padded = {"frames": frames, "reference_frames": references}
+        arrays = {
+            member.entry: self._empty(
+                self._memory, rows, padded[member.length], member.width or channels
+            )
+            for member in members.ARRAYS
+        }
+        if features_of is None:
+            return arrays, None, None
+        features = self._empty(self._features_memory, rows, tokens, features_of.width)
+        # As integers of the same width: numpy has no bfloat16.
+        bits = torch.int16 if features.dtype.itemsize == 2 else torch.int32
+        return arrays, features, features.view(bits).numpy()
+
+    def _finish(
+        self,
+        batch: GlobalBatch,
+        columns: np.ndarray,
+        text_ids: np.ndarray,
+        text_positions: np.ndarray,
+        text_bytes: np.ndarray | None,
+        labels: np.ndarray,
+        arrays: dict[str, torch.Tensor],
+        features: torch.Tensor | None,
+    ) -> Batch:
+        """The batch without names and count of samples. columns: (5, samples), of each what `RowLoader.load`
+        returns for it, and its row."""
+        frames, speaker_frames, tokens, n_bytes, row = np.ascontiguousarray(columns)
         # numpy for small arrays: torch would start a thread pool in each loader thread.
-        text_mask = np.arange(L) < tokens[:, None]
         small = {
             "frames": frames,
             "text_ids": text_ids,
             "text_tokens": tokens,
-            "text_positions": tokenizer.text_positions(text_ids, text_mask),
+            "text_positions": text_positions,
             "speaker_frames": speaker_frames,
             "global_batch": np.array(batch.number, np.int64),
-            "row": global_rows,
+            "row": row,
             "global_batch_size": np.array(len(batch.samples), np.int64),
         }
-        if self.text_bytes:
-            small |= {"text_bytes": np.asarray(text_bytes), "aligns": n_bytes >= 0}
-        input_dict: dict[str, Any] = {name: self._tensor(array) for name, array in small.items()}
-        input_dict |= arrays
-        input_dict |= {
-            "sample_id": [dataset.sample_id(sample) for sample in used],
-            "replaced": sum(map(int.__ne__, used, samples)),
-        }
-        if features_of is not None:
-            input_dict["text_features"] = features
-        if self.text_bytes:
-            bytes_or_0 = n_bytes.clip(0).tolist()
-            input_dict["ctc_lengths"] = list(zip(frames.tolist(), bytes_or_0, strict=True))
-        valid = np.arange(T) < frames[:, None]
-        return input_dict, self._tensor(np.where(valid, np.int64(0), np.int64(IGNORE_INDEX)))
+        if text_bytes is not None:
+            small |= {"text_bytes": text_bytes, "aligns": n_bytes >= 0}
+        inputs: dict[str, Any] = {name: self._tensor(array) for name, array in small.items()}
+        inputs |= arrays
+        if features is not None:
+            inputs["text_features"] = features
+        if text_bytes is not None:
+            inputs["ctc_lengths"] = list(
+                zip(frames.tolist(), n_bytes.clip(0).tolist(), strict=True)
+            )
+        return inputs, self._tensor(labels)
 
     def _references(
         self, batch: GlobalBatch, first: int, rows: int, max_frames: int
@@ -198,9 +223,7 @@ class Collator:
                     lengths.append(self.row_loader.load(sample, row_fetched, into))
                     break
                 except CorruptSampleError as error:
-                    if self.row_loader.corrupt_samples.on_error == "raise":
-                        raise
-                    self.row_loader.corrupt_samples.count(self.row_loader.dataset, sample, error)
+                    self.row_loader.corrupt_samples.skip(self.row_loader.dataset, sample, error)
                 sample = next(replacements)
                 into = into._replace(reference=references(row, sample))
                 row_fetched = self.row_loader.fetch([sample])

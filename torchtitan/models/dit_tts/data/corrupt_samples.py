@@ -34,6 +34,12 @@ class CorruptSampleCounter:
         self._reported: set[int] = set()
         self._lock = threading.Lock()
 
+    def skip(self, dataset: Dataset, sample: int, error: CorruptSampleError) -> None:
+        """As `count`, or raise the error."""
+        if self.on_error == "raise":
+            raise error
+        self.count(dataset, sample, error)
+
     def count(self, dataset: Dataset, sample: int, error: CorruptSampleError) -> None:
         """Record a corrupt sample; a sample that comes again counts once."""
         with self._lock:
@@ -42,8 +48,8 @@ class CorruptSampleCounter:
             if shard not in self._reported:
                 self._reported.add(shard)
                 logger.warning(
-                    f"{error}. Another sample replaces it; further ones of this shard are counted "
-                    "silently"
+                    f"{error}. Another sample replaces it, or none in packed batches; further ones of this shard "
+                    "are counted silently"
                 )
             found, total = len(self._corrupt), len(dataset)
             # Later passes read the same samples again: they make no fraction smaller.

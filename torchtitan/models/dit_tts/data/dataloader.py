@@ -11,7 +11,6 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +27,8 @@ from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.collate import Batch, Collator
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.packed_collate import PackedCollator
+from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.data.prefetch import ThreadPrefetcher
 from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.row_loader import Features, RowLoader, Tokenizer
@@ -38,6 +39,7 @@ _SET_BY = {
     "dataset": "the shards of [data] path",
     "seed": "[data] seed",
     "order_version": "the version of this program",
+    "batching": "[data] batching or longest_per_row",
     "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
     "batch_sizes": "[training] global_batch_size or [data] batch_multiple or bucket_batch_sizes",
     "references": "[data] references",
@@ -46,7 +48,7 @@ _SET_BY = {
     "batch_ramp": "[training] batch_ramp or batch_ramp_steps",
 }
 # Parts that older checkpoints do not have, and what those were trained with.
-_PARTS_ADDED = {"references": "stored", "batch_ramp": []}
+_PARTS_ADDED = {"references": "stored", "batch_ramp": [], "batching": "buckets"}
 
 
 class LatentDataLoader(BaseDataLoader):
@@ -55,7 +57,7 @@ class LatentDataLoader(BaseDataLoader):
 
     A global batch of G samples, in row order, is cut into `accumulation_steps * dp_world_size` equal
     contiguous blocks; micro-batch m of rank r is block `m * dp_world_size + r`. Any split of G gives
-    the same rows to the same step. During a batch ramp, what a step trains on, a part of a global batch of
+    the same rows to the same step. A packed global batch is cut likewise, between its rows. During a batch ramp, what a step trains on, a part of a global batch of
     the order, is called global batch here: it has a number, rows and a size of its own.
 
     The global batches whose numbers are in `skipped` are left out.
@@ -106,14 +108,15 @@ class LatentDataLoader(BaseDataLoader):
         self.skipped: set[int] = set()
         blocks = dp_world_size * accumulation_steps
         self.corrupt_samples = CorruptSampleCounter(data.on_error, data.max_corrupt_fraction)
-        self._collator = Collator(
-            RowLoader(dataset, tokenizer, self.corrupt_samples, data.frames_per_second, features),
-            policy.shapes,
-            [size // blocks for size in policy.batch_sizes],
-            order,
-            references,
-            text_bytes,
-            pin_memory=torch.cuda.is_available(),
+        row_loader = RowLoader(
+            dataset, tokenizer, self.corrupt_samples, data.frames_per_second, features
+        )
+        max_rows = [size // blocks for size in policy.batch_sizes]
+        options = references, text_bytes, torch.cuda.is_available()
+        self._collator = (
+            PackedCollator(row_loader, policy, *max_rows, order, data, *options)
+            if isinstance(policy, PackedPolicy)
+            else Collator(row_loader, policy.shapes, max_rows, order, *options)
         )
         self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._order_lock = threading.Lock()
@@ -121,6 +124,7 @@ class LatentDataLoader(BaseDataLoader):
             "order_version": ORDER_VERSION,
             "dataset": dataset.fingerprint,
             "seed": order.seed,
+            "batching": data.batching,
             "bucket_frames": list(policy.edges),
             "batch_sizes": list(policy.batch_sizes),
             "references": "stored" if references is None else "drawn",
@@ -200,7 +204,7 @@ class LatentDataLoader(BaseDataLoader):
         number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
         accumulation_steps = self.ramp.accumulation(number, self.accumulation_steps)
         batch = self._global_batch(number)
-        rows = len(batch.samples) // (self.dp_world_size * accumulation_steps)
+        rows = batch.rows // (self.dp_world_size * accumulation_steps)
         first = (step * self.dp_world_size + self.dp_rank) * rows
         input_dict, labels = self._collator.collate(batch, first, rows)
         return input_dict | {"accumulation_steps": accumulation_steps}, labels
@@ -212,9 +216,8 @@ class LatentDataLoader(BaseDataLoader):
             if batch is None:
                 full, part, divisor = self.ramp.place(number)
                 batch = self.order.batch(full)
-                rows = len(batch.samples) // divisor
-                samples = batch.samples[part * rows : (part + 1) * rows]
-                batch = replace(batch, number=number, samples=samples)
+                rows = batch.rows // divisor
+                batch = batch.part(number, part * rows, rows)
                 self._recent[number] = batch
                 if len(self._recent) > 4:
                     self._recent.popitem(last=False)

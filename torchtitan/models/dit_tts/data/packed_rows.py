@@ -38,7 +38,7 @@ from torchtitan.tools.logging import logger
 _ROWS = 2**27  # third word of the key of a group's pairs, beside those of the order
 _SLACK = (10, 15, 20, 30, 50, 80, 120, 180, 250, 350, 500, 700, 1000, 3000)
 """Thousandths of the mean row that rows are larger; the first with which they can be filled is taken"""
-_ROUNDING = 5  # thousandths that whole global batches may add to it
+_ROUNDING = 10  # thousandths that whole global batches may add to it
 _MIN_ROWS = 32  # placed together: among few, too few pairs fit
 _MAX_EPOCHS = 4096
 _TRIAL_SAMPLES, _TRIAL_SWEEPS, _SWEEPS, _ATTEMPTS = 1 << 17, 60, 200, 5
@@ -125,6 +125,22 @@ def batch_policy(
         slack=slack,
         epochs=epochs,
     )
+
+
+def make_order(
+    policy: BatchPolicy,
+    samples: np.ndarray,
+    frames: np.ndarray,
+    seed: int,
+    draws: np.ndarray | None = None,
+) -> GlobalBatchSampler:
+    """The order of `samples` (n,), of which the policy was made, with `frames` (n,)."""
+    if isinstance(policy, PackedPolicy):
+        return PackedSampler(samples, policy, seed, draws)
+    bucket = policy.bucket_of(frames)
+    inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
+    weights = None if draws is None else [draws[rows] for rows in inside]
+    return GlobalBatchSampler([samples[rows] for rows in inside], policy.batch_sizes, seed, weights)
 
 
 def reference_limits(data: Data, frames: np.ndarray) -> np.ndarray:

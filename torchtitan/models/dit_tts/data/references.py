@@ -85,6 +85,15 @@ class DrawnReferences:
         return _cut(samples, frames, start, start + wanted)
 
 
+def shortened(pieces: Sequence[Piece], frames: int) -> list[Piece]:
+    """The first frames of a reference."""
+    ends = np.cumsum([piece.frames for piece in pieces]).tolist()
+    cut = (
+        each._replace(frames=each.frames - max(0, end - frames)) for each, end in zip(pieces, ends)
+    )
+    return [piece for piece in cut if piece.frames > 0]
+
+
 def _cut(samples: list[int], frames: list[int], start: int, stop: int) -> list[Piece]:
     """Frames [start, stop) of the samples' joined latents."""
     pieces, before = [], 0

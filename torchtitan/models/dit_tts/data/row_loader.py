@@ -170,9 +170,7 @@ class RowLoader:
                     fetched.latents.get(piece.sample),
                 )
             except CorruptSampleError as error:
-                if self.corrupt_samples.on_error == "raise":
-                    raise
-                self.corrupt_samples.count(self.dataset, piece.sample, error)
+                self.corrupt_samples.skip(self.dataset, piece.sample, error)
                 return len(self._load_sample(sample, fetched, into).reference)
             end += piece.frames
         target[end:].fill(0)

@@ -1,0 +1,277 @@
+"""Packed batches: rows that all samples fill evenly, the same on any split, with the samples' own contents."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from torchtitan.components.loss import IGNORE_INDEX
+
+from tests.helpers.loaders import CHANNELS, SKIP, build, build_and_load, take
+from tests.helpers.tokens import byte_tokenizer
+from tools.harness.synthetic import flip_bits, make_shards
+from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.packed_rows import PackedSampler, batch_policy, fill_rows
+from torchtitan.models.dit_tts.data.references import WORDS
+from torchtitan.models.dit_tts.errors import InputError
+
+PACKED = {"batching": "packed", "longest_per_row": 2, "max_speaker_frames": 64}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("shards"), 120, seed=7, channels=CHANNELS)
+
+
+def speech(n, longest=750):
+    """(n, 3) of 1 to 30 s at 25 frames/s; texts of a speaker's own rate, references of 1 to 10 s."""
+    rng = np.random.default_rng(0)
+    seconds = rng.lognormal(np.log(7), 0.6, n).clip(1, 30)
+    rate = rng.uniform(12, 18, 500)[rng.integers(0, 500, n)]
+    frames = np.ceil(seconds * 25).astype(int).clip(max=longest)
+    return np.stack([frames, np.ceil(seconds * rate).astype(int), rng.integers(25, 251, n)], 1)
+
+
+def order(lengths, seed=3, draws=None, global_batch=32, **changes):
+    data = Data(batching="packed", max_text_tokens=600, **changes)
+    frames, text, references = lengths.T
+    policy = batch_policy(data, global_batch, frames, references, text, draws)
+    return policy, PackedSampler(np.arange(len(lengths)) * 2, policy, seed, draws)
+
+
+def test_rows_by_hand():
+    """Two rows get two samples each; the first has 12 frames where 8 fit, and exchanges a 6 for a 2 of those
+    which leave the references even as well."""
+    lengths = np.array([[6, 1, 3], [6, 1, 1], [2, 1, 1], [2, 1, 3]])
+    words = np.random.Philox(0)
+    table, too_long = fill_rows(lengths, 2, (8, 2, 4), 3, words, 2, 1)
+    rows = sorted(sorted(row[row < 4].tolist()) for row in table)
+    assert rows == [[0, 2], [1, 3]] and not len(too_long)
+    # A sample moves into an empty slot: 12 | 4 4 4.
+    table, too_long = fill_rows(np.array([[12] * 3] + [[4] * 3] * 3), 2, (12,) * 3, 3, words, 2, 1)
+    assert sorted((row < 4).sum() for row in table) == [1, 3] and not len(too_long)
+    lengths = np.array([[8, 8, 8]] * 3 + [[1, 1, 1]])
+    table, too_long = fill_rows(lengths, 2, (9, 9, 9), 3, words, 2, 9)
+    assert len(too_long) == 1 and sorted(table[table < 4].tolist()) == [0, 1, 2, 3]
+
+
+def rows_of(batch):
+    return [batch.samples[a:b] for a, b in zip(batch.starts[:-1], batch.starts[1:])]
+
+
+def test_an_epoch_has_every_sample_once_in_rows_that_are_full():
+    lengths = speech(6000)
+    policy, made = order(lengths)
+    assert (policy.edges, policy.epochs, policy.batch_sizes) == ((3008,), 1, (8,))
+    # References at most as long as their utterance, in blocks of 8 patches of 4 frames.
+    limit = np.minimum(384, -(-lengths[:, 0] // 32) * 32)
+    valid = np.stack([*lengths.T[:2], np.minimum(lengths[:, 2], limit)], 1)
+    end, epochs = made.batches_before_epoch(1), []
+    assert made.batches_before_epoch(2) == 2 * end and made.batches_per_epoch == end
+    for epoch in range(2):
+        batches = [made.batch(number) for number in range(epoch * end, (epoch + 1) * end)]
+        rows = [row // 2 for batch in batches for row in rows_of(batch)]
+        sums = np.array([valid[row].sum(0) for row in rows])
+        assert {batch.epoch for batch in batches} == {epoch} and {b.rows for b in batches} == {8}
+        assert (sums <= policy.shapes[0]).all() and max(map(len, rows)) <= policy.max_samples
+        fractions = sums.sum(0) / (len(rows) * np.array(policy.shapes[0]))
+        assert fractions.min() > 0.97, fractions
+        stated = policy.useful_fraction, policy.useful_text_fraction
+        assert fractions[:2].tolist() == pytest.approx(stated)
+        assert sums.reshape(end, 8, 3).sum(1)[:, 0].std() < 0.01 * 8 * 3008
+        epochs.append(np.concatenate(rows))
+        assert sorted(epochs[-1].tolist()) == list(range(6000))
+    assert (epochs[0] != epochs[1]).mean() > 0.99
+    other = order(lengths)[1]
+    for number in (2 * end - 1, 3, end):
+        found, wanted = other.batch(number), made.batch(number)
+        assert found.samples.tolist() == wanted.samples.tolist()
+        assert found.starts.tolist() == wanted.starts.tolist()
+    assert order(lengths, seed=4)[1].batch(3).samples.tolist() != wanted.samples.tolist()
+    assert order(lengths[::-1])[1].samples_fingerprint() != other.samples_fingerprint()
+
+
+@pytest.mark.parametrize("n, is_weighted", [(1, False), (3, True), (40, True), (700, True)])
+@pytest.mark.parametrize("longest_per_row", [1, 4])
+def test_few_and_weighted_samples_come_as_often_as_they_shall(n, is_weighted, longest_per_row):
+    lengths = speech(n)
+    draws = np.random.default_rng(1).integers(1, 3 << WEIGHT_BITS, n) if is_weighted else None
+    policy, made = order(lengths, 3, draws, 8, longest_per_row=longest_per_row)
+    often = np.ones(n) if draws is None else draws / (1 << WEIGHT_BITS)
+    counts, begin = Counter(), 0
+    for group in range(1, 4):
+        end = made.batches_before_epoch(group * policy.epochs)
+        for number in range(begin, end):
+            batch = made.batch(number)
+            counts.update(batch.samples.tolist())
+            for row in rows_of(batch):
+                assert (lengths[row // 2, :2].sum(0) <= policy.shapes[0][:2]).all()
+        begin = end
+        for sample in range(n):
+            assert abs(counts[2 * sample] - group * policy.epochs * often[sample]) < 1
+
+
+def test_what_fits_no_row_is_left_out_with_a_warning(monkeypatch):
+    lines: list[str] = []
+    lengths = speech(600)
+    policy, made = order(lengths)
+    monkeypatch.setattr("torchtitan.models.dit_tts.data.packed_rows._SWEEPS", 0)
+    monkeypatch.setattr("torchtitan.models.dit_tts.data.packed_rows.logger.warning", lines.append)
+    rows = [
+        row
+        for k in range(made.batches_before_epoch(policy.epochs))
+        for row in rows_of(made.batch(k))
+    ]
+    for row in rows:
+        assert (lengths[row // 2, :2].sum(0) <= policy.shapes[0][:2]).all()
+    total = 600 * policy.epochs
+    lost = total - sum(map(len, rows))
+    assert 0 < lost < 0.2 * total and lines[0].startswith(f"{lost} of {total} samples do not fit")
+
+
+def test_contents_of_a_micro_batch(folder):
+    loader = build(folder, ranks=2, rank=1, text_bytes=True, **PACKED)
+    dataset, tokenizer, policy = loader.dataset, byte_tokenizer(), loader.policy
+    (N, L, P), places = policy.shapes[0], 2 * policy.max_samples
+    where = {dataset.sample_id(i): i for i in range(len(dataset))}
+    cropped = 0
+    for inputs, labels in take(loader, 12):
+        batch = loader.order.batch(int(inputs["global_batch"]))
+        first, n = int(batch.starts[2]), len(inputs["sample_id"])  # rank 1 has rows 2 and 3 of 4
+        assert inputs["row"].tolist() == [*range(first, first + n)] + [0] * (places - n)
+        assert int(inputs["global_batch_size"]) == len(batch.samples) == first + n
+        assert inputs["longest"] == (168, int(tokenizer.max_tokens(dataset, (0, 1)).max()), 64)
+        columns = {
+            "latents": np.zeros((2 * N, CHANNELS), np.float32),
+            "speaker": np.zeros((2 * P, CHANNELS), np.float32),
+            "text_ids": np.full(2 * L, tokenizer.pad_id),
+            "text_positions": np.full(2 * L, -1, np.float32),
+            "text_bytes": np.zeros(2 * N, np.uint8),
+        }
+        f = t = r = 0
+        for slot, sample_id in enumerate(inputs["sample_id"]):
+            sample = where[sample_id]
+            assert sample == batch.samples[first + slot]
+            latents, reference = dataset.read(sample)
+            most = min(64, -(-len(latents) // 32) * 32)
+            if len(reference) > most:
+                start = int(loader.order.crops(batch)[first + slot]) % (len(reference) - most + 1)
+                reference, cropped = reference[start : start + most], cropped + 1
+            text = dataset.metadata(sample)["text"]
+            ids = np.array(tokenizer.encode(text))
+            columns["latents"][f : f + len(latents)] = latents
+            columns["speaker"][r : r + len(reference)] = reference
+            columns["text_ids"][t : t + len(ids)] = ids
+            placed = tokenizer.text_positions(ids[None], np.ones((1, len(ids)), bool))
+            columns["text_positions"][t : t + len(ids)] = placed[0]
+            if inputs["aligns"][slot]:
+                columns["text_bytes"][f : f + len(text.encode())] = list(text.encode())
+            assert inputs["ctc_lengths"][slot] == (
+                len(latents),
+                len(text.encode()) if inputs["aligns"][slot] else 0,
+            )
+            found = [int(inputs[k][slot]) for k in ("frames", "text_tokens", "speaker_frames")]
+            assert found == [len(latents), len(ids), len(reference)]
+            f, t, r = f + len(latents), t + len(ids), r + -(-len(reference) // 4) * 4
+        for name, wanted in columns.items():
+            np.testing.assert_array_equal(inputs[name][0].numpy(), wanted, err_msg=name)
+        for name in ("frames", "text_tokens", "speaker_frames", "aligns"):
+            assert len(inputs[name]) == places and not inputs[name][n:].any()
+        assert inputs["ctc_lengths"][n:] == [(0, 0)] * (places - n) and inputs["aligns"].any()
+        assert labels[0].tolist() == [0] * f + [IGNORE_INDEX] * (2 * N - f)
+    assert cropped > 5
+
+
+def taken_apart(batches):
+    """Of each sample its id, number, and bytes of every entry."""
+    samples = []
+    for inputs, _ in batches:
+        f = t = r = 0
+        for slot, name in enumerate(inputs["sample_id"]):
+            frames, tokens, reference = (
+                int(inputs[key][slot]) for key in ("frames", "text_tokens", "speaker_frames")
+            )
+            parts = [inputs["latents"][0, f : f + frames], inputs["text_ids"][0, t : t + tokens]]
+            parts += [inputs["speaker"][0, r : r + reference]]
+            where = int(inputs["global_batch"]), int(inputs["row"][slot]), name
+            samples.append((*where, *(part.numpy().tobytes() for part in parts)))
+            f, t, r = f + frames, t + tokens, r + -(-reference // 4) * 4
+    return sorted(samples, key=lambda sample: sample[:2])
+
+
+def all_ranks(folder, ranks, accumulation, steps, state=None, **changes):
+    changes = PACKED | changes
+    loaders = [
+        build_and_load(
+            folder, state or {}, ranks=ranks, rank=rank, accumulation=accumulation, **changes
+        )
+        for rank in range(ranks)
+    ]
+    return taken_apart(sum((take(loader, steps * accumulation) for loader in loaders), []))
+
+
+@pytest.mark.parametrize("drawn", [{}, {"references": "drawn"}])
+def test_any_split_and_resume_within_an_epoch_and_over_its_end(folder, drawn):
+    whole = all_ranks(folder, 1, 1, 32, **drawn)
+    loader = build(folder, **PACKED, **drawn)
+    assert loader.order.batches_before_epoch(loader.policy.epochs) == 29  # a new group begins
+    assert whole == all_ranks(folder, 2, 2, 32, num_workers=2, **drawn)
+    before = build(folder, ranks=4, rank=3, **PACKED, **drawn)
+    take(before, 3)
+    resumed = all_ranks(folder, 2, 1, 29, before.state_dict(), **drawn)
+    assert resumed == [sample for sample in whole if sample[0] >= 3]
+
+
+def test_ramp_and_epochs(folder):
+    whole = all_ranks(folder, 1, 1, 5)
+    ramped = all_ranks(folder, 2, 1, 7, ramp=(2,), ramp_steps=4)
+    assert [sample[2:5] for sample in ramped] == [sample[2:5] for sample in whole]
+    assert {sample[1] for sample in ramped if sample[0] == 1} <= set(range(40))
+    state = build(folder).state_dict()
+    with pytest.raises(InputError, match="its batching is buckets .* restore .data. batching"):
+        build_and_load(folder, state, **PACKED)
+
+
+def test_a_corrupt_sample_is_left_out(tmp_path):
+    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS)
+    valid = all_ranks(folder, 1, 1, 12)
+    flip_bits(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
+    bad = {f"000000:utt0000{n}" for n in (10, 40, 66)}
+    with pytest.raises(CorruptSampleError, match="utt0000"):
+        all_ranks(folder, 1, 1, 12)
+    for ranks in (1, 4):
+        found = all_ranks(folder, ranks, 1, 12, **SKIP)
+        assert found == [sample for sample in valid if sample[2] not in bad] != valid
+    batches = take(build(folder, **PACKED, **SKIP), 12)
+    assert sum(inputs["replaced"] for inputs, _ in batches) == len(valid) - len(found)
+    for inputs, labels in batches:
+        frames = int(inputs["frames"].sum())
+        assert (labels[0, :frames] == 0).all() and not inputs["latents"][0, frames:].any()
+        patches = int((-(-inputs["speaker_frames"] // 4) * 4).sum())
+        assert not inputs["speaker"][0, patches:].any()
+
+
+def test_drawn_references_fit_their_rows(folder):
+    loader = build(folder, references="drawn", **PACKED)
+    P, met, cut = loader.policy.shapes[0][2], 0, 0
+    for inputs, _ in take(loader, 20):
+        batch = loader.order.batch(int(inputs["global_batch"]))
+        words = loader.order.reference_words(batch, WORDS).tolist()
+        patches = -(-inputs["speaker_frames"] // 4) * 4
+        starts = patches.cumsum(0) - patches
+        for begin, end in zip(batch.starts[:-1], batch.starts[1:]):
+            assert (used := int(patches[begin:end].sum())) <= P
+            for slot in range(begin, end):
+                sample, n = int(batch.samples[slot]), int(inputs["speaker_frames"][slot])
+                most = min(64, -(-int(loader.dataset.frames[sample]) // 32) * 32)
+                pieces = loader.references.draw(words[slot], sample, most)
+                parts = [
+                    loader.dataset.read(p.sample)[0][p.start : p.start + p.frames] for p in pieces
+                ]
+                drawn = np.concatenate(parts)
+                found = inputs["speaker"][0, starts[slot] : starts[slot] + n].numpy()
+                np.testing.assert_array_equal(found, drawn[:n])
+                assert n == len(drawn) or used > P - 4 * (end - begin)
+                met, cut = met + n, cut + (n < len(drawn))
+    assert cut > 10 and met > 0.8 * 20 * 4 * P
