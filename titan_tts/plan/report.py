@@ -53,6 +53,8 @@ def plan_lines(plan: Plan, data_hours: float) -> list[str]:
     title = "Memory of one GPU in the bucket that needs the most, "
     title += f"{peak.batches.lengths.frames} frames"
     largest = f"largest micro-batch with which all buckets fit: local_batch_size = {plan.largest}"
+    packed = config.data.batching == "packed"
+    batches = "Packed rows, as samples of the mean length" if packed else "Buckets"
     lines = [
         f"plan of {config.job.config_file}: flavor {config.model.flavor}",
         *_cluster(plan.cluster, plan.factor),
@@ -61,7 +63,7 @@ def plan_lines(plan: Plan, data_hours: float) -> list[str]:
         *(f"  {_collective(each)}" for each in plan.longest.communication),
         *([] if plan.longest.communication else ["  none"]),
         *_section("Time of that step", _time(plan)),
-        *_section("Buckets, for lengths of [benchmark] mean_seconds and sigma", _buckets(plan)),
+        *_section(f"{batches}, for lengths of [benchmark] mean_seconds and sigma", _buckets(plan)),
         *_section("The whole run, for these lengths", _whole_run(plan, data_hours)),
     ]
     if summary.states.offloaded:

@@ -175,6 +175,19 @@ def test_buckets_have_as_many_steps_as_their_samples_fill():
         assert more / fewer == pytest.approx(samples * 16 / expected)
 
 
+def test_packed_rows_are_samples_of_the_mean_length():
+    """As many frames as buckets of the longest have, and hardly any padding among them."""
+    config = debug_config("--training.global_batch_size=48", "--data.longest_per_row=12")
+    config.data.batching = "packed"
+    [(fraction, batches)] = estimated_buckets(config, 2)
+    assert fraction == 1 and batches.accumulation == 1
+    lengths, frames = batches.lengths, frames_of(config, 2)
+    assert batches.micro_batch * lengths.frames == pytest.approx(
+        24 * config.data.max_frames, rel=0.02
+    )
+    assert 1.0 <= lengths.frames / frames.mean() < 1.04
+
+
 def test_defaults():
     options = Options()
     assert (options.gpu, options.gpus, options.gpus_per_node, options.nodes) == ("H200", 0, 0, 1)

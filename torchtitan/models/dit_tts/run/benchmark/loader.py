@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatc
 from torchtitan.models.dit_tts.data.buckets import Selection
 from torchtitan.models.dit_tts.data.build import describe
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, PackedSampler
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.run.benchmark.communication import profiled_steps
@@ -93,15 +94,19 @@ def build_synthetic_dataloader(
     would have. Sets [training] steps, as [data] epochs does."""
     benchmark, data, training = job_config.benchmark, job_config.data, job_config.training
     dataset, policy = synthetic_data(job_config, dp_world_size)
-    bucket = policy.bucket_of(dataset.frames)
-    order = WarmUpFirst(
-        [np.flatnonzero(bucket == number) for number in range(len(policy.edges))],
-        policy.batch_sizes,
-        data.seed,
-        benchmark.warmup_steps,
-    )
+    order: GlobalBatchSampler
+    if isinstance(policy, PackedPolicy):  # all batches have one shape
+        order, warm_up = (
+            PackedSampler(np.arange(len(dataset)), policy, data.seed),
+            benchmark.warmup_steps,
+        )
+    else:
+        bucket = policy.bucket_of(dataset.frames)
+        inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
+        order = WarmUpFirst(inside, policy.batch_sizes, data.seed, benchmark.warmup_steps)
+        warm_up = len(order.warm_up)
     timed = benchmark.steps or OPEN_END
-    training.steps = len(order.warm_up) + timed + profiled_steps(job_config)
+    training.steps = warm_up + timed + profiled_steps(job_config)
     loader = LatentDataLoader(
         dataset,
         order,
@@ -119,7 +124,7 @@ def build_synthetic_dataloader(
         for line in describe(dataset, everything, loader):
             logger.info(line)
         logger.info(
-            f"benchmark: synthetic data; {len(order.warm_up)} steps of warm-up, "
+            f"benchmark: synthetic data; {warm_up} steps of warm-up, "
             f"{benchmark.warmup_steps} in each shape"
         )
     return loader

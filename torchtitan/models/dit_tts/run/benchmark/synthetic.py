@@ -16,8 +16,9 @@ import torch
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data import members
-from torchtitan.models.dit_tts.data.buckets import BatchPolicy, make_batch_policy
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
+from torchtitan.models.dit_tts.data.packed_rows import batch_policy
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
@@ -146,14 +147,14 @@ class SyntheticDataset(Dataset):
 
 
 def synthetic_data(config: JobConfig, ranks: int) -> tuple[SyntheticDataset, BatchPolicy]:
-    """The samples of [benchmark], and the buckets that real data of these lengths would have."""
+    """The samples of [benchmark], and the buckets or rows that real data of these lengths would have."""
     data = config.data
     rate = SUBWORDS_PER_SECOND if is_pretrained(config.encoder.model) else BYTES_PER_SECOND
     extra_tokens = _BEGIN_AND_END + len(data.conditioning)
     dataset = SyntheticDataset(config.benchmark, data, data.seed, rate, extra_tokens)
     global_batch_size, _ = batch_split(config.training, ranks)
     lengths = dataset.frames, dataset.reference_frames, dataset.tokens
-    return dataset, make_batch_policy(data, global_batch_size, *lengths)
+    return dataset, batch_policy(data, global_batch_size, *lengths)
 
 
 class RandomTokens(ConditionedTokenizer):
