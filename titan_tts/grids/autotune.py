@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges, select_samples
 from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
 from torchtitan.models.dit_tts.data.storage import find_shards
-from torchtitan.models.dit_tts.errors import InputError, printable
+from torchtitan.models.dit_tts.errors import InputError, printable, require
 from torchtitan.models.dit_tts.files import fingerprint, is_remote, local_path
 
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
@@ -150,6 +150,10 @@ class Autotune:
     def _edges(self) -> list[int]:
         """Upper lengths of the buckets; prints where they come from."""
         data = self.config.data
+        require(
+            data.batching == "buckets",
+            "[data] batching = 'packed' has no buckets to find micro-batches for; set it to 'buckets'",
+        )
         if self.options.buckets or data.bucket_frames:
             edges = sorted(self.options.buckets or data.bucket_frames)
             origin = "as given"

@@ -188,8 +188,8 @@ def _hours_per_step(policy: BatchPolicy, frames_per_second: float) -> float:
 
 
 def estimated_buckets(config: JobConfig, ranks: int) -> list[tuple[float, Batches]]:
-    """(fraction of the steps, batches) of each length bucket, shortest first. Raises as
-    `synthetic_data`."""
+    """(fraction of the steps, batches) of each length bucket, shortest first; packed batches are one. Raises
+    as `synthetic_data`."""
     return _buckets(synthetic_data(config, ranks)[1], ranks, accumulation_steps(config, ranks))
 
 

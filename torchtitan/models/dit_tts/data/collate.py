@@ -124,12 +124,12 @@ class Collator:
         positions = tokenizer.text_positions(text_ids, text_mask)
         valid = np.arange(T) < columns[0, :, None]
         labels = np.where(valid, np.int64(0), np.int64(IGNORE_INDEX))
-        inputs, labels = self._finish(
+        inputs, loss_labels = self._finish(
             batch, columns, text_ids, positions, text_bytes, labels, arrays, features
         )
         names = [dataset.sample_id(sample) for sample in used]
         replaced = sum(map(int.__ne__, used, samples))
-        return inputs | {"sample_id": names, "replaced": replaced}, labels
+        return inputs | {"sample_id": names, "replaced": replaced}, loss_labels
 
     def _buffers(
         self, rows: int, frames: int, tokens: int, references: int

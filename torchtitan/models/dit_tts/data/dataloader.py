@@ -114,7 +114,7 @@ class LatentDataLoader(BaseDataLoader):
         max_rows = [size // blocks for size in policy.batch_sizes]
         options = references, text_bytes, torch.cuda.is_available()
         self._collator = (
-            PackedCollator(row_loader, policy, *max_rows, order, data, *options)
+            PackedCollator(row_loader, policy, max_rows[0], order, data, *options)
             if isinstance(policy, PackedPolicy)
             else Collator(row_loader, policy.shapes, max_rows, order, *options)
         )

@@ -114,12 +114,12 @@ class PackedCollator(Collator):
         positions[0, : end[1]] = tokenizer.text_positions(ids[kept], mask)[mask]
         labels = np.full((1, N), IGNORE_INDEX, np.int64)
         labels[0, : end[0]] = 0
-        inputs, labels = self._finish(
+        inputs, loss_labels = self._finish(
             batch, columns, text_ids, positions, text_bytes, labels, arrays, features
         )
         names = [dataset.sample_id(sample) for sample in samples[kept].tolist()]
         counts = {"sample_id": names, "replaced": len(samples) - len(kept), "longest": longest}
-        return inputs | counts, labels
+        return inputs | counts, loss_labels
 
     def _rows_references(
         self, batch: GlobalBatch, starts: np.ndarray, frames: list[int]

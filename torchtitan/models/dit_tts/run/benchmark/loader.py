@@ -11,7 +11,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
-from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import Benchmark, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection
 from torchtitan.models.dit_tts.data.build import describe
@@ -63,6 +63,11 @@ class WarmUpFirst(GlobalBatchSampler):
         return GlobalBatch(number, 0, bucket, samples)
 
 
+def warm_up_steps(order: GlobalBatchSampler, benchmark: Benchmark) -> int:
+    """Steps before timing starts."""
+    return len(order.warm_up) if isinstance(order, WarmUpFirst) else benchmark.warmup_steps
+
+
 def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
     """A tokenizer of random ids; sets `job_config.encoder.vocab_size` as `build_tokenizer` does.
 
@@ -96,16 +101,12 @@ def build_synthetic_dataloader(
     dataset, policy = synthetic_data(job_config, dp_world_size)
     order: GlobalBatchSampler
     if isinstance(policy, PackedPolicy):  # all batches have one shape
-        order, warm_up = (
-            PackedSampler(np.arange(len(dataset)), policy, data.seed),
-            benchmark.warmup_steps,
-        )
+        order = PackedSampler(np.arange(len(dataset)), policy, data.seed)
     else:
         bucket = policy.bucket_of(dataset.frames)
         inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
         order = WarmUpFirst(inside, policy.batch_sizes, data.seed, benchmark.warmup_steps)
-        warm_up = len(order.warm_up)
-    timed = benchmark.steps or OPEN_END
+    warm_up, timed = warm_up_steps(order, benchmark), benchmark.steps or OPEN_END
     training.steps = warm_up + timed + profiled_steps(job_config)
     loader = LatentDataLoader(
         dataset,

@@ -16,6 +16,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.errors import without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
@@ -28,7 +29,7 @@ from torchtitan.models.dit_tts.run.benchmark.communication import (
     profiled,
     profiled_steps,
 )
-from torchtitan.models.dit_tts.run.benchmark.loader import OPEN_END, WarmUpFirst
+from torchtitan.models.dit_tts.run.benchmark.loader import OPEN_END, warm_up_steps
 from torchtitan.models.dit_tts.run.factors import factors
 from torchtitan.models.dit_tts.run.run_folder import environment, gpus_per_node
 
@@ -57,14 +58,16 @@ class BenchmarkRecorder:
         peak: float | None,
         max_memory_gib: Callable[[], tuple[float, float]],
     ):
-        assert isinstance(loader.order, WarmUpFirst)
         self.job_config = job_config
         self.model_args = model_args
         self.parameters = parameters
-        self.warm_up_steps = len(loader.order.warm_up)
-        self.batches_per_epoch = dict(
-            zip(loader.policy.edges, loader.order.bucket_batches_per_epoch, strict=True)
-        )
+        self.warm_up_steps = warm_up_steps(loader.order, job_config.benchmark)
+        policy, blocks = loader.policy, loader.dp_world_size * loader.accumulation_steps
+        # The rows of a packed micro-batch are one.
+        rows = policy.batch_sizes[0] // blocks if isinstance(policy, PackedPolicy) else 1
+        frames = [rows * edge for edge in policy.edges]
+        often = loader.order.bucket_batches_per_epoch
+        self.batches_per_epoch = dict(zip(frames, often, strict=True))
         self.peak = peak
         self.max_memory_gib = max_memory_gib
         self.attention = figures.attention_backend(job_config)
