@@ -7,7 +7,7 @@ What they import for audio, wave forms and Chinese text is not needed here and i
 import importlib
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -100,6 +100,10 @@ class Contender:
         """Compiles each block for this many static shapes; 0: for any lengths."""
         raise NotImplementedError
 
+    def own_optimizer(self) -> torch.optim.Optimizer:
+        """As the contender makes it, where that is not the fused AdamW that all get."""
+        raise NotImplementedError
+
 
 class Ours(Contender):
     name = OURS
@@ -164,10 +168,9 @@ class _Ids:
         return _positions(torch.from_numpy(mask)).numpy()
 
 
-def _compile_blocks(blocks: list[nn.Module], shapes: int) -> None:
+def _compile_blocks(blocks: Iterable[nn.Module], shapes: int) -> None:
     """As `apply_compile` treats ours. Compiling a peer's network as a whole takes minutes on a CPU; which of
     the two is faster has not been compared."""
-    torch._dynamo.config.recompile_limit = max(64, 2 * shapes * len(blocks))
     for block in blocks:
         block.compile(dynamic=not shapes)
 
@@ -230,6 +233,11 @@ class Irodori(Contender):
             [*module.blocks, *module.text_encoder.blocks, *module.speaker_encoder.blocks], shapes
         )
 
+    def own_optimizer(self) -> torch.optim.Optimizer:
+        """Its AdamW, which is not fused; its Muon, the default, takes longer."""
+        config = importlib.import_module("irodori_tts.config").TrainConfig(optimizer="adamw")
+        return importlib.import_module("irodori_tts.optim").build_optimizer(self.module, config)
+
     def sample(self, batch: Batch, steps: int, text_scale: float, speaker_scale: float) -> None:
         self.flow.sample_euler_rf_cfg(
             self.module,
@@ -280,14 +288,18 @@ class F5TTS(Contender):
         return loss
 
     def compile(self, shapes: int) -> None:
-        network = self.module.transformer
-        _compile_blocks([*network.transformer_blocks, *network.text_embed.text_blocks], shapes)
+        """Its text blocks stay eager: for batches of mixed lengths they would be compiled anew each time."""
+        _compile_blocks(self.module.transformer.transformer_blocks, shapes)
 
 
-def trainer(contender: Contender, precision: str) -> Callable[[Batch], None]:
-    """A training step: loss, backward, clipping and fused AdamW, the same for all."""
+def trainer(contender: Contender, precision: str, own: bool = False) -> Callable[[Batch], None]:
+    """A training step: loss, backward, clipping and fused AdamW, the same for all, or the `own` optimizer."""
     randomize(contender.module.parameters())  # what starts at zero would multiply zeros
-    optimizer = torch.optim.AdamW(contender.module.parameters(), lr=1e-4, fused=True)
+    optimizer = (
+        contender.own_optimizer()
+        if own
+        else torch.optim.AdamW(contender.module.parameters(), lr=1e-4, fused=True)
+    )
 
     def autocast() -> Any:
         return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")

@@ -33,6 +33,8 @@ from torchtitan.models.dit_tts.files import is_remote, user_cache_folder
 
 # Threads that wait on disks or servers while indexes are opened.
 _LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
+# Without the checks of `json.loads`, which take as long as a sample's JSON: the index made them.
+_decode_json = json.JSONDecoder().raw_decode
 
 
 class CorruptSampleError(InputError):
@@ -182,6 +184,7 @@ class Dataset:
         self._keys, self._key_end = [index.keys for index in indexes], column("key_end")
         self.tar_bytes = [index.tar_bytes for index in indexes]
         self._tar_versions = [index.tar_version for index in indexes]
+        self._is_reference = [member.length == "reference_frames" for member in members.ARRAYS]
         self._reader = reader
         self._files = LocalFiles(self.tar_paths, self.tar_bytes)
         self._remote = [is_remote(tar_path) for tar_path in tar_paths]
@@ -251,9 +254,13 @@ class Dataset:
                 np.empty((len(data) // (width * item_bytes), width), np.float32)
                 for data, width, item_bytes in zip(stored, widths, extents.item_bytes)
             ]
-        crops = [crop if each.length == "reference_frames" else 0 for each in members.ARRAYS]
-        arrays = list(map(fill, stored, extents.item_bytes, out, crops))
-        return LoadedSample(arrays, json.loads(str(stored[-1], "utf-8")))
+        arrays = [
+            fill(data, item_bytes, rows, crop if is_reference else 0)
+            for data, item_bytes, rows, is_reference in zip(
+                stored, extents.item_bytes, out, self._is_reference
+            )
+        ]
+        return LoadedSample(arrays, _decode_json(str(stored[-1], "utf-8").lstrip())[0])
 
     def load_latents(
         self, sample: int, out: np.ndarray, start: int, fetched: bytearray | None = None

@@ -135,8 +135,7 @@ class LocalFiles:
     def read_into(self, shard: int, target: memoryview, offset: int) -> None:
         """Fill `target`, a view of bytes; raises as `read_spans` does."""
         file = self._file(shard)
-        while len(target):
-            count = os.preadv(file.descriptor, [target], offset)
+        while (count := os.preadv(file.descriptor, [target], offset)) < len(target):
             if count == 0:
                 raise InputError(
                     f"{self._tar_paths[shard]}: ends before a sample does, so it changed "
@@ -179,19 +178,19 @@ def fill(stored: memoryview, item_bytes: int, out: np.ndarray, crop: int = 0) ->
             copied: uniform over all starts for a random 64-bit number, and the first ones for 0.
     """
     source = np.frombuffer(stored, _DTYPES[item_bytes]).reshape(-1, out.shape[1])
-    if len(source) > len(out):
-        start = crop % (len(source) - len(out) + 1)
+    excess = len(source) - len(out)
+    if excess > 0:
+        start = crop % (excess + 1)
         source = source[start : start + len(out)]
-    target = out[: len(source)]
+    target = out[: len(source)] if excess < 0 else out
     if item_bytes == out.itemsize or not source.flags.aligned:
         target[:] = source
-        return target
     # Between float16 and float32: torch converts 20 times faster than numpy.
-    source_tensor, target_tensor = torch.from_numpy(source), torch.from_numpy(target)
-    if target.size <= _SERIAL_ELEMENTS or torch.get_num_threads() == 1:
-        target_tensor.copy_(source_tensor)
-        return target
-    rows = max(1, _SERIAL_ELEMENTS // target.shape[1])
-    for start in range(0, len(target), rows):
-        target_tensor[start : start + rows].copy_(source_tensor[start : start + rows])
+    elif target.size <= _SERIAL_ELEMENTS or torch.get_num_threads() == 1:
+        torch.from_numpy(target).copy_(torch.from_numpy(source))
+    else:
+        rows = max(1, _SERIAL_ELEMENTS // target.shape[1])
+        for start in range(0, len(target), rows):
+            part = torch.from_numpy(target[start : start + rows])
+            part.copy_(torch.from_numpy(source[start : start + rows]))
     return target
