@@ -210,7 +210,7 @@ class DiTTTSTrainer(Trainer):
         trims = self.device.type == "cpu" and not static
         batches: Iterator[Any] = super().batch_generator(data_iterable)
         for batch, labels in batches:
-            if trims:
+            if trims and "longest" not in batch:
                 labels = trim_padding(batch, labels)
             batch["valid_frames"] = labels.numel() if on_padding else int(batch["frames"].sum())
             rows = self.forward_pass.text_rows(batch)
