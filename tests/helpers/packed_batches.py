@@ -1,5 +1,7 @@
 """The same samples in one row that a padded batch has in rows of its own."""
 
+from typing import Any
+
 import torch
 
 from torchtitan.models.dit_tts.streams import PackedStreams, stream_of
@@ -28,3 +30,19 @@ def streams(
             for n, *each in zip(lengths, sizes, longest, strict=True)
         )
     )
+
+
+def packed_batch(batch: dict[str, Any], slots: int, size: int) -> dict[str, Any]:
+    """A padded batch of the loader as a packed one with `slots` for samples, and `size` positions of each stream."""
+    kinds = {"frames": ("latents", "text_bytes"), "speaker_frames": ("speaker",)}
+    kinds["text_tokens"] = ("text_ids", "text_positions")
+    found = dict(batch)
+    for lengths, names in kinds.items():
+        for name in names:
+            found[name] = in_one_row(
+                batch[name], batch[lengths].tolist(), size, PATCH if name == "speaker" else 1
+            )
+    for name in (*kinds, "row", "aligns"):
+        found[name] = torch.nn.functional.pad(batch[name], (0, slots - len(batch[name])))
+    found["ctc_lengths"] = [*batch["ctc_lengths"], *[(0, 0)] * (slots - len(batch["row"]))]
+    return found | {"longest": (16, 4, 8)}

@@ -67,6 +67,21 @@ def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProce
     return made
 
 
+def test_padding_of_a_packed_row_has_matmuls_and_no_attention():
+    """Two samples, one empty slot and 16 frames of padding; the gradient of the latents is not computed."""
+    lengths = [(64, 24, 32), (40, 10, 8)]
+    metrics = processor()
+    metrics.count(MicroBatch((1, 120, 34, 40), lengths, (), 3))
+    D, counts = ARGS.dim, metrics.counts
+    block = 10 * D * D + 6 * D * ARGS.mlp_dim
+    frame = (
+        3 * (ARGS.n_layers * block + 4 * ARGS.latent_channels * D) - 2 * ARGS.latent_channels * D
+    )
+    assert counts.executed_flops == flops(*lengths, (0, 0, 0)) + 16 * frame
+    assert counts.useful_flops == flops(*lengths)
+    assert (counts.samples, counts.valid_frames, counts.padded_frames) == (2, 104, 120)
+
+
 def test_count_sums_executed_and_useful_flops():
     """Of a text encoder what its passes execute, and the tokens of each text alone."""
     encoder = TextEncoderSizes(matmul_parameters=1000, n_layers=3, attention_dim=16, trained=False)

@@ -20,10 +20,12 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.train import Trainer
 
+from tests.helpers.packed_batches import packed_batch
 from tests.helpers.small_models import one_rank, small_args
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
+from torchtitan.models.dit_tts.forward_pass import measure
 from torchtitan.models.dit_tts.infra import gradient_noise
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
@@ -255,6 +257,39 @@ def test_the_loss_is_divided_by_the_frames_of_all_ranks(monkeypatch):
         trainer.parallel_dims = dims
         trainer.train_step(trainer.batch_generator(batches))
     assert divisors == [4 * here] * MICRO_BATCHES
+
+
+def test_a_packed_batch_has_the_losses_of_its_samples():
+    """Noise, times, dropout, the head's loss and what the metrics count; two of the six slots are empty."""
+    trainer = trainer_on("cpu", one_rank(), "--alignment.ctc_weight=0.5")
+    torch.manual_seed(4)
+    [(batch, labels), *_] = loaded(rows=4)
+    batch["text_bytes"] = torch.randint(97, 123, (4, 16), dtype=torch.uint8)
+    batch["speaker_frames"] = torch.tensor([8, 3, 0, 6])
+    batch["speaker"] *= (torch.arange(8) < batch["speaker_frames"][:, None])[..., None]
+    batch["latents"] *= (labels == 0)[..., None]
+    trainer.forward_pass.add_noise = FlowMatching(text_dropout=0.4, speaker_dropout=0.4).add_noise
+    packed = packed_batch(batch, 6, 64)
+    packed_labels = torch.where(torch.arange(64) < batch["frames"].sum(), 0, IGNORE_INDEX)[None]
+    found = []
+    for each, its_labels in ((batch, labels), (packed, packed_labels)):
+        trainer.metrics_processor = TTSMetricsProcessor(
+            trainer.job_config, trainer.parallel_dims, trainer.model_args
+        )
+        trainer.forward_pass.metrics = trainer.metrics_processor
+        trainer.model_parts[0].zero_grad()
+        on_device = trainer.forward_pass.to_device(each)
+        loss, total = trainer.forward_pass.loss_sums(on_device, its_labels, 1)
+        total.backward()
+        by_time, ctc = trainer.metrics_processor._losses, trainer.metrics_processor._ctc
+        gradients = [p.grad for p in trainer.model_parts[0].parameters()]
+        found.append([loss.detach(), total.detach(), ctc, *by_time, *gradients])
+    assert found[0][0] > 1 and found[0][2] > 1
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-5 * one.norm().clamp_min(1e-3)
+    measured = measure(packed, None)
+    assert measured.shape == (1, 64, 64, 64) and measured.packed_slots == 6
+    assert [each[0] for each in measured.lengths] == batch["frames"].tolist()
 
 
 def test_hidden_and_long_texts_are_not_aligned():

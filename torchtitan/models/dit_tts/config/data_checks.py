@@ -5,6 +5,7 @@ import math
 from torchtitan.models.dit_tts.config.batch_split import ramp_accumulation
 from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
+    DURATION_FLAVOR,
     MAX_BUCKETS,
     Data,
     JobConfig,
@@ -90,6 +91,17 @@ def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
         f"[data] longest_per_row = {data.longest_per_row}, but a micro-batch of packed rows has [training] "
         f"global_batch_size {global_batch} / {blocks} = {global_batch / blocks:g} samples of the longest "
         f"length, which is not a multiple of it; change one of them",
+    )
+    require(
+        config.model.flavor != DURATION_FLAVOR and not config.megatron.sequence_parallel,
+        f"[data] batching = 'packed' with [model] flavor = {config.model.flavor!r} and [megatron] "
+        f"sequence_parallel = {config.megatron.sequence_parallel}: neither the duration model nor sequence "
+        f"parallelism takes packed rows; set batching to 'buckets'",
+    )
+    require(
+        data.latent_channels % 2 == 0,
+        f"[data] latent_channels = {data.latent_channels} with batching = 'packed', whose noise is drawn in "
+        f"pairs within a frame; set batching to 'buckets'",
     )
     require(
         not config.objective.loss_on_padding,
