@@ -91,7 +91,9 @@ def _choose_device(execute: _Execute, module: ModuleType) -> None:
 _IMPORTS = {
     **dict.fromkeys(_LATE, _import_late),
     "torchtitan.config": _execute_late,  # a table of torch's dtypes stands in it
+    "torchtitan.distributed": _execute_late,
     "torchtitan.distributed.activation_checkpoint": _after_varlen,  # every family imports it
+    "torchtitan.protocols": _execute_late,
     "torchtitan.tools.utils": _choose_device,
 }
 

@@ -187,6 +187,22 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
     assert len(loaded) <= MAX_MODULES
 
 
+SPEAK = """
+import sys, torch
+from titan_tts.speak import load_run, synthesizer
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+with torch.device("meta"):
+    load_run.DiTTTSModel(DiTTTSModelArgs(condition_tokens=3))
+print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.long
+def test_speaking_imports_no_compiler():
+    """It takes as long as torch itself."""
+    assert subprocess.check_output([sys.executable, "-c", SPEAK], cwd=ROOT, text=True) == "False\n"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "said"),

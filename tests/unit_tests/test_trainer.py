@@ -418,3 +418,20 @@ def test_progress_of_the_run(one_process_group):
         batch, labels = next(trainer.batch_generator(loaded()))
         trainer.forward_pass.loss_sums(batch, labels, step)
     assert seen == [0.0, 0.25, 1.0]
+
+
+@pytest.mark.parametrize("ranks, sleeps", [(1, []), (2, [2])])
+def test_a_single_process_does_not_wait_for_other_ranks(
+    monkeypatch, one_process_group, tmp_path, ranks, sleeps
+):
+    trainer, slept = trainer_on("cpu", one_rank(), "--training.steps=5"), []
+    # As under torchrun, whose agent takes an error file for a failure.
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr("torchtitan.train.time", SimpleNamespace(sleep=slept.append))
+    trainer.parallel_dims = replace(trainer.parallel_dims, world_size=ranks)
+    trainer.step, trainer.dataloader = 5, []
+    trainer.stop_signal = SimpleNamespace(agreed=lambda: 0)
+    trainer.checkpointer = SimpleNamespace(load=lambda step: None, wait=lambda: slept.append("end"))
+    trainer.metrics_processor.first_step = 5
+    trainer.train()
+    assert slept == [*sleeps, "end"] and not list(tmp_path.iterdir())

@@ -14,9 +14,9 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_run_config
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
+from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
-from torchtitan.models.dit_tts.infra.ema import saved_prefixes
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.run.checkpoint_storage import (
@@ -78,6 +78,13 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
     return _with_weights_in(next(run.model.parameters()).dtype, model)
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 is the faster precision: on an accelerator, and on a CPU whose CPUID lists AVX512-BF16 or AMX
+    (and whose system lets it be used)."""
+    cpu = torch.cpu
+    return device.type != "cpu" or cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
+
+
 def _with_weights_in(dtype: torch.dtype, model: DiTTTSModel) -> DiTTTSModel:
     """Converts the parameters; a pretrained encoder's tables of angles stay in float32."""
     for parameter in model.parameters():
@@ -136,7 +143,7 @@ def load_run(
             that "best" was measured with, else those with the lowest held-out loss at the last validation up to
             the step, else as "ema", or "raw" where there is no average.
         encoder: present path of the frozen text encoder; empty: the config's.
-        dtype: float32, bfloat16, or auto for bfloat16 on an accelerator and float32 on a CPU.
+        dtype: float32, bfloat16, or auto, see `multiplies_bfloat16`.
     """
     folder = Path(folder)
     config = load_run_config(folder)
@@ -165,7 +172,7 @@ def load_run(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
-    if dtype == "bfloat16" or (dtype == "auto" and device.type != "cpu"):
+    if dtype == "bfloat16" or (dtype == "auto" and multiplies_bfloat16(device)):
         model = _with_weights_in(torch.bfloat16, model)
     text_encoder = None
     if is_pretrained(config.encoder.model) and config.encoder.frozen:

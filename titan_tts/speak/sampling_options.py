@@ -63,8 +63,8 @@ class SamplingOptions(ModelOptions):
     """Guidance towards the speaker."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the network; auto is bfloat16 on a GPU and float32 on a CPU; CPUs with
-    AVX512-BF16 or AMX are three times faster in bfloat16."""
+    """Precision of the network; auto is bfloat16 on a GPU and on a CPU with AVX512-BF16 or AMX (three times
+    faster), float32 on others."""
 
     compile: Literal["off", "default", "reduce-overhead"] = "off"
     """Compiles the blocks, for any lengths, in this mode of torch.compile; reduce-overhead replays CUDA graphs

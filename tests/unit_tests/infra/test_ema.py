@@ -7,7 +7,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.tensor import DTensor
 
 from tests.helpers.small_models import assert_equal, random_model, sharded_alone, small_args
-from torchtitan.models.dit_tts.infra.ema import EMA, saved_prefixes
+from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
+from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.validation.history import weights_name
 
 

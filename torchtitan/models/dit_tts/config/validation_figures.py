@@ -1,4 +1,7 @@
-"""The figures of validation.jsonl that `[validation] keep_best` may name."""
+"""The figures of validation.jsonl that `[validation] keep_best` may name, and names of averaged weights."""
+
+import re
+from collections.abc import Collection
 
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 
@@ -12,10 +15,23 @@ HIGHER_IS_BETTER = (
 )
 """Prefixes: a suffix names a time or weights, as in heldout_loss_at_0.9 and wer_raw"""
 
+_ENTRY = re.compile(r"ema\.(decay-(\d+(?:\.\d+)?(?:e-\d+)?)\.)")
+
 
 def decay_name(decay: float) -> str:
     """A decay as it stands in names of weights and figures."""
     return f"{decay:.10g}"
+
+
+def prefix(decay: float) -> str:
+    """Prefix of a decay's averaged weights in a checkpoint's "ema"."""
+    return f"decay-{decay_name(decay)}."
+
+
+def saved_prefixes(names: Collection[str]) -> list[str]:
+    """Prefixes of the averages among a checkpoint's entries, the fastest average first."""
+    found = {m[1]: float(m[2]) for m in map(_ENTRY.match, names) if m}
+    return sorted(found, key=lambda each: found[each])
 
 
 def is_higher_better(figure: str) -> bool | None:

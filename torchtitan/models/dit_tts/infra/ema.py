@@ -1,6 +1,5 @@
 """Exponential moving averages of the weights, sharded as they are and saved with them."""
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,23 +8,10 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.stateful import Stateful
 
-from torchtitan.models.dit_tts.config.validation_figures import decay_name
+from torchtitan.models.dit_tts.config.validation_figures import prefix, saved_prefixes
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.initialization import plain_name
-
-_ENTRY = re.compile(r"ema\.(decay-(\d+(?:\.\d+)?(?:e-\d+)?)\.)")
-
-
-def prefix(decay: float) -> str:
-    """Prefix of a decay's averaged weights in a checkpoint's "ema"."""
-    return f"decay-{decay_name(decay)}."
-
-
-def saved_prefixes(names: Collection[str]) -> list[str]:
-    """Prefixes of the averages among a checkpoint's entries, the fastest average first."""
-    found = {m[1]: float(m[2]) for m in map(_ENTRY.match, names) if m}
-    return sorted(found, key=lambda each: found[each])
 
 
 class EMA(Stateful):

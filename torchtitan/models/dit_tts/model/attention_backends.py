@@ -19,7 +19,6 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
 
 from torchtitan.models.dit_tts.model.packed_attention import packed_attention
 from torchtitan.models.dit_tts.streams import PackedStreams, Stream
@@ -223,9 +222,12 @@ class _Unpack(torch.autograd.Function):
 
 
 def _varlen_kernel(q: torch.Tensor) -> Callable[..., torch.Tensor]:
-    flash = q.is_cuda and q.dtype in _FLASH_DTYPES
+    if not (q.is_cuda and q.dtype in _FLASH_DTYPES):
+        return packed_attention
+    from torch.nn.attention.varlen import varlen_attn  # imports the compiler, a second of a start
+
     # varlen_attn returns one tensor unless it is asked for auxiliary outputs.
-    return cast(Callable[..., torch.Tensor], varlen_attn) if flash else packed_attention
+    return cast(Callable[..., torch.Tensor], varlen_attn)
 
 
 class FlexKeys(NamedTuple):

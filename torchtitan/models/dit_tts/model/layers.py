@@ -96,6 +96,12 @@ class GatedMLP(nn.Module):
         return self.down((F.silu(gate) * up).flatten(-2))
 
 
+def empty_embedding(tokens: int, dim: int) -> nn.Embedding:
+    """Without the values that `init_weights` or a checkpoint overwrites: for a tensor on the meta device nn.Embedding
+    takes them from code that imports the compiler, a second of a start."""
+    return nn.Embedding.from_pretrained(torch.empty(tokens, dim), freeze=False)
+
+
 def timestep_embedding(t: torch.Tensor, dim: int) -> torch.Tensor:
     """Sinusoidal embedding of diffusion time. t (B,) in [0, 1] to (B, dim) float32.
 

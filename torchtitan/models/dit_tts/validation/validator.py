@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.validation_figures import prefix
 from torchtitan.models.dit_tts.flow.duration import SECONDS_ERROR, WITHIN
-from torchtitan.models.dit_tts.infra.ema import EMA, prefix
+from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
