@@ -428,7 +428,7 @@ def test_a_single_process_does_not_wait_for_other_ranks(
     # As under torchrun, whose agent takes an error file for a failure.
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     monkeypatch.setattr("torchtitan.train.time", SimpleNamespace(sleep=slept.append))
-    trainer.parallel_dims = replace(trainer.parallel_dims, world_size=ranks)
+    trainer.parallel_dims = SimpleNamespace(world_size=ranks)
     trainer.step, trainer.dataloader = 5, []
     trainer.stop_signal = SimpleNamespace(agreed=lambda: 0)
     trainer.checkpointer = SimpleNamespace(load=lambda step: None, wait=lambda: slept.append("end"))

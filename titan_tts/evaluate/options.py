@@ -51,7 +51,7 @@ class Options(SamplingOptions):
 
     dtype: Literal["auto", "float32", "bfloat16"] = "float32"
     """Precision of the network. In float32 speech does not depend on its batch; in bfloat16, which is
-    faster, it does. auto is bfloat16 on a GPU and float32 on a CPU."""
+    faster, it does. auto: as for generate."""
 
     out: str = ""
     """Folder to write to, replacing an earlier evaluation's files; RUN/evaluation/step-N-TEST by

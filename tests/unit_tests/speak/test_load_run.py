@@ -143,6 +143,15 @@ def test_the_untrained_model_is_the_one_that_training_started_from(run, initial)
     assert which(loaded, initial)[2] == 12
     # Uncompiled flex attention would hold all scores.
     assert loaded.config.attention.backend == "flex" and model.args.attention == "sdpa"
-    for dtype, expected in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
-        other = untrained_model(load_run(run, dtype=dtype))
-        assert {p.dtype for p in other.parameters()} == {expected}
+    other = untrained_model(load_run(run, dtype="bfloat16"))
+    assert {p.dtype for p in other.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("amx, avx512", [(False, False), (True, False), (False, True)])
+def test_a_cpu_that_multiplies_bfloat16_speaks_in_it(run, monkeypatch, amx, avx512):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    expected = {"auto": amx or avx512, "float32": False, "bfloat16": True}
+    for dtype, narrow in expected.items():
+        found = {p.dtype for p in load_run(run, dtype=dtype).model.parameters()}
+        assert found == {torch.bfloat16 if narrow else torch.float32}
