@@ -2,7 +2,7 @@
 
     python benchmarks/padding.py
 
-Lengths alone, no archives: 200,000 utterances of each of three distributions, and of narrower and
+Padding of packed rows, too, the three streams of each. Lengths alone, no archives: 200,000 utterances of each of three distributions, and of narrower and
 wider ones to see from where on eight shapes are too few. A reference is another utterance of the
 distribution, of at most 384 frames; a text has 3.3 tokens per second of its utterance (log-normal,
 sigma 0.15), as in benchmark mode. For several `[data] max_reference_ratio`: padding of frames, text
@@ -37,7 +37,11 @@ from torchtitan.models.dit_tts.data.buckets import (  # noqa: E402
     ALIGNMENT,
     BatchPolicy,
     choose_edges,
-    make_batch_policy,
+)
+from torchtitan.models.dit_tts.data.packed_rows import (  # noqa: E402
+    PackedPolicy,
+    PackedSampler,
+    batch_policy,
 )
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops  # noqa: E402
@@ -46,10 +50,13 @@ from torchtitan.models.dit_tts.run.benchmark.synthetic import SUBWORDS_PER_SECON
 from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 AIM = 0.85
+PACKED_AIM = 0.97
+LONGEST_PER_ROW = (1, 2, 4, 8)
 BATCH_SIZE = 32
 MEANS = (9.0, 5.0)
 SIGMAS = (0.4, 0.5, 0.6, 0.7)
 RATIOS = (0.0, 2.0, 1.0, 0.5)
+STREAMS = ("useful", "useful_text", "useful_references")
 _TEXT_RATE_SIGMA = 0.15
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -71,17 +78,20 @@ def buckets(
     tokens: np.ndarray,
     num_buckets: int = MAX_BUCKETS,
     ratio: float = Data.max_reference_ratio,
+    longest_per_row: int = 0,
 ) -> BatchPolicy:
-    """The buckets of a run with the default settings but for their number and the references' ratio."""
+    """The buckets of a run with the default settings but for these; its rows with `longest_per_row`."""
     data = Data(
         max_frames=768,
         max_speaker_frames=LONGEST_REFERENCE_FRAMES,
         max_reference_ratio=ratio,
         num_buckets=num_buckets,
+        batching="packed" if longest_per_row else "buckets",
+        longest_per_row=longest_per_row or 4,
         batch_multiple=8,
         speaker_patch_size=4,
     )
-    return make_batch_policy(data, BATCH_SIZE, frames, references, tokens)
+    return batch_policy(data, BATCH_SIZE, frames, references, tokens)
 
 
 def batch_max(frames: np.ndarray, generator: np.random.Generator) -> tuple[float, int]:
@@ -178,9 +188,36 @@ def measure(frames: np.ndarray, generator: np.random.Generator) -> dict[str, Any
             "useful_by_number_of_buckets": by_number,
             "seconds_to_choose": seconds,
         },
+        "packed": {
+            str(number): packed_rows(frames, tokens, references, number)
+            for number in LONGEST_PER_ROW
+        },
         "by_max_reference_ratio": {
             f"{ratio:g}": with_ratio(frames, tokens, references, ratio) for ratio in RATIOS
         },
+    }
+
+
+def packed_rows(
+    frames: np.ndarray, tokens: np.ndarray, references: np.ndarray, longest_per_row: int
+) -> dict[str, Any]:
+    """The rows of an epoch, as the order fills them."""
+    policy = buckets(frames, references, tokens, longest_per_row=longest_per_row)
+    assert isinstance(policy, PackedPolicy)
+    order = PackedSampler(np.arange(len(frames)), policy, seed=0)
+    began = time.process_time()
+    order.batch(0)
+    seconds = time.process_time() - began
+    placed = sum(len(order.batch(k).samples) for k in range(order.batches_before_epoch(1)))
+    return {
+        "row": policy.shapes[0],
+        "max_samples": policy.max_samples,
+        "epochs": policy.epochs,
+        "useful": policy.useful_fraction,
+        "useful_text": policy.useful_text_fraction,
+        "useful_references": policy.useful_reference_fraction,
+        "left_out": len(frames) - placed,
+        "cpu_seconds_for_an_epoch": seconds,
     }
 
 
@@ -195,15 +232,25 @@ def main() -> int:
     for name, draw in DISTRIBUTIONS.items():
         generator = np.random.default_rng(options.seed)
         results[name] = measure(draw(generator, options.lengths), generator)
-    print("| lengths | pad to max | batch max (shapes) | buckets (shapes) | 4 buckets |")
-    print("|---|---|---|---|---|")
+    print("| lengths | pad to max | batch max (shapes) | buckets (shapes) | 4 buckets | packed |")
+    print("|---" * 6 + "|")
     for name, row in results.items():
         ours = row["buckets"]
         print(
             f"| {name} | {row['pad_to_max']['useful']:.1%} | {row['batch_max']['useful']:.1%} "
             f"({row['batch_max']['shapes']}) | {ours['useful']:.1%} ({ours['shapes']}) | "
-            f"{ours['useful_by_number_of_buckets'][3]:.1%} |"
+            f"{ours['useful_by_number_of_buckets'][3]:.1%} | {row['packed']['4']['useful']:.1%} |"
         )
+    print(
+        "\n| packed rows: lengths | longest_per_row | useful frames | text | reference | row | CPU s |"
+    )
+    print("|---" * 7 + "|")
+    for name, row in results.items():
+        for number, found in row["packed"].items():
+            streams = " | ".join(f"{found[key]:.1%}" for key in STREAMS)
+            size = " × ".join(map(str, found["row"]))
+            seconds = found["cpu_seconds_for_an_epoch"]
+            print(f"| {name} | {number} | {streams} | {size} | {seconds:.2f} |")
     print(
         "\n| lengths | max_reference_ratio | padding: frames | text | reference | references cropped "
         "| GFLOP per useful frame | useful FLOPs |"
@@ -230,19 +277,25 @@ def main() -> int:
     missed = [
         name
         for name, row in results.items()
-        if row["buckets"]["useful"] < AIM or row["buckets"]["shapes"] > MAX_BUCKETS
+        if row["buckets"]["useful"] < AIM
+        or row["buckets"]["shapes"] > MAX_BUCKETS
+        or row["packed"]["4"]["left_out"]
+        or min(row["packed"]["4"][key] for key in STREAMS) < PACKED_AIM
     ]
     report = {
         "lengths": options.lengths,
         "batch_size": BATCH_SIZE,
-        "aim": {"useful": AIM, "shapes": MAX_BUCKETS, "missed_by": missed},
+        "aim": {"useful": AIM, "packed": PACKED_AIM, "shapes": MAX_BUCKETS, "missed_by": missed},
         "distributions": results,
         "by_sigma": widths,
         "conditions": environment(),
     }
     write_atomic(Path(options.output), json.dumps(report, indent=1) + "\n")
     for name in missed:
-        print(f"MISSED: {name}: less than {AIM:.0%} useful or more than {MAX_BUCKETS} shapes")
+        print(
+            f"MISSED: {name}: less than {AIM:.0%} useful in buckets or {PACKED_AIM:.0%} packed, or more "
+            f"than {MAX_BUCKETS} shapes"
+        )
     print(f"{'passed' if not missed else 'FAILED'}: {options.output}")
     return 1 if missed else 0
 

@@ -110,6 +110,7 @@ def batch_policy(
         max_samples = -(-len(placed) * 5 // (rows * 4)) + 1
         if _can_be_filled(lengths[placed], rows, (N, L, P), max_samples):
             break
+    totals[2] = often @ reference_frames >> WEIGHT_BITS
     useful = (epochs * totals / (rows * np.array([N, L, P]))).tolist()
     return PackedPolicy(
         edges=(N,),
