@@ -45,11 +45,11 @@ def test_rows_by_hand():
     which leave the references even as well."""
     lengths = np.array([[6, 1, 3], [6, 1, 1], [2, 1, 1], [2, 1, 3]])
     words = np.random.Philox(0)
-    table, too_long = fill_rows(lengths, 2, (8, 2, 4), 3, words, 2, 1)
+    table, too_long = fill_rows(lengths, 2, (8, 2, 4), 3, words, 2, 20)
     rows = sorted(sorted(row[row < 4].tolist()) for row in table)
     assert rows == [[0, 2], [1, 3]] and not len(too_long)
     # A sample moves into an empty slot: 12 | 4 4 4.
-    table, too_long = fill_rows(np.array([[12] * 3] + [[4] * 3] * 3), 2, (12,) * 3, 3, words, 2, 1)
+    table, too_long = fill_rows(np.array([[12] * 3] + [[4] * 3] * 3), 2, (12,) * 3, 3, words, 2, 20)
     assert sorted((row < 4).sum() for row in table) == [1, 3] and not len(too_long)
     lengths = np.array([[8, 8, 8]] * 3 + [[1, 1, 1]])
     table, too_long = fill_rows(lengths, 2, (9, 9, 9), 3, words, 2, 9)

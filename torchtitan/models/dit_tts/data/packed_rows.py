@@ -36,12 +36,12 @@ from torchtitan.models.dit_tts.data.references import MIN_FRAMES
 from torchtitan.tools.logging import logger
 
 _ROWS = 2**27  # third word of the key of a group's pairs, beside those of the order
-_SLACK = (10, 15, 20, 30, 50, 80, 120, 180, 250, 350, 500, 700, 1000, 3000)
-"""Thousandths of the mean row that rows are larger; the first with which they can be filled is taken"""
+_SLACK = (5, 10, 15, 20, 30, 50, 80, 120, 180, 250, 350, 500, 700, 1000, 3000)
+"""Thousandths of the mean row that rows are larger, of which the first with which a trial fills them counts"""
 _ROUNDING = 10  # thousandths that whole global batches may add to it
 _MIN_ROWS = 32  # placed together: among few, too few pairs fit
 _MAX_EPOCHS = 4096
-_TRIAL_SAMPLES, _TRIAL_SWEEPS, _SWEEPS, _ATTEMPTS = 1 << 17, 60, 200, 5
+_TRIAL_SAMPLES, _TRIAL_SWEEPS, _SWEEPS, _ATTEMPTS = 1 << 17, 300, 1000, 5
 _UNITS = 1 << 12  # of a row, to compare streams
 _PAIRS = 512  # exchanged at once, so that the differences stay in cache
 
@@ -100,7 +100,9 @@ def batch_policy(
     totals = (often @ lengths) >> WEIGHT_BITS  # of an epoch
     N = round_up(data.longest_per_row * longest[0], ALIGNMENT)
     of_batch = global_batch_size // data.longest_per_row
-    for slack in _SLACK:
+    for least in _SLACK:
+        # Another epoch may be harder to place, and with weights it has other samples.
+        slack = least + 5 if draws is None else 2 * least + 10
         epochs, rows = _whole_batches(int(totals[0]) * (1000 + slack), N * 1000, of_batch)
         mean = -(-epochs * totals * (1000 + slack) // (1000 * rows))
         L = round_up(max(int(mean[1]), longest[1]), ALIGNMENT)
@@ -108,7 +110,8 @@ def batch_policy(
         times = (epochs * often + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS
         placed = np.repeat(np.arange(len(frames)), times)
         max_samples = -(-len(placed) * 5 // (rows * 4)) + 1
-        if _can_be_filled(lengths[placed], rows, (N, L, P), max_samples):
+        trial_rows = max(1, rows * (1000 + least) // (1000 + slack))
+        if _can_be_filled(lengths[placed], trial_rows, (N, L, P), max_samples):
             break
     totals[2] = often @ reference_frames >> WEIGHT_BITS
     useful = (epochs * totals / (rows * np.array([N, L, P]))).tolist()
@@ -206,14 +209,16 @@ def fill_rows(
     units = np.ascontiguousarray((lengths * _UNITS // capacity).astype(np.int32).T)
     loads = units[:, table].sum(2, dtype=np.int32)
     sums = lengths[table].sum(1)
-    for sweep in range(sweeps):
-        too_long = (sums > capacity).any(1)
-        if not too_long.any():
+    for _ in range(sweeps):
+        too_long = np.flatnonzero((sums > capacity).any(1))
+        if not len(too_long):
             break
-        block = (np.arange(rows) + sweep % 2 * (neighbours // 2)) // neighbours
-        order = np.lexsort((words.random_raw(rows), block))[: rows // 2 * 2]
-        pairs = order.reshape(-1, 2)
-        pairs = pairs[too_long[pairs].any(1)]
+        offsets = words.random_raw(len(too_long)) % np.uint64(neighbours)
+        partners = (too_long + offsets.astype(np.int64) - neighbours // 2) % rows
+        pairs = np.stack([too_long, partners], 1)
+        is_first = np.zeros(pairs.size, bool)  # a row takes part once
+        is_first[np.unique(pairs, return_index=True)[1]] = True
+        pairs = pairs[is_first.reshape(-1, 2).all(1)]
         for first in range(0, len(pairs), _PAIRS):
             left, right = pairs[first : first + _PAIRS].T
             left, i, right, j = _exchange(table, loads, units, left, right)
