@@ -2,14 +2,16 @@
 
     python benchmarks/kill_resume.py --runs 20
     python benchmarks/kill_resume.py --runs 20 --data everything
+    python benchmarks/kill_resume.py --runs 20 --data packed
     python benchmarks/kill_resume.py --runs 50 --ends SIGKILL SIGTERM SIGUSR1 corrupt "full disk" "second start"
 
 The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
-balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens. Each run lives
+balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens; with `packed` the
+same in packed batches. Each run lives
 on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader threads, one life in turn
 started as a user starts it and the others forked, and is ended in every life but the last, by an end drawn
 from `--ends`. A full disk needs root, which mounts a tmpfs of limited size. Writes
-benchmarks/results/kill_resume.json, kill_resume_everything.json or kill_resume_ends.json.
+benchmarks/results/kill_resume.json, or with the data or "ends" in its name.
 """
 
 import argparse
@@ -32,7 +34,11 @@ from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 DISK_MIB = 900
 """for the unbroken run and the one that is ended: up to five checkpoints of 60 MiB each, and logs"""
 
-DATA = {"plain": kill_resume.plain_data, "everything": kill_resume.everything_at_once}
+DATA = {
+    "plain": kill_resume.plain_data,
+    "everything": kill_resume.everything_at_once,
+    "packed": kill_resume.packed_rows,
+}
 
 
 def main() -> int:

@@ -119,6 +119,13 @@ def everything_at_once(folder: Path) -> Iterator[list[str]]:
         ]
 
 
+@contextmanager
+def packed_rows(folder: Path) -> Iterator[list[str]]:
+    """The same in packed batches."""
+    with everything_at_once(folder) as data:
+        yield [*data, "--data.batching=packed", "--data.longest_per_row=1"]
+
+
 def common_arguments(folder: Path, data: list[str]) -> list[str]:
     return [
         *runs.TINY,

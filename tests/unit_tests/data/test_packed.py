@@ -275,3 +275,21 @@ def test_drawn_references_fit_their_rows(folder):
                 assert n == len(drawn) or used > P - 4 * (end - begin)
                 met, cut = met + n, cut + (n < len(drawn))
     assert cut > 10 and met > 0.8 * 20 * 4 * P
+
+
+def test_a_stored_reference_stands_in_for_a_corrupt_drawn_one(tmp_path):
+    """It may be shorter than the drawn one was; the references behind it are the samples' own."""
+    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS)
+    valid = all_ranks(folder, 1, 1, 12, references="drawn")
+    flip_bits(folder / "000000.tar", [3 * n for n in range(0, 40, 5)])  # latents
+    whole = all_ranks(folder, 1, 1, 12, references="drawn", **SKIP)
+    assert whole == all_ranks(folder, 4, 1, 12, references="drawn", **SKIP)
+    dataset = build(folder, **PACKED).dataset
+    stored = {
+        dataset.sample_id(n): dataset.read(n)[1].astype(np.float32).tobytes()
+        for n in range(len(dataset))
+        if dataset.sample_id(n) in {sample[2] for sample in whole}
+    }
+    drawn = {sample[:3]: sample[5] for sample in valid}
+    others = [sample for sample in whole if drawn[sample[:3]] != sample[5]]
+    assert len(others) > 20 and all(s[5] in stored[s[2]] for s in others)

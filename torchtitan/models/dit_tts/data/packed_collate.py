@@ -96,7 +96,9 @@ class PackedCollator(Collator):
                 loader.corrupt_samples.skip(dataset, sample, error)
                 continue
             kept.append(index)
-            end += size[0], lengths[-1][2], size[2]
+            # A stored reference in place of a corrupt drawn one may be shorter.
+            patches = -(-lengths[-1][1] // self.data.speaker_patch_size)
+            end += size[0], lengths[-1][2], patches * self.data.speaker_patch_size
         loader.corrupt_samples.reads += len(samples)
         for member in members.ARRAYS:
             arrays[member.entry][0, end[0 if member.length == "frames" else 2] :] = 0
