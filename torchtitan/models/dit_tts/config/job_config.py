@@ -280,8 +280,9 @@ class Data:
     at each draw"""
 
     max_reference_ratio: Annotated[float, Bounds(0, 10**6), INPUT] = 1.0
-    """Longest reference of a bucket over its longest utterance; longer ones are cropped, too. The longest
-    bucket keeps whole references; 0: every bucket does. 1.0 mostly removes padding"""
+    """Longest reference of a bucket over its longest utterance (packed: of a sample over its own); longer
+    ones are cropped, too. The longest bucket keeps whole references; 0: every bucket does. 1.0 mostly
+    removes padding"""
 
     references: Literal["stored", "drawn"] = "stored"
     """References in training: as stored, or newly drawn for each row of a batch from other samples
