@@ -16,10 +16,11 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.speed.cases import fifty_million, randomize  # noqa: E402
 from benchmarks.speed.peers import (  # noqa: E402
+    CHANNELS,
     F5,
     F5TTS,
     IRODORI,
@@ -43,25 +45,30 @@ from benchmarks.speed.peers import (  # noqa: E402
     Batch,
     Contender,
     Irodori,
+    LoaderBatch,
     Ours,
     import_peer,
     make_batch,
     trainer,
 )
-from benchmarks.synthetic_speech import lognormal_frames  # noqa: E402
+from benchmarks.synthetic_speech import lognormal_frames, random_text  # noqa: E402
 from titan_tts.plan.activations import StorageLedger  # noqa: E402
-from torchtitan.models.dit_tts.config.job_config import Data  # noqa: E402
+from torchtitan.models.dit_tts.config.job_config import Data, JobConfig  # noqa: E402
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler  # noqa: E402
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, make_batch_policy  # noqa: E402
+from torchtitan.models.dit_tts.data.build import build_dataloader  # noqa: E402
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer  # noqa: E402
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/peers.json"
 CLASSES: dict[str, type[Any]] = {OURS: Ours, IRODORI: Irodori, F5: F5TTS}
 PRECISIONS = ("bf16", "fp32")
 MODES = ("eager", "compiled")
-OWN = "own optimizer"
+OWN, PACKED = "own optimizer", "packed"
 # Least median of the ratio to each peer's faster mode: of our modes by name, or of our fastest.
 STEP_AIMS = {"eager": 1.15, "compiled": 1.3}
 FASTEST_AIMS = {"mixed": 1.25, "sampling": 1.2}
@@ -95,10 +102,15 @@ class Variant:
 
     name: str
     mode: str
-    optimizer: str = "fused AdamW"
+    special: str = ""
+    """OWN or PACKED"""
+
+    @property
+    def how(self) -> str:
+        return f"{self.mode}, {self.special}" if self.special else self.mode
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.mode}" + (f", {OWN}" if self.optimizer == OWN else "")
+        return f"{self.name}, {self.how}"
 
 
 def variants(names: Iterable[str]) -> list[Variant]:
@@ -148,18 +160,18 @@ def compared(costs: dict[Variant, list[float]]) -> dict[str, Any]:
     def ratio(variant: Variant, own: Variant) -> dict[str, float]:
         return spread(a / b for a, b in zip(costs[variant], costs[own], strict=True))
 
-    judged = [v for v in costs if v.optimizer != OWN]
+    judged = [v for v in costs if v.special != OWN]
     peers = dict.fromkeys(v.name for v in judged if v.name != OURS)
     fastest = {peer: min((v for v in judged if v.name == peer), key=cost) for peer in peers}
     ours = [variant for variant in costs if variant.name == OURS]
     return {
         "ratios": {
-            own.mode: {peer: {"mode": v.mode} | ratio(v, own) for peer, v in fastest.items()}
+            own.how: {peer: {"mode": v.mode} | ratio(v, own) for peer, v in fastest.items()}
             for own in ours
         },
-        "fastest_of_ours": min(ours, key=cost).mode,
+        "fastest_of_ours": min(ours, key=cost).how,
         "ratios_to_all": {
-            own.mode: {str(v): ratio(v, own) for v in costs if v.name != OURS} for own in ours
+            own.how: {str(v): ratio(v, own) for v in costs if v.name != OURS} for own in ours
         },
     }
 
@@ -172,7 +184,8 @@ def build(wanted: Iterable[Variant], shapes: int) -> dict[Variant, Contender]:
     found = {variant: CLASSES[variant.name](fifty_million()) for variant in wanted}
     for variant, contender in found.items():
         if variant.mode == "compiled":
-            contender.compile(shapes if variant.name == OURS or shapes == 1 else 0)
+            one_shape = shapes == 1 or variant.special == PACKED
+            contender.compile(1 if one_shape else shapes if variant.name == OURS else 0)
     return found
 
 
@@ -189,7 +202,7 @@ def step(
     if IRODORI in names:
         wanted.append(Variant(IRODORI, "eager", OWN))
     contenders = build(wanted, 1)
-    steps = {v: trainer(each, precision, v.optimizer == OWN) for v, each in contenders.items()}
+    steps = {v: trainer(each, precision, v.special == OWN) for v, each in contenders.items()}
     seconds = interleaved({v: lambda _, s=s: s(batch) for v, s in steps.items()}, rounds, progress)
     eager = {v.name: contenders[v] for v in reversed(wanted) if v.mode == "eager"}
     return compared(seconds) | {
@@ -224,7 +237,7 @@ class Lengths:
         self.text = np.clip(text.astype(int), 1, np.minimum(TEXT_LIMIT, self.frames))
         self.reference = np.minimum(generator.permutation(self.frames), REFERENCE_LIMIT)
         self.budget = 2 * LONGEST
-        data = Data(
+        self.data = Data(
             max_frames=LONGEST,
             max_speaker_frames=REFERENCE_LIMIT,
             max_reference_ratio=1.0,
@@ -234,7 +247,7 @@ class Lengths:
             speaker_patch_size=fifty_million().speaker_patch_size,
         )
         lengths = self.frames, self.reference, self.text
-        self.policy = make_batch_policy(data, self.budget // LONGEST, *lengths)
+        self.policy = make_batch_policy(self.data, self.budget // LONGEST, *lengths)
 
     def ours(self, compiled: bool) -> list[Batch]:
         """An epoch's batches. As in training those that are not compiled end with their longest row."""
@@ -250,6 +263,33 @@ class Lengths:
                 shape = [-(-int(each.max()) // ALIGNMENT) * ALIGNMENT for each in lengths]
             found.append(make_batch(*(each.tolist() for each in lengths), shape))
         return found
+
+    def packed(self) -> list[LoaderBatch]:
+        """An epoch's batches of one row, from our loader over shards of such utterances."""
+        generator = np.random.default_rng(1)
+        with tempfile.TemporaryDirectory() as folder:
+            write_shard(
+                f"{folder}/0.tar",
+                (
+                    Triplet(
+                        f"{number:04d}",
+                        0.8 * generator.standard_normal((frames, CHANNELS), np.float32),
+                        0.8 * generator.standard_normal((reference, CHANNELS), np.float32),
+                        {"text": random_text(generator, text)},
+                    )
+                    for number, (frames, text, reference) in enumerate(
+                        zip(self.frames.tolist(), self.text.tolist(), self.reference.tolist())
+                    )
+                ),
+            )
+            config = JobConfig(data=replace(self.data, path=folder, batching="packed"))
+            config.data.longest_per_row = self.budget // LONGEST
+            config.data.num_workers = 0
+            config.training.local_batch_size = self.budget // LONGEST
+            config.training.global_batch_size = self.budget // LONGEST
+            loader = build_dataloader(1, 0, UnitTokenizer(Vocabulary()), config)
+            batches = range(loader.order.batches_before_epoch(1))
+            return [LoaderBatch(*loader.micro_batch(number)) for number in batches]
 
     def of_f5(self) -> list[Batch]:
         """Its own dynamic batches, each padded to its longest."""
@@ -279,9 +319,17 @@ def mixed(
 ) -> dict[str, Any]:
     """Useful latent frames per CPU second on mixed lengths; F5-TTS only, as Irodori-TTS pads all to 30 s."""
     wanted = variants(name for name in names if name != IRODORI)
+    wanted += [Variant(OURS, mode, PACKED) for mode in MODES]
     lengths = Lengths(sizes)
-    of_f5 = lengths.of_f5()
-    batches = {v: lengths.ours(v.mode == "compiled") if v.name == OURS else of_f5 for v in wanted}
+    of_f5, packed = lengths.of_f5(), lengths.packed()
+    batches: dict[Variant, Sequence[Batch | LoaderBatch]] = {
+        v: of_f5
+        if v.name == F5
+        else packed
+        if v.special == PACKED
+        else lengths.ours(v.mode == "compiled")
+        for v in wanted
+    }
     steps = {
         v: trainer(each, precision) for v, each in build(wanted, len(lengths.policy.shapes)).items()
     }

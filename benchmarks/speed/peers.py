@@ -8,9 +8,11 @@ import importlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ import torch
 from torch import nn
 
 from benchmarks.speed.cases import fifty_million, randomize
-from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -56,6 +59,22 @@ class Batch:
 
     reference_frames: torch.Tensor
     """(B,)"""
+
+
+@dataclass(frozen=True)
+class LoaderBatch:
+    """A micro-batch of our loader, packed or padded."""
+
+    inputs: dict[str, Any]
+    labels: torch.Tensor
+
+    @property
+    def latents(self) -> torch.Tensor:
+        return self.inputs["latents"]
+
+    @property
+    def frames(self) -> torch.Tensor:
+        return self.inputs["frames"]
 
 
 def make_batch(
@@ -113,9 +132,24 @@ class Ours(Contender):
         self.module = DiTTTSModel(self.args)
         self.objective = FlowMatching()
         self.number = 0
+        self.of_loader = ForwardPass(
+            JobConfig(),
+            self.module,
+            None,
+            BYTE_VOCAB_SIZE,
+            squared_error_sums,
+            SimpleNamespace(count_losses=lambda *_: None),
+            torch.device("cpu"),
+            nullcontext(),
+        )
 
-    def loss(self, batch: Batch, autocast: Callable[[], Any]) -> torch.Tensor:
+    def loss(self, batch: Batch | LoaderBatch, autocast: Callable[[], Any]) -> torch.Tensor:
         self.number += 1
+        if isinstance(batch, LoaderBatch):
+            self.of_loader.amp = autocast()
+            inputs = self.of_loader.to_device(batch.inputs)
+            loss, _ = self.of_loader.loss_sums(inputs, batch.labels, self.number)
+            return loss / batch.frames.sum()
         rows = torch.arange(len(batch.latents))
         noisy = self.objective.add_noise(
             batch.latents, torch.tensor(self.number), rows, len(batch.latents)
