@@ -290,6 +290,10 @@ def test_a_packed_batch_has_the_losses_of_its_samples():
     measured = measure(packed, None)
     assert measured.shape == (1, 64, 64, 64) and measured.packed_slots == 6
     assert [each[0] for each in measured.lengths] == batch["frames"].tolist()
+    nothing = {
+        name: torch.zeros(6, dtype=int) for name in ("frames", "text_tokens", "speaker_frames")
+    }
+    assert measure(packed | nothing, None).lengths == [(0, 0, 0)]  # its samples were corrupt
 
 
 def test_hidden_and_long_texts_are_not_aligned():

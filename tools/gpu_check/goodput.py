@@ -1,7 +1,7 @@
-"""Stage: utterances of mixed lengths in buckets, against all of full length.
+"""Stage: utterances of mixed lengths in packed rows and in buckets, against all of full length.
 
-Goodput counts the FLOPs of real lengths only. A packed stream would have no padding and the full-length
-step's rate, so the ratio of the goodput rate to that rate is the fraction of a packed stream's goodput.
+Goodput counts the FLOPs of real lengths only. An ideal packed stream would have no padding and the full-length
+step's rate, so the ratio of the goodput rate to that rate is the fraction of an ideal stream's goodput.
 Eight buckets are what the shipped configs have, and their fraction is this code's. Fewer are measured only
 where the time is too short for eight compiled shapes. Without buckets every utterance is padded to the
 longest.
@@ -43,11 +43,22 @@ def mixed(flavor: str, buckets: int, measured: set[int], settings: Settings) -> 
     longest = benchmark(settings, flavor, size, "longest", [])
     report = benchmark(settings, flavor, size, "mixed", [f"--data.num_buckets={buckets}"])
     measured.add(buckets)
+    return _against(longest, report) | {"buckets": buckets}
+
+
+def packed(flavor: str, settings: Settings) -> Values:
+    """The same of packed rows."""
+    size = _MICRO_BATCH[flavor]
+    longest = benchmark(settings, flavor, size, "longest", [])
+    keys = ["--data.batching=packed", f"--data.longest_per_row={min(4, size)}"]
+    return _against(longest, benchmark(settings, flavor, size, "mixed", keys))
+
+
+def _against(longest: dict[str, Any], report: dict[str, Any]) -> Values:
     return {
         "fraction_of_packed_goodput": goodput_tflops(report) / longest["tflops_per_device"],
         "goodput_tflops": goodput_tflops(report),
         "full_length_tflops": longest["tflops_per_device"],
-        "buckets": buckets,
         **figures(report),
     }
 
@@ -60,7 +71,10 @@ def items(settings: Settings) -> list[Item]:
         _FEWER: f"not the configs' {_SHIPPED}",
         1: "as without any",
     }
+    rows = f"{flavor} mixed lengths, packed rows"
     return [
+        Item(rows, partial(packed, flavor, settings), 3.0 if settings.tiny else _LEAST_SECONDS[1])
+    ] + [
         Item(
             f"{flavor} mixed lengths, buckets: {n}, {said[n]}",
             partial(mixed, flavor, n, measured, settings),

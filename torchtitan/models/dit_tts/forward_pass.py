@@ -31,7 +31,8 @@ def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
     slots = len(lengths) if "longest" in batch else 0
     return MicroBatch(
         (rows_of_batch, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
-        [each for each in lengths if each[0]] if slots else lengths,
+        # All of its samples may be corrupt.
+        ([each for each in lengths if each[0]] or lengths[:1]) if slots else lengths,
         rows.shapes if rows is not None else (),
         slots,
     )
