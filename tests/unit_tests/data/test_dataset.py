@@ -237,6 +237,12 @@ def test_unusable_members_are_one_sentence(tmp_path, samples, suffix, data, sent
     refused(lambda: open_dataset(str(tmp_path), CHANNELS), "x.tar: ", sentence)
 
 
+def test_a_json_between_white_space_is_read(tmp_path, samples):
+    data = b'\r\n\t {"text": "x"} \n'
+    write_tar(tmp_path / "x.tar", replaced(samples, "utt000001.json", data))
+    assert open_dataset(str(tmp_path), CHANNELS).load(1).metadata == {"text": "x"}
+
+
 def test_other_unusable_tars(tmp_path, samples):
     tar = tmp_path / "x.tar"
 
