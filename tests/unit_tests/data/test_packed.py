@@ -1,6 +1,8 @@
 """Packed batches: rows that all samples fill evenly, the same on any split, with the samples' own contents."""
 
+import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.packed_rows import PackedSampler, batch_policy, fill_rows
 from torchtitan.models.dit_tts.data.references import WORDS
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.run import rollback
 
 PACKED = {"batching": "packed", "longest_per_row": 2, "max_speaker_frames": 64}
 
@@ -310,3 +313,17 @@ def test_a_stored_reference_stands_in_for_a_corrupt_drawn_one(tmp_path):
     drawn = {sample[:3]: sample[5] for sample in valid}
     others = [sample for sample in whole if drawn[sample[:3]] != sample[5]]
     assert len(others) > 20 and all(s[5] in stored[s[2]] for s in others)
+
+
+def test_a_bad_step_lists_its_samples(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(rollback.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(rollback, "gather_from_ranks", lambda rows: [rows])
+    loader = build(folder, accumulation=2, **PACKED)
+    where = rollback.save_bad_step(tmp_path, loader, SimpleNamespace(step=5, global_batch=3))
+    listed = json.loads((where / "report.json").read_text())["samples"]
+    wanted = {}
+    for sample in loader.order.batch(3).samples.tolist():
+        latents = loader.dataset.read(sample)[0]
+        wanted[loader.dataset.sample_id(sample)] = len(latents), float(np.abs(latents).max())
+    assert {row["id"]: (row["frames"], row["max_abs"]) for row in listed} == wanted
+    assert len(listed) == len(loader.order.batch(3).samples)

@@ -56,7 +56,8 @@ KEPT: dict[str, tuple[str, ...] | None] = {
 """Section -> its keys in config.json; None: all"""
 
 _FINE_TUNE: dict[str, tuple[str, ...] | None] = KEPT | {
-    "data": (*_DATA, "num_buckets", "batch_multiple"),  # global_batch_size is a multiple of it
+    # global_batch_size is a multiple of the last two.
+    "data": (*_DATA, "num_buckets", "batching", "longest_per_row", "batch_multiple"),
     "training": (
         *("global_batch_size", "max_norm", "dtype"),
         *("mixed_precision_param", "mixed_precision_reduce"),

@@ -5,9 +5,9 @@ longest length; L and P follow from the data, so that all three streams are abou
 G / longest_per_row rows, as many frames as in a global batch of the longest bucket.
 
 **Filling.** The rows of an epoch begin as equal numbers of samples of its permutation. Then, sweep by sweep,
-rows meet in random pairs; where one of the two is too long in any stream, they exchange those two samples (or a
-sample and an empty slot) that make them most alike in all three. A row that is too long comes to the mean in a few
-sweeps, so 1 to 2 % of slack are enough for rows of ten samples, and about 3 s for a million samples.
+each row that is too long in any stream meets a random partner, and the two exchange those two samples (or a sample
+and an empty slot) that make them most alike in all three. Rows come near the mean in a few sweeps, so 1 % of slack
+is enough for rows of ten samples, and 2 s for a million samples.
 
 **Groups of epochs.** The samples of `epochs` epochs are placed together: one epoch, or where data are few as many
 as fill whole global batches. Within a group each sample comes as often as in its epochs, none is left over.
@@ -159,7 +159,7 @@ def reference_limits(data: Data, frames: np.ndarray) -> np.ndarray:
 def _whole_batches(frames: int, row: int, rows: int) -> tuple[int, int]:
     """The fewest epochs, of so many frames, that nearly fill whole global batches of so many rows, and all
     rows that this takes."""
-    epochs = np.arange(1, _MAX_EPOCHS + 1)
+    epochs = np.arange(1, 1 + min(_MAX_EPOCHS, max(1, 10**15 // frames)))  # products fit 64 bits
     batches = -(-epochs * frames // (row * rows))
     waste = batches * row * rows * 1000 // (epochs * frames)
     good = (waste <= 1000 + _ROUNDING) & (batches * rows >= _MIN_ROWS)
@@ -269,6 +269,7 @@ class PackedSampler(GlobalBatchSampler):
     ):
         super().__init__([samples], policy.batch_sizes, seed, None if draws is None else [draws])
         self.policy = policy
+        self._is_even = draws is None
         self._stream = self._streams[0]
         self._ends = [0]
         self._groups: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
@@ -283,6 +284,8 @@ class PackedSampler(GlobalBatchSampler):
     def _batches_before(self, group: int) -> int:
         """Global batches of the groups before this one."""
         epochs = self.policy.epochs
+        if self._is_even and group > 1:
+            return group * self._batches_before(1)
         while len(self._ends) <= group:
             number = len(self._ends) - 1
             times = self._stream.times(number * epochs, (number + 1) * epochs)

@@ -33,9 +33,11 @@ def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: StepStats) ->
     samples: list[dict[str, Any]] = []
     try:
         for number, (batch, _) in enumerate(loader.micro_batches(bad.global_batch)):
-            peaks = batch["latents"].abs().amax((1, 2)).tolist()
-            lengths = batch["frames"].tolist()
-            for name, frames, peak in zip(batch["sample_id"], lengths, peaks, strict=True):
+            lengths = batch["frames"].tolist()[: len(batch["sample_id"])]
+            latents = batch["latents"]
+            parts = latents[0, : sum(lengths)].split(lengths) if "longest" in batch else latents
+            for name, frames, part in zip(batch["sample_id"], lengths, parts, strict=True):
+                peak = float(part.abs().max())
                 row = {"id": name, "rank": rank, "frames": frames, "max_abs": _number(peak)}
                 samples.append(row)
             tensors |= {
