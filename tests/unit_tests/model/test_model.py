@@ -1,5 +1,6 @@
 """The network: exact sizes and FLOPs, and what its output may and may not depend on."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -128,8 +129,10 @@ def test_copies_for_guidance_are_the_rows_with_conditions_dropped(padded, cached
     assert [mask is None for mask in keys.masks] == [not padded] * 3
     latents, times = batch["latents"].repeat(3, 1, 1), torch.tensor([0.9, 0.3])
     caches = model.block_caches(conditions, times, frames) if cached else [None, None]
-    for t, cache in zip(times, caches):
-        found = model.denoise_guided(latents, t[None], keys, conditions, frames, cache)
+    forms = (keys, keys._replace(lengths=None))  # packed where there is padding, and padded
+    assert (keys.lengths is not None) == padded
+    for (t, cache), form in itertools.product(zip(times, caches, strict=True), forms):
+        found = model.denoise_guided(latents, t[None], form, conditions, frames, cache)
         for (text, speaker), rows in zip(copies, found.chunk(3), strict=True):
             keep = {
                 "keep_text": torch.tensor([text] * 2),

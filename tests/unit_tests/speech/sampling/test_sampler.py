@@ -172,6 +172,18 @@ def test_every_way_of_sampling_is_that_of_the_request_alone(settings):
         assert (found - without).abs().max() > 1e-3 * scale
 
 
+def test_a_cpu_computes_no_padded_frame():
+    """Of unequal requests; equal ones stay a batch of rows."""
+    model, shapes = random_model(small_args(latent_channels=8, text_vocab_size=300)), set()
+    hook = lambda layer, given: shapes.add(tuple(given[0].shape[:2]))  # noqa: E731
+    model.layers[1].register_forward_pre_hook(hook)
+    generate(REQUESTS, model=model)
+    assert shapes == {(1, 5 + 3 + 4), (1, 3 * (5 + 3 + 4))}  # without guidance, and with both
+    shapes.clear()
+    generate([replace(REQUESTS[0], candidate=number) for number in range(2)], model=model)
+    assert shapes == {(2, 5), (3 * 2, 5)}
+
+
 def test_the_speakers_keys_and_values_are_scaled_alone():
     """A request without a reference has none; the others' latents move."""
     model = random_model(small_args(latent_channels=8, text_vocab_size=300))

@@ -260,10 +260,16 @@ class GuidedKeys(NamedTuple):
     speaker_scale: float | None = None
     """factor of the speaker's keys and values; None: 1"""
 
+    lengths: tuple[tuple[int, int, int], ...] | None = None
+    """valid frames, text tokens and patches of each of the B rows; then the queries, and their own keys and values,
+    are (1, N·frames, H, K), the rows of each copy one behind the other without padding. None: they are padded"""
+
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
         if self.speaker_scale is not None:
             keys = (*keys[:2], keys[2] * self.speaker_scale)
             values = (*values[:2], values[2] * self.speaker_scale)
+        if self.lengths is not None:
+            return self._attend_packed(q, keys, values, self.lengths)
         attended = []
         # With chunk() a compiler would take every number of rows as another shape.
         of_copies = (x.unflatten(0, (len(self.copies), -1)) for x in (q, keys[0], values[0]))
@@ -273,6 +279,21 @@ class GuidedKeys(NamedTuple):
             v = [own_values[copy], *itertools.compress(values[1:], has)]
             attended.append(attend(queries[copy], _join_heads(k), _join_heads(v), mask))
         return torch.cat(attended) if len(attended) > 1 else attended[0]
+
+    def _attend_packed(
+        self, q: torch.Tensor, keys: Streams, values: Streams, lengths: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        sizes = [frames for frames, *_ in lengths] * len(self.copies)
+        own = zip(*(x.split(sizes, dim=1) for x in (q, keys[0], values[0])))
+        attended = []
+        for has, (row, (_, *valid)) in itertools.product(self.copies, enumerate(lengths)):
+            query, *joined = next(own)
+            for index, streams in enumerate((keys, values)):
+                kept = itertools.compress(zip(streams[1:], valid), has)
+                conditions = [stream[row : row + 1, :size] for stream, size in kept]
+                joined[index] = _join_heads([joined[index], *conditions])
+            attended.append(attend(query, *joined))
+        return torch.cat(attended, dim=1)
 
 
 JointKeys = SdpaKeys | MatmulKeys | VarlenKeys | FlexKeys | GuidedKeys
@@ -380,12 +401,17 @@ def guided_keys(
 ) -> GuidedKeys:
     """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy. Waits for the device; to be called
     once for all steps of the same copies and scale."""
-    masks = []
+    masks: list[torch.Tensor | None] = []
     for copy in copies:
         chosen = [frame_mask, *itertools.compress((text_mask, speaker_mask), copy)]
         valid = torch.cat(chosen, dim=1)
         masks.append(None if valid.all() else _additive(valid, dtype))
-    return GuidedKeys(tuple(copies), tuple(masks), None if speaker_scale == 1.0 else speaker_scale)
+    scale = None if speaker_scale == 1.0 else speaker_scale
+    streams = (frame_mask, text_mask, speaker_mask)
+    lengths = None
+    if any(mask is not None for mask in masks):
+        lengths = tuple(zip(*(mask.sum(1).tolist() for mask in streams)))
+    return GuidedKeys(tuple(copies), tuple(masks), scale, lengths)
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:

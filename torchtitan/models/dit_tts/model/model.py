@@ -233,7 +233,21 @@ class DiTTTSModel(ConditionedModel):
             caches: of `block_caches` at this time, one per block.
         """
         x = self.input(latents.to(self.input.weight.dtype))
-        return self._decode(x, t, keys, conditions, frames[:, None], caches)
+        # A CPU computes every padded frame, and takes attention sample by sample at no cost; a compiled block would
+        # have one graph for each list of lengths.
+        compiled = cast(nn.Module, self.layers[0])._compiled_call_impl is not None
+        if keys.lengths is None or compiled or not x.is_cpu:
+            keys = keys._replace(lengths=None)
+            return self._decode(x, t, keys, conditions, frames[:, None], caches)
+        index = torch.arange(x.shape[1])
+        valid = (index < frames[:, None]).repeat(len(keys.copies), 1)
+        positions = index.float().expand(valid.shape)[valid]
+        rows = self._decode(
+            x[valid][None], t, keys, conditions, frames[:, None], caches, positions=positions
+        )
+        output = rows.new_zeros(*x.shape[:2], rows.shape[-1])
+        output[valid] = rows[0]
+        return output
 
     def _decode(
         self,
@@ -245,9 +259,11 @@ class DiTTTSModel(ConditionedModel):
         caches: list[BlockCache] | None = None,
         ctc_logits: list[torch.Tensor] | None = None,
         packed: Stream | None = None,
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         args = self.args
-        positions = positions_of(x, packed)
+        if positions is None:
+            positions = positions_of(x, packed)
         rope = rope_table(positions, args.dim // args.n_heads, args.rope_theta, self.rotated)
         text, speaker, shared, text_rope = conditions.text, conditions.speaker, None, None
         if caches is None:
