@@ -35,14 +35,15 @@ def streams(
 def packed_batch(batch: dict[str, Any], slots: int, size: int) -> dict[str, Any]:
     """A padded batch of the loader as a packed one with `slots` for samples, and `size` positions of each stream."""
     kinds = {"frames": ("latents", "text_bytes"), "speaker_frames": ("speaker",)}
-    kinds["text_tokens"] = ("text_ids", "text_positions")
+    kinds["text_tokens"] = ("text_ids", "text_positions", "text_features")
     found = dict(batch)
     for lengths, names in kinds.items():
-        for name in names:
+        for name in batch.keys() & names:
             found[name] = in_one_row(
                 batch[name], batch[lengths].tolist(), size, PATCH if name == "speaker" else 1
             )
     for name in (*kinds, "row", "aligns"):
         found[name] = torch.nn.functional.pad(batch[name], (0, slots - len(batch[name])))
     found["ctc_lengths"] = [*batch["ctc_lengths"], *[(0, 0)] * (slots - len(batch["row"]))]
-    return found | {"longest": (16, 4, 8)}
+    longest = tuple(batch[name].shape[1] for name in ("latents", "text_ids", "speaker"))
+    return found | {"longest": longest}

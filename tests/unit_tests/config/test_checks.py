@@ -271,6 +271,7 @@ REFUSED_ON_A_GPU = f"""
 {FLEX} | 'flex' needs [compile] enable = true
 {FLEX}; compile = {{enable = true, components = ['encoders']}} | with 'model' among its components
 {VARLEN}; training.mixed_precision_param = 'float32' | mixed_precision_param = 'bfloat16', not
+data.batching = 'packed'; training.mixed_precision_param = 'float32' | flash attention, which has no other
 {PROFILED}; profiling.profile_freq = 3 | profile_freq = 3, but it must be at least | = 4
 TE; compile.enable = true | 'transformer_engine' does not compile
 TE; model.converters = ['float8'] | transformer_impl = 'transformer_engine': these layers are not converted

@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.infra.parallelize import SAVED_OPERATIONS, parall
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.attention_backends import attend
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model.packed_attention import packed_attention
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 ARGS = small_args(text_vocab_size=8, latent_channels=8)
@@ -120,6 +121,11 @@ def varlen(q, k, v):
     return varlen_attn(q, k, v, starts, starts, 8, 8)
 
 
+def packed(q, k, v):
+    starts = torch.tensor([0, 8, 16], dtype=torch.int32)
+    return packed_attention(q, k, v, starts, starts, 8, 8)
+
+
 class Block(nn.Module):
     """Five products with attention before the last two. (N, DIM) to the same."""
 
@@ -141,6 +147,7 @@ class Block(nn.Module):
     [
         (sdpa, "aten::_scaled_dot_product_flash_attention_for_cpu"),
         (varlen, "torch_attn::_varlen_attn"),
+        (packed, "dit_tts::attend_samples"),
     ],
 )
 def test_per_op_checkpointing_saves_attention_and_every_second_product(attention, name):

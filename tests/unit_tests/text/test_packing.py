@@ -36,6 +36,18 @@ def test_the_longest_text_of_a_row_comes_first():
     assert torch.equal(group.same_segment[0, 0], blocks)
 
 
+def test_texts_that_stand_in_one_row():
+    """One token of conditioning before a text of 2 tokens, before none, and before 3; two places are empty."""
+    valid = np.array([[0, 1, 1, 0, 0, 1, 1, 1, 0, 0]], bool)
+    rows = pack_rows(valid, samples=np.array([3, 1, 4, 0, 0]))
+    [group] = rows.groups
+    assert group.token[group.segment > 0].tolist() == [5, 6, 7, 1, 2]
+    assert group.segment[0, :5].tolist() == [1, 1, 1, 2, 2]
+    assert group.position[0, :5].tolist() == [0, 1, 2, 0, 1]
+    last = group.token.numel()
+    assert rows.origin.tolist() == [[last, 3, 4, last, last, 0, 1, 2, last, last]]
+
+
 def test_unpacked_rows_are_as_many_groups_on_every_rank():
     for lengths in ([1] * 8, list(range(1, 9)), [5, 0, 0, 0, 0, 0, 0, 0], [7], [2, 3]):
         rows = pack_rows(mask_of(lengths), packed=False)

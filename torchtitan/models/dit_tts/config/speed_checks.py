@@ -29,6 +29,12 @@ def check_attention(config: JobConfig, accelerator: str) -> None:
         f"[attention] backend = 'varlen' needs [training] mixed_precision_param = 'bfloat16', not "
         f"{precision!r}: flash attention has no other; set it, or choose sdpa",
     )
+    require(
+        config.data.batching != "packed" or precision == "bfloat16",
+        f"[data] batching = 'packed' needs [training] mixed_precision_param = 'bfloat16' on a GPU, not "
+        f"{precision!r}: its samples attend by flash attention, which has no other; set it, or batching to "
+        f"'buckets'",
+    )
 
 
 def check_profiling(config: JobConfig, accelerator: str) -> None:

@@ -44,6 +44,7 @@ SAVED_OPERATIONS: set[Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.torch_attn._varlen_attn.default,
+    torch.ops.dit_tts.attend_samples.default,
     flex_attention_op,
 }
 
