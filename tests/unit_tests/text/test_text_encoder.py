@@ -1,15 +1,22 @@
 """Pretrained text encoders: loaded exactly or not at all, on real tokens only, wherever they run."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from torchtitan.components.loss import IGNORE_INDEX
 from transformers import AutoModel
 
+from tests.helpers.packed_batches import packed_batch
 from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, WRITERS
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow.objective import squared_error_sums
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import text_encoder_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -165,6 +172,51 @@ def test_features_inside_the_model(checkpoints, tmp_path, name):
     for found, rows, text in ((seen[0][0], [2, 0], texts[0]), (seen[0][1, :3], [1], texts[1])):
         expected = torch.cat([table[rows], text])
         torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("where", ("trained", "frozen", "stored"))
+def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
+    """Losses and gradients are those of the padded batch, in which one text is of conditioning tokens only."""
+    options = ["--encoder.no-frozen"] if where == "trained" else []
+    model = DiTTTSModel(model_args(checkpoints[name], tmp_path, *options))
+    with torch.no_grad():
+        model.init_weights()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1) if not parameter.any() else None
+    frozen = None if where == "trained" else load(checkpoints[name])
+    ids = torch.tensor([[514, 512, 5, 6, 7, 8], [513] + [0] * 5, [514, 9, 511, 4, 0, 0]])
+    lengths, frames, speaker = (torch.tensor(n) for n in ([6, 1, 4], [9, 14, 4], [8, 3, 0]))
+    draw = torch.Generator().manual_seed(1)
+    batch = {
+        "latents": torch.randn(3, 16, 8, generator=draw),
+        "speaker": torch.randn(3, 8, 8, generator=draw)
+        * (torch.arange(8) < speaker[:, None])[..., None],
+        **{"frames": frames, "text_tokens": lengths, "speaker_frames": speaker},
+        **{"text_ids": ids, "text_positions": torch.rand(3, 6), "ctc_lengths": []},
+        **{"global_batch": torch.tensor(4), "global_batch_size": torch.tensor(3)},
+        **{"row": torch.arange(3), "aligns": torch.ones(3, dtype=torch.bool)},
+    }
+    if where == "stored":
+        in_text = (ids < 512) & (torch.arange(6) < lengths[:, None])
+        batch["text_features"], frozen = frozen(ids, in_text), None
+    config = load_config(["--data.latent_channels=8", f"--job.dump_folder={tmp_path}"])
+    found = []
+    for each, valid in (
+        (batch, torch.arange(16) < frames[:, None]),
+        (packed_batch(batch, 5, 40), torch.arange(40)[None] < 27),
+    ):
+        metrics = SimpleNamespace(count_losses=lambda *counted: None)
+        ways = model, frozen, 512, squared_error_sums, metrics, torch.device("cpu"), nullcontext()
+        of_batch = ForwardPass(config, *ways)
+        model.zero_grad()
+        labels = torch.where(valid, 0, IGNORE_INDEX)
+        loss, _ = of_batch.loss_sums(of_batch.to_device(each), labels, 1)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert sum(each.norm() > 1e-3 for each in found[0]) > 0.9 * len(found[0]) > 20
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-5 * one.norm().clamp_min(1e-2)
 
 
 @pytest.mark.long
