@@ -11,7 +11,7 @@ from torch import nn
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
-from torchtitan.models.dit_tts.model.layers import RMSNorm, empty_embedding
+from torchtitan.models.dit_tts.model.layers import RMSNorm, embedding
 from torchtitan.models.dit_tts.streams import PackedStreams
 from torchtitan.protocols.model import ModelProtocol
 
@@ -62,7 +62,7 @@ class ConditionedModel(ModelProtocol):
         elif args.text_encoder is not None:
             self.text_encoder = cast(PretrainedEncoder, args.text_encoder())
         self.condition_embedding = (
-            empty_embedding(args.condition_tokens, args.text_dim) if args.condition_tokens else None
+            embedding(args.condition_tokens, args.text_dim) if args.condition_tokens else None
         )
         self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
         self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)

@@ -8,7 +8,7 @@ from torchtitan.models.dit_tts.model.attention import SelfAttention
 from torchtitan.models.dit_tts.model.layers import (
     GatedMLP,
     RMSNorm,
-    empty_embedding,
+    embedding,
     positions_of,
     rope_table,
 )
@@ -82,7 +82,7 @@ class ByteEncoder(nn.Module):
         dim, n_heads = args.text_dim, args.text_n_heads
         self.head_dim = dim // n_heads
         self.rope_theta = args.rope_theta
-        self.embedding = empty_embedding(args.text_vocab_size, dim)
+        self.embedding = embedding(args.text_vocab_size, dim)
         self.layers = nn.ModuleList(
             EncoderBlock(args, dim, n_heads, (11 * dim) // 4) for _ in range(args.text_n_layers)
         )

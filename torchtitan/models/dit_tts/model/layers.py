@@ -96,10 +96,13 @@ class GatedMLP(nn.Module):
         return self.down((F.silu(gate) * up).flatten(-2))
 
 
-def empty_embedding(tokens: int, dim: int) -> nn.Embedding:
-    """Without the values that `init_weights` or a checkpoint overwrites: for a tensor on the meta device nn.Embedding
-    takes them from code that imports the compiler, a second of a start."""
-    return nn.Embedding.from_pretrained(torch.empty(tokens, dim), freeze=False)
+def embedding(tokens: int, dim: int) -> nn.Embedding:
+    """nn.Embedding; on the meta device without its initial values, whose code imports the compiler, a second of a
+    start."""
+    table = torch.empty(tokens, dim)
+    if table.is_meta:
+        return nn.Embedding.from_pretrained(table, freeze=False)
+    return nn.Embedding(tokens, dim)
 
 
 def timestep_embedding(t: torch.Tensor, dim: int) -> torch.Tensor:
