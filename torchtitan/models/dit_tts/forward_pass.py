@@ -127,7 +127,6 @@ class ForwardPass:
         ids, tokens = batch["text_ids"], batch["text_tokens"]
         in_text = ids < self.first_condition_id
         if "longest" in batch:
-            in_text &= valid_mask(tokens.sum()[None], ids.shape[1])
             return encoder.rows(in_text.numpy(), tokens.numpy())
         return encoder.rows((in_text & valid_mask(tokens, ids.shape[1])).numpy())
 
