@@ -65,10 +65,11 @@ class PackedPolicy(BatchPolicy):
     slack: int
     epochs: int
 
-    def batches(self, totals: np.ndarray) -> int:
-        """Global batches for samples that have `totals` (3,) in the three streams."""
-        of_batch = np.array(self.shapes[0]) * self.batch_sizes[0] * 1000
-        return int((-(-totals * (1000 + self.slack) // of_batch)).max())
+    def batches(self, times: np.ndarray) -> int:
+        """Global batches for the samples, each so often (n,)."""
+        rows = np.array(self.shapes[0]) * self.batch_sizes[0] * 1000
+        in_slots = int(times.sum()) // (self.max_samples * self.batch_sizes[0]) + 1
+        return max(in_slots, *(-(-(times @ self.lengths) * (1000 + self.slack) // rows)).tolist())
 
 
 def batch_policy(
@@ -289,7 +290,7 @@ class PackedSampler(GlobalBatchSampler):
         while len(self._ends) <= group:
             number = len(self._ends) - 1
             times = self._stream.times(number * epochs, (number + 1) * epochs)
-            self._ends.append(self._ends[-1] + self.policy.batches(times @ self.policy.lengths))
+            self._ends.append(self._ends[-1] + self.policy.batches(times))
         return self._ends[group]
 
     def _before_epoch(self, epoch: int) -> list[int]:

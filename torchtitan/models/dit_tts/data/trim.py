@@ -10,9 +10,7 @@ from torchtitan.models.dit_tts.data.buckets import ALIGNMENT
 
 def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
     """Replaces the tensors of a batch of `LatentDataLoader` by views that end with the longest row's
-    length, rounded up to `ALIGNMENT`, of each stream. Returns the labels' view. Packed batches stay."""
-    if "longest" in batch:
-        return labels
+    length, rounded up to `ALIGNMENT`, of each stream. Returns the labels' view."""
     longest = (int(batch[name].max()) for name in ("frames", "text_tokens", "speaker_frames"))
     # At least one position: an empty stream is masked, not missing.
     T, L, R = (max(1, -(-length // ALIGNMENT)) * ALIGNMENT for length in longest)
