@@ -268,7 +268,7 @@ class Irodori(Contender):
         )
 
     def own_optimizer(self) -> torch.optim.Optimizer:
-        """Its AdamW, which is not fused; its Muon, the default, takes longer."""
+        """Its AdamW, which is not fused; its default, Muon, is not compared."""
         config = importlib.import_module("irodori_tts.config").TrainConfig(optimizer="adamw")
         return importlib.import_module("irodori_tts.optim").build_optimizer(self.module, config)
 
