@@ -260,7 +260,7 @@ class GuidedKeys(NamedTuple):
     speaker_scale: float | None = None
     """factor of the speaker's keys and values; None: 1"""
 
-    lengths: tuple[tuple[int, int, int], ...] | None = None
+    lengths: tuple[tuple[int, ...], ...] | None = None
     """valid frames, text tokens and patches of each of the B rows; then the queries, and their own keys and values,
     are (1, N·frames, H, K), the rows of each copy one behind the other without padding. None: they are padded"""
 
@@ -408,7 +408,7 @@ def guided_keys(
         masks.append(None if valid.all() else _additive(valid, dtype))
     scale = None if speaker_scale == 1.0 else speaker_scale
     streams = (frame_mask, text_mask, speaker_mask)
-    lengths = None
+    lengths: tuple[tuple[int, ...], ...] | None = None
     if any(mask is not None for mask in masks):
         lengths = tuple(zip(*(mask.sum(1).tolist() for mask in streams)))
     return GuidedKeys(tuple(copies), tuple(masks), scale, lengths)
