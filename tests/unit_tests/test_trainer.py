@@ -334,7 +334,7 @@ def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch, heads):
         monkeypatch.setattr(torch.nn.functional, "ctc_loss", ctc_loss_on_meta)
     trainer = trainer_on("meta", one_rank(), *["--alignment.ctc_weight=0.1"] * heads)
     # It has no fused optimizer either, which reads the flag by itself.
-    trainer.optimizers.step_unless = lambda bad: trainer.optimizers.step()
+    trainer.optimizers.step_unless = lambda *_: trainer.optimizers.step()
     with NoWaiting():
         trainer.train_step(trainer.batch_generator(loaded()))
         assert not trainer._settle(StepStats(2, 1, 1.0, 1.0, math.inf, math.inf, bad=False))

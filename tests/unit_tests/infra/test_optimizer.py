@@ -45,7 +45,36 @@ def small_model(**sizes: int) -> DiTTTSModel:
     return initialized_model(small_args(**dict(dim=64, mlp_dim=96, text_vocab_size=20) | sizes))
 
 
-@pytest.mark.parametrize("config", [*KINDS.values(), replace(CONFIG, implementation="foreach")])
+IMPLEMENTATIONS = [*KINDS.values(), replace(CONFIG, implementation="foreach")]
+
+
+@pytest.mark.parametrize("config", IMPLEMENTATIONS)
+def test_a_step_clips_its_gradients(config):
+    """Of two steps the first is clipped: moments keep their ratio, which Adam's first update hides."""
+    clipped, by_hand = small_model(), small_model()
+    before = {name: p.detach().clone() for name, p in clipped.named_parameters()}
+    optimizers = [build(model, config) for model in (clipped, by_hand)]
+    torch.manual_seed(0)
+    for size in (5.0, 0.001):
+        pairs = list(zip(clipped.parameters(), by_hand.parameters(), strict=True))
+        for parameter, other in pairs:
+            parameter.grad = torch.randn_like(parameter) * size
+            other.grad = parameter.grad.clone()
+        norm = torch.cat([other.grad.flatten().double() for _, other in pairs]).norm().float()
+        for _, other in pairs:
+            other.grad *= min(1.0, 0.7 / norm.item())
+        optimizers[0].step_unless(torch.zeros(()), norm, 0.7)
+        optimizers[1].step()
+    for name, parameter in by_hand.named_parameters():
+        found = clipped.get_parameter(name)
+        # Updates are of about 1e-2. Moments in bfloat16 or 8 bits, and Muon's bfloat16 products, may round apart.
+        narrow = config.name == "Muon" or config.state_dtype != "float32"
+        close = 1e-3 if narrow else 1e-6
+        torch.testing.assert_close(found, parameter, rtol=0, atol=close)
+        assert (found - before[name]).abs().max() > 2e-3
+
+
+@pytest.mark.parametrize("config", IMPLEMENTATIONS)
 def test_a_bad_step_changes_nothing(config):
     model = small_model()
     optimizers = build(model, config)
@@ -62,7 +91,7 @@ def test_a_bad_step_changes_nothing(config):
     def step(flag: torch.Tensor, gradient: float) -> None:
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, gradient)
-        optimizers.step_unless(flag)
+        optimizers.step_unless(flag, torch.ones(()), 3.0)
 
     step(good, 0.1)
     before = state()

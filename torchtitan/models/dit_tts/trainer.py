@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_o
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise
+from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise, gradient_norm
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
 from torchtitan.models.dit_tts.infra.parallelize import (
     begin_micro_batch,
@@ -316,9 +316,8 @@ class DiTTTSTrainer(Trainer):
                 measurable = not weights_stay(self.parallel_dims, self.job_config.parallelism)
                 if measurable and len(losses) == 1 < len(micro_batches):
                     self.gradient_noise.after_first(self.model_parts[0].parameters())
-            grad_norm = dist_utils.clip_grad_norm_(
-                self.model_parts[0].parameters(), self.job_config.training.max_norm, foreach=True
-            )
+            grad_norm = gradient_norm(self.model_parts[0].parameters())
+            assert grad_norm is not None
             loss = sum_over_samples(torch.stack(losses).sum(), self.parallel_dims)
             self.checkpointer.maybe_wait_for_staging()
             if self._settle(self.divergence.read()):
@@ -327,7 +326,7 @@ class DiTTTSTrainer(Trainer):
             self.lr_epoch = self.lr_schedulers.schedulers[0].last_epoch
             everyone = dist.group.WORLD if self.parallel_dims.world_size > 1 else None
             bad = self.divergence.judge(self.step, self.global_batch, loss, grad_norm, everyone)
-            self.optimizers.step_unless(bad)
+            self.optimizers.step_unless(bad, grad_norm, self.job_config.training.max_norm)
             samples = self.metrics_processor.samples(self.step)
             self.gradient_noise.add(grad_norm, bad, len(micro_batches), samples)
             self.lr_schedulers.step()

@@ -77,6 +77,7 @@ class BFloat16AdamW(AdamW):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
+            grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
         )
         round_to_bfloat16_(buffer, states[0]["step"])

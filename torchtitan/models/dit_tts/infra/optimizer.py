@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -48,13 +49,22 @@ class TTSOptimizers(OptimizersContainer):
     def _all(self) -> dict[str, Any]:
         return get_optimizer_state_dict(self.model_parts[0], self.optimizers, options=_OPTIONS)
 
-    def step_unless(self, bad: torch.Tensor) -> None:
-        """Steps unless `bad`, () on the device, is 1: then weights and state stay as they are. The host
-        waits for the device only if an optimizer cannot read `bad` itself."""
+    def step_unless(self, bad: torch.Tensor, norm: torch.Tensor, max_norm: float) -> None:
+        """Steps with gradients of `norm` (), clipped to `max_norm`, unless `bad`, () on the device, is 1: then
+        weights and state stay as they are. The host waits for the device only if an optimizer cannot read
+        `bad` itself."""
         # torch's fused optimizers read `found_inf`, which its gradient scaler sets.
         looking = [o for o in self.optimizers if isinstance(o, Muon) or o.defaults.get("fused")]
         for optimizer in looking:
             optimizer.found_inf = bad  # type: ignore[attr-defined]
+        for optimizer in self.optimizers:
+            if optimizer.defaults.get("fused"):
+                # The update itself divides by it, so that no pass over the gradients clips them.
+                scale = ((norm + 1e-6) / max_norm).clamp(min=1.0)
+                optimizer.grad_scale = scale  # type: ignore[attr-defined]
+            else:
+                for group in optimizer.param_groups:
+                    clip_grads_with_norm_(group["params"], max_norm, norm, foreach=True)
         if len(looking) == len(self.optimizers) or not bad:
             self.step()
 
