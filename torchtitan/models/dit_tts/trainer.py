@@ -317,7 +317,6 @@ class DiTTTSTrainer(Trainer):
                 if measurable and len(losses) == 1 < len(micro_batches):
                     self.gradient_noise.after_first(self.model_parts[0].parameters())
             grad_norm = gradient_norm(self.model_parts[0].parameters())
-            assert grad_norm is not None
             loss = sum_over_samples(torch.stack(losses).sum(), self.parallel_dims)
             self.checkpointer.maybe_wait_for_staging()
             if self._settle(self.divergence.read()):

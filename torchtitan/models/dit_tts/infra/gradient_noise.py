@@ -17,10 +17,10 @@ _KEPT = 0.99
 """weight of earlier steps: the difference of the norms is small where the batch is far below the critical one"""
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor | None:
-    """() norm of all gradients over all ranks that hold parts of them, or None if there are none."""
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """() norm of all gradients, over all ranks that hold parts of them; 0 if there are none."""
     gradients = [each.grad for each in parameters if each.grad is not None]
-    norm = get_total_norm(gradients, foreach=True) if gradients else None
+    norm = get_total_norm(gradients, foreach=True)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
@@ -35,7 +35,9 @@ class GradientNoise:
     def after_first(self, parameters: Iterable[nn.Parameter]) -> None:
         """Called after a step's first micro-batch of several. Nothing is measured under DDP and HSDP, whose replicas
         keep their gradients apart until the last one, and where FSDP2 keeps weights gathered, which have none."""
-        self._first = gradient_norm(parameters)
+        parameters = list(parameters)
+        any_gradient = any(each.grad is not None for each in parameters)
+        self._first = gradient_norm(parameters) if any_gradient else None
 
     def add(
         self, norm: torch.Tensor, bad: torch.Tensor, micro_batches: int, samples: float
