@@ -5,9 +5,7 @@ In a checkout `torchtitan/__init__.py` does that. A wheel cannot ship this file,
 upstream's, and upstream's own needs triton; so the command builds the package object itself.
 """
 
-import atexit
 import importlib
-import os
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
@@ -74,11 +72,4 @@ def main() -> None:
     install_overlay()
     from titan_tts.cli import main as cli_main
 
-    status = cli_main(sys.argv[1:])
-    if sys.argv[1:2] == ["generate"]:
-        # Its files are closed and it has no threads; taking torch down takes half a second.
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
+    sys.exit(cli_main(sys.argv[1:]))

@@ -187,27 +187,6 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
     assert len(loaded) <= MAX_MODULES
 
 
-LEAVE = """
-import atexit, sys, titan_tts
-titan_tts.install_overlay()
-from titan_tts import cli
-cli.main = lambda args: print("said") or 3
-atexit.register(lambda: print("cleaned up"))
-sys.argv = ["titan-tts", sys.argv[1]]
-try:
-    titan_tts.main()
-finally:
-    print("taken down")
-"""
-
-
-@pytest.mark.parametrize("command, taken_down", [("generate", []), ("serve", ["taken down"])])
-def test_generate_leaves_at_once_with_its_output_and_status(command, taken_down):
-    found = subprocess.run([sys.executable, "-c", LEAVE, command], cwd=ROOT, capture_output=True)
-    lines = found.stdout.decode().split("\n")[:-1]
-    assert found.returncode == 3 and lines == ["said", *taken_down, "cleaned up"]
-
-
 SPEAK = """
 import sys, torch
 from titan_tts.speak import load_run, synthesizer
