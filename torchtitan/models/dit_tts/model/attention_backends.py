@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from torchtitan.models.dit_tts.model.packed_attention import packed_attention
+from torchtitan.models.dit_tts.model.packed_attention import Packing, Streams, packed_attention
 from torchtitan.models.dit_tts.streams import PackedStreams, Stream
 
 BACKENDS = ("auto", "sdpa", "matmul", "varlen", "flex")
@@ -32,9 +32,6 @@ bfloat16 in each block of its kernel. CUDA has not been measured yet: it is to b
 scripts/gpu_check.sh finds fastest."""
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
-
-Streams = tuple[torch.Tensor, ...] | list[torch.Tensor]
-"""Keys, or values, of self, text and speaker, each (B, L, H, K)."""
 
 
 def _sdpa(
@@ -111,33 +108,6 @@ class MatmulKeys(NamedTuple):
         return _matmul(q, _join_heads(keys), _join_heads(values), self.mask)
 
 
-class Packing(NamedTuple):
-    """Rows (B, N) in a buffer of B·N rows: the valid ones first, sample by sample, then the others.
-
-    It is a permutation, so every row of the buffer is written.
-    """
-
-    position: torch.Tensor | None
-    """(B, N) int64, of each row in the buffer; None: B is 1, and the rows are in this order"""
-
-    valid: torch.Tensor
-    """(B, N) bool"""
-
-    starts: torch.Tensor
-    """(S + 1,) int32, index at which each sample starts in the buffer, and at which the last one ends"""
-
-    longest: int
-    """rows that a sample can have at most"""
-
-    def pack(self, *streams: torch.Tensor) -> torch.Tensor:
-        """Streams (B, L, H, K) whose lengths L add up to N, to the buffer (B·N, H, K)."""
-        return _Pack.apply(self.position, self.valid, *streams)
-
-    def unpack(self, rows: torch.Tensor) -> torch.Tensor:
-        """The buffer (B·N, H, K) to (B, N, H, K), zero at rows that are not valid."""
-        return _Unpack.apply(self.position, self.valid, rows)
-
-
 class VarlenKeys(NamedTuple):
     """Backend "varlen"."""
 
@@ -170,55 +140,6 @@ def attend_within(
     sizes = stream.starts, stream.starts, stream.longest, stream.longest
     window = (-1, 0 if causal else -1)
     return packing.unpack(_varlen_kernel(q)(*packed, *sizes, window_size=window))
-
-
-# Flash attention does not write rows of its output and gradients that belong to no sample. So results are read
-# at valid rows only, and zero elsewhere. Each row is written and read once, without atomic additions, so the
-# result is deterministic.
-
-
-def _put(position: torch.Tensor | None, streams: Streams) -> torch.Tensor:
-    if position is None:
-        return streams[0][0]
-    rows = streams[0].new_empty(position.numel(), *streams[0].shape[2:])
-    lengths = [stream.shape[1] for stream in streams]
-    for part, stream in zip(position.split(lengths, dim=1), streams):
-        rows[part] = stream
-    return rows
-
-
-def _take(position: torch.Tensor | None, valid: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    taken = rows[None] if position is None else rows[position]
-    return torch.where(valid[..., None, None], taken, 0.0)
-
-
-class _Pack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, position: torch.Tensor | None, valid: torch.Tensor, *streams: torch.Tensor):
-        ctx.save_for_backward(position, valid)
-        ctx.lengths = [stream.shape[1] for stream in streams]
-        return _put(position, streams)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        position, valid = (
-            (None,) * len(ctx.lengths) if tensor is None else tensor.split(ctx.lengths, dim=1)
-            for tensor in ctx.saved_tensors
-        )
-        return None, None, *(_take(*part, gradient) for part in zip(position, valid, strict=True))
-
-
-class _Unpack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, position: torch.Tensor | None, valid: torch.Tensor, rows: torch.Tensor):
-        ctx.save_for_backward(position)
-        return _take(position, valid, rows)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        # The kernel does not read the other rows' gradients.
-        (position,) = ctx.saved_tensors
-        return None, None, _put(position, [gradient])
 
 
 def _varlen_kernel(q: torch.Tensor) -> Callable[..., torch.Tensor]:
