@@ -111,6 +111,7 @@ def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
     frames = [384]
     options = ["autotune", "debug", "--nproc", "2", "--buckets", *map(str, frames)]
     options += ["--work", str(work), "--out", str(out), "--data.max_frames", "384"]
+    options += ["--training.global_batch_size", "512", "--data.batch_multiple", "2"]
     tune = start(*options, "--data.num_workers", "0", PYTHONPATH=f"{site}:{ROOT}")
     try:
         printed, _ = tune.communicate(timeout=560)
