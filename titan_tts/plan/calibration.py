@@ -89,6 +89,8 @@ def _compare_report(report: dict[str, Any], where: str) -> Comparison:
         raise ValueError(f"the device {reported!r}")
     config = config_from_dict(report["config"], where)
     check_device(config, device)
+    if config.data.batching == "packed":
+        raise ValueError("packed batches, whose shape is not a sample's")
     in_node = report["gpus_per_node"]
     cluster = Cluster(with_peak(device, config), in_node, gpus // in_node)
     planner = Planner(config, gpus)

@@ -368,6 +368,8 @@ def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float 
         buckets.append(replace(each, fraction=fraction, largest=fits))
         # Every bucket's micro-batch is in proportion to the longest's.
         largest = min(largest, fits * longest.micro_batch // batches.micro_batch)
+    if config.data.batching == "packed":  # whole rows
+        largest -= largest % config.data.longest_per_row
     seconds = sum(each.fraction * each.seconds.estimate for each in buckets)
     flops = sum(each.fraction * each.flops for each in buckets)
     mean = with_error(seconds, factor)

@@ -251,6 +251,9 @@ def test_ramp_and_epochs(folder):
     state = build(folder).state_dict()
     with pytest.raises(InputError, match="its batching is buckets .* restore .data. batching"):
         build_and_load(folder, state, **PACKED)
+    state = build(folder, **PACKED | {"longest_per_row": 1}).state_dict()
+    with pytest.raises(InputError, match="its batching is .* restore .data. batching or longest_"):
+        build_and_load(folder, state, **PACKED)
 
 
 def test_a_corrupt_sample_is_left_out(tmp_path):

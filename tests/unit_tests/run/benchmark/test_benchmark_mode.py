@@ -29,6 +29,7 @@ from torchtitan.models.dit_tts.run.benchmark.communication import communication_
 from torchtitan.models.dit_tts.run.benchmark.figures import (
     convention_table,
     flops_by_convention,
+    repeated_by,
     summary,
 )
 from torchtitan.models.dit_tts.run.benchmark.loader import (
@@ -482,3 +483,18 @@ def test_the_report_has_what_repeats_the_run_and_no_secret(tmp_path, clock, monk
     variables = report["environment"]["variables"]
     assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert not {"PATH", "HOME"} & variables.keys() and "a-secret" not in json.dumps(report)
+
+
+def test_packed_samples_count_one_by_one(tmp_path, clock):
+    """Not as one sequence of the row's length; attention and its note are those of packed rows."""
+    full = "--activation_checkpoint.mode=full"
+    made = recorder(tmp_path, "--benchmark.steps=4", "--data.batching=packed", full)
+    args, config = made.model_args, made.job_config
+    alone = [MicroBatch((1, *each), [each]) for each in ((64, 24, 32), (40, 10, 8))]
+    packed = MicroBatch((1, 104, 34, 40), [each.lengths[0] for each in alone], (), 2)
+    by_hand = [sum(each) for each in zip(*(flops_by_convention(args, 1000, [b]) for b in alone))]
+    assert flops_by_convention(args, 1000, [packed]) == by_hand
+    assert repeated_by(config, args, packed) == sum(repeated_by(config, args, b) for b in alone)
+    assert made.attention == "varlen"
+    made.steps = [[packed, packed]]
+    assert made.recording().samples == [4] and made._shapes([1.0])[0]["samples"] == 2

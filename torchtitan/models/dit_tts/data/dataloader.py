@@ -124,7 +124,9 @@ class LatentDataLoader(BaseDataLoader):
             "order_version": ORDER_VERSION,
             "dataset": dataset.fingerprint,
             "seed": order.seed,
-            "batching": data.batching,
+            "batching": ["packed", data.longest_per_row]
+            if data.batching == "packed"
+            else data.batching,
             "bucket_frames": list(policy.edges),
             "batch_sizes": list(policy.batch_sizes),
             "references": "stored" if references is None else "drawn",

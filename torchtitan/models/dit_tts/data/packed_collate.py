@@ -140,7 +140,7 @@ class PackedCollator(Collator):
             wanted = np.where(total > 0, total, wanted)
         patches = -(-wanted // patch)
         for begin, end in pairwise(starts - starts[0]):
-            most = patches[begin:end].max()
+            most = patches[begin:end].max(initial=0)
             while patches[begin:end].clip(max=most).sum() * patch > self.shapes[0][2]:
                 most -= 1
             patches[begin:end] = patches[begin:end].clip(max=most)

@@ -33,6 +33,7 @@ from torchtitan.models.dit_tts.data.buckets import (
     round_up,
 )
 from torchtitan.models.dit_tts.data.references import MIN_FRAMES
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.tools.logging import logger
 
 _ROWS = 2**27  # third word of the key of a group's pairs, beside those of the order
@@ -111,9 +112,15 @@ def batch_policy(
         times = (epochs * often + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS
         placed = np.repeat(np.arange(len(frames)), times)
         max_samples = -(-len(placed) * 5 // (rows * 4)) + 1
-        trial_rows = max(1, rows * (1000 + least) // (1000 + slack))
+        trial_rows = rows * (1000 + least) // (1000 + slack)
+        trial_rows = max(1, trial_rows, -(-len(placed) // max_samples))
         if _can_be_filled(lengths[placed], trial_rows, (N, L, P), max_samples):
             break
+    else:
+        raise InputError(
+            f"[data] longest_per_row = {data.longest_per_row}: samples of these lengths cannot fill packed rows; "
+            f"raise it, or set batching to 'buckets'"
+        )
     totals[2] = often @ reference_frames >> WEIGHT_BITS
     useful = (epochs * totals / (rows * np.array([N, L, P]))).tolist()
     return PackedPolicy(

@@ -61,15 +61,21 @@ def flops_by_convention(
 ) -> list[int]:
     """Total FLOPs of the micro-batches by each of CONVENTIONS."""
     frames_only = all_keys = 0
-    for batch in batches:
-        samples, *padded = batch.shape
-        lengths = Lengths(*padded)
+    for samples, lengths in (each for batch in batches for each in _sequences(batch)):
         keys = lengths.frames + lengths.text_tokens + speaker_keys(args, lengths)
         frames_only += samples * language_model_flops(args, parameters, lengths.frames)
         all_keys += samples * language_model_flops(args, parameters, keys)
     executed = sum(executed_flops(args, batch) for batch in batches)
     useful = sum(useful_flops(args, batch) for batch in batches)
     return [executed, useful, frames_only, all_keys]
+
+
+def _sequences(batch: MicroBatch) -> list[tuple[int, Lengths]]:
+    """(how many there are, their lengths) of what attends to itself: rows, or a packed batch's samples."""
+    if batch.packed_slots:
+        return [(1, Lengths(*lengths)) for lengths in batch.lengths]
+    samples, *padded = batch.shape
+    return [(samples, Lengths(*padded))]
 
 
 def convention_table(
@@ -249,15 +255,17 @@ def repeats_are_known(config: JobConfig) -> bool:
 
 def attention_backend(config: JobConfig) -> str:
     """The backend that a run's training uses on this machine."""
+    if config.data.batching == "packed":
+        flex = config.attention.backend == "flex" and utils.device_type == "cuda"
+        return "flex" if flex else "varlen"
     dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
     return choose_backend(config.attention.backend, torch.device(utils.device_type), dtype)
 
 
 def repeated_by(config: JobConfig, args: DiTTTSModelArgs, batch: MicroBatch) -> int:
-    """FLOPs of a micro-batch's padded shapes that activation checkpointing repeats."""
+    """FLOPs of a micro-batch's padded shapes, or of its packed samples, that activation checkpointing repeats."""
     blocks = blocks_by_checkpointing(config, args.n_layers)
-    samples, *padded = batch.shape
-    return samples * repeated_flops(args, Lengths(*padded), blocks)
+    return sum(count * repeated_flops(args, each, blocks) for count, each in _sequences(batch))
 
 
 def hfu_note(config: JobConfig) -> str:
@@ -273,7 +281,9 @@ def hfu_note(config: JobConfig) -> str:
     return f"null: what activation checkpointing ({name}) repeats is not known, since {reason}"
 
 
-def attention_note(backend: str) -> str:
+def attention_note(backend: str, batching: str) -> str:
+    if batching == "packed":
+        return f"attention {backend}: within the samples of a row, as mfu counts it"
     if backend not in _NOT_EXECUTED:
         return f"attention {backend}: the padded shapes are what was executed"
     return (

@@ -165,7 +165,7 @@ class BenchmarkRecorder:
             repeated=of_steps(lambda batch: figures.repeated_by(config, args, batch))
             if figures.repeats_are_known(config)
             else None,
-            samples=of_steps(lambda batch: batch.shape[0]),
+            samples=of_steps(lambda batch: len(batch.lengths)),
             valid=of_steps(lambda batch: np.sum(batch.lengths, axis=0)),
             padded=of_steps(lambda batch: batch.shape[0] * np.array(batch.shape[1:])),
             peak_allocated_gib=allocated,
@@ -225,7 +225,7 @@ class BenchmarkRecorder:
             "step_split": figures.step_split(ranks),
             "step_split_note": figures.SPLIT_NOTE,
             "attention": self.attention,
-            "attention_note": figures.attention_note(self.attention),
+            "attention_note": figures.attention_note(self.attention, config.data.batching),
             "peak_tflops": self.peak and self.peak / 1e12,
             "peak_allocated_gib": max(rank.peak_allocated_gib for rank in ranks),
             "peak_reserved_gib": max(rank.peak_reserved_gib for rank in ranks),
@@ -244,13 +244,16 @@ class BenchmarkRecorder:
         """Each step's micro-batches have one shape, the same on every rank."""
         by_shape: dict[tuple[int, ...], list[float]] = defaultdict(list)
         batches: Counter[tuple[int, ...]] = Counter()
+        samples: Counter[tuple[int, ...]] = Counter()
         for step_seconds, step in zip(seconds, self.steps, strict=True):
             by_shape[step[0].shape].append(step_seconds)
             batches[step[0].shape] += len(step)
-        names = ("samples", "frames", "text_tokens", "speaker_frames")
+            samples[step[0].shape] += sum(len(batch.lengths) for batch in step)
+        names = ("frames", "text_tokens", "speaker_frames")
         return [
             {
-                **dict(zip(names, shape, strict=True)),
+                "samples": samples[shape] // batches[shape],  # of a packed batch in the mean
+                **dict(zip(names, shape[1:], strict=True)),
                 "steps": len(times),
                 "micro_batches": batches[shape],
                 "seconds_per_step": figures.spread(times),
