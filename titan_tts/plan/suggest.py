@@ -33,8 +33,7 @@ from torchtitan.models.dit_tts.run.factors import checkpointing_name
 
 _GIB = 2**30
 
-LAYOUTS_SHOWN = 6
-"""that fit"""
+FITTING_SHOWN = 6
 
 NEGLIGIBLE, SEARCHED = 1.01, 1.05
 """ratios to the fastest step up to which the simpler layout is preferred, and up to which a fit is searched for"""
@@ -202,7 +201,7 @@ def suggest(config: JobConfig, cluster: Cluster, factor: Factor) -> Suggestion:
     for name, found in tqdm(ordered, "memory", unit="layout", disable=None):
         least = math.inf
         for choice in found:
-            ratio = SEARCHED if len(fitting) < LAYOUTS_SHOWN else NEGLIGIBLE
+            ratio = SEARCHED if len(fitting) < FITTING_SHOWN else NEGLIGIBLE
             if choice.seconds.estimate > ratio * fastest:
                 slower[name] = choice
                 break

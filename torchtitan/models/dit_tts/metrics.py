@@ -194,7 +194,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Adds a micro-batch.
 
         Args:
-            replaced: corrupt samples that another sample stands in for.
+            replaced: corrupt samples that another one replaces, or that a packed batch lacks.
         """
         rows, *padded = batch.shape
         self.shapes[batch.shape] += 1
