@@ -15,11 +15,16 @@ from torchtitan.models.dit_tts.speech.scoring.plugins import (
 OWN = """
 class Both:
     name = "mine"
-    def __init__(self, device): self.device = device
+    def __init__(self, device, argument=None): self.device, self.argument = device, argument
     def transcribe(self, sound, language=""): return "yes"
     def check_texts(self, texts, languages=()): pass
     def similarity(self, sound, reference): return 0.5
     def score(self, sound): return 2.0
+class Broken(Both):
+    def __init__(self, device, argument=None):
+        if argument != "late": raise OSError("no file " + argument)
+    def transcribe(self, sound, language=""): return {}["word"]
+    def similarity(self, sound, reference): raise MemoryError
 class Half:
     name = "half"
     def __init__(self, device): pass
@@ -37,7 +42,17 @@ def test_a_users_own(tmp_path, monkeypatch):
     for opens, call in ((open_speaker_scorer, "similarity"), (open_opinion_predictor, "score")):
         made = opens("my_referees:Both", "cuda:2")
         assert made.device == "cuda:2" and hasattr(made, call)
-    for name, words in (("Half", "lacks check_texts"), ("None_", "cannot be imported")):
+    assert made.argument is None
+    assert open_recognizer("my_referees:Both:/a:b").argument == "/a:b"
+    spec = "my_referees:Broken:late"
+    refused(lambda: open_recognizer(spec).transcribe(None), f"recognizer '{spec}' failed (KeyError")
+    with pytest.raises(MemoryError):  # not a mistake in the plug-in
+        open_speaker_scorer(spec).similarity(None, None)
+    for name, words in (
+        ("Half", "lacks check_texts"),
+        ("None_", "cannot be imported"),
+        ("Broken:x.json", "failed (OSError: no file x.json)"),
+    ):
         refused(lambda: open_recognizer(f"my_referees:{name}"), f"'my_referees:{name}'", words)
     sys.modules.pop("my_referees", None)
 

@@ -1,20 +1,26 @@
 """Recognizers, speaker scorers and predictors of opinion by name. Heavy libraries are loaded when one is opened.
 
 A user's own is `package.module:factory`: factory(device) returns an object with the methods of the
-protocol in `interface`.
+protocol in `interface`. `package.module:factory:ARGUMENT` calls factory(device, "ARGUMENT").
 """
 
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from torchtitan.models.dit_tts.config.job_config import Samples
-from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.errors import (
+    InputError,
+    failure_state,
+    first_line,
+    require_modules,
+)
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
@@ -95,8 +101,9 @@ def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
 
 
 def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) -> Any:
-    """What a user's factory(device) returns, with `name` and all methods of its protocol."""
-    module, _, name = spec.partition(":")
+    """What a user's factory(device) or factory(device, argument) returns, with `name` and all methods of its protocol."""
+    module, _, rest = spec.partition(":")
+    name, colon, argument = rest.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise InputError(f"'{spec}' names no {kind}; use {known} or package.module:factory")
     folder = os.getcwd()  # the console script does not look there
@@ -104,14 +111,40 @@ def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) 
         sys.path.append(folder)
     try:
         factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         raise InputError(
             f"the {kind} '{spec}' cannot be imported ({error}); take {known} or a function that Python can import"
         ) from error
-    made = factory(device)
+    with _failures_named(kind, spec):
+        made = factory(device, *([argument] if colon else []))
     missing = [each for each in ("name", *methods) if not hasattr(made, each)]
     if missing:
         raise InputError(
             f"the {kind} of '{spec}' lacks {', '.join(missing)}; see speech/scoring/interface.py for what it needs"
         )
-    return made
+    return _Plugin(made, kind, spec)
+
+
+class _Plugin:
+    """A user's scorer, with its failures named."""
+
+    def __init__(self, made: Any, kind: str, spec: str):
+        self._made, self._names = made, (kind, spec)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._made, name)
+        return _failures_named(*self._names)(found) if callable(found) else found
+
+
+@contextmanager
+def _failures_named(kind: str, spec: str) -> Iterator[None]:
+    """Turns an exception of a user's code into an InputError; without memory a run has a state of its own."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, InputError) or failure_state(error) == "oom":
+            raise
+        raise InputError(
+            f"the {kind} '{spec}' failed ({type(error).__name__}: {first_line(error)}); mend it "
+            "(TITAN_TTS_TRACEBACK=1 shows the line)"
+        ) from error
