@@ -37,7 +37,7 @@ NO_ALTERNATIVES = ("size", "device", "gpus", "nodes", "lengths", *DATA)
 """Runs that differ in these do not compete: the best is sought, and fronts are drawn, for each."""
 
 _BASES = {
-    "size": ("debug", "60M", "300M", "800M", "3B", "8B"),
+    "size": ("debug", "18M", "60M", "300M", "800M", "3B", "8B"),
     "backend": ("torchtitan",),
     "compile": ("off",),
     "checkpointing": ("none",),

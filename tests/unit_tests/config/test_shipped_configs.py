@@ -21,11 +21,11 @@ PRETRAINED = {
     "8B": ("google/t5gemma-2-4b-4b", "3,880,101,888", "8,238,706,816"),
 }
 # Those that need no download, with their learned text encoder.
-EMBEDDED = {"debug": "3,855,872", "60M": "61,402,240", "duration": "1,074,177"}
+EMBEDDED = {"debug": "3,855,872", "18M": "17,601,280", "60M": "61,402,240", "duration": "1,074,177"}
 ONE_OF_A_FLAVOR = [
     path
     for path in CONFIGS
-    if path.stem.removeprefix("dit_tts_") in "debug 60m duration 800m 3b 8b"
+    if path.stem.removeprefix("dit_tts_") in "debug small duration 800m 3b 8b"
 ]
 CODEC = "facebook/dacvae-watermarked"
 

@@ -144,6 +144,18 @@ _FLAVORS = {
         adaln_rank=32,
         timestep_dim=128,
     ),
+    "18M": DiTTTSModelConfig(
+        dim=320,
+        n_layers=8,
+        n_heads=5,
+        mlp_dim=880,
+        speaker_dim=192,
+        speaker_n_layers=3,
+        speaker_n_heads=3,
+        speaker_mlp_dim=528,
+        text_dim=192,
+        adaln_rank=32,
+    ),
     # 60M and 300M: every width of the second is twice the first's, at heads of the same width, as
     # [optimizer] base_dim asks for.
     "60M": DiTTTSModelConfig(

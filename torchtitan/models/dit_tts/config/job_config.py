@@ -76,7 +76,7 @@ class Model(titan.Model):
     """Model family to train"""
 
     flavor: Annotated[str, WEIGHTS] = "debug"
-    """Size of the model: debug, 60M, 300M, 800M, 3B or 8B; or duration, which predicts
+    """Size of the model: debug, 18M, 60M, 300M, 800M, 3B or 8B; or duration, which predicts
     durations instead of synthesizing speech"""
 
     text_positions: Annotated[Literal["none", "scaled"], WEIGHTS, WORKLOAD] = "none"
