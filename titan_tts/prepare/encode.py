@@ -89,7 +89,7 @@ def read_chunk(folder: Path, number: int) -> Chunk | None:
 
 
 def open_chunks(folder: Path, channels: int, part: tuple[int, int] = (0, 1)) -> Dataset:
-    """All encoded samples: the training ones (source 0) in the order of the list, then the others."""
+    """All encoded samples: the training ones in the order of the list, then the others."""
     folders = [folder / "chunks" / split for split in SPLITS]
     paths = [str(path) for path in folders if path.is_dir() and any(path.glob("*.tar"))]
     try:

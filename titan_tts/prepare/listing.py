@@ -137,11 +137,12 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
             line = item.to_json().encode() + b"\n"
             file.write(line)
             position += len(line)
-        if not plan.train_items:
+        if not plan.train_items and (not plan.items or options.heldout_fraction < 1):
             dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items()) or "none"
             raise InputError(
                 f"{options.source}: holds {plan.items} usable recordings, but none for training "
-                f"(left out: {dropped}); check the path, the format, the splits and --heldout-fraction"
+                f"(left out: {dropped}); check the path, the format, the splits and --heldout-fraction, "
+                "which is 1 for a corpus that is for tests only"
             )
         if options.heldout_fraction and plan.train_items == plan.items:
             # Before hours of encoding: a run without held-out recordings measures nothing.

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from titan_tts.prepare.encode import Run, open_chunks, read_run
-from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.references import SpeakerTable, choose_references
 from titan_tts.prepare.settings import Options
 from titan_tts.prepare.work_folder import cannot_write
@@ -69,8 +68,9 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
 def _opened(folder: str, run: Run) -> tuple[Dataset, SpeakerTable]:
     """The encoded samples and their speakers, opened once per process."""
     chunks = open_chunks(Path(folder), run.channels, part=(1, 2))  # the pipeline has the bar
-    speakers, train = chunks.labels("speaker")[0], chunks.source == SPLITS.index("train")
-    return chunks, SpeakerTable(speakers, train, chunks.frames, chunks.latents_hash)
+    splits = np.array([Path(path).parent.name for path in chunks.tar_paths])[chunks.shard]
+    speakers = chunks.labels("speaker")[0]
+    return chunks, SpeakerTable(speakers, splits == "train", chunks.frames, chunks.latents_hash)
 
 
 def _triplets(

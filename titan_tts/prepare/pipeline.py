@@ -158,9 +158,9 @@ def _build(
             raise InputError(
                 f"{folder}: {len(missing)} of its {plan.chunks} encoded chunks cannot be seen; start again"
             )
-        if not total.samples.get("train"):
+        if not total.samples.get("train" if plan.train_items else "heldout"):
             raise InputError(
-                f"{options.source}: no training recording is left, left out were "
+                f"{options.source}: no {'training' if plan.train_items else 'held-out'} recording is left, left out were "
                 f"{total.dropped}; change the filters"
             )
         chunks = open_chunks(folder, run.channels)

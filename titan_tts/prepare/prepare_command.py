@@ -46,19 +46,25 @@ def run(options: Options) -> int:
                 f"{counts['longest']} tokens; train with [data] max_text_tokens = "
                 f"{counts['longest']} or less"
             )
+    trained = record["summary"]["train"]
+    if not trained["samples"]:
+        print(
+            f"test on it:   {shlex.join(['titan-tts', 'evaluate', 'RUN', '--test', options.output])}"
+        )
+        return 0
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
-    config, *keys = _config_for(options)
+    config, *keys = _config_for(options, trained["hours"])
     command = ["titan-tts", "train", config, "--data.path", train, *keys]
     print(f"train on it:  {shlex.join(command)}")
     return 0
 
 
-def _config_for(options: Options) -> list[str]:
+def _config_for(options: Options, hours: float) -> list[str]:
     """A shipped config and the options with which it accepts these data."""
     # The embedded codec is for work without downloads, as is an encoder that is learned.
     if options.codec == "mel_dct" and not options.encode_text:
-        return ["one_gpu"]
+        return ["one_gpu" if hours >= 10 else "small"]
     keys = ["800m"]
     if options.codec != "facebook/dacvae-watermarked":
         keys += ["--sampling.codec", options.codec]

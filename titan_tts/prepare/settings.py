@@ -77,7 +77,7 @@ class Options:
     """Seed of the references and of --heldout-fraction."""
 
     heldout_fraction: float = 0.0
-    """Fraction of the recordings without a split, or of their speakers, to hold out."""
+    """Fraction of the recordings without a split, or of their speakers, to hold out; 1: a corpus for tests only."""
 
     heldout_by: Literal["utterance", "speaker"] = "utterance"
     """What --heldout-fraction draws: single recordings, or speakers with all their recordings."""

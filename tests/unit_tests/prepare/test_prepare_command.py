@@ -82,10 +82,15 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     assert "train: samples 1, 0.0 minutes, shards 1" in first and "speakers: 1\n" in first
     assert "this run: 1 recordings encoded in" in first and "by 1 workers (local)" in first
     assert f"titan-tts data inspect '{tmp_path}/o ut/train'" in first
-    assert f"titan-tts train one_gpu --data.path '{tmp_path}/o ut/train'" in first
+    assert f"titan-tts train small --data.path '{tmp_path}/o ut/train'" in first
     assert prepare_command.run(options) == 0
     again = capsys.readouterr().out
     assert "was complete already" in again and "this run" not in again
+    tests = replace(options, output=str(tmp_path / "test"), heldout_fraction=1.0)
+    assert prepare_command.run(tests) == 0
+    printed = capsys.readouterr().out
+    assert "heldout: samples 1" in printed and "train" not in printed
+    assert f"titan-tts evaluate RUN --test {tmp_path}/test\n" in printed
 
     calls, counts = [], {"texts": 9, "made": 4, "too_long": 3, "longest": 512}
     monkeypatch.setattr(encode_text, "check_encoder", calls.append)
@@ -132,6 +137,7 @@ def test_figures_in_words():
     "codec, text, config",
     [
         ("mel_dct", {}, "one_gpu"),
+        ("mel_dct", {}, "small"),
         ("/my weights.pth", {}, "800m"),
         ("mel_dct", {"text_dtype": "float32", "text_feature_dtype": "float16"}, "800m"),
     ],
@@ -139,7 +145,7 @@ def test_figures_in_words():
 def test_the_suggested_command_has_codec_and_features_of_the_data(codec, text, config):
     text = text | {"encode_text": "some/encoder"} if text else {}
     options = Options("in", "out", codec=codec, **text)
-    name, *keys = prepare_command._config_for(options)
+    name, *keys = prepare_command._config_for(options, 9.9 if config == "small" else 10.0)
     suggested = load_config([f"--job.config_file={find_config(name)}", *keys])
     encoder = suggested.encoder
     assert (name, suggested.sampling.codec) == (config, codec)
