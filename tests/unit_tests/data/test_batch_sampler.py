@@ -207,7 +207,7 @@ def test_selection():
     cropped = select("crop")
     assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 768]
     assert (cropped.too_long, cropped.cropped, cropped.too_much_text) == (0, 1, 1)
-    with pytest.raises(ValueError, match="the first is 'name1' with 900 frames"):
+    with pytest.raises(ValueError, match="first is 'name1' with 900 .* 904 .*_tokens 504$"):
         select("error")
-    with pytest.raises(ValueError, match="none of the 1 samples fits"):
+    with pytest.raises(ValueError, match="none of the 1 samples .* --data.max_frames 904$"):
         select("drop", slice(1, 2))

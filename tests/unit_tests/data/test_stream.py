@@ -270,7 +270,8 @@ def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
     assert not lines
     with pytest.raises(InputError) as caught:
         build(tmp_path, **settings, max_dropped_fraction=0.2)
-    words = "leaves out 15.4% of the 13 samples and max_text_tokens = 24 another 7.7%"
+    words = "leaves out 15.4% of the 13 samples and max_text_tokens = 24 another 7.7%; "
+    words += "all fit with --data.max_frames 104 --data.max_text_tokens 32, or accept"
     assert words in str(caught.value) and "max_dropped_fraction = 0.24 (now 0.2)" in str(
         caught.value
     )

@@ -108,16 +108,24 @@ def select_samples(
             f"{selection.too_long} samples have more than [data] max_frames = {max_frames} frames "
             f"and {selection.too_much_text} more than max_text_tokens = {max_text_tokens} "
             f"text tokens, the first is '{sample_name(first)}' with {int(frames[first])} frames "
-            f"and up to {int(text_tokens[first])} tokens; raise the limits or set on_too_long "
-            "to 'drop' or 'crop'"
+            f"and up to {int(text_tokens[first])} tokens; set on_too_long to 'drop' or 'crop', or "
+            + sufficient_limits(frames, text_tokens, data)
         )
     if not fits.any():
         raise InputError(
             f"none of the {len(frames)} samples fits [data] max_frames = {max_frames} "
             f"({selection.too_long} are longer) and max_text_tokens = {max_text_tokens} "
-            f"({selection.too_much_text} have more); raise the limits"
+            f"({selection.too_much_text} have more); {sufficient_limits(frames, text_tokens, data)}"
         )
     return selection
+
+
+def sufficient_limits(frames: np.ndarray, text_tokens: np.ndarray, data: Data) -> str:
+    """What to set for all samples to fit."""
+    needed = {"max_frames": frames, "max_text_tokens": text_tokens}
+    longest = {name: round_up(int(each.max()), ALIGNMENT) for name, each in needed.items()}
+    given = (f"--data.{name} {n}" for name, n in longest.items() if n > getattr(data, name))
+    return f"all fit with {' '.join(given)}"
 
 
 def make_batch_policy(

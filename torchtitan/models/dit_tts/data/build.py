@@ -9,7 +9,7 @@ import numpy as np
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
-from torchtitan.models.dit_tts.data.buckets import Selection, select_samples
+from torchtitan.models.dit_tts.data.buckets import Selection, select_samples, sufficient_limits
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
@@ -53,9 +53,8 @@ def build_dataloader(
         raise InputError(
             f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
             f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
-            f"{selection.too_much_text / total:.1%}; raise these limits (the longest sample has "
-            f"{dataset.frames.max()} frames, the longest text {text_tokens.max()} tokens), or accept the loss with "
-            f"[data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
+            f"{selection.too_much_text / total:.1%}; {sufficient_limits(dataset.frames, text_tokens, data)}, or "
+            f"accept the loss with [data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
             f"{data.max_dropped_fraction:g})"
         )
     draws = sample_draws(data, dataset, selection)
