@@ -4,6 +4,7 @@
 capacity, communication and time on a named cluster, for every length bucket.
 """
 
+import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,8 +43,12 @@ from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
-from torchtitan.models.dit_tts.data.buckets import BatchPolicy
-from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy, select_samples
+from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
+from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, batch_policy
+from torchtitan.models.dit_tts.data.storage import find_shards, sidecar_path
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
 from torchtitan.models.dit_tts.infra.parallelize_megatron import split_parameters
@@ -97,6 +102,9 @@ class Summary:
 
     volumes: dict[str, float]
     """bytes through one rank in that step, by collective"""
+
+    data_hours_per_step: float | None = None
+    """of audio without padding, by the indexes of [data] path; None: not there, or not read"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +357,29 @@ def make_summary(config: JobConfig, gpus: int) -> tuple[Summary, ActivationMemor
     activations, _ = planner.activations.measured(
         eager, summary.layout.sharded, longest.micro_batch, longest.lengths
     )
-    return summary, activations
+    return replace(summary, data_hours_per_step=_data_hours_per_step(planner.config)), activations
+
+
+def _data_hours_per_step(config: JobConfig) -> float | None:
+    data = config.data
+    paths = [data.path] if isinstance(data.path, str) else data.path
+    try:
+        shards = (
+            [] if any(map(is_remote, paths)) else [each for p in paths for each in find_shards(p)]
+        )
+    except InputError:
+        return None
+    if not shards or not all(os.path.exists(sidecar_path(each)) for each in shards):
+        return None
+    dataset = open_training_data(data)
+    # At least as many as with any encoder: no sample is left out for its text, which is not read.
+    tokens = np.minimum(dataset.text_bytes + 2, data.max_text_tokens)
+    selection = select_samples(dataset.frames, tokens, data, dataset.sample_id)
+    lengths = dataset.reference_frames[selection.samples], tokens[selection.samples]
+    draws = sample_draws(data, dataset, selection)
+    size = config.training.global_batch_size
+    policy = batch_policy(data, size, selection.frames, *lengths, draws)
+    return _hours_per_step(policy, data.frames_per_second)
 
 
 def make_plan(config: JobConfig, cluster: Cluster, factor: Factor, price: float = 0.0) -> Plan:

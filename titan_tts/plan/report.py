@@ -42,7 +42,7 @@ def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str
         *_common(summary, "Memory of one GPU", lines, notes),
         *(f"  {name:26} {size / _GIB:9.3f} GiB" for name, size in summary.volumes.items()),
         *([] if summary.volumes else ["  none"]),
-        *_section("All steps", _most_audio(summary)),
+        *_section("All steps", _audio(summary)),
     ]
 
 
@@ -226,16 +226,19 @@ def _arithmetic(summary: Summary) -> list[str]:
     return rows
 
 
-def _most_audio(summary: Summary) -> list[str]:
-    """What the run hears if every batch is of the longest bucket and without padding."""
+def _audio(summary: Summary) -> list[str]:
+    """What the run hears of its data, or else if every batch is of the longest bucket and without padding."""
     data, lengths = summary.config.data, summary.longest.lengths
-    hours = summary.samples * lengths.frames / data.frames_per_second / 3600
+    hours, most, source = summary.data_hours_per_step, "", " at the lengths of [data] path"
+    if hours is None:
+        hours = summary.samples * lengths.frames / data.frames_per_second / 3600
+        most, source = "up to ", ""
     steps, warmup = summary.config.training.steps, summary.config.lr_scheduler.warmup_steps
     ramp = batch_ramp(summary.config.training)
-    most, most_in_warmup = (hours * ramp.global_batches(each) for each in (steps, warmup))
+    heard, heard_in_warmup = (hours * ramp.global_batches(each) for each in (steps, warmup))
     return [
-        f"{steps:,} steps: up to {most:,.1f} hours of audio, {most_in_warmup:,.1f} of them in the "
-        f"{warmup:,} of warm-up; titan-tts plan has the mean, GPU hours and cost"
+        f"{steps:,} steps: {most}{heard:,.1f} hours of audio{source}, {heard_in_warmup:,.1f} of them in "
+        f"the {warmup:,} of warm-up; titan-tts plan has the mean, GPU hours and cost"
     ]
 
 

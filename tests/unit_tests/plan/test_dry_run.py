@@ -9,11 +9,13 @@ import pytest
 
 from tests.helpers.plan_cases import DEBUG as CONFIG
 from tests.helpers.plan_cases import shipped_debug_config
+from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
 from titan_tts.cli import main
 from titan_tts.plan import plan, report
 from titan_tts.plan.dry_run import run_dry
 from titan_tts.plan.plan import make_summary
 from titan_tts.plan.report import memory_lines, summary_lines
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 pytestmark = pytest.mark.usefixtures("remembered_passes")
 ROOT = Path(__file__).resolve().parents[3]
@@ -70,6 +72,23 @@ def test_the_report(tmp_path, capsys, monkeypatch):
     table = printed.split("Memory of one GPU\n")[1].split("not in the sum")[0]
     *sizes, total = map(float, re.findall(r"^  [a-zA-Z -]+ +([0-9.]+) MiB", table, re.MULTILINE))
     assert len(sizes) >= 8 and sum(sizes) == pytest.approx(total, abs=0.01)
+
+
+@pytest.mark.long
+def test_hours_are_of_the_data_that_are_there(tmp_path):
+    """24 samples of 124 frames at most, in one bucket: the mean is their own; without an index nothing is read."""
+    samples = sound_samples()
+    write_shards(tmp_path, samples, shards=1)
+    data = f"--data.path={tmp_path}", f"--data.latent_channels={CHANNELS}", "--data.max_frames=128"
+    config = shipped_debug_config(*data, "--data.max_text_tokens=9", "--data.num_buckets=1")
+    assert (
+        make_summary(config, 1)[0].data_hours_per_step is None
+        and len(list(tmp_path.iterdir())) == 1
+    )
+    open_dataset(str(tmp_path), CHANNELS)
+    hours = 2200 * 12 * sum(len(each.latents) for each in samples) / len(samples) / 25 / 3600
+    words = f"2,200 steps: {hours:,.1f} hours of audio at the lengths of [data] path, "
+    assert words in "\n".join(summary_lines(*make_summary(config, 1), ""))
 
 
 @pytest.mark.long
