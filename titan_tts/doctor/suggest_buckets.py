@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +14,17 @@ from titan_tts.doctor.findings import Limits
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.heldout import heldout_shards
+from torchtitan.models.dit_tts.data.heldout import heldout_shards, split_of
+from torchtitan.models.dit_tts.data.storage import plain_name
 
 # More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
 WASTE_TOLERANCE = 0.02
 BATCH_MULTIPLE = 8
 GLOBAL_BATCH_SIZE = 32
 SPEAKER_PATCH_SIZE = 4
+_HELD_OUT = re.compile(
+    r"(held.?out|dev|val(id(ation)?)?|eval(uation)?|tests?)(?![a-z])", re.IGNORECASE
+)
 
 
 def suggest(
@@ -32,10 +37,12 @@ def suggest(
 ) -> dict[str, Any] | None:
     """Suggested [data] and [training] keys for the training samples within the limits, if any.
 
-    `paths` are as the user gave them. 0 `batch_frames` are `GLOBAL_BATCH_SIZE` of the longest samples.
+    `paths` are as the user gave them. Model and GPU decide the batch: it is suggested only for `batch_frames`,
+    which are else `GLOBAL_BATCH_SIZE` of the longest samples.
     """
     tokens = text_tokens(dataset, limits)
-    training = ~np.array(heldout_shards(dataset.tar_paths))[dataset.shard]
+    held = held_out(dataset.tar_paths)
+    training = ~held[dataset.shard]
     fits = (dataset.frames <= limits.max_frames) & (tokens <= limits.max_text_tokens)
     left_out = int((training & ~fits).sum())
     fits &= training
@@ -49,9 +56,10 @@ def suggest(
     max_text = min(limits.max_text_tokens, _round_up(int(tokens[fits].max())))
     longest = choices[chosen - 1]["edges"][-1]
     samples = batch_frames // longest if batch_frames else GLOBAL_BATCH_SIZE
+    longest_reference = _round_up(max(1, int(dataset.reference_frames[fits].max())))
     data = Data(
         max_frames=max_frames,
-        max_speaker_frames=max_speaker_frames,
+        max_speaker_frames=min(max_speaker_frames, longest_reference),
         max_text_tokens=max_text,
         num_buckets=chosen,
         batch_multiple=BATCH_MULTIPLE,
@@ -76,23 +84,23 @@ def suggest(
     ]
     keys = {
         "max_frames": max_frames,
-        "max_speaker_frames": max_speaker_frames,
+        "max_speaker_frames": data.max_speaker_frames,
         "max_text_tokens": max_text,
         "num_buckets": chosen,
         "bucket_frames": list(policy.edges),
     }
-    paths = training_paths(dataset, paths)
-    path = paths[0] if len(paths) == 1 else paths
-    sections: dict[str, dict[str, Any]] = {
-        "training": {"global_batch_size": policy.batch_sizes[-1]},
-        "data": {"path": path, **keys},
-    }
+    for_training, for_tests = (split_paths(dataset, paths, held == side) for side in (False, True))
+    path = for_training[0] if len(for_training) == 1 else for_training
+    batch = {"global_batch_size": policy.batch_sizes[-1]}
+    sections: dict[str, dict[str, Any]] = {"training": batch} if batch_frames else {}
+    sections["data"] = {"path": path, **keys}
     return {
         "samples": int(fits.sum()),
         "left_out": left_out,
         "held_out": int((~training).sum()),
+        "paths": {"training": for_training, "held_out": for_tests},
         **keys,
-        **sections["training"],
+        **batch,
         "padding_fraction": round(1 - policy.useful_fraction, 6),
         "text_padding_fraction": round(1 - policy.useful_text_fraction, 6),
         "reference_padding_fraction": round(1 - policy.useful_reference_fraction, 6),
@@ -103,15 +111,24 @@ def suggest(
     }
 
 
-def training_paths(dataset: Dataset, paths: Sequence[str]) -> list[str]:
-    """`paths` without held-out shards: an entry with both kinds becomes the folders of the others."""
-    held = heldout_shards(dataset.tar_paths)
+def held_out(tar_paths: Sequence[str]) -> np.ndarray:
+    """(shards,) bool: held-out ones, as training refuses them, or by the name of a folder or file where another
+    one is named train."""
+    pieces = [re.split(r"[/\\]+", os.path.abspath(plain_name(path))) for path in tar_paths]
+    shared = len(os.path.commonprefix(pieces))
+    named = np.array([any(map(_HELD_OUT.match, names[shared:])) for names in pieces])
+    trains = [any(split_of(name) == "train" for name in names[shared:]) for names in pieces]
+    by_name = named & bool((trains & ~named).any())
+    return by_name | np.array(heldout_shards(tar_paths))
+
+
+def split_paths(dataset: Dataset, paths: Sequence[str], chosen: np.ndarray) -> list[str]:
+    """`paths` of chosen (shards,) only: an entry with others, too, becomes the chosen ones' folders."""
     kept: dict[str, None] = {}
     for number, path in enumerate(paths):
         own = np.unique(dataset.shard[dataset.source == number])
-        training = [dataset.tar_paths[shard] for shard in own if not held[shard]]
-        whole = len(training) == len(own)
-        kept |= dict.fromkeys([path] if whole else map(os.path.dirname, training))
+        folders = [os.path.dirname(dataset.tar_paths[shard]) for shard in own[chosen[own]]]
+        kept |= dict.fromkeys([path] if len(folders) == len(own) else folders)
     return list(kept)
 
 

@@ -128,10 +128,11 @@ def report_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
-    lines = []
-    if suggestion["held_out"]:
+    paths = suggestion["paths"]
+    lines = [f"  for training: {', '.join(paths['training'])}"]
+    if paths["held_out"]:
         held_out = thousands(suggestion["held_out"])
-        lines.append(f"  for training, without the {held_out} held-out samples")
+        lines.append(f"  held out, {held_out} samples: {', '.join(paths['held_out'])}")
     rows = [["buckets", "padding"]]
     for one in suggestion["choices"]:
         mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""

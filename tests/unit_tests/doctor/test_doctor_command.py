@@ -97,7 +97,7 @@ def test_doctor_of_valid_data(folder, capsys):
     hours = sum(shard["hours"] for shard in result["shards"])
     assert result["summary"]["hours"] == pytest.approx(hours) == pytest.approx(2090 / 50 / 3600)
     suggestion = result["suggestion"]
-    assert (suggestion["max_speaker_frames"], suggestion["global_batch_size"]) == (64, 16)
+    assert (suggestion["max_speaker_frames"], suggestion["global_batch_size"]) == (32, 16)
     assert max(map(abs, result["read"]["channel_mean"])) < 0.2 < min(result["read"]["channel_std"])
     assert "even subset" in result["read"]["scope"]
     assert sorted(os.listdir(folder)) == ["outputs", "set"]

@@ -131,6 +131,7 @@ def test_summary_of_known_data(tmp_path):
     choices = [{"buckets": n, "useful_fraction": 0.75 + 0.1 * n} for n in (1, 2)]
     advice = {"held_out": 3000, "num_buckets": 2, "choices": choices, "toml": "x = 1"}
     advice |= {"text_padding_fraction": 0.1, "reference_padding_fraction": 0.2, "command_line": ""}
+    advice["paths"] = {"training": ["a", "b"], "held_out": ["c"]}
     result = {"summary": summary, "status": "errors", "read": {"scope": "All."}, "page": "p.html"}
     lines = report_lines(result | {"findings": [finding], "suggestion": advice})
     printed = "\n".join(" ".join(line.split()) for line in lines)
@@ -140,7 +141,7 @@ def test_summary_of_known_data(tmp_path):
         "speaker: 6 different, 7 samples without samples hours fraction\nmost4 4 2 50.00 %\nmost2 2 1 "
         "25.00 %\n... 2 more\nleast1 1 0.5 12.50 %\nleast0 0 0 0.00 %\n",
         "\nerrors: All.\nerror 1,000 T\nA\nw0: d\nw1: d\nw2: d\n\n",
-        "without the 3,000 held-out samples\nbuckets padding\n1 15.0 %\n2 (suggested) 5.0 %\n"
+        "training: a, b\nheld out, 3,000 samples: c\nbuckets padding\n1 15.0 %\n2 (suggested) 5.0 %\n"
         "with these, 10.0% of the text tokens and 20.0% of the reference frames are padding\n",
     ):
         assert words in printed

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
 from titan_tts.doctor.findings import Limits
-from titan_tts.doctor.suggest_buckets import suggest
+from titan_tts.doctor.suggest_buckets import held_out, suggest
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.buckets import make_batch_policy, select_samples
@@ -30,6 +30,7 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     suggestion = suggestion_of(dataset, paths=paths, batch_frames=10_000)
     pasted = tomllib.loads(suggestion["toml"])
     assert pasted["data"]["path"] == paths
+    assert "global_batch_size" not in suggestion_of(dataset)["toml"]  # the data cannot know it
     config = load_config(shlex.split(suggestion["command_line"]))
     assert config.training.global_batch_size == pasted["training"]["global_batch_size"]
     assert {name: getattr(config.data, name) for name in pasted["data"]} == pasted["data"]
@@ -55,7 +56,9 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
         assert bucket["batches_per_epoch"] == pytest.approx(per_epoch, abs=0.006)
     assert sum(bucket["samples"] for bucket in suggestion["buckets"]) == suggestion["samples"] == 24
     # The longest has 124 frames and a text of 69 + 2, references 30.
-    assert (suggestion["max_frames"], suggestion["max_text_tokens"]) == (128, 72)
+    names = "max_frames", "max_text_tokens", "max_speaker_frames"
+    assert [suggestion[name] for name in names] == [128, 72, 32]
+    assert suggest(dataset, Limits(), paths=["set"], max_speaker_frames=16)[names[2]] == 16
     shape = [
         suggestion["buckets"][-1][name] for name in ("frames", "text_tokens", "reference_frames")
     ]
@@ -97,3 +100,19 @@ def test_held_out_shards_are_left_out(tmp_path, paths, suggested):
     assert suggestion["samples"] == sum(length <= 100 for length in lengths)
     assert suggestion["left_out"] == sum(length > 100 for length in lengths) > 0
     assert suggestion["held_out"] == len(dataset) - len(lengths)
+
+
+@pytest.mark.parametrize(
+    "folders, held",
+    [
+        ("mine/train new/test", "new/test"),  # of two preparations
+        ("train/train heldout/train", "heldout/train"),
+        ("anna/train valerie/train", ""),  # a name that begins like one
+        ("test/anna test/bert", ""),  # what all have tells nothing
+    ],
+)
+def test_what_is_taken_as_held_out(folders, held):
+    tars = [f"/data/{folder}/shard-000000.tar" for folder in folders.split()]
+    assert [tar for tar, is_held in zip(tars, held_out(tars)) if is_held] == [
+        f"/data/{folder}/shard-000000.tar" for folder in held.split()
+    ]
