@@ -129,7 +129,8 @@ def _shards_of(source: str) -> str:
 
 
 def evenly(speakers: Sequence[Any], wanted: int) -> list[int]:
-    """Indices of `wanted` utterances, as evenly over the speakers as these allow, spread over each one's; 0: all.
+    """Indices of `wanted` utterances, as evenly over the speakers as these allow, spread over each one's, whose
+    texts may be the next one's: each begins elsewhere; 0: all.
 
     Args:
         speakers: the speaker of each utterance.
@@ -146,12 +147,14 @@ def evenly(speakers: Sequence[Any], wanted: int) -> list[int]:
         for n in _spread(len(open_groups), min(left, len(open_groups))):
             shares[open_groups[n]] += 1
     return sorted(
-        group[n] for group, share in zip(groups, shares) for n in _spread(len(group), share)
+        group[n]
+        for place, (group, share) in enumerate(zip(groups, shares))
+        for n in _spread(len(group), share, place / len(groups))
     )
 
 
-def _spread(count: int, wanted: int) -> list[int]:
-    return [n * count // wanted for n in range(wanted)]
+def _spread(count: int, wanted: int, start: float = 0.0) -> list[int]:
+    return [int((n + start) * count / wanted) for n in range(wanted)]
 
 
 def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:

@@ -162,7 +162,8 @@ def test_kinds_and_even_selections(tmp_path):
         ("a" * 5, 0, [0, 1, 2, 3, 4]),
         ("a" * 5, 9, [0, 1, 2, 3, 4]),
         ("a" * 10, 3, [0, 3, 6]),
-        ("ab" * 10, 4, [0, 1, 10, 11]),  # two of each, spread
+        ("ab" * 10, 4, [0, 5, 10, 15]),  # two of each, spread, and not the same texts
+        ("a" * 20 + "b" * 20, 4, [0, 10, 25, 35]),
         ("aaaaaaab", 4, [0, 2, 4, 7]),  # b has one, so a gives three
         ("abcdef", 2, [0, 3]),  # fewer than speakers
     ):
