@@ -14,8 +14,7 @@ from torchtitan.models.dit_tts.speech.scoring.plugins import (
 
 OWN = """
 class Both:
-    name = "mine"
-    def __init__(self, device, argument=None): self.device, self.argument = device, argument
+    def __init__(self, device, argument=None): self.name = device, argument
     def transcribe(self, sound, language=""): return "yes"
     def check_texts(self, texts, languages=()): pass
     def similarity(self, sound, reference): return 0.5
@@ -23,6 +22,7 @@ class Both:
 class Broken(Both):
     def __init__(self, device, argument=None):
         if argument != "late": raise OSError("no file " + argument)
+        super().__init__(device)
     def transcribe(self, sound, language=""): return {}["word"]
     def similarity(self, sound, reference): raise MemoryError
 class Half:
@@ -38,12 +38,11 @@ def test_a_users_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     made = open_recognizer("my_referees:Both", "cuda:1")
-    assert made.device == "cuda:1" and made.transcribe(None) == "yes"
+    assert made.name == ("cuda:1", None) and made.transcribe(None) == "yes"
     for opens, call in ((open_speaker_scorer, "similarity"), (open_opinion_predictor, "score")):
         made = opens("my_referees:Both", "cuda:2")
-        assert made.device == "cuda:2" and hasattr(made, call)
-    assert made.argument is None
-    assert open_recognizer("my_referees:Both:/a:b").argument == "/a:b"
+        assert made.name == ("cuda:2", None) and hasattr(made, call)
+    assert open_recognizer("my_referees:Both:/a:b").name == ("cpu", "/a:b")
     spec = "my_referees:Broken:late"
     refused(lambda: open_recognizer(spec).transcribe(None), f"recognizer '{spec}' failed (KeyError")
     with pytest.raises(MemoryError):  # not a mistake in the plug-in

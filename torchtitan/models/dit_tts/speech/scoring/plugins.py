@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -115,25 +116,16 @@ def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) 
         raise InputError(
             f"the {kind} '{spec}' cannot be imported ({error}); take {known} or a function that Python can import"
         ) from error
-    with _failures_named(kind, spec):
-        made = factory(device, *([argument] if colon else []))
+    failing = _failures_named(kind, spec)
+    made = failing(factory)(device, *([argument] if colon else []))
     missing = [each for each in ("name", *methods) if not hasattr(made, each)]
     if missing:
         raise InputError(
             f"the {kind} of '{spec}' lacks {', '.join(missing)}; see speech/scoring/interface.py for what it needs"
         )
-    return _Plugin(made, kind, spec)
-
-
-class _Plugin:
-    """A user's scorer, with its failures named."""
-
-    def __init__(self, made: Any, kind: str, spec: str):
-        self._made, self._names = made, (kind, spec)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._made, name)
-        return _failures_named(*self._names)(found) if callable(found) else found
+    return SimpleNamespace(
+        name=made.name, **{method: failing(getattr(made, method)) for method in methods}
+    )
 
 
 @contextmanager
