@@ -12,7 +12,7 @@ import numpy as np
 from titan_tts.doctor.checks import text_tokens
 from titan_tts.doctor.findings import Limits
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
-from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, choose_edges, make_batch_policy
+from torchtitan.models.dit_tts.data.buckets import choose_edges, make_batch_policy
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import heldout_shards, split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
@@ -52,22 +52,19 @@ def suggest(
     choices = bucket_choices(frames, limits.max_frames)
     chosen = fewest_buckets([choice["useful_fraction"] for choice in choices]) + 1
 
-    max_frames = min(limits.max_frames, _round_up(int(frames.max())))
-    max_text = min(limits.max_text_tokens, _round_up(int(tokens[fits].max())))
-    longest = choices[chosen - 1]["edges"][-1]
-    samples = batch_frames // longest if batch_frames else GLOBAL_BATCH_SIZE
-    longest_reference = _round_up(max(1, int(dataset.reference_frames[fits].max())))
+    batch = batch_frames // choices[chosen - 1]["edges"][-1] if batch_frames else GLOBAL_BATCH_SIZE
     data = Data(
-        max_frames=max_frames,
-        max_speaker_frames=min(max_speaker_frames, longest_reference),
-        max_text_tokens=max_text,
+        max_frames=limits.max_frames,
+        max_speaker_frames=max_speaker_frames,
+        max_text_tokens=limits.max_text_tokens,
         num_buckets=chosen,
         batch_multiple=BATCH_MULTIPLE,
         speaker_patch_size=SPEAKER_PATCH_SIZE,
     )
-    global_batch_size = max(1, samples // BATCH_MULTIPLE) * BATCH_MULTIPLE
+    global_batch_size = max(1, batch // BATCH_MULTIPLE) * BATCH_MULTIPLE
     lengths = frames, dataset.reference_frames[fits], tokens[fits]
     policy = make_batch_policy(data, global_batch_size, *lengths)
+    max_frames, max_text, max_reference = map(max, zip(*policy.shapes))
     buckets = [
         {
             "frames": shape[0],
@@ -84,15 +81,15 @@ def suggest(
     ]
     keys = {
         "max_frames": max_frames,
-        "max_speaker_frames": data.max_speaker_frames,
+        "max_speaker_frames": max_reference or max_speaker_frames,
         "max_text_tokens": max_text,
         "num_buckets": chosen,
         "bucket_frames": list(policy.edges),
     }
     for_training, for_tests = (split_paths(dataset, paths, held == side) for side in (False, True))
     path = for_training[0] if len(for_training) == 1 else for_training
-    batch = {"global_batch_size": policy.batch_sizes[-1]}
-    sections: dict[str, dict[str, Any]] = {"training": batch} if batch_frames else {}
+    training_keys = {"global_batch_size": policy.batch_sizes[-1]}
+    sections: dict[str, dict[str, Any]] = {"training": training_keys} if batch_frames else {}
     sections["data"] = {"path": path, **keys}
     return {
         "samples": int(fits.sum()),
@@ -100,7 +97,7 @@ def suggest(
         "held_out": int((~training).sum()),
         "paths": {"training": for_training, "held_out": for_tests},
         **keys,
-        **batch,
+        **training_keys,
         "padding_fraction": round(1 - policy.useful_fraction, 6),
         "text_padding_fraction": round(1 - policy.useful_text_fraction, 6),
         "reference_padding_fraction": round(1 - policy.useful_reference_fraction, 6),
@@ -165,7 +162,3 @@ def command_line(sections: dict[str, dict[str, Any]]) -> str:
         for section, keys in sections.items()
         for key, value in keys.items()
     )
-
-
-def _round_up(value: int) -> int:
-    return -(-value // ALIGNMENT) * ALIGNMENT
