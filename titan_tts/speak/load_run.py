@@ -17,6 +17,7 @@ from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
+from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.run.checkpoint_storage import (
@@ -76,13 +77,6 @@ def untrained_model(run: LoadedRun) -> DiTTTSModel:
         assert isinstance(run.model.text_encoder, PretrainedTextEncoder)
         model.text_encoder.load_state_dict(run.model.text_encoder.state_dict())
     return _with_weights_in(next(run.model.parameters()).dtype, model)
-
-
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 is the faster precision: on an accelerator, and on a CPU whose CPUID lists AVX512-BF16 or AMX
-    (and whose system lets it be used)."""
-    cpu = torch.cpu
-    return device.type != "cpu" or cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
 
 
 def _with_weights_in(dtype: torch.dtype, model: DiTTTSModel) -> DiTTTSModel:

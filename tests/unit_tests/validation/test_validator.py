@@ -113,10 +113,13 @@ def test_rows_in_words():
 
 
 def test_few_held_out_samples_and_those_that_are_trained_on_are_named(
-    tmp_path, train, options, tiny_data, caplog
+    tmp_path, train, options, tiny_data, caplog, monkeypatch
 ):
     caplog.set_level("INFO")
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
     assert train("run", *options, "--training.steps=1") == 0
+    assert "bfloat16 is many times slower" not in caplog.text
     saved = tmp_path / "run/checkpoint/step-1"
     assert f"Trained to step 1; checkpoint: {saved}" in caplog.text
     assert "Nothing will be saved" not in caplog.text
@@ -128,7 +131,8 @@ def test_few_held_out_samples_and_those_that_are_trained_on_are_named(
         == 0
     )
     assert "Only 9 held-out samples: " in caplog.text and "at least 10" in caplog.text
-    assert train("same", *options, *same) == 0
+    assert train("same", *options, *same, "--training.mixed_precision_param=bfloat16") == 0
+    assert "bfloat16 is many times slower than float32 on this CPU" in caplog.text
     assert "Nothing will be saved: [checkpoint] enable = false" in caplog.text
     assert "Trained to step 1; nothing was saved" in caplog.text
     count = len(open_dataset(str(tiny_data), 8))

@@ -36,6 +36,7 @@ from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.alignment import parameter_counts
+from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.run.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
@@ -177,6 +178,12 @@ class DiTTTSTrainer(Trainer):
                 f"{self.step + 1} to {last} on {self.parallel_dims.world_size} x {device}; run folder: "
                 f"{self.run_folder.path}"
             )
+            narrow = self.config.training.mixed_precision_param == "bfloat16"
+            if narrow and not multiplies_bfloat16(self.device):
+                logger.warning(
+                    "bfloat16 is many times slower than float32 on this CPU, which has no instructions for it; "
+                    "stop and add --training.mixed_precision_param float32"
+                )
             if not self.checkpointer.writes and self.benchmark is None:
                 checkpoint = self.config.checkpoint
                 key = "load_only = true" if checkpoint.enable else "enable = false"

@@ -21,6 +21,13 @@ def use_cpu_kernels(x: torch.Tensor) -> bool:
     return type(x) is torch.Tensor and x.is_cpu and not torch.compiler.is_compiling()
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 is the faster precision: on an accelerator, and on a CPU whose CPUID lists AVX512-BF16 or AMX
+    (and whose system lets it be used)."""
+    cpu = torch.cpu
+    return device.type != "cpu" or cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
+
+
 def upcast(x: torch.Tensor) -> torch.Tensor:
     """Converts x to the dtype of computation."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
