@@ -35,9 +35,10 @@ the same on every machine.
 """
 
 import hashlib
-from collections import OrderedDict
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -101,7 +102,7 @@ class _Stream:
             random = np.random.Philox(key).random_raw(len(self.samples))
             self._offsets = (random >> np.uint64(64 - WEIGHT_BITS)).astype(np.int64)
         self._before: dict[int, int] = {0: 0}
-        self._permutations: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._epoch = lru_cache(2)(self._permuted)  # a batch may straddle two
 
     @property
     def draws_per_epoch(self) -> float:
@@ -140,18 +141,14 @@ class _Stream:
             start, epoch = start + taken, epoch + 1
         return self.samples[np.concatenate(parts)]
 
-    def _epoch(self, epoch: int) -> np.ndarray:
-        """Rows of `samples` in the order of one epoch; two stay in memory, as a batch may straddle."""
-        if epoch not in self._permutations:
-            length = self.before_epoch(epoch + 1) - self.before_epoch(epoch)
-            rows = seeded_permutation(length, (self._seed, epoch, self._bucket))
-            if self._weights is not None:
-                times = self.times(epoch, epoch + 1)
-                rows = np.repeat(np.arange(len(times), dtype=rows.dtype), times)[rows]
-            self._permutations[epoch] = rows
-            if len(self._permutations) > 2:
-                self._permutations.popitem(last=False)
-        return self._permutations[epoch]
+    def _permuted(self, epoch: int) -> np.ndarray:
+        """Rows of `samples` in the order of one epoch."""
+        length = self.before_epoch(epoch + 1) - self.before_epoch(epoch)
+        rows = seeded_permutation(length, (self._seed, epoch, self._bucket))
+        if self._weights is None:
+            return rows
+        times = self.times(epoch, epoch + 1)
+        return np.repeat(np.arange(len(times), dtype=rows.dtype), times)[rows]
 
     def draw(self, random: int) -> int:
         """A sample by its weight, from a random 64-bit number."""
@@ -199,8 +196,7 @@ class GlobalBatchSampler:
         ]
         if not any(len(stream.samples) for stream in self._streams):
             raise InputError("the order has no samples; every bucket is empty")
-        self._shuffles: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._last_epoch = 0
+        self._shuffle = lru_cache(2)(self._shuffled)
 
     def samples_fingerprint(self) -> str:
         """Of the samples, their buckets and weights, whatever their files."""
@@ -236,21 +232,10 @@ class GlobalBatchSampler:
     def epoch_of(self, number: int) -> int:
         """The epoch e with C(e) <= number < C(e+1)."""
         assert number >= 0
-        low = self._last_epoch  # most often it is the one of the batch before
-        if self.batches_before_epoch(low) > number:
-            low = 0
-        step = 1
-        while self.batches_before_epoch(low + step) <= number:
-            low, step = low + step, step * 2
-        high = low + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.batches_before_epoch(middle) <= number:
-                low = middle
-            else:
-                high = middle
-        self._last_epoch = low
-        return low
+        above = 1
+        while self.batches_before_epoch(above) <= number:
+            above *= 2
+        return bisect_right(range(above), number, key=self.batches_before_epoch) - 1
 
     def batch(self, number: int) -> GlobalBatch:
         """Global batch `number`; some microseconds, but at the first touch of an epoch."""
@@ -283,12 +268,8 @@ class GlobalBatchSampler:
         words = np.random.Philox(np.random.SeedSequence(key)).random_raw(len(batch.samples) * count)
         return words.reshape(-1, count)
 
-    def _shuffle(self, epoch: int, length: int) -> np.ndarray:
-        if epoch not in self._shuffles:
-            self._shuffles[epoch] = seeded_permutation(length, (self.seed, epoch, _SHUFFLE))
-            if len(self._shuffles) > 2:
-                self._shuffles.popitem(last=False)
-        return self._shuffles[epoch]
+    def _shuffled(self, epoch: int, length: int) -> np.ndarray:
+        return seeded_permutation(length, (self.seed, epoch, _SHUFFLE))
 
 
 def seeded_permutation(length: int, key: tuple[int, int, int]) -> np.ndarray:

@@ -9,8 +9,8 @@ what the order of batches depends on.
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -118,8 +118,8 @@ class LatentDataLoader(BaseDataLoader):
             if isinstance(policy, PackedPolicy)
             else Collator(row_loader, policy.shapes, max_rows, order, *options)
         )
-        self._recent: OrderedDict[int, GlobalBatch] = OrderedDict()
         self._order_lock = threading.Lock()
+        self._global_batch = lru_cache(4)(self._part_of_order)
         self._order_parts = {
             "order_version": ORDER_VERSION,
             "dataset": dataset.fingerprint,
@@ -205,22 +205,16 @@ class LatentDataLoader(BaseDataLoader):
         self._collator.check_open()
         number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
         accumulation_steps = self.ramp.accumulation(number, self.accumulation_steps)
-        batch = self._global_batch(number)
+        # Several threads load micro-batches of one step; the order has state.
+        with self._order_lock:
+            batch = self._global_batch(number)
         rows = batch.rows // (self.dp_world_size * accumulation_steps)
         first = (step * self.dp_world_size + self.dp_rank) * rows
         input_dict, labels = self._collator.collate(batch, first, rows)
         return input_dict | {"accumulation_steps": accumulation_steps}, labels
 
-    def _global_batch(self, number: int) -> GlobalBatch:
-        # Several threads load micro-batches of one step; the order has state.
-        with self._order_lock:
-            batch = self._recent.get(number)
-            if batch is None:
-                full, part, divisor = self.ramp.place(number)
-                batch = self.order.batch(full)
-                rows = batch.rows // divisor
-                batch = batch.part(number, part * rows, rows)
-                self._recent[number] = batch
-                if len(self._recent) > 4:
-                    self._recent.popitem(last=False)
-            return batch
+    def _part_of_order(self, number: int) -> GlobalBatch:
+        full, part, divisor = self.ramp.place(number)
+        batch = self.order.batch(full)
+        rows = batch.rows // divisor
+        return batch.part(number, part * rows, rows)

@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -108,10 +108,8 @@ class LocalFiles:
 
     def __init__(self, tar_paths: list[str], tar_bytes: list[int]):
         self._tar_paths = tar_paths
-        self._tar_bytes = tar_bytes
         # A file closes itself when its last reader lets go of it.
-        self._files: OrderedDict[int, LocalSource] = OrderedDict()
-        self._lock = threading.Lock()
+        self._file = lru_cache(MAX_OPEN_SHARDS)(partial(_open, tar_paths, tar_bytes))
         self._buffers = threading.local()
 
     def read_spans(self, shard: int, spans: list[tuple[int, int]]) -> memoryview:
@@ -143,31 +141,18 @@ class LocalFiles:
                 )
             target, offset = target[count:], offset + count
 
-    def _file(self, shard: int) -> LocalSource:
-        file = self._files.get(shard)
-        if file is not None and len(self._tar_paths) <= MAX_OPEN_SHARDS:
-            return file  # none is ever closed, so their order is of no interest
-        with self._lock:
-            file = self._files.get(shard)
-            if file is None:
-                file = self._files[shard] = self._open(shard)
-                if len(self._files) > MAX_OPEN_SHARDS:
-                    self._files.popitem(last=False)
-            else:
-                self._files.move_to_end(shard)
-            return file
 
-    def _open(self, shard: int) -> LocalSource:
-        file, expected = LocalSource(self._tar_paths[shard]), self._tar_bytes[shard]
-        if file.size != expected:
-            raise InputError(
-                f"{file.path}: has {file.size} bytes, but its index was made from {expected}; shards "
-                "must not change during a run, so start again"
-            )
-        if hasattr(os, "posix_fadvise"):
-            # Samples are read in random order, so reading ahead would be wasted.
-            os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return file
+def _open(tar_paths: list[str], tar_bytes: list[int], shard: int) -> LocalSource:
+    file, expected = LocalSource(tar_paths[shard]), tar_bytes[shard]
+    if file.size != expected:
+        raise InputError(
+            f"{file.path}: has {file.size} bytes, but its index was made from {expected}; shards "
+            "must not change during a run, so start again"
+        )
+    if hasattr(os, "posix_fadvise"):
+        # Samples are read in random order, so reading ahead would be wasted.
+        os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return file
 
 
 def fill(stored: memoryview, item_bytes: int, out: np.ndarray, crop: int = 0) -> np.ndarray:

@@ -15,8 +15,8 @@ Random numbers are raw words of a bit generator and all else is integers: the sa
 """
 
 import hashlib
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -280,7 +280,7 @@ class PackedSampler(GlobalBatchSampler):
         self._is_even = draws is None
         self._stream = self._streams[0]
         self._ends = [0]
-        self._groups: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._rows = lru_cache(2)(self._fill)
 
     def samples_fingerprint(self) -> str:
         policy = self.policy
@@ -315,11 +315,7 @@ class PackedSampler(GlobalBatchSampler):
     def batch(self, number: int) -> GlobalBatch:
         epoch = self.epoch_of(number)
         group = epoch // self.policy.epochs
-        if group not in self._groups:
-            self._groups[group] = self._fill(group)
-            if len(self._groups) > 2:
-                self._groups.popitem(last=False)
-        samples, starts = self._groups[group]
+        samples, starts = self._rows(group)
         rows = self.batch_sizes[0]
         first = (number - self._batches_before(group)) * rows
         starts = starts[first : first + rows + 1]
