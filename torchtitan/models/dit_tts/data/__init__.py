@@ -13,7 +13,6 @@ Read the files in the order a sample travels through them:
 `row_loader`       loads a sample into its row of a padded batch
 `packed_rows`      instead of buckets: rows that whole samples fill, and their order
 `collate`          makes a padded micro-batch of such rows
-`packed_collate`   makes a micro-batch of packed rows
 `dataloader`       the micro-batches of one rank in their order, and its state
 `build`            all of it from a job config
 

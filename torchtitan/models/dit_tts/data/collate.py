@@ -1,17 +1,20 @@
-"""Collates samples of a global batch to a padded micro-batch."""
+"""Collates samples of a global batch to a micro-batch: padded rows, or whole samples one behind the other."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.data.references import WORDS, DrawnReferences, Piece
+from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, reference_limits
+from torchtitan.models.dit_tts.data.references import WORDS, DrawnReferences, Piece, shortened
 from torchtitan.models.dit_tts.data.row_loader import Row, RowLoader
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -107,7 +110,7 @@ class Collator:
         seed, crops = 0, [0] * rows
         if self.order is not None:
             seed, crops = self.order.seed, self.order.crops(batch)[first : first + rows].tolist()
-        references = self._references(batch, first, rows, R)
+        references = self._references(batch, slice(first, first + rows), [R] * rows)
         into_rows = map(
             Row,
             zip(*(array.numpy() for array in arrays.values())),
@@ -188,14 +191,14 @@ class Collator:
         return inputs, self._tensor(labels)
 
     def _references(
-        self, batch: GlobalBatch, first: int, rows: int, max_frames: int
+        self, batch: GlobalBatch, inside: slice, limits: list[int]
     ) -> Callable[[int, int], list[Piece]]:
-        """A function of (row from `first` on, sample in it) to the pieces of its drawn reference."""
+        """A function of (index `inside` the batch, sample there) to the pieces of its drawn reference."""
         drawn = self.references
         if drawn is None or self.order is None:
-            return lambda row, sample: []
-        words = self.order.reference_words(batch, WORDS)[first : first + rows].tolist()
-        return lambda row, sample: drawn.draw(words[row], sample, max_frames)
+            return lambda index, sample: []
+        words = self.order.reference_words(batch, WORDS)[inside].tolist()
+        return lambda index, sample: drawn.draw(words[index], sample, limits[index])
 
     def _load(
         self,
@@ -249,3 +252,118 @@ class Collator:
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.pin_memory else tensor
+
+
+class PackedCollator(Collator):
+    """Makes one row of B rows of shape (N, L, P), with places for S = B * max_samples samples.
+
+    `input_dict` has the entries of `Collator`, of which differ
+
+    ================  ==========================  ================================================
+    latents           (1, B*N, C) float32         and text_bytes, a sample's at its first frame
+    text_ids          (1, B*L) int64              and text_positions, text_features
+    speaker           (1, B*P, C) float32         each reference zero up to whole patches
+    frames            (S,) int64                  and text_tokens, speaker_frames, aligns, row; 0
+                                                  behind the last sample
+    global_batch_size () int64                    samples, in which `row` counts
+    replaced          int                         corrupt samples, which are left out
+    longest           tuple of 3 int              frames, tokens and reference frames that a
+                                                  sample can have
+    ================  ==========================  ================================================
+    """
+
+    def __init__(self, policy: PackedPolicy, data: Data, *of_collator: Any):
+        super().__init__(*of_collator)
+        self.policy = policy
+        self.data = data
+
+    def collate(self, batch: GlobalBatch, first: int, rows: int) -> Batch:
+        loader, order, longest = self.row_loader, self.order, self.policy.longest
+        dataset, tokenizer = loader.dataset, loader.tokenizer
+        assert order is not None and batch.starts is not None
+        N, L, P = (rows * size for size in self.shapes[0])
+        starts = batch.starts[first : first + rows + 1]
+        inside = slice(starts[0], starts[-1])
+        samples, numbers = batch.samples[inside], np.arange(starts[0], starts[-1])
+        sizes = np.minimum(dataset.frames[samples], longest[0]).tolist()
+        text_sizes = [0] * len(samples)
+        if loader.features is not None:
+            text_sizes = (loader.features.tokens[samples] + tokenizer.n_conditions).tolist()
+        pieces, reference_sizes = self._rows_references(batch, starts, sizes)
+        arrays, features, bits = self._buffers(1, N, L, P)
+        ids = np.full((len(samples), longest[1]), tokenizer.pad_id, np.int64)
+        text_bytes = np.zeros((1, N), np.uint8) if self.text_bytes else None
+        drop = tokenizer.dropped(order.seed, batch.number, numbers).tolist()
+        crops = order.crops(batch)[inside].tolist()
+        fetched = loader.fetch(samples.tolist(), list(chain(*pieces)))
+        # What a corrupt sample has written, the next one overwrites.
+        lengths, kept, end = [], [], np.zeros(3, int)
+        for index, sample in enumerate(samples.tolist()):
+            self.check_open()
+            size = sizes[index], text_sizes[index], reference_sizes[index]
+            frames, tokens, reference = map(slice, end, end + size)
+            into = Row(
+                [
+                    arrays[each.entry][0, frames if each.length == "frames" else reference].numpy()
+                    for each in members.ARRAYS
+                ],
+                ids[index],
+                None if bits is None else bits[0, tokens],
+                drop[index],
+                crops[index],
+                pieces[index],
+                None if text_bytes is None else text_bytes[0, frames],
+            )
+            try:
+                lengths.append(loader.load(sample, fetched, into))
+            except CorruptSampleError as error:
+                loader.corrupt_samples.skip(dataset, sample, error)
+                continue
+            kept.append(index)
+            # A stored reference in place of a corrupt drawn one may be shorter.
+            patches = -(-lengths[-1][1] // self.data.speaker_patch_size)
+            end += size[0], lengths[-1][2], patches * self.data.speaker_patch_size
+        loader.corrupt_samples.reads += len(samples)
+        for member in members.ARRAYS:
+            arrays[member.entry][0, end[0 if member.length == "frames" else 2] :] = 0
+        if features is not None:
+            features[0, end[1] :] = 0
+
+        columns = np.zeros((5, rows * self.policy.max_samples), np.int64)
+        columns[3] = -1
+        columns[:4, : len(kept)] = np.reshape(lengths, (-1, 4)).T
+        columns[4, : len(kept)] = numbers[kept]
+        mask = np.arange(longest[1]) < columns[2, : len(kept), None]
+        text_ids = np.full((1, L), tokenizer.pad_id, np.int64)
+        text_ids[0, : end[1]] = ids[kept][mask]
+        positions = np.full((1, L), -1, np.float32)
+        positions[0, : end[1]] = tokenizer.text_positions(ids[kept], mask)[mask]
+        labels = np.full((1, N), IGNORE_INDEX, np.int64)
+        labels[0, : end[0]] = 0
+        inputs, loss_labels = self._finish(
+            batch, columns, text_ids, positions, text_bytes, labels, arrays, features
+        )
+        names = [dataset.sample_id(sample) for sample in samples[kept].tolist()]
+        counts = {"sample_id": names, "replaced": len(samples) - len(kept), "longest": longest}
+        return inputs | counts, loss_labels
+
+    def _rows_references(
+        self, batch: GlobalBatch, starts: np.ndarray, frames: list[int]
+    ) -> tuple[list[list[Piece]], list[int]]:
+        """The pieces of each sample's drawn reference, none for the stored one, and the frames that it may
+        take, in whole patches. Where drawn ones are longer than their row, its longest are cut to one length."""
+        patch, inside = self.data.speaker_patch_size, slice(starts[0], starts[-1])
+        samples, limits = batch.samples[inside], reference_limits(self.data, np.array(frames))
+        draw = self._references(batch, inside, limits.tolist())
+        pieces = list(map(draw, range(len(samples)), samples.tolist()))
+        total = np.array([sum(piece.frames for piece in each) for each in pieces], int)
+        stored = np.minimum(self.row_loader.dataset.reference_frames[samples], limits)
+        wanted = np.where(total > 0, total, stored)
+        patches = -(-wanted // patch)
+        for begin, end in pairwise(starts - starts[0]):
+            most = patches[begin:end].max(initial=0)
+            while patches[begin:end].clip(max=most).sum() * patch > self.shapes[0][2]:
+                most -= 1
+            patches[begin:end] = patches[begin:end].clip(max=most)
+        sizes = (patches * patch).tolist()
+        return list(map(shortened, pieces, sizes)), sizes

@@ -24,10 +24,9 @@ from torchtitan.models.dit_tts.data.batch_sampler import (
     GlobalBatchSampler,
 )
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
-from torchtitan.models.dit_tts.data.collate import Batch, Collator
+from torchtitan.models.dit_tts.data.collate import Batch, Collator, PackedCollator
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.packed_collate import PackedCollator
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.data.prefetch import ThreadPrefetcher
 from torchtitan.models.dit_tts.data.references import DrawnReferences
@@ -112,11 +111,12 @@ class LatentDataLoader(BaseDataLoader):
             dataset, tokenizer, self.corrupt_samples, data.frames_per_second, features
         )
         max_rows = [size // blocks for size in policy.batch_sizes]
-        options = references, text_bytes, torch.cuda.is_available()
+        pin_memory = torch.cuda.is_available()
+        given = row_loader, policy.shapes, max_rows, order, references, text_bytes, pin_memory
         self._collator = (
-            PackedCollator(row_loader, policy, max_rows[0], order, data, *options)
+            PackedCollator(policy, data, *given)
             if isinstance(policy, PackedPolicy)
-            else Collator(row_loader, policy.shapes, max_rows, order, *options)
+            else Collator(*given)
         )
         self._order_lock = threading.Lock()
         self._global_batch = lru_cache(4)(self._part_of_order)
