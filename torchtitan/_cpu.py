@@ -85,10 +85,8 @@ class CPUDeviceModule:
 
 
 def use_cpu_without_accelerator(utils: Any) -> None:
-    """Points TorchTitan at the CPU if torch sees no accelerator; otherwise does nothing.
-
-    Args:
-        utils: `torchtitan.tools.utils`.
+    """Points TorchTitan at the CPU if torch sees no accelerator; otherwise does nothing. `utils`:
+    `torchtitan.tools.utils`.
     """
     from torch._utils import _get_available_device_type
 

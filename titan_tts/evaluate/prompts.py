@@ -129,11 +129,9 @@ def _shards_of(source: str) -> str:
 
 
 def evenly(speakers: Sequence[Any], wanted: int) -> list[int]:
-    """Indices of `wanted` utterances, as evenly over the speakers as these allow, spread over each one's, whose
-    texts may be the next one's: each begins elsewhere; 0: all.
-
-    Args:
-        speakers: the speaker of each utterance.
+    """Indices of `wanted` utterances, as evenly over the speakers as these allow, spread over each
+    one's, whose texts may be the next one's: each begins elsewhere; 0: all. `speakers`: the speaker
+    of each utterance.
     """
     if not wanted or wanted >= len(speakers):
         return list(range(len(speakers)))

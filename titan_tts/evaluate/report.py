@@ -113,10 +113,8 @@ def duration_error(score: UtteranceScore, prompt: Prompt, fps: float) -> float |
 
 
 def figures_of(row: Row, prompts: Sequence[Prompt], fps: float) -> dict[str, dict | None]:
-    """{figure: {"value", "low", "high"}}; None where no utterance has it.
-
-    Args:
-        fps: latent frames per second.
+    """{figure: {"value", "low", "high"}}; None where no utterance has it. `fps`: latent frames per
+    second.
     """
     figures: dict[str, dict | None] = {}
     for name in FIGURES:
@@ -208,11 +206,7 @@ def unfit(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dict) -> dict:
-    """The content of evaluation.json.
-
-    Args:
-        about: test set, scorers and options.
-    """
+    """The content of evaluation.json. `about`: test set, scorers and options."""
     table = [
         {
             "name": row.name,

@@ -71,10 +71,8 @@ class Checkpoint:
 def find_checkpoints(
     texts: Sequence[str], step: "int | str | None" = None, weights: str = ""
 ) -> list[Checkpoint]:
-    """The checkpoints of RUN, RUN@STEP or RUN@STEP:WEIGHTS, each with a name.
-
-    Args:
-        step, weights: for texts without them; None: the last step.
+    """The checkpoints of RUN, RUN@STEP or RUN@STEP:WEIGHTS, each with a name. `step`, `weights`:
+    for texts without them; None: the last step.
     """
     found = [_find_checkpoint(text, step, weights) for text in texts]
     for each, text in zip(found, texts, strict=True):

@@ -93,11 +93,9 @@ def _write(
 def _write_model(
     out: Path, loaded: LoadedRun, about: dict[str, Any], dtype: str = "float32"
 ) -> dict[str, dict[str, Any]]:
-    """Writes weights, tokenizer, text encoder, config.json and the manifest of a model that speaks or predicts
-    lengths. Returns the part of the run's config that config.json has.
-
-    Args:
-        about: further entries of config.json.
+    """Writes weights, tokenizer, text encoder, config.json and the manifest of a model that speaks
+    or predicts lengths. Returns the part of the run's config that config.json has. `about`: further
+    entries of config.json.
     """
     config = loaded.config
     precision = torch.float32 if dtype == "float32" else torch.bfloat16

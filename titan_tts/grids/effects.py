@@ -209,10 +209,8 @@ def _contrast(block: Sequence[np.ndarray]) -> float:
 def _blocks(
     found: Mapping[tuple, np.ndarray], names: Sequence[str], changes: Mapping[str, tuple[Any, Any]]
 ) -> list[Block]:
-    """Complete blocks of cells that are equal but for the factors that change, and in what they are equal.
-
-    Args:
-        changes: factor -> (base, level). Each block has all bases first, all levels last.
+    """Complete blocks of cells that are equal but for the factors that change, and in what they are
+    equal. `changes`: factor -> (base, level). Each block has all bases first, all levels last.
     """
     blocks, apart = [], (*changes, "size")
     for key in found:
@@ -245,13 +243,11 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
     """Every level of every factor against the factor's base level, or where no pair of cells has both, against
     the first other one that has; for each model size: what a level is worth for one says little of another.
 
-    `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch
-    of each side, where a higher figure is better: not of memory, whose ratios are plain, without an
-    interval. A level without any such pair has pairs = 0 and no ratio. `together`: factors that change
-    with this one in all runs of the size, so that the effect is of all of them.
-
-    Args:
-        names: the factors of `matched_factors`.
+    `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best
+    batch of each side, where a higher figure is better: not of memory, whose ratios are plain,
+    without an interval. A level without any such pair has pairs = 0 and no ratio. `together`:
+    factors that change with this one in all runs of the size, so that the effect is of all of them.
+    `names`: the factors of `matched_factors`.
     """
     plain = figure.endswith("_gib")
     noise = Noise(0.0, 0) if plain else pooled_noise(cells(rows, names, figure))

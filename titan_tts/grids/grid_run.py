@@ -48,11 +48,8 @@ class GridRun:
         self.run_what_cannot_fit = run_what_cannot_fit
 
     def list(self, price: float = 0.0) -> Iterator[str]:
-        """Each run in a line, in the order of the grid, as soon as it is planned; then the fastest of each
-        size and number of GPUs, and totals.
-
-        Args:
-            price: of one GPU for an hour; 0: not known.
+        """Each run in a line, in the order of the grid, as soon as it is planned; then the fastest
+        of each size and number of GPUs, and totals. `price`: of one GPU for an hour; 0: not known.
         """
         forecasts: dict[str, dict[str, Any] | None] = {}
         fastest: dict[tuple[str, int], tuple[float, str]] = {}

@@ -135,7 +135,6 @@ def kind_memory(
 ) -> KindMemory:
     """
     Args:
-        samples: of the micro-batch.
         lengths: padded lengths of its samples.
         kind: as `blocks_by_checkpointing` names it.
         sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
@@ -180,7 +179,6 @@ def measure(
         samples, lengths, sharded: as in `kind_memory`.
         checkpointing: of every block, as `blocks_by_checkpointing` names it.
         fake: false computes with data, on the CPU.
-        compiler: compiles the blocks.
     """
     compute_dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
     own_dtype = compute_dtype if sharded else TORCH_DTYPE_MAP[config.training.dtype]

@@ -52,10 +52,8 @@ class Comparison:
 
 
 def compare(run: Path) -> list[Comparison]:
-    """Compares measured runs with their plans, which takes seconds of a CPU for each.
-
-    Args:
-        run: folder of a benchmark run, its benchmark.json, or the file of the GPU check.
+    """Compares measured runs with their plans, which takes seconds of a CPU for each. `run`: folder
+    of a benchmark run, its benchmark.json, or the file of the GPU check.
     """
     file = run / _REPORT if run.is_dir() else run
     try:

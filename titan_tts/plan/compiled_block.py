@@ -117,7 +117,6 @@ class ModelCompiler:
         """
         Args:
             components: as `compiled_stacks` names them.
-            decoder: of the decoder's blocks.
             encoders: of the encoders' blocks, by their class and `keeps_products`; kept from model to model.
                 In training a budget holds for these too; what they save is too little to matter here.
         """

@@ -132,12 +132,7 @@ class Cluster:
 
     @classmethod
     def of(cls, device: Device, gpus: int, gpus_per_node: int = 0, gbps: float = 0.0) -> "Cluster":
-        """Whole nodes, or a part of one.
-
-        Args:
-            gpus_per_node: 0: as usual for the device.
-            gbps: `inter_node_gbps`.
-        """
+        """Whole nodes, or a part of one. `gpus_per_node`: 0: as usual for the device."""
         in_node = min(gpus, gpus_per_node or device.gpus_per_node)
         if gpus < 1 or gpus % in_node:
             raise InputError(

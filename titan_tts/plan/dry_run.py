@@ -8,10 +8,8 @@ _GPUS = "--dry-run-gpus"
 
 
 def run_dry(config_args: list[str], gpus: int | None) -> int:
-    """Prints the report. Returns the exit status.
-
-    Args:
-        gpus: processes that the run would have; None: WORLD_SIZE, or the degrees in [parallelism].
+    """Prints the report. Returns the exit status. `gpus`: processes that the run would have; None:
+    WORLD_SIZE, or the degrees in [parallelism].
     """
     if launcher_number("RANK", "0") > 0:
         return 0  # under torchrun, one process prints it

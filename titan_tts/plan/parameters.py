@@ -67,9 +67,7 @@ class ModelSizes:
 
 def model_sizes(config: JobConfig) -> ModelSizes:
     """The sizes that training would take, as far as they are known without data or network.
-
-    Args:
-        config: its dump_folder is the run's own folder, as upstream sees it.
+    `config`: its dump_folder is the run's own folder, as upstream sees it.
     """
     encoder = config.encoder
     source = None

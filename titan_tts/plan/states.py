@@ -144,10 +144,8 @@ def state_memory(
     source: HFEncoderSpec | None,
     layout: DataParallelLayout,
 ) -> StateMemory:
-    """Bytes per GPU of lasting states and of unsharded weights and gradients.
-
-    Args:
-        source: a pretrained text encoder, if there is one.
+    """Bytes per GPU of lasting states and of unsharded weights and gradients. `source`: a
+    pretrained text encoder, if there is one.
     """
     # None of these changes where parameters lie.
     plain = replace(

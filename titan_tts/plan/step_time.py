@@ -151,12 +151,8 @@ def busy_seconds(collectives: Iterable[Collective], phase: str) -> float:
 def exposed_seconds(
     collectives: Sequence[Collective], computing: Mapping[str, float], accumulation: int
 ) -> float:
-    """Seconds of a step that computation does not hide. What runs once a step has one micro-batch to hide
-    behind.
-
-    Args:
-        computing: phase -> seconds of its computation in a step.
-        accumulation: micro-batches per step.
+    """Seconds of a step that computation does not hide. What runs once a step has one micro-batch
+    to hide behind. `computing`: phase -> seconds of its computation in a step.
     """
     exposed = sum(each.seconds * each.end for each in collectives)
     always = [each for each in collectives if each.micro_batches == accumulation]
@@ -185,7 +181,6 @@ def communication(
     Args:
         parameters: trained ones, of which a rank has a part under tensor parallelism.
         layout: neighbouring ranks share samples, and these groups shard, as in upstream's mesh.
-        accumulation: micro-batches per step.
         sums: of tensor parallelism, as of `tensor_sums`.
     """
     training = config.training

@@ -254,10 +254,8 @@ def suggestion_lines(found: Suggestion, cluster: Cluster) -> list[str]:
 
 
 def write_suggestion(path: Path, given: JobConfig, found: Suggestion, cluster: Cluster) -> None:
-    """Writes the config with the best layout as TOML, without what is a default.
-
-    Args:
-        given: as the user gave it, not resolved: its paths stay relative.
+    """Writes the config with the best layout as TOML, without what is a default. `given`: as the
+    user gave it, not resolved: its paths stay relative.
     """
     keys = asdict(with_settings(given, found.best.settings))
     content = _changed(without_none(keys), without_none(asdict(JobConfig())))

@@ -29,7 +29,6 @@ class Batcher:
     """Synthesizes utterances: clients take turns; each client's utterances keep their order.
 
     Args:
-        max_batch: utterances per batch.
         window_seconds: time that the first of a batch waits for others.
         max_waiting: limit of a client's unfinished utterances, and of clients.
         seed: of the noise.

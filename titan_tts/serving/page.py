@@ -29,11 +29,7 @@ _BATCH = 16
 def build_page(
     synthesizer: Synthesizer, voices: dict[str, Voice], max_characters: int, name: str, seed: int
 ) -> gr.Blocks:
-    """The page, whose one function is also the API `/say`.
-
-    Args:
-        seed: default seed of the noise.
-    """
+    """The page, whose one function is also the API `/say`. `seed`: default seed of the noise."""
     names = [ANY, *sorted({*synthesizer.speakers, *voices})]
     sampling = synthesizer.sampling
 

@@ -54,10 +54,8 @@ class Generation:
         self._voice = lru_cache(_VOICES)(self._load_voice)
 
     def check(self, request: Request, warn: bool) -> None:
-        """Raises InputError for a text that the model cannot say, and for a voice that cannot be loaded.
-
-        Args:
-            warn: also warn about requests unlike the training data.
+        """Raises InputError for a text that the model cannot say, and for a voice that cannot be
+        loaded. `warn`: also warn about requests unlike the training data.
         """
         tokenizer, data = self.synthesizer.run.tokenizer, self.synthesizer.run.config.data
         check_text(request.text, tokenizer, request.where)
@@ -149,10 +147,8 @@ class Generation:
         return samples
 
     def write_all(self, requests: list[Request], folder: str, kind: str, quiet: bool) -> str:
-        """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report.
-
-        Args:
-            quiet: without a progress bar.
+        """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report. `quiet`:
+        without a progress bar.
         """
         remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:

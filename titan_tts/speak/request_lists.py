@@ -38,11 +38,7 @@ class Request:
     conditions: dict[str, str] = field(default_factory=dict)
 
     def fingerprint(self, settings: str) -> str:
-        """Hash of all that changes the speech.
-
-        Args:
-            settings: options of the command.
-        """
+        """Hash of all that changes the speech. `settings`: options of the command."""
         own = {name: value for name, value in vars(self).items() if name not in ("where", "name")}
         return fingerprint(settings, json.dumps(own, sort_keys=True))
 
@@ -113,11 +109,9 @@ def read_text(path: str) -> str:
 
 
 def read_requests(path: str, common: Request) -> list[Request]:
-    """Reads a list, whose lines are objects with `text` and any of `name`, `reference` (relative to the list),
-    `reference_text`, `speaker`, `seconds` and `conditions`.
-
-    Args:
-        common: defaults of the lines. A line with a voice of its own takes nothing of the common voice.
+    """Reads a list, whose lines are objects with `text` and any of `name`, `reference` (relative to
+    the list), `reference_text`, `speaker`, `seconds` and `conditions`. `common`: defaults of the
+    lines. A line with a voice of its own takes nothing of the common voice.
     """
     root = Path(".") if path == STANDARD_INPUT else Path(path).parent
     requests = []

@@ -48,10 +48,8 @@ def encode_reference(
     """Latents (at most max_frames, channels) of a recording of any format, rate and channels.
 
     The recording goes the way of the training data's references: one channel, the codec's rate,
-    silence at its ends capped, the loudness brought to a level.
-
-    Args:
-        settings: see `reference_settings`.
+    silence at its ends capped, the loudness brought to a level. `settings`: see
+    `reference_settings`.
     """
     loudness = settings.loudness
     if loudness is not None and not SILENCE_LUFS < loudness <= 0:

@@ -26,10 +26,8 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 
 
 class TrainingShards:
-    """Lengths and voices of training shards.
-
-    Args:
-        folder: folder that may hold the fit of lengths; None, or without one: it is made of these shards.
+    """Lengths and voices of training shards. `folder`: folder that may hold the fit of lengths;
+    None, or without one: it is made of these shards.
     """
 
     def __init__(self, data: Data, folder: Path | None):

@@ -100,11 +100,8 @@ class Synthesizer:
         ]
 
     def pieces(self, utterance: Utterance, low_latency: bool = False) -> list[Utterance]:
-        """Splits a text into pieces no longer than the training utterances, and sets their lengths; keeps one
-        of a given length whole.
-
-        Args:
-            low_latency: see `split_text`.
+        """Splits a text into pieces no longer than the training utterances, and sets their lengths;
+        keeps one of a given length whole. `low_latency`: see `split_text`.
         """
         data, tokenizer = self.run.config.data, self.run.tokenizer
 

@@ -74,7 +74,6 @@ class ForwardPass:
 
     Args:
         config: the run's, as upstream sees it.
-        model: the network, with its parallelism.
         text_encoder: the frozen one outside the model.
         first_condition_id: the first id of conditioning tokens, which a text encoder does not see.
         loss_fn: (prediction, target, frame_mask) to (B,) losses, each summed over valid frames.

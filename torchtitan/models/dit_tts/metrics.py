@@ -149,10 +149,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         self._max_memory_gib = 0.0, 0.0
 
     def start(self, resumed_step: int, folder: Path, metrics_file: JsonLines) -> None:
-        """Called once a checkpoint is loaded, on every rank.
-
-        Args:
-            folder: the run's, with config.toml and env.json.
+        """Called once a checkpoint is loaded, on every rank. `folder`: the run's, with config.toml
+        and env.json.
         """
         self.counts, self._losses, self._ctc = Counts(), None, None
         self.gpu.read()  # its power is a mean since the last reading
@@ -191,10 +189,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         return super().should_log(step) or saved or validated or step == self.total_steps
 
     def count(self, batch: MicroBatch, replaced: int = 0) -> None:
-        """Adds a micro-batch.
-
-        Args:
-            replaced: corrupt samples that another one replaces, or that a packed batch lacks.
+        """Adds a micro-batch. `replaced`: corrupt samples that another one replaces, or that a
+        packed batch lacks.
         """
         rows, *padded = batch.shape
         self.shapes[batch.shape] += 1

@@ -54,13 +54,8 @@ MAX_NAME_BYTES = 255
 def validate_config(
     config: JobConfig, world_size: int, flavors: list[str], accelerator: str | None = None
 ) -> None:
-    """Raises InputError at the first setting that cannot work.
-
-    Args:
-        config: the run's.
-        world_size: number of its processes.
-        flavors: names of the model sizes.
-        accelerator: torch's name of the kind of device it runs on; None: this machine's.
+    """Raises InputError at the first setting that cannot work. `accelerator`: torch's name of the
+    kind of device it runs on; None: this machine's.
     """
     check_numbers(config)
     _check_unsupported(config)

@@ -20,10 +20,8 @@ def option_name(arg: str) -> str:
 
 
 def option_kinds(cls: Any, sections: bool = False) -> dict[str, Any]:
-    """The type of each option that a dataclass has, by its name.
-
-    Args:
-        sections: a nested dataclass's fields are named section.key, not by the key alone.
+    """The type of each option that a dataclass has, by its name. `sections`: a nested dataclass's
+    fields are named section.key, not by the key alone.
     """
     kinds: dict[str, Any] = {}
     for each in dataclasses.fields(cls):

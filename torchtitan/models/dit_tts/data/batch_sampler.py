@@ -63,8 +63,6 @@ class GlobalBatch:
 
     Attributes:
         number: the batch's position in training, from 0.
-        epoch: from 0.
-        bucket: number of its length bucket.
         samples: (G_b,) int64 sample numbers, in row order.
         starts: (rows + 1,) where the rows of a packed batch begin in them; None: each sample is a row.
     """

@@ -11,13 +11,10 @@ import torch
 class BufferPool:
     """Lends tensors out of blocks of one size.
 
-    A batch is tens of MiB. In newly allocated memory the kernel zeroes each page at the first touch,
-    which costs as much as filling the batch. A block comes back when the last tensor over it is gone,
-    so there are as many blocks as batches were alive at once. Thread-safe.
-
-    Args:
-        largest: maximum number of elements of a tensor.
-        dtype: of the tensors.
+    A batch is tens of MiB. In newly allocated memory the kernel zeroes each page at the first
+    touch, which costs as much as filling the batch. A block comes back when the last tensor over it
+    is gone, so there are as many blocks as batches were alive at once. Thread-safe. `largest`:
+    maximum number of elements of a tensor.
     """
 
     def __init__(self, largest: int, dtype: torch.dtype = torch.float32):

@@ -55,13 +55,11 @@ class Collator:
     `labels` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
 
     Args:
-        row_loader: loads a sample into its row.
         shapes: (T, L, R) of each bucket.
         max_rows: of a micro-batch of each bucket.
         order: of the global batches, which replaces corrupt samples and crops long references at random.
             None, for a fixed set: a corrupt sample is an error, and the first frames are taken.
         references: draws references; None: those that are stored.
-        text_bytes: whether batches have the texts' bytes.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
     """
 
@@ -208,10 +206,9 @@ class Collator:
         into_rows: list[Row],
         references: Callable[[int, int], list[Piece]],
     ) -> tuple[np.ndarray, list[int]]:
-        """Fill rows of the global batch from `first` on with samples, or with the replacements of corrupt ones.
-
-        Returns:
-            (B, 4) int64, a row's being what `RowLoader.load` returns for it, and the samples taken.
+        """Fill rows of the global batch from `first` on with samples, or with the replacements of
+        corrupt ones. Returns (B, 4) int64, a row's being what `RowLoader.load` returns for it, and
+        the samples taken.
         """
         lengths, used = [], []
         fetched = self.row_loader.fetch(

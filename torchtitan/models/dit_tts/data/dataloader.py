@@ -65,7 +65,6 @@ class LatentDataLoader(BaseDataLoader):
         order: made from the batch sizes of `policy` over samples of `dataset`.
         accumulation_steps: micro-batches of a global batch of the order.
         features: of the texts; the first `tokenizer.n_conditions` tokens have none.
-        text_bytes: whether batches have the texts' bytes.
         ramp: the smaller global batches of the start.
         references: draws references; None: those that are stored.
     """

@@ -207,10 +207,8 @@ class Dataset:
         return len(self.frames)
 
     def labels(self, name: str) -> tuple[np.ndarray, list[str]]:
-        """(code of each sample (n,) int32, value of each code): -1 where the JSON has none.
-
-        Args:
-            name: one of `LABELS`.
+        """(code of each sample (n,) int32, value of each code): -1 where the JSON has none. `name`:
+        one of `LABELS`.
         """
         return self._labels[name]
 

@@ -86,11 +86,9 @@ class ShardIndex:
 
 
 def load_index(tar_path: str) -> ShardIndex:
-    """The index of a tar: from its sidecar if that is fresh, else made and stored.
-
-    Args:
-        tar_path: a local path or a URL. Beside a remote tar, `<url>.idx` is used if it was made from as
-            many bytes and one sample matches its hash: a time means nothing there.
+    """The index of a tar: from its sidecar if that is fresh, else made and stored. `tar_path`: a
+    local path or a URL. Beside a remote tar, `<url>.idx` is used if it was made from as many bytes
+    and one sample matches its hash: a time means nothing there.
     """
     source = open_source(tar_path)
     try:
@@ -110,14 +108,8 @@ def load_index(tar_path: str) -> ShardIndex:
 
 
 def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
-    """A derived column that `save_column` stored: one value per row of the shard.
-
-    Args:
-        digest: of the shard's index.
-        name: of the column.
-
-    Returns:
-        None where there is none, or it is corrupt, or it belongs to other contents of the tar.
+    """A derived column that `save_column` stored: one value per row of the shard. Returns None
+    where there is none, or it is corrupt, or it belongs to other contents of the tar.
     """
     for path in _sidecar_paths(tar_path):
         try:
@@ -134,7 +126,6 @@ def save_column(tar_path: str, digest: bytes, name: str, values: np.ndarray) -> 
     """Store a derived column, such as the token counts of one tokenizer, beside the index.
 
     Args:
-        digest: of the shard's index.
         name: names the file, so it must tell apart whatever the values depend on besides the shard.
         values: (samples, ...) one entry per row of the shard.
     """

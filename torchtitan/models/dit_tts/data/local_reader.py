@@ -48,11 +48,8 @@ class SampleExtents(NamedTuple):
 
 
 class ExtentTable:
-    """The extents of any sample; `rows` has them as columns.
-
-    Args:
-        column: (samples,) the column of `members.index_dtype()` of that name, over all shards.
-        channels: width of the latents.
+    """The extents of any sample; `rows` has them as columns. `column`: (samples,) the column of
+    `members.index_dtype()` of that name, over all shards.
     """
 
     def __init__(self, column: Callable[[str], np.ndarray], channels: int):
@@ -156,11 +153,9 @@ def _open(tar_paths: list[str], tar_bytes: list[int], shard: int) -> LocalSource
 
 
 def fill(stored: memoryview, item_bytes: int, out: np.ndarray, crop: int = 0) -> np.ndarray:
-    """Copy stored rows into the first rows of `out` (rows, width) and return those.
-
-    Args:
-        crop: where there are more rows than `out` has, a number that chooses which consecutive ones are
-            copied: uniform over all starts for a random 64-bit number, and the first ones for 0.
+    """Copy stored rows into the first rows of `out` (rows, width) and return those. `crop`: where
+    there are more rows than `out` has, a number that chooses which consecutive ones are copied:
+    uniform over all starts for a random 64-bit number, and the first ones for 0.
     """
     source = np.frombuffer(stored, _DTYPES[item_bytes]).reshape(-1, out.shape[1])
     excess = len(source) - len(out)

@@ -60,11 +60,8 @@ class DrawnReferences:
 
     def draw(self, words: Sequence[int], sample: int, max_frames: int) -> list[Piece]:
         """The parts of a reference, in their order; none where the speaker has no other utterance.
-
-        Args:
-            words: `WORDS` random 64-bit numbers.
-            sample: that the reference is for.
-            max_frames: R of its batch; lengths up to it are equally likely.
+        `words`: `WORDS` random 64-bit numbers. max_frames: R of its batch; lengths up to it are
+        equally likely.
         """
         index = int(self._utterance[sample])
         if index < 0 or self._count[index] < 2:

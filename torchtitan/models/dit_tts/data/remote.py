@@ -125,10 +125,8 @@ async def _http_client(loop: Any = None, **options: Any) -> Any:
 
 
 def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
-    """`function()`, which asks the store of `url`, tried again while its failure may pass.
-
-    Args:
-        doing: what it does, for the sentence: "cannot be {doing}".
+    """`function()`, which asks the store of `url`, tried again while its failure may pass. `doing`:
+    what it does, for the sentence: "cannot be {doing}".
     """
     for attempt in range(TRIES):
         try:
@@ -141,10 +139,8 @@ def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
 
 
 def stat(url: str, *, fresh: bool = False) -> Stat:
-    """Size and version of the object at `url`.
-
-    Args:
-        fresh: ask the store even where a listing just gave them.
+    """Size and version of the object at `url`. `fresh`: ask the store even where a listing just
+    gave them.
     """
     store, path = filesystem(url)
     if fresh:

@@ -47,9 +47,7 @@ class Features(Protocol):
 
     Attributes:
         width: h, of a token's feature.
-        torch_dtype: of the features.
         tokens: (n,) tokens of each sample's text without its conditioning tokens.
-        encoder_fingerprint: of the encoder.
     """
 
     width: int

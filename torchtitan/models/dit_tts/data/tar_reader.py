@@ -58,11 +58,9 @@ class _CorruptTar(Exception):
 
 
 def walk_members(source: ShardFile, on_problem: Callable[[str], None]) -> Iterator[Member]:
-    """Yield the regular files and links of a tar, in order.
-
-    Args:
-        on_problem: gets each problem (corrupt, truncated, compressed or sparse archive) with its
-            place, in a sentence without the tar's name.
+    """Yield the regular files and links of a tar, in order. `on_problem`: gets each problem
+    (corrupt, truncated, compressed or sparse archive) with its place, in a sentence without the
+    tar's name.
     """
     position: int | None = 0
     while position is not None:

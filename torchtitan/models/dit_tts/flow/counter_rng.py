@@ -37,7 +37,6 @@ def stream_keys(
     """Keys (B,) int64 for each sample of a global batch and one use of randomness (`stream`).
 
     Args:
-        seed: the run's seed.
         global_batch: scalar int64, number of the global batch.
         row: (B,) int64, rows of the samples in the global batch.
         stream: number of the use, so that noise, time and dropout are independent.

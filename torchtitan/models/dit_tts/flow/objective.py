@@ -58,12 +58,10 @@ class FlowMatching:
         global_batch_size: int | torch.Tensor,
         progress: float | torch.Tensor = 0.0,
     ) -> torch.Tensor:
-        """Times (B,) float32. Each row of a global batch of n draws its time from one of n equal strata of
-        the distribution, so each global batch covers it evenly. Each global batch permutes the strata, or
-        every rank would see a band of times of its own.
-
-        Args:
-            progress: completed fraction of the run; at 1 the mean is `logit_mean_end`.
+        """Times (B,) float32. Each row of a global batch of n draws its time from one of n equal
+        strata of the distribution, so each global batch covers it evenly. Each global batch
+        permutes the strata, or every rank would see a band of times of its own. `progress`:
+        completed fraction of the run; at 1 the mean is `logit_mean_end`.
         """
         keys = stream_keys(self.seed, global_batch, row, _TIME)
         batch_keys = stream_keys(self.seed, global_batch, torch.zeros_like(row), _STRATA)

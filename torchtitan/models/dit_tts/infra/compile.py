@@ -77,7 +77,6 @@ def apply_compile(
 
     Args:
         model: its blocks may be wrapped by activation checkpointing, but not sharded yet.
-        backend: of torch.compile.
         shapes: maximum number of static shapes of the data.
         mode: of torch.compile; only the backend "inductor" has modes.
         components: "model" (the decoder's blocks) and "encoders" (the trained encoders' blocks).

@@ -35,11 +35,9 @@ def state_after(number: int) -> str:
 
 
 class StopSignal:
-    """Catches `SIGNALS` until `close`. Before `arm` a signal raises KeyboardInterrupt. Afterwards the first
-    one is a request, on which the ranks agree at the end of a step, and a second one ends the process.
-
-    Args:
-        at_once: called with the signal's number before a second signal ends the process.
+    """Catches `SIGNALS` until `close`. Before `arm` a signal raises KeyboardInterrupt. Afterwards
+    the first one is a request, on which the ranks agree at the end of a step, and a second one ends
+    the process. `at_once`: called with the signal's number before a second signal ends the process.
     """
 
     def __init__(self, at_once: Callable[[int], None]):

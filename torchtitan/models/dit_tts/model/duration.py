@@ -67,10 +67,8 @@ class DurationModel(ConditionedModel):
     def log_frames(
         self, conditions: Conditions, keep_speaker: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(B,) float32: logarithm of the latent frames.
-
-        Args:
-            keep_speaker: (B,) bool, false hides the speaker; None keeps all.
+        """(B,) float32: logarithm of the latent frames. `keep_speaker`: (B,) bool, false hides the
+        speaker; None keeps all.
         """
         mask = conditions.text_mask.clone()
         mask[:, 0] = True  # the sum over an empty text needs a term

@@ -129,12 +129,9 @@ def rope_table(
 ) -> torch.Tensor:
     """Rotary angles (Su et al. 2021) in the layout of `apply_rope`, (2, ..., L, G, 1, head_dim) float32.
 
-    Channels (i, i + head_dim/2) turn by position·theta^(-2i/head_dim) in the G groups of heads that are
-    `rotated`, and by zero in the others. The first entry is each channel's cosine, the second its sine,
-    negative in the first half.
-
-    Args:
-        positions: (..., L) float32.
+    Channels (i, i + head_dim/2) turn by position·theta^(-2i/head_dim) in the G groups of heads that
+    are `rotated`, and by zero in the others. The first entry is each channel's cosine, the second
+    its sine, negative in the first half. `positions`: (..., L) float32.
     """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     angles = positions[..., None] * theta**-exponent

@@ -244,9 +244,7 @@ def read_table(path: Path) -> Metadata:
 
 def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) -> None:
     """`dcp.load` of a checkpoint, or of an exported folder's weights, as data; see the module.
-
-    Args:
-        no_dist: only this rank loads; so it is where there is no other.
+    `no_dist`: only this rank loads; so it is where there is no other.
     """
     reader: dcp.FileSystemReader = (
         dcp.HuggingFaceStorageReader(str(path)) if is_exported(path) else _TableReader(path)

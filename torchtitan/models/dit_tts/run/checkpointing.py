@@ -39,8 +39,6 @@ class RunCheckpointer(CheckpointManager):
     checkpoints are complete or absent, and are verified before they are loaded.
 
     Args:
-        config: the run's.
-        ema: the average of the weights, if there is one.
         on_load: called once the checkpoint is loaded, or there is none.
         parts: upstream's: dataloader, model_parts, optimizers, lr_schedulers, states.
     """
@@ -216,10 +214,7 @@ class RunCheckpointer(CheckpointManager):
 
     def roll_back(self) -> bool:
         """Loads the newest valid checkpoint once more, and with it the state of everything else. A
-        collective.
-
-        Returns:
-            Whether there was one: False before the run's first save.
+        collective. Returns whether there was one: False before the run's first save.
         """
         if not self.writes:
             return False

@@ -39,7 +39,6 @@ def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[st
 
     Args:
         config: a resolved config as nested dictionaries.
-        gpus: processes of the run.
         gpus_per_node: of them on each machine.
     """
     parallelism, training, compiled = config["parallelism"], config["training"], config["compile"]

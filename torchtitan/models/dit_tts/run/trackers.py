@@ -206,11 +206,7 @@ class Trackers:
     """All trackers that a run's config asks for; without any it does nothing."""
 
     def __init__(self, config: JobConfig, folder: Path):
-        """Opens them.
-
-        Args:
-            folder: the run's, with config.toml and env.json.
-        """
+        """Opens them. `folder`: the run's, with config.toml and env.json."""
         self._parts: list[_TensorBoard | _WandB] = []
         if config.metrics.enable_wandb:
             self._parts.append(_WandB(config, folder))

@@ -42,13 +42,11 @@ def build_tokenizer(
     """The run's tokenizer, as upstream's `build_tokenizer_fn`: from the run's own files, from the files of
     its initial weights, or from its data and its encoder.
 
-    Every rank builds the same one by itself. Rank 0 writes the files where there are no weights yet.
-    Upstream sizes the model from the config right after this call and hands nothing else on, so the
-    number of ids is written to `config.encoder.vocab_size`.
-
-    Args:
-        measure_char_widths: called on every rank at once where there are no weights yet and [model]
-            text_positions = "scaled"; None: every character is equally wide.
+    Every rank builds the same one by itself. Rank 0 writes the files where there are no weights
+    yet. Upstream sizes the model from the config right after this call and hands nothing else on,
+    so the number of ids is written to `config.encoder.vocab_size`. `measure_char_widths`: called on
+    every rank at once where there are no weights yet and [model] text_positions = "scaled"; None:
+    every character is equally wide.
     """
     import torch.distributed as dist
 
@@ -191,10 +189,8 @@ def _unreadable(path: Path, error: Exception) -> InputError:
 
 
 def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
-    """The tokenizer of the trained run in `folder`, from the run's files alone.
-
-    Args:
-        config: the run's resolved config.
+    """The tokenizer of the trained run in `folder`, from the run's files alone. `config`: the run's
+    resolved config.
     """
     vocabulary = load_vocabulary(folder)
     wanted = [unit_of(config.encoder.model), *config.data.conditioning]

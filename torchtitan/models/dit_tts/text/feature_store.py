@@ -265,10 +265,8 @@ def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> Featur
 def find_feature_files(
     dataset: Dataset, kind: FeatureKind, wait_seconds: int = 0
 ) -> list[FeatureFile | None]:
-    """The features of each shard; None where they are still to be made.
-
-    Args:
-        wait_seconds: how long to look again while files are missing that other machines have made.
+    """The features of each shard; None where they are still to be made. `wait_seconds`: how long to
+    look again while files are missing that other machines have made.
     """
     with ThreadPoolExecutor(_OPENERS, thread_name_prefix="features") as pool:
         for waited in range(wait_seconds + 1):
@@ -330,7 +328,6 @@ class TextFeatures:
 
     Attributes:
         width: h.
-        torch_dtype: of the stored features.
         tokens: (n,) int32 tokens of each sample's text.
         encoder_fingerprint: of the encoder that made them.
     """
@@ -363,9 +360,6 @@ class TextFeatures:
 
         Args:
             out: (L, h), C-contiguous; items as wide as the stored dtype's, whose bits they get.
-
-        Returns:
-            The number of rows.
 
         Raises:
             CorruptSampleError: the bytes changed since they were written, or were never made.

@@ -206,10 +206,8 @@ class HFEncoderSpec:
         return weights, n_layers, heads * (head_dim or self.width // heads)
 
     def fingerprint(self, dtype: str) -> str:
-        """16 hex digits, equal for encoders that give equal features.
-
-        Args:
-            dtype: precision that the encoder computes in, as [encoder] dtype has it.
+        """16 hex digits, equal for encoders that give equal features. `dtype`: precision that the
+        encoder computes in, as [encoder] dtype has it.
         """
         files = weight_files(self.model)
         if not files:
@@ -245,13 +243,8 @@ def _without_path(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_source(model: str, *, download: bool = True, folder: Path | None = None) -> HFEncoderSpec:
-    """The encoder that [encoder] model names.
-
-    Args:
-        model: hub name or folder.
-        download: whether the hub may be asked where this machine has no config.
-        folder: a run's folder, whose own copy of the config comes first.
-    """
+    """The encoder that [encoder] model names; arguments as of `load_local_or_hub`, and the folder of a run,
+    whose own copy of the config comes first."""
     try:
         import transformers  # noqa: F401
     except ImportError as error:

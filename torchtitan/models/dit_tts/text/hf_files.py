@@ -57,12 +57,8 @@ KNOWN_SIZES: dict[str, dict[str, Any]] = {
 
 
 def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]":
-    """The config of a model, and whether it is from KNOWN_SIZES, with nothing on this machine.
-
-    Args:
-        model: hub name or folder.
-        download: whether the hub may be asked where this machine has no config.
-    """
+    """The config of a model, and whether it is from KNOWN_SIZES, with nothing on this machine; arguments as
+    of `load_local_or_hub`."""
     from transformers import AutoConfig
 
     def load(**where: Any) -> "PretrainedConfig":

@@ -193,13 +193,11 @@ def count_text_tokens(
 ) -> np.ndarray:
     """Tokens (n,) int32 of each sample's text, counted once per shard and stored beside its index.
 
-    A bound from the length of the text would be several times as high: good samples would be left out,
-    and the text of every batch padded. A text that is corrupt counts its bytes; the loader decides what
-    to do about it.
-
-    Args:
-        part: (number, count) of processes that start together: each begins with other shards and
-            reads what the others have stored meanwhile. The first shows progress.
+    A bound from the length of the text would be several times as high: good samples would be left
+    out, and the text of every batch padded. A text that is corrupt counts its bytes; the loader
+    decides what to do about it. `part`: (number, count) of processes that start together: each
+    begins with other shards and reads what the others have stored meanwhile. The first shows
+    progress.
     """
     number, parts = part
     shards = len(dataset.tar_paths)

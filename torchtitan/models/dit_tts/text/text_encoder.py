@@ -99,10 +99,8 @@ class PretrainedTextEncoder(nn.Module):
 
     @torch.no_grad()
     def load_weights(self, write: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
-        """Loads the weights of an encoder that was built without.
-
-        Args:
-            write: writes a full value to the part of the parameter that this process holds.
+        """Loads the weights of an encoder that was built without. `write`: writes a full value to
+        the part of the parameter that this process holds.
         """
         loaded = self.source.load(torch.float32)
         values = dict(loaded.named_parameters())

@@ -104,12 +104,8 @@ class ConditionedTokenizer(BaseTokenizer):
 
         Args:
             row: (L,) int64.
-            text: the text to speak.
             metadata: the sample's JSON: speaker, language, quality, class, target_duration (seconds).
             drop: for each of `fields`, whether it becomes unknown; empty: none.
-
-        Returns:
-            The number of ids.
         """
         ids = self.encode(text, metadata, drop)
         check_fits(row, len(ids))

@@ -255,11 +255,7 @@ def to_json(vocabulary: Vocabulary) -> str:
 
 
 def from_json(text: str, where: str) -> Vocabulary:
-    """The vocabulary that `to_json` wrote.
-
-    Args:
-        where: the file, for messages.
-    """
+    """The vocabulary that `to_json` wrote. `where`: the file, for messages."""
     try:
         contents = json.loads(text)
         fields: dict[str, tuple[str, ...]] = {}

@@ -47,11 +47,8 @@ def build_validator(
     metrics: TTSMetricsProcessor,
     checkpointer: RunCheckpointer,
 ) -> Validator | None:
-    """The validator of a run; None where it is off or there are no held-out samples.
-
-    Args:
-        config: the run's.
-        view: the same as upstream sees it.
+    """The validator of a run; None where it is off or there are no held-out samples. `view`: the
+    same as upstream sees it.
     """
     validation = config.validation
     assert_equal_across_ranks({"validation": validation.enable})

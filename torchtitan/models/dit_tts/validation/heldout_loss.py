@@ -66,10 +66,8 @@ class HeldoutLoss:
 
     @torch.no_grad()
     def measure(self, gains: bool) -> Losses:
-        """The losses of the network's present weights, on every rank. A collective.
-
-        Args:
-            gains: also the gains of text and speaker on the held-out set.
+        """The losses of the network's present weights, on every rank. A collective. `gains`: also
+        the gains of text and speaker on the held-out set.
         """
         found: Losses = {}
         for number, (name, each) in enumerate(self.sets.items()):

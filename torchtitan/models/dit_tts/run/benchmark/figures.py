@@ -151,11 +151,7 @@ class Totals:
 
 
 def totals(ranks: Sequence[Recording], copies: int, frames_per_second: float) -> Totals:
-    """Sums over ranks.
-
-    Args:
-        copies: ranks that hold the same samples, which count once.
-    """
+    """Sums over ranks. `copies`: ranks that hold the same samples, which count once."""
 
     def over_ranks(lists: Iterable[Any]) -> np.ndarray:
         return np.sum([np.array(each, float) for each in lists], axis=0) / copies

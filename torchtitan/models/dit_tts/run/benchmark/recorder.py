@@ -42,7 +42,6 @@ class BenchmarkRecorder:
     On several ranks some steps follow the timed ones, which are profiled to see the exchange.
 
     Args:
-        model_args: the model's sizes.
         parameters: number of trained parameters of the model, over all ranks.
         loader: of `build_synthetic_dataloader`.
         peak: dense bf16 peak of a device in FLOP/s, or None.
@@ -174,10 +173,8 @@ class BenchmarkRecorder:
         )
 
     def finish(self, folder: Path) -> dict[str, Any] | None:
-        """Gathers the results of all ranks and writes benchmark.json to the run's folder.
-
-        Returns:
-            The report on rank 0; None on the others, and where the run was stopped before it was timed.
+        """Gathers the results of all ranks and writes benchmark.json to the run's folder. Returns
+        the report on rank 0; None on the others, and where the run was stopped before it was timed.
         """
         if not self.seconds:
             return None

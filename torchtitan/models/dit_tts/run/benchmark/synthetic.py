@@ -158,10 +158,8 @@ def synthetic_data(config: JobConfig, ranks: int) -> tuple[SyntheticDataset, Bat
 
 
 class RandomTokens(ConditionedTokenizer):
-    """Token ids drawn uniformly from the text's ids.
-
-    Args:
-        text_ids: number of text ids, which come before the conditioning tokens' ids.
+    """Token ids drawn uniformly from the text's ids. `text_ids`: number of text ids, which come
+    before the conditioning tokens' ids.
     """
 
     def __init__(self, text_ids: int, fields: Sequence[str], longest: int, seed: int):
@@ -209,10 +207,8 @@ class RandomTokens(ConditionedTokenizer):
 
 
 class RandomFeatures:
-    """Random text features, which replace the stored ones of [encoder] cache_features.
-
-    Args:
-        tokens: (n,) of each sample's text, without conditioning tokens.
+    """Random text features, which replace the stored ones of [encoder] cache_features. `tokens`:
+    (n,) of each sample's text, without conditioning tokens.
     """
 
     encoder_fingerprint = "synthetic"

@@ -8,10 +8,8 @@ __all__ = ["Codec", "build_codec", "codec_kind"]
 
 
 def build_codec(name: str, device: str = "cpu") -> Codec:
-    """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json.
-
-    Args:
-        device: where a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
+    """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json. `device`: where
+    a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
     """
     if codec_kind(name) == "mel_dct":
         from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE, MelDctCodec

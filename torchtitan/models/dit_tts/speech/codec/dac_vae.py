@@ -34,7 +34,6 @@ class DacVaeCodec(Codec):
 
     Args:
         name: what `build_codec` loads this codec by, from any folder.
-        device: where the network runs.
         chunk_seconds: audio in the network at once, over all rows of a batch, without a portion's
             context of about 0.5 s. By default what suits the device.
     """

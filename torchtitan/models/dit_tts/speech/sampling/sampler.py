@@ -177,9 +177,7 @@ def speaker_embeddings(
     """(N, E) float32 on the CPU: the speaker encoder's output for each latents, averaged over their patches.
 
     It goes through the model's `encode_conditions`, so that sharded weights are gathered.
-
-    Args:
-        latents: N times (T, C), at least one frame each; their first `max_frames` count.
+    `latents`: N times (T, C), at least one frame each; their first `max_frames` count.
     """
     speaker, speaker_mask = pad_stack([each[:max_frames].float() for each in latents])
     # Any text will do: it does not reach the speaker encoder.

@@ -73,10 +73,8 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
 def open_speaker_scorer(
     spec: str, device: str = "cpu", own: Callable[[Tensor], Tensor] | None = None
 ) -> SpeakerScorer:
-    """A speaker scorer by its spec: one of SPEAKER_SCORERS or package.module:factory.
-
-    Args:
-        own: own(latents (T, C)) -> embedding (E,) of the trained model's speaker encoder, for "own".
+    """A speaker scorer by its spec: one of SPEAKER_SCORERS or package.module:factory. `own`:
+    own(latents (T, C)) -> embedding (E,) of the trained model's speaker encoder, for "own".
     """
     from torchtitan.models.dit_tts.speech.scoring import speaker_similarity
 
