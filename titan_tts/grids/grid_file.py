@@ -104,9 +104,6 @@ def read_grid(path: Path) -> GridFile:
         value = getattr(options, name)
         if not 0 < value < 10**9:
             raise InputError(f"{path}: [grid] {name} = {value}, but it must be greater than 0")
-    memory = options.memory_gib
-    if not 0 <= memory < math.inf:
-        raise InputError(f"{path}: [grid] memory_gib = {memory}, but it must be 0 or more")
     if options.lengths == "longest" and options.counted_steps >= options.steps:
         raise InputError(
             f"{path}: [grid] counted_steps = {options.counted_steps} must be less than steps = "

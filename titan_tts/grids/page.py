@@ -1,6 +1,5 @@
 """The HTML page of an analysis: one file with its styles, tables and plots inside, and no network."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from titan_tts.html import counted, page_template
 
 MAX_LISTED = 30
 """Rows of a table that may be long; summary.json has all."""
-
-MAX_OUTLIERS = 8
 
 UNITS = {
     "seconds_per_step": "s/step",
@@ -97,19 +94,6 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
     return lines
 
 
-def outliers(table: Sequence[dict[str, Any]]) -> list[str]:
-    """Of the effects at equal batch, the pairs farthest from their mean."""
-    found = []
-    for row in table:
-        mean, farthest = row["equal_batch"]["ratio"], row["equal_batch"].get("farthest")
-        if farthest:
-            level = label({"size": row["size"], row["factor"]: row["level"]})
-            where = f"{change(farthest['ratio'])} with {label(farthest['configuration'])}"
-            text = f"{level} against {row['base']}: {where}, in the mean {change(mean)}"
-            found.append((abs(math.log(farthest["ratio"] / mean)), text))
-    return [text for _, text in sorted(found, reverse=True)[:MAX_OUTLIERS]]
-
-
 def run_columns(content: dict[str, Any], runs: Sequence[dict]) -> tuple[list[str], list[str]]:
     """Factors that vary between the runs, and the figures that any has."""
     factors = [
@@ -136,7 +120,6 @@ def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, A
         span=span,
         figure_text=figure_text,
         verdicts=verdicts(content),
-        outliers=outliers,
         source=SOURCE,
         published_note=NOTE,
         published=any(point["published"] for row in content["scaling"] for point in row["points"]),

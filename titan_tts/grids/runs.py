@@ -153,9 +153,7 @@ def read_run(folder: str, top: str) -> Run:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.filename:
             reason = f"{os.path.basename(error.filename)}: {error.strerror}"
-        run.state, run.reason = "unreadable", _text(reason)
-        run.factors, run.figures, run.predicted, run.source = {}, {}, {}, ""
-        run.notes, run.workload = {}, {}
+        return Run(run.folder, run.name, "unreadable", _text(reason))
     return run
 
 

@@ -7,8 +7,8 @@ from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
 from titan_tts.plan.parameters import total
 from titan_tts.plan.plan import Plan, Step, Summary
-from titan_tts.plan.states import StateMemory, UnshardedWeights
-from titan_tts.plan.step_time import Collective, Factor, Interval
+from titan_tts.plan.states import UnshardedWeights
+from titan_tts.plan.step_time import Collective, Factor, Interval, scaled
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
@@ -75,9 +75,13 @@ def _common(summary: Summary, title: str, lines: list[MemoryLine], notes: list[s
     """The sections of both reports; the last is a title, below which the communication follows."""
     width = max(len(what) for what, _, _ in lines)
     table = [f"{what:{width}}  {_bytes(size):>11}  {how}" for what, size, how in lines]
+    if summary.states.offloaded:
+        lasting = f"{_bytes(summary.states.lasting)} of weights, gradients, optimizer and EMA"
+        why = "([training] enable_cpu_offload)"
+        table.append(f"in the machine's memory for each GPU: {lasting} {why}")
     return [
         *_section("Parameters", _parameters(summary)),
-        *_section(title, [*table, *_offloaded(summary.states), *notes]),
+        *_section(title, [*table, *notes]),
         *_section("Downloads", _downloads(summary)),
         *_section("One step in the longest bucket", _arithmetic(summary)),
         *_section("Communication of one rank in that step", []),
@@ -177,15 +181,6 @@ def _gathered(what: str, gathered: UnshardedWeights) -> MemoryLine:
     return what, gathered.total, how
 
 
-def _offloaded(states: StateMemory) -> list[str]:
-    if not states.offloaded:
-        return []
-    return [
-        f"in the machine's memory for each GPU: {_bytes(states.lasting)} of weights, gradients, optimizer and EMA "
-        f"([training] enable_cpu_offload)"
-    ]
-
-
 def _memory(summary: Summary, step: Step) -> list[MemoryLine]:
     need, compiled = step.memory, blocks_compiled(summary.config)
     context = f"less {_bytes(CONTEXT_BYTES)} of context"
@@ -252,7 +247,7 @@ def _time(plan: Plan) -> list[str]:
     rows = [f"{name:22} {seconds * 1e3:10.2f} ms" for name, seconds in step.time.items()]
     return [
         *rows,
-        f"{'step':22} {_milliseconds(step.seconds)}",
+        f"{'step':22} {_range(scaled(step.seconds, 1e3), '.1f')} ms",
         f"{'MFU':22} {_range(step.mfu, '.1%')} of the bf16 peak, exact FLOPs",
         f"{'samples/s':22} {_range(step.samples_per_second, '.1f')}, all GPUs",
         f"ranges are +- {plan.factor.error:.0%} of the time",
@@ -271,7 +266,7 @@ def _buckets(plan: Plan) -> list[str]:
         )
     return [
         *rows,
-        f"mean step {_milliseconds(plan.mean_seconds)}",
+        f"mean step {_range(scaled(plan.mean_seconds, 1e3), '.1f')} ms",
         f"mean MFU  {_range(plan.mean_mfu, '.1%')} of padded shapes",
     ]
 
@@ -295,12 +290,6 @@ def _whole_run(plan: Plan, data_hours: float) -> list[str]:
 
 def _range(interval: Interval, form: str) -> str:
     return f"{interval.estimate:{form}} ({interval.low:{form}} to {interval.high:{form}})"
-
-
-def _milliseconds(seconds: Interval) -> str:
-    return (
-        f"{seconds.estimate * 1e3:10.2f} ms ({seconds.low * 1e3:.1f} to {seconds.high * 1e3:.1f})"
-    )
 
 
 def _bytes(size: int) -> str:

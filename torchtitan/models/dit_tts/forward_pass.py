@@ -1,6 +1,7 @@
 """The network applied to batches of the loader: copies to the device, noise, conditions and losses."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,39 +70,33 @@ def packed_streams(batch: dict[str, Any], patch_size: int) -> PackedStreams | No
     )
 
 
+@dataclass(eq=False)
 class ForwardPass:
-    """What training and validation ask of the network.
+    """What training and validation ask of the network."""
 
-    Args:
-        config: the run's, as upstream sees it.
-        text_encoder: the frozen one outside the model.
-        first_condition_id: the first id of conditioning tokens, which a text encoder does not see.
-        loss_fn: (prediction, target, frame_mask) to (B,) losses, each summed over valid frames.
-        amp: context of the network's precision.
-    """
+    config: JobConfig
+    """the run's, as upstream sees it"""
 
-    def __init__(
-        self,
-        config: JobConfig,
-        model: Any,
-        text_encoder: PretrainedTextEncoder | None,
-        first_condition_id: int,
-        loss_fn: Callable[..., torch.Tensor],
-        metrics: TTSMetricsProcessor,
-        device: torch.device,
-        amp: Any,
-    ):
-        self.config = config
-        self.model = model
-        self.text_encoder = text_encoder
-        self.first_condition_id = first_condition_id
-        self.loss_fn = loss_fn
-        self.metrics = metrics
-        self.device = device
-        self.amp = amp
-        self.add_noise = build_objective(config).add_noise
-        if config.compile.enable and "loss" in config.compile.components:
-            backend, shapes = config.compile.backend, static_shapes(config)
+    model: Any
+    text_encoder: PretrainedTextEncoder | None
+    """the frozen one outside the model"""
+
+    first_condition_id: int
+    """the first id of conditioning tokens, which a text encoder does not see"""
+
+    loss_fn: Callable[..., torch.Tensor]
+    """(prediction, target, frame_mask) to (B,) losses, each summed over valid frames"""
+
+    metrics: TTSMetricsProcessor
+    device: torch.device
+    amp: Any
+    """context of the network's precision"""
+
+    def __post_init__(self) -> None:
+        compiled = self.config.compile
+        self.add_noise = build_objective(self.config).add_noise
+        if compiled.enable and "loss" in compiled.components:
+            backend, shapes = compiled.backend, static_shapes(self.config)
             self.add_noise = compile_function(self.add_noise, backend, shapes)
             self.loss_fn = compile_function(self.loss_fn, backend, shapes)
 

@@ -1,6 +1,7 @@
 """Loads one sample into its row of a padded batch: latents, reference, tokens, features and text bytes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -88,28 +89,16 @@ class Fetched(NamedTuple):
     latents: dict[int, bytearray]
 
 
+@dataclass(frozen=True)
 class RowLoader:
-    """Fills rows, from several threads at once.
+    """Fills rows, from several threads at once. `corrupt_samples`: what to do about corrupt pieces of references,
+    and their count."""
 
-    Args:
-        frames_per_second: of the latents.
-        corrupt_samples: what to do about corrupt pieces of references, and their count.
-        features: as of the loader.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        tokenizer: Tokenizer,
-        corrupt_samples: CorruptSampleCounter,
-        frames_per_second: float,
-        features: Features | None,
-    ):
-        self.dataset = dataset
-        self.tokenizer = tokenizer
-        self.corrupt_samples = corrupt_samples
-        self.frames_per_second = frames_per_second
-        self.features = features
+    dataset: Dataset
+    tokenizer: Tokenizer
+    corrupt_samples: CorruptSampleCounter
+    frames_per_second: float
+    features: Features | None
 
     def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
         others = [piece.sample for piece in pieces]

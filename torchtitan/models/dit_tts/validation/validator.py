@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,32 +23,25 @@ from torchtitan.models.dit_tts.validation.speech_samples import SCORES, SpeechSa
 from torchtitan.tools.logging import logger
 
 
+@dataclass(eq=False)
 class Validator:
-    """What upstream's training loop calls after each step.
+    """What upstream's training loop calls after each step."""
 
-    Args:
-        keep: called with the step whose weights are the best so far; saves them and keeps them.
-        ready: called before the weights are exchanged: nothing may be copying them any more.
-    """
+    config: JobConfig
+    model: nn.Module
+    ema: EMA | None
+    loss: HeldoutLoss
+    samples: SpeechSamples | None
+    run_folder: RunFolder
+    metrics: TTSMetricsProcessor
+    keep: Callable[[int], None]
+    """called with the step whose weights are the best so far; saves them and keeps them"""
 
-    def __init__(
-        self,
-        config: JobConfig,
-        model: nn.Module,
-        ema: EMA | None,
-        loss: HeldoutLoss,
-        samples: SpeechSamples | None,
-        run_folder: RunFolder,
-        metrics: TTSMetricsProcessor,
-        keep: Callable[[int], None],
-        ready: Callable[[], None],
-    ):
-        self.config, self.model, self.ema = config, model, ema
-        self.loss, self.samples = loss, samples
-        self.run_folder, self.metrics = run_folder, metrics
-        self.keep, self.ready = keep, ready
-        self.rows: list[dict[str, Any]] = []
-        """of validation.jsonl up to the present step"""
+    ready: Callable[[], None]
+    """called before the weights are exchanged: nothing may be copying them any more"""
+
+    rows: list[dict[str, Any]] = field(default_factory=list, init=False)
+    """of validation.jsonl up to the present step"""
 
     def due(self, step: int) -> tuple[bool, bool]:
         """Whether the loss is still to be measured after a step, and samples to be made."""
