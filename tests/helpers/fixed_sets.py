@@ -22,6 +22,14 @@ CONDITIONS = Vocabulary(
 Row = tuple[str, str | None, int, int]
 """(text, speaker, latent frames, frames of the reference)"""
 
+HELDOUT: list[Row] = [
+    ("one", "ann", 20, 6),
+    ("two three", "bob", 9, 7),
+    ("four", "ann", 12, 0),
+    ("five", "eve", 20, 16),
+    ("six", "bob", 31, 3),
+]
+
 
 def write_rows(folder: Path, rows: list[Row], **metadata: Any) -> Path:
     """One shard of samples utt0, utt1 ... with random latents."""

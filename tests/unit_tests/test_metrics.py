@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.helpers.clock import Clock
 from tests.helpers.small_models import one_rank
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts import model_flavors
@@ -123,18 +124,6 @@ def test_steps_that_are_logged(arguments, logged):
     """First, last and regular ones, and those that are saved or validated."""
     metrics = processor("--metrics.log_freq=12", *arguments.split())
     assert [step for step in range(1, 21) if metrics.should_log(step)] == logged
-
-
-class Clock:
-    """Stands in for the module `time` where figures are divided by seconds."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    time = perf_counter
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import flex_attention
 
 from tests.helpers.packed_batches import in_one_row, streams
-from tests.helpers.small_models import random_model, small_args
+from tests.helpers.small_models import padded_inputs, random_model, small_args
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.attention_backends import _segment_block_mask
@@ -30,26 +30,11 @@ def model() -> DiTTTSModel:
     )
 
 
-def mask(lengths: list[int]) -> torch.Tensor:
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-
-
-def padded_inputs() -> dict:
-    draw = torch.Generator().manual_seed(2)
-    frames, text, speaker = mask(FRAMES), mask(TEXT), mask(SPEAKER)
-    n = len(FRAMES)
-    return {
-        "latents": torch.randn(n, 12, 6, generator=draw) * frames[..., None],
-        "t": torch.rand(n, generator=draw),
-        "frame_mask": frames,
-        "text_ids": torch.randint(1, 20, (n, 7), generator=draw) * text,
-        "text_mask": text,
-        "speaker": torch.randn(n, 13, 6, generator=draw) * speaker[..., None],
-        "speaker_mask": speaker,
-        "keep_text": KEEP_TEXT,
-        "keep_speaker": KEEP_SPEAKER,
-        "text_positions": torch.rand(n, 7, generator=draw),
-    }
+def inputs_of(model: DiTTTSModel) -> dict:
+    """Of the samples in rows of their own, with numbers in the padding."""
+    inputs = padded_inputs(model.args, FRAMES, TEXT, SPEAKER)
+    inputs["text_ids"] = 1 + inputs["text_ids"] % 19
+    return inputs | {"keep_text": KEEP_TEXT, "keep_speaker": KEEP_SPEAKER}
 
 
 def packed_inputs(padded: dict, order=(0, 1, 2, 3, 4)) -> dict:
@@ -87,7 +72,7 @@ def outcome(model: DiTTTSModel, inputs: dict) -> list[torch.Tensor]:
 @pytest.mark.parametrize("tail", (0.0, 9.0), ids=("zeros behind", "values behind"))
 def test_outputs_and_gradients_are_those_of_padded_samples(model, kernels, tail, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "use_cpu_kernels", lambda x: kernels)
-    padded = padded_inputs()
+    padded = inputs_of(model)
     expected = outcome(model, padded)
     packed = packed_inputs(padded)
     packed["latents"] = packed["latents"] + tail * ~packed["frame_mask"][..., None]
@@ -98,7 +83,7 @@ def test_outputs_and_gradients_are_those_of_padded_samples(model, kernels, tail,
 
 
 def test_one_graph_for_batches_of_any_composition(model):
-    padded = padded_inputs()
+    padded = inputs_of(model)
     expected = outcome(model, padded)
     counter = CompileCounterWithBackend("aot_eager")
     apply_compile(model, counter, 1, components=("model", "encoders"))

@@ -9,26 +9,14 @@ import pytest
 import torch
 
 from benchmarks.encoder import check_same
+from tests.helpers.small_models import small_args
 from titan_tts.launch.supervisor import RunProcess
 from tools.gpu_check import block, ceilings, sampling, steps, train_runs
 from tools.gpu_check.items import NotMeasured, is_out_of_memory
 from tools.gpu_check.models import Mode, built
 from tools.gpu_check.settings import Settings
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 
-TINY = DiTTTSModelArgs(
-    dim=64,
-    n_layers=1,
-    n_heads=2,
-    mlp_dim=96,
-    speaker_dim=32,
-    speaker_n_layers=1,
-    speaker_n_heads=1,
-    speaker_mlp_dim=48,
-    text_dim=32,
-    adaln_rank=8,
-    timestep_dim=32,
-)
+TINY = small_args(dim=64, n_layers=1, mlp_dim=96, speaker_n_heads=1)
 
 
 def settings(folder: Path, seconds: float = 60.0) -> Settings:

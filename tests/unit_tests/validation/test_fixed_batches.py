@@ -6,21 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.fixed_sets import CONDITIONS, data_section, fixed_set, write_rows
+from tests.helpers.fixed_sets import CONDITIONS, HELDOUT, data_section, fixed_set, write_rows
 from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, with_duration
 
-ROWS = [
-    ("one", "ann", 20, 6),
-    ("two three", "bob", 9, 7),
-    ("four", "ann", 12, 0),
-    ("five", "eve", 20, 16),
-    ("six", "bob", 31, 3),
-    ("one", "ann", 7, 5),
-]
+ROWS = [*HELDOUT, ("one", "ann", 7, 5)]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.fixed_sets import CHANNELS, fixed_set, write_rows
+from tests.helpers.fixed_sets import CHANNELS, HELDOUT, fixed_set, write_rows
 from torchtitan.models.dit_tts.config.job_config import Validation
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
@@ -15,13 +15,6 @@ from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
 
 TIMES = [1.0, 0.9, 0.25]
-HELDOUT = [
-    ("one", "ann", 20, 6),
-    ("two three", "bob", 9, 7),
-    ("four", "ann", 12, 0),
-    ("five", "eve", 20, 16),
-    ("six", "bob", 31, 3),
-]
 CONDITIONS = ("text_ids", "text_tokens", "speaker", "speaker_frames")
 TRAINING = [("seven", "ann", 5, 4), ("eight", "bob", 17, 3)]
 

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import DeviceType
 from torchtitan.components.loss import IGNORE_INDEX
 
+from tests.helpers.clock import Clock
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config, upstream_view
@@ -189,16 +190,6 @@ def test_conventions_are_what_they_say():
     assert tflops == pytest.approx([each / 2 / 4 / 1e12 for each in counted])
     assert [row["times_exact"] for row in rows] == [each / exact for each in counted]
     assert convention_table(counted, 2.0, 4, None)[0]["mfu"] is None
-
-
-class Clock:
-    """Stands in for the `time` module: the tests set it."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 @pytest.fixture
