@@ -75,8 +75,8 @@ def float_wav(value: float) -> bytes:
     return wav(bits=32, tag=3, data=np.full(8000, value, "<f4").tobytes())
 
 
-def latents(rows=16, width=CHANNELS, dtype="<f2", value=0.5, order="C") -> bytes:
-    return npy(np.full((rows, width), value, dtype, order))
+def latents(rows=16, width=CHANNELS) -> bytes:
+    return npy(np.full((rows, width), 0.5, "<f2"))
 
 
 def npy_header(text: str, data: bytes = b"", version: int = 1) -> bytes:

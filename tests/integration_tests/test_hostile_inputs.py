@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.helpers.hostile_files import (
@@ -38,7 +37,6 @@ from tests.helpers.hostile_files import (
     tar,
     wav,
 )
-from tests.helpers.tars import npy
 from tests.helpers.tiny_runs import tiny_data, train  # noqa: F401
 from titan_tts import cli
 from tools.harness.synthetic import make_shards
@@ -147,18 +145,11 @@ for _name, _args, _words in [
     row(f"prepare: {_name}", LISTED | {"nan.wav": float_wav(float("nan")), "bad.jsonl": GOOD_ROW + GOOD_ROW.replace("good", "nan").replace("{", '{"key": "bad", ')}, ["prepare", *_args], _words)
 
 for _name, _bad, _words in [  # beside twenty good samples: a start refuses it, and it is counted where it may be skipped
-    ("of objects", sample(array=npy(np.array([[None, 1]], object))), "dtype '.O'|pickle"),
-    ("in Fortran order", sample(array=latents(order="F")), "fortran_order True"),
-    ("of three dimensions", sample(array=npy(np.ones((2, 2, 8), "<f2"))), "shape"),
-    ("with nan", sample(array=latents(value=np.nan)), "NaN or infinite"),
-    ("of another width", sample(reference=latents(width=7)), "7 wide"),
     ("that is a pickle", sample(array=b"\x80\x04cos\nsystem\n(S'true'\ntR."), "not an npy array"),
     ("with a header that states 4 GB", sample(array=b"\x93NUMPY\x02\x00\xff\xff\xff\xff{"), "not an npy array"),
     ("with a shape of 2^62", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (4611686018427387904, 8), }\n")), "shape"),
     ("with deep brackets as its header", sample(array=npy_header("(" * 3000)), "not an npy array"),
-    ("of less data than its shape", sample(array=latents()[:-8]), "needs"),
     ("of json of 17 MB", sample(text=b" " * (17 << 20)), "at most"),
-    ("without a reference", sample()[:1] + sample()[2:], "lacks .ref.npy"),
     ("with a member twice", sample(tail=[("bad.npy", latents())]), "twice"),
     ("with a hard link", special("bad.npy", tarfile.LNKTYPE, "good0.npy") + sample()[1:], "link"),
     ("with a fifo as its latents", special("bad.npy", tarfile.FIFOTYPE) + sample()[1:], "lacks .npy"),
@@ -173,11 +164,9 @@ SHARD = shard()
 for _name, _tar, _words in [
     ("empty", b"", "truncated"),
     ("of zeros alone", bytes(10240), "none of its members"),
-    ("compressed", gz(SHARD), "not a plain tar"),
     ("cut in a member", SHARD[:3333], "truncated"),
     ("with a flipped bit in a header", flipped(SHARD, 512 * 20 + 3), "corrupt"),
     ("with a huge size", resized(SHARD, 1 << 60), "truncated"),
-    ("joined to another", SHARD + shard(), "joined by cat"),
     ("with text behind its end", SHARD + b"x" * 512, "follow a zero block"),
     ("of another width", tar(sample(array=latents(width=64), reference=latents(width=64))), "64 wide"),
     ("fifo", fifo, "matches no .tar|not a regular file"),
@@ -187,8 +176,6 @@ for _name, _tar, _words in [
 
 for _name, _toml, _words in [
     ("with an unknown section", "[modell]\n", r"\[modell\]: did you mean model"),
-    ("with an unknown key", "[training]\nstep = 5\n", r"\[training\] step: did you mean steps"),
-    ("with a text as a number", '[training]\nsteps = "5"\n', "steps = '5', but it must be a whole number"),
     ("with a number as a section", "model = 5\n", "must be a section"),
     ("that is binary", bytes(range(256)), "not valid TOML"),
     ("of deep nesting", "a = " + "[" * 100000, "not valid TOML"),
