@@ -9,8 +9,6 @@
 
 import json
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +29,7 @@ from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.infra.collectives import one_thread
 from torchtitan.models.dit_tts.speech.codec import build_codec
 
 RUN_NAME = "run.json"
@@ -106,17 +105,6 @@ def _shard_path(folder: Path, split: str, number: int) -> Path:
     return folder / "chunks" / split / f"{number:08d}.tar"
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread: one worker per core, and sums in the same order everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 # A process's codec: its weights are loaded once, not for each chunk.
 _codec = lru_cache(maxsize=1)(build_codec)
 
@@ -133,7 +121,7 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
     run = read_run(work)
     items = items_of_chunk(work, number)
     try:
-        with one_thread():
+        with one_thread():  # one worker per core, and sums in the same order everywhere
             chunk, samples = _encode(run, items, device)
         for split, triplets in samples.items():
             path = _shard_path(work, split, number)

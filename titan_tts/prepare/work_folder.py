@@ -16,7 +16,6 @@ files are removed, the folder is renamed to OUTPUT. A kill between them is repai
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,17 +27,16 @@ from filelock import FileLock, Timeout
 from titan_tts.prepare.recordings import json_object
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.files import sync_folder, write_atomic
 
 RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
 RECORD_VERSION = 5
 _REPLACED_NAME, _SHARDS_OF_NAME = "replaced", "shards_of"
-_OLD_LOCK_NAME = "lock"  # of earlier versions
 _SPLIT_NAMES = ("train", "heldout")
-OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _OLD_LOCK_NAME, _REPLACED_NAME}
+OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _REPLACED_NAME}
 _SCRATCH = ["chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json"]
-_SCRATCH += [_OLD_LOCK_NAME, _SHARDS_OF_NAME, STATE_NAME]  # the state goes last
+_SCRATCH += [_SHARDS_OF_NAME, STATE_NAME]  # the state goes last
 
 
 @contextmanager
@@ -131,7 +129,7 @@ def restore(folder: Path, output: Path) -> None:
         if output.exists():
             output.rmdir()
         replaced.rename(output)
-        _sync_folder(output.parent)
+        sync_folder(output.parent)
 
 
 def keep_shards_of(folder: Path, digest: str) -> None:
@@ -172,7 +170,7 @@ def finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
     elif output.exists():
         output.rmdir()
     folder.rename(output)
-    _sync_folder(output.parent)
+    sync_folder(output.parent)
     tidy(output)
 
 
@@ -205,12 +203,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

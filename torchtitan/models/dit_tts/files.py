@@ -43,9 +43,14 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: str | os.PathLike) -> None:
+    """Make the names in a folder, as a rename changes them, survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # the rename itself must survive a power cut
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

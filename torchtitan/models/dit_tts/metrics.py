@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,11 @@ _TRAIN = (
 ).split()
 """Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
+_COUNTED = (
+    "executed_flops useful_flops samples valid_frames valid_text_tokens valid_reference_frames padded_frames "
+    "padded_text_tokens padded_reference_frames replaced_samples power_watts utilization memory_used_gib gpus"
+).split()
+"""Sums over micro-batches since the last logged step; `gpus`: those that NVML knows, of which the three before are"""
 
 TIME_BINS = 10
 """Bins of equal width, for the training loss by diffusion time"""
@@ -74,31 +79,6 @@ def eta(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}"
-
-
-@dataclass
-class Counts:
-    """Sums over micro-batches since the last logged step."""
-
-    executed_flops: float = 0
-    useful_flops: float = 0
-    samples: float = 0
-    valid_frames: float = 0
-    valid_text_tokens: float = 0
-    valid_reference_frames: float = 0
-    padded_frames: float = 0
-    padded_text_tokens: float = 0
-    padded_reference_frames: float = 0
-    replaced_samples: float = 0
-    power_watts: float = 0
-    utilization: float = 0
-    memory_used_gib: float = 0
-    gpus: float = 0
-    """that these three are sums over: those that NVML knows"""
-
-    def per_gpu(self, total: float) -> float | None:
-        """The mean over those GPUs; None without any."""
-        return total / self.gpus if self.gpus else None
 
 
 class TTSMetricsProcessor(MetricsProcessor):
@@ -134,7 +114,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """of the steps to come; None: as the mean so far"""
         self.seconds_after = 0.0
         """seconds that the run takes after `total_steps`, which then count its warm-up"""
-        self.counts = Counts()
+        self.counts: Counter[str] = Counter()
         self._losses: torch.Tensor | None = None
         self._ctc: torch.Tensor | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
@@ -152,7 +132,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Called once a checkpoint is loaded, on every rank. `folder`: the run's, with config.toml
         and env.json.
         """
-        self.counts, self._losses, self._ctc = Counts(), None, None
+        self.counts, self._losses, self._ctc = Counter(), None, None
         self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
@@ -194,17 +174,19 @@ class TTSMetricsProcessor(MetricsProcessor):
         """
         rows, *padded = batch.shape
         self.shapes[batch.shape] += 1
-        self.counts.executed_flops += executed_flops(self.model_args, batch)
-        self.counts.useful_flops += useful_flops(self.model_args, batch)
-        self.counts.samples += len(batch.lengths)
         frames, text_tokens, reference_frames = map(sum, zip(*batch.lengths, strict=True))
-        self.counts.valid_frames += frames
-        self.counts.valid_text_tokens += text_tokens
-        self.counts.valid_reference_frames += reference_frames
-        self.counts.padded_frames += rows * padded[0]
-        self.counts.padded_text_tokens += rows * padded[1]
-        self.counts.padded_reference_frames += rows * padded[2]
-        self.counts.replaced_samples += replaced
+        self.counts.update(
+            executed_flops=executed_flops(self.model_args, batch),
+            useful_flops=useful_flops(self.model_args, batch),
+            samples=len(batch.lengths),
+            valid_frames=frames,
+            valid_text_tokens=text_tokens,
+            valid_reference_frames=reference_frames,
+            padded_frames=rows * padded[0],
+            padded_text_tokens=rows * padded[1],
+            padded_reference_frames=rows * padded[2],
+            replaced_samples=replaced,
+        )
 
     def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frames: torch.Tensor) -> None:
         """Adds the losses (B,), summed over valid `frames` (B,), of samples at diffusion times t (B,) to the sums of
@@ -258,14 +240,13 @@ class TTSMetricsProcessor(MetricsProcessor):
         if mesh is not None:
             torch.distributed.all_reduce(sums, group=mesh.get_group())
 
-    def _counts_of_all_ranks(self) -> Counts:
+    def _counts_of_all_ranks(self) -> dict[str, float]:
         if (gpu := self.gpu.read()) is not None:
-            self.counts = replace(self.counts, gpus=1, **asdict(gpu))
-        sums = torch.tensor(
-            list(asdict(self.counts).values()), dtype=torch.float64, device=device_type
-        )
+            self.counts.update(gpus=1, **asdict(gpu))
+        counted = [float(self.counts[name]) for name in _COUNTED]
+        sums = torch.tensor(counted, dtype=torch.float64, device=device_type)
         self._sum_over_ranks(sums)
-        return Counts(*sums.tolist())
+        return dict(zip(_COUNTED, sums.tolist(), strict=True))
 
     def log_step(
         self,
@@ -286,7 +267,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         now = time.perf_counter()
         seconds = now - self.time_last_log
         counts = self._counts_of_all_ranks()
-        devices = self.parallel_dims.world_size
+        gpus, devices = counts["gpus"] or None, self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
         self._max_memory_gib = self._max_memory_with(memory)
         total = self.total_steps
@@ -294,22 +275,23 @@ class TTSMetricsProcessor(MetricsProcessor):
         first, done, all_batches = map(self._ramp.global_batches, (self.first_step, step, total))
         mean_seconds = (now - self.start_time) / (done - first)
         remaining = (all_batches - done) * (self.step_seconds or mean_seconds) + self.seconds_after
-        audio_seconds = counts.valid_frames / self.job_config.data.frames_per_second
-        executed = counts.executed_flops / seconds / devices
-        useful = counts.useful_flops / seconds / devices
+        audio_seconds = counts["valid_frames"] / self.job_config.data.frames_per_second
+        executed = counts["executed_flops"] / seconds / devices
+        useful = counts["useful_flops"] / seconds / devices
         metrics: dict[str, Any] = {
             "loss": loss,
             "grad_norm": grad_norm,
             "critical_batch": None if critical_batch is None else round(critical_batch),
-            "samples_per_second": counts.samples / seconds,
+            "samples_per_second": counts["samples"] / seconds,
             "audio_seconds_per_second": audio_seconds / seconds,
-            "padded_frames_per_second": counts.padded_frames / seconds,
+            "padded_frames_per_second": counts["padded_frames"] / seconds,
             "tflops_per_device": executed / 1e12,
-            "padding_fraction": 1.0 - counts.valid_frames / counts.padded_frames,
-            "text_padding_fraction": 1.0 - counts.valid_text_tokens / counts.padded_text_tokens,
+            "padding_fraction": 1.0 - counts["valid_frames"] / counts["padded_frames"],
+            "text_padding_fraction": 1.0
+            - counts["valid_text_tokens"] / counts["padded_text_tokens"],
             "reference_padding_fraction": 1.0
-            - counts.valid_reference_frames / counts.padded_reference_frames,
-            "replaced_samples": int(counts.replaced_samples),
+            - counts["valid_reference_frames"] / counts["padded_reference_frames"],
+            "replaced_samples": int(counts["replaced_samples"]),
             "skipped_batches": self.skipped_batches,
             "compiled_shapes": len(self.shapes),
             "compiles": self.compiles,
@@ -323,10 +305,10 @@ class TTSMetricsProcessor(MetricsProcessor):
             "mfu": self.peak and executed / self.peak,
             "goodput_mfu": self.peak and useful / self.peak,
             "lr": None if lr is None else float(lr),
-            "gpu_power_watts": counts.per_gpu(counts.power_watts),
-            "gpu_utilization": counts.per_gpu(counts.utilization),
-            "gpu_memory_used_gib": counts.per_gpu(counts.memory_used_gib),
-            **self._ctc_loss(counts.valid_frames),
+            "gpu_power_watts": gpus and counts["power_watts"] / gpus,
+            "gpu_utilization": gpus and counts["utilization"] / gpus,
+            "gpu_memory_used_gib": gpus and counts["memory_used_gib"] / gpus,
+            **self._ctc_loss(counts["valid_frames"]),
         }
         by_time = self._losses_by_time()
         if self.trackers is not None:
@@ -340,7 +322,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             self.metrics_file.append({"step": step, "time": time.time(), **metrics})
         self._print(step, metrics)
         self.last_logged_step = step
-        self.counts = Counts()
+        self.counts.clear()
         self.data_loading_times.clear()
         self.time_last_log = time.perf_counter()
         self.device_memory_monitor.reset_peak_stats()

@@ -46,8 +46,7 @@ _COUNTS_PER_SPARE = 16
 _LOCK_SECONDS = 10.0
 _BLOCK_BYTES = 4096
 _MERGE_RECORDS = 256
-# `.log` is of an earlier version, and only removed.
-_OURS = re.compile(r"([0-9a-f]{32})\.(data|extents|log)")
+_OURS = re.compile(r"([0-9a-f]{32})\.(data|extents)")
 
 
 class RangeReader:
@@ -211,7 +210,7 @@ class DiskCache:
 
     def _remove(self, stem: str) -> None:
         path = os.path.join(self.folder, stem)
-        for suffix in (".log", ".extents", ".data"):
+        for suffix in (".extents", ".data"):
             try:
                 # Others may have it open: a cut frees the disk although they do.
                 os.truncate(path + suffix, 0)

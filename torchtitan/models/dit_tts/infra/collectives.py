@@ -1,7 +1,7 @@
 """Collectives: gather Python objects, raise an error on every rank, compare the ranks, sum a tensor."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -29,9 +29,13 @@ def one_thread_on_cpu_ranks() -> Iterator[None]:
     If such a copy used several threads, it would open a second OpenMP team. libgomp then counts more threads
     than CPUs and lets none of them spin, which slows every later step of the run.
     """
-    if single_process() or device_type != "cpu":
+    with nullcontext() if single_process() or device_type != "cpu" else one_thread():
         yield
-        return
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
