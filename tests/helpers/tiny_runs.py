@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -191,3 +192,7 @@ def skip_from_the_start(monkeypatch):
 
 def killed(*_) -> None:
     raise RuntimeError("killed")
+
+
+def break_weights(trainer) -> None:
+    trainer.model_parts[0].output.bias.data.fill_(math.nan)

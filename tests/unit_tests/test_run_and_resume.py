@@ -11,7 +11,7 @@ import torch
 from torchtitan.distributed import utils
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from tests.helpers.tiny_runs import Folder
+from tests.helpers.tiny_runs import Folder, break_weights
 from titan_tts import cli
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits
@@ -238,10 +238,6 @@ def test_a_change_of_what_is_trained_is_refused_or_allowed_by_its_key(tmp_path, 
 
 @pytest.mark.long
 def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path, train, after_step):
-    @torch.no_grad()
-    def break_weights(trainer):
-        trainer.model_parts[0].output.bias.fill_(torch.nan)
-
     after_step({2: break_weights})  # after its loss; step 3 would not be logged but for the save
     arguments = ["--training.steps=9", "--metrics.log_freq=9", "--checkpoint.interval=3"]
     assert train("run", *arguments) == 2

@@ -4,7 +4,6 @@ is logged, and that replicas exchange gradients once a step."""
 import copy
 import json
 import math
-from collections import Counter
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -20,6 +19,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.train import Trainer
 
+from tests.helpers.calls import Calls
 from tests.helpers.packed_batches import packed_batch
 from tests.helpers.small_models import one_rank, small_args
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
@@ -352,35 +352,26 @@ def test_no_step_on_ranks_reads_a_value(layout):
         trainer = trainer_on("cpu", dims, "--optimizer.implementation=fused")
         batches = list(islice(trainer.batch_generator(loaded()), MICRO_BATCHES))
         modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        counted = modes.enter_context(Collectives())
+        counted = modes.enter_context(Calls())
         passes = []
         step = trainer.forward_backward_step
 
         def watched(**arguments):
-            before = counted.calls.copy()
+            before = counted.of.copy()
             loss = step(**arguments)
-            passes.append(counted.calls - before)
+            passes.append(counted.of - before)
             return loss
 
         trainer.forward_backward_step = watched
         trainer.train_step(iter(batches))
     units = 2 + ARGS.n_layers + (layout.shards > 1) + 1
-    assert [each["allreduce_"] for each in passes] == [0, 0, units if layout.replicas > 1 else 0]
+    assert [each["c10d::allreduce_"] for each in passes] == [
+        0,
+        0,
+        units if layout.replicas > 1 else 0,
+    ]
     scattered = units if layout.shards > 1 else 0
-    assert [each["_reduce_scatter_base_"] for each in passes] == [scattered] * MICRO_BATCHES
-
-
-class Collectives(TorchDispatchMode):
-    """Calls of collectives, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            self.calls[func._schema.name.split("::")[1]] += 1
-        return func(*args, **(kwargs or {}))
+    assert [each["c10d::_reduce_scatter_base_"] for each in passes] == [scattered] * MICRO_BATCHES
 
 
 @pytest.mark.parametrize("shards, computed", [(1, torch.bfloat16), (2, torch.float32)])

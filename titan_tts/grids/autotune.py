@@ -11,11 +11,11 @@ import numpy as np
 import tomli_w
 from filelock import FileLock, Timeout
 
-from titan_tts.grids.autotune_command import Options
 from titan_tts.grids.cells import Cell, Cells
 from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.grid_file import Options as GridOptions
+from titan_tts.grids.options import Options
 from titan_tts.grids.runner import TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.grids.search import MAX_BATCH, largest_that_fits, smaller
 from titan_tts.launch.supervisor import read_json

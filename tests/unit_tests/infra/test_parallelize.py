@@ -1,18 +1,15 @@
 """Data parallelism on fake ranks: dtypes of communication and inputs. What per-op checkpointing saves."""
 
-from collections import Counter, defaultdict
-
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.attention.varlen import varlen_attn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed.activation_checkpoint import apply_ac
 
+from tests.helpers.calls import Calls
 from tests.helpers.small_models import full_inputs, random_model, small_args
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts.config.job_config import Encoder
@@ -25,21 +22,6 @@ from torchtitan.models.dit_tts.model.packed_attention import packed_attention
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 ARGS = small_args(text_vocab_size=8, latent_channels=8)
-
-
-class Calls(TorchDispatchMode):
-    """Calls of operations, and the dtypes of the tensors given to them, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of: Counter[str] = Counter()
-        self.dtypes: dict[str, set[torch.dtype]] = defaultdict(set)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name
-        self.of[name] += 1
-        self.dtypes[name] |= {x.dtype for x in tree_leaves(args) if isinstance(x, torch.Tensor)}
-        return func(*args, **(kwargs or {}))
 
 
 def backward(model: DiTTTSModel) -> None:

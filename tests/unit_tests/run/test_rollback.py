@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.small_models import assert_equal
-from tests.helpers.tiny_runs import Folder, killed
+from tests.helpers.tiny_runs import Folder, break_weights, killed
 from torchtitan.models.dit_tts.infra.divergence import StepStats
 from torchtitan.models.dit_tts.run import rollback
 from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter
@@ -106,12 +106,7 @@ def test_broken_weights_are_replaced_by_the_last_checkpoints(
     """As by a flipped bit in memory: every step is bad from then on, whatever its batch. What a start was
     not to load goes back with the rest: the run has saved it itself."""
 
-    @torch.no_grad()
-    def break_once(trainer):
-        trainer.model_parts[0].output.bias.fill_(torch.nan)
-        steps.clear()
-
-    steps = {5: break_once}
+    steps = {5: lambda trainer: (break_weights(trainer), steps.clear())}
     after_step(steps)
     arguments = ["--training.steps=9", f"--metrics.log_freq={log_freq}"]
     if excluded:

@@ -18,7 +18,7 @@ from tests.helpers.small_models import (
     sharded_alone,
     small_args,
 )
-from tests.helpers.tiny_runs import Folder, killed
+from tests.helpers.tiny_runs import Folder, break_weights, killed
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -221,12 +221,9 @@ def test_undone_steps_are_validated_once(
 
 
 def test_rows_after_a_rollback_are_measured_anew(tmp_path, train, options, after_step):
-    @torch.no_grad()
-    def break_once(trainer):
-        trainer.model_parts[0].output.bias.fill_(torch.nan)
-        steps.clear()
-
-    steps = {6: break_once}  # its row is measured with broken weights, hence null
+    steps = {
+        6: lambda trainer: (break_weights(trainer), steps.clear())
+    }  # its row is measured with broken weights, hence null
     after_step(steps)
     arguments = [*options, "--training.steps=9", "--checkpoint.interval=5"]
     # Or the average, which is not broken yet, has the best loss, and the broken weights are kept with it.
