@@ -1,0 +1,109 @@
+"""The referee of the sentences: PocketSphinx with a trigram of other sentences of the grammar, and its phone loop.
+
+As a recognizer of `titan-tts evaluate` and of samples: --recognizer benchmarks.sentences.referee:words
+(from the project's folder). Phone errors: `phone_errors`.
+"""
+
+import itertools
+import re
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from pocketsphinx import Decoder, get_model_path
+
+from benchmarks.sentences.grammar import forms, lexicon, sentences, spelled, words_of
+from benchmarks.sentences.trigram import write_trigram
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+
+SEED = 0
+SENTENCES = 20_000
+"""of the grammar's set "other", from which the trigram is counted"""
+
+RATE = 16_000
+_EDGE_SECONDS = 0.3  # the acoustic model was trained on speech with pauses around it
+_SILENT_BELOW = 1e-4
+_SILENCES = {"SIL", "+SPN+", "+NSN+"}
+
+
+def spoken_words(text: str) -> list[str]:
+    """A text's words in lower case, numbers spelled out."""
+    return [
+        part
+        for word in words_of(text)
+        for part in (spelled(int(word)).split() if word.isdigit() else [word])
+    ]
+
+
+class WordReferee:
+    """Recognizes the words of the grammar in the order in which its sentences have them."""
+
+    name = "trigram of the grammar (PocketSphinx)"
+
+    def __init__(self) -> None:
+        texts = itertools.islice(sentences(SEED, "other"), SENTENCES)
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder, "trigram.arpa")
+            write_trigram(map(spoken_words, texts), model)
+            self.decoder = Decoder(samprate=RATE, lm=str(model), loglevel="FATAL")
+        self.known = {
+            form.lower() for entries in lexicon().values() for e in entries for form in forms(e)
+        }
+        self.channel_mean = self.decoder.get_cmn()
+
+    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
+        """Raises InputError for a text that no sentence of the grammar can be."""
+
+    def transcribe(self, sound: Sound, language: str = "") -> str:
+        self.decoder.set_cmn(self.channel_mean)
+        hypothesis = _decode(self.decoder, sound)
+        return re.sub(r"\(\d+\)", "", hypothesis)
+
+
+def words(device: str) -> WordReferee:
+    """The factory that --recognizer names."""
+    return WordReferee()
+
+
+class PhoneReferee:
+    """Recognizes phones by a phone trigram of general English: no word list and no grammar helps it."""
+
+    def __init__(self) -> None:
+        phones = Path(get_model_path("en-us"), "en-us-phone.lm.bin")
+        # Weights of PocketSphinx's own tutorial on phoneme recognition.
+        self.decoder = Decoder(
+            samprate=RATE,
+            lm=None,
+            allphone=str(phones),
+            lw=2.0,
+            beam=1e-20,
+            pbeam=1e-20,
+            loglevel="FATAL",
+        )
+        self.channel_mean = self.decoder.get_cmn()
+
+    def transcribe(self, sound: Sound) -> list[str]:
+        self.decoder.set_cmn(self.channel_mean)
+        return [phone for phone in _decode(self.decoder, sound).split() if phone not in _SILENCES]
+
+
+def _decode(decoder: Decoder, sound: Sound) -> str:
+    heard = sound.samples(RATE)
+    if np.abs(heard).max(initial=0.0) < _SILENT_BELOW:
+        return ""
+    samples = np.pad(heard, int(_EDGE_SECONDS * RATE))
+    decoder.start_utt()
+    decoder.process_raw((samples * 32767).round().astype(np.int16).tobytes(), full_utt=True)
+    decoder.end_utt()
+    hypothesis = decoder.hyp()
+    return hypothesis.hypstr if hypothesis is not None else ""
+
+
+@cache
+def pronunciations() -> dict[str, list[str]]:
+    """Word -> its first pronunciation in PocketSphinx's English dictionary."""
+    lines = Path(get_model_path("en-us"), "cmudict-en-us.dict").read_text().splitlines()
+    entries = (line.split() for line in lines)
+    return {word: phones for word, *phones in entries if "(" not in word}
