@@ -47,10 +47,7 @@ class InfillPass(ForwardPass):
 
     texts: Callable[[], ReferenceTexts]
 
-    def loss_sums(
-        self, batch: dict[str, Any], labels: torch.Tensor, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Without and with the loss of an alignment head, of which there is none."""
+    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor, step: int) -> torch.Tensor:
         rows, spans = batch["rows"], batch["spans"]
         with torch.no_grad():
             place = batch["global_batch"], batch["row"]
@@ -61,8 +58,7 @@ class InfillPass(ForwardPass):
             prediction = self.model(noisy.latents, noisy.t, rows.mask, given, rows.ids, keep_text)
         losses = self.loss_fn(prediction, noisy.target, spans)
         self.metrics.count_losses(noisy.t, losses.detach(), spans)
-        loss = losses.sum()
-        return loss, loss
+        return losses.sum()
 
     def encode(self, batch: dict[str, Any]) -> Any:
         return self.texts().prompted(batch)

@@ -21,7 +21,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "logit_mean_0": {"objective.logit_mean": 0.0},
     "logit_mean_end": {"objective.logit_mean_end": 0.5},
     "drawn_references": {"data.references": "drawn"},
-    "ctc": {"alignment.ctc_weight": 0.1, "alignment.ctc_layer": 2},
     "muon": {"optimizer.name": "Muon"},
 }
 """Recipe -> the keys that turn one switch of the shipped config. To compare another, add a line."""
@@ -29,7 +28,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
 _NONE_OF_OURS: dict[str, Any] = {
     "model.text_positions": "none",
     "data.references": "stored",
-    "alignment.ctc_weight": 0.0,
 }
 
 

@@ -128,7 +128,7 @@ class Ours(Contender):
     name = OURS
 
     def __init__(self, args: DiTTTSModelArgs | None = None):
-        self.args = replace(args or fifty_million(), text_positions="scaled")
+        self.args = replace(args or fifty_million(), text_positions="aligned")
         self.module = DiTTTSModel(self.args)
         self.objective = FlowMatching()
         self.number = 0
@@ -148,7 +148,7 @@ class Ours(Contender):
         if isinstance(batch, LoaderBatch):
             self.of_loader.amp = autocast()
             inputs = self.of_loader.to_device(batch.inputs)
-            loss, _ = self.of_loader.loss_sums(inputs, batch.labels, self.number)
+            loss = self.of_loader.loss_sum(inputs, batch.labels, self.number)
             return loss / batch.frames.sum()
         rows = torch.arange(len(batch.latents))
         noisy = self.objective.add_noise(
@@ -198,8 +198,10 @@ class _Ids:
     def encode(self, text: str, metadata: Any) -> list[int]:
         return self.ids[int(text)].tolist()
 
-    def text_positions(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        return _positions(torch.from_numpy(mask)).numpy()
+    aligner = "ours needs none for positions that are spread evenly"
+
+    def text_positions(self, text: str) -> np.ndarray:
+        return _positions(torch.ones_like(self.ids[int(text)][None], dtype=torch.bool))[0].numpy()
 
 
 def _compile_blocks(blocks: Iterable[nn.Module], shapes: int) -> None:

@@ -111,6 +111,8 @@ def _write_model(
         assert vocabulary.subwords is not None
         named = replace(vocabulary.subwords, model=kept["encoder"]["model"])
         vocabulary = replace(vocabulary, subwords=named)
+    if loaded.tokenizer.aligner is not None:
+        loaded.tokenizer.aligner.save(out)
     write_atomic(out / TOKENIZER_FILE, to_json(vocabulary))
     kept["sampling"].pop("codec")
     content = {

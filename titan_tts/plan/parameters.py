@@ -32,7 +32,6 @@ _PARTS = {
     "layers": "blocks",
     "norm": "output",
     "output": "output",
-    "alignment": "alignment head",
 }
 
 _CODEC_FILE = "weights.pth"

@@ -25,7 +25,6 @@ from torchtitan.models.dit_tts.infra.compile import stacks
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -158,8 +157,6 @@ def state_memory(
     with fake_process_group(layout) as dims:
         model = get_train_spec().parallelize_fn(model, dims, plain)
         parameters = [local_tensor(parameter) for parameter in model.parameters()]
-        # As `infra.ema` does, which averages no alignment head.
-        averaged = [local_tensor(p) for name, p in model.named_parameters() if not is_of_head(name)]
         weights = _padded_bytes(model)
         decoder = [*stacks(model, ["model"])[0], model.norm]
         ahead = config.parallelism.fsdp_prefetch_units
@@ -168,7 +165,7 @@ def state_memory(
         optimizer = _optimizer(model, config.optimizer)
     local = sum(parameter.nbytes for parameter in parameters)
     averages = len(config.ema.decays) if config.ema.enable else 0
-    ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in averaged)
+    ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in parameters)
     training = config.training
     transient = 0
     if layout.sharded:

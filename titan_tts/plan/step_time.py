@@ -270,9 +270,9 @@ def tensor_sums(
             ("all-reduce, TP backward", GRADIENT_PRODUCTS, backward, frames, 2),
             of_conditions,
         ]
-    heads, modulation = 1 + bool(args.ctc_layer), float(number * 6 * args.dim)
+    modulation = float(number * 6 * args.dim)
     return [
-        ("all-gather, SP forward", NOTHING, forward + heads, frames, 1),
+        ("all-gather, SP forward", NOTHING, forward + 1, frames, 1),
         ("reduce-scatter, SP forward", NOTHING, forward, frames, 1),
         ("all-gather, SP backward", NOTHING, backward + 1, frames, 1),
         ("both, SP backward", GRADIENT_PRODUCTS, 2 * backward, frames, 1),

@@ -8,13 +8,12 @@ import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.flow.alignment import ctc_sums
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import compile_function, static_shapes
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.model.flops import MicroBatch
-from torchtitan.models.dit_tts.streams import PackedStreams, stream_of, unpack
+from torchtitan.models.dit_tts.streams import PackedStreams, stream_of
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
@@ -124,11 +123,8 @@ class ForwardPass:
             return encoder.rows(in_text.numpy(), tokens.numpy())
         return encoder.rows((in_text & valid_mask(tokens, ids.shape[1])).numpy())
 
-    def loss_sums(
-        self, batch: dict[str, Any], labels: torch.Tensor, step: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of a micro-batch, summed over its valid frames, without and with the weighted loss
-        of the alignment head."""
+    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor, step: int) -> torch.Tensor:
+        """The loss of a micro-batch, summed over its valid frames."""
         frame_mask = labels != IGNORE_INDEX
         packed: PackedStreams | None = batch["packed"]
         in_frames = () if packed is None else (packed.frames,)
@@ -140,7 +136,7 @@ class ForwardPass:
             noisy = self.add_noise(batch["latents"], *place, progress, *in_frames)
             features = self._text_features(batch)
         with self.amp:
-            output = self.model(
+            prediction = self.model(
                 noisy.latents,
                 noisy.t,
                 frame_mask,
@@ -152,24 +148,10 @@ class ForwardPass:
                 batch["text_positions"],
                 *(() if packed is None else (packed,)),
             )
-        prediction, ctc_logits = output if isinstance(output, tuple) else (output, None)
         losses = self.loss_fn(prediction, noisy.target, frame_mask, *in_frames)
         frames_of = batch["frames"] if packed else frame_mask.sum(1)
         self.metrics.count_losses(noisy.t, losses.detach(), frames_of)
-        loss = total = losses.sum()
-        if ctc_logits is not None:
-            frames, lengths = zip(*batch["ctc_lengths"], strict=True)
-            # A hidden text would have to be recognized from noise: its row would only disturb the others.
-            counted = batch["aligns"] & noisy.keep_text
-            text_bytes = batch["text_bytes"]
-            if packed:
-                ctc_logits, text_bytes = (
-                    unpack(each, packed.frames) for each in (ctc_logits, text_bytes)
-                )
-            ctc = ctc_sums(ctc_logits, frames, text_bytes, lengths, counted).sum()
-            self.metrics.count_ctc(ctc.detach())
-            total = total + self.config.alignment.ctc_weight * ctc
-        return loss, total
+        return losses.sum()
 
     def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
         """(B, L, h) of a text encoder outside the model; None where it is inside."""

@@ -53,7 +53,7 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
 
 _TRAIN = (
     "grad_norm lr padding_fraction text_padding_fraction reference_padding_fraction replaced_samples "
-    "skipped_batches progress ctc critical_batch"
+    "skipped_batches progress critical_batch"
 ).split()
 """Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
@@ -116,7 +116,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         """seconds that the run takes after `total_steps`, which then count its warm-up"""
         self.counts: Counter[str] = Counter()
         self._losses: torch.Tensor | None = None
-        self._ctc: torch.Tensor | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.gpu = GpuMonitor()
         self.compiles = 0
@@ -132,7 +131,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Called once a checkpoint is loaded, on every rank. `folder`: the run's, with config.toml
         and env.json.
         """
-        self.counts, self._losses, self._ctc = Counter(), None, None
+        self.counts, self._losses = Counter(), None
         self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
@@ -196,20 +195,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         counted = torch.stack([losses, frames]).where(losses.isfinite(), 0.0)
         sums = (counted[:, :, None] * inside).sum(1)
         self._losses = sums if self._losses is None else self._losses + sums
-
-    def count_ctc(self, loss: torch.Tensor) -> None:
-        """Adds the alignment head's loss (), a sum over valid frames, unless it is not finite. The host does
-        not wait."""
-        loss = loss.where(loss.isfinite(), 0.0)
-        self._ctc = loss if self._ctc is None else self._ctc + loss
-
-    def _ctc_loss(self, valid_frames: float) -> dict[str, float]:
-        """The mean CTC loss since the last logged step, on all ranks; without its weight."""
-        if self._ctc is None:
-            return {}
-        total, self._ctc = self._ctc, None
-        self._sum_over_ranks(total)
-        return {"ctc": total.item() / valid_frames}
 
     def _losses_by_time(self) -> list[float | None]:
         """The mean training loss of each tenth of the diffusion times since the last logged step, on all
@@ -308,7 +293,6 @@ class TTSMetricsProcessor(MetricsProcessor):
             "gpu_power_watts": gpus and counts["power_watts"] / gpus,
             "gpu_utilization": gpus and counts["utilization"] / gpus,
             "gpu_memory_used_gib": gpus and counts["memory_used_gib"] / gpus,
-            **self._ctc_loss(counts["valid_frames"]),
         }
         by_time = self._losses_by_time()
         if self.trackers is not None:

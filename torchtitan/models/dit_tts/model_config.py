@@ -9,7 +9,6 @@ from torch import nn
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import require
-from torchtitan.models.dit_tts.model.alignment import parameter_counts
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -54,7 +53,6 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.speaker_patch_size = job_config.data.speaker_patch_size
         self.attention = job_config.attention.backend
         self.text_positions = job_config.model.text_positions
-        self._take_alignment(job_config)
         degree, flavor = job_config.parallelism.tensor_parallel_degree, job_config.model.flavor
         divided = math.gcd(self.n_heads, self.mlp_dim)
         require(
@@ -83,17 +81,6 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
                 f"of a head must be an even number; change n_heads or dim",
             )
 
-    def _take_alignment(self, job_config: JobConfig) -> None:
-        alignment, n_layers = job_config.alignment, self.n_layers
-        require(
-            alignment.ctc_layer <= n_layers,
-            f"[alignment] ctc_layer = {alignment.ctc_layer}, but [model] flavor = "
-            f"{job_config.model.flavor!r} has {n_layers} blocks; give one of them, or 0, which "
-            f"chooses one",
-        )
-        half = max(1, n_layers // 2)
-        self.ctc_layer = (alignment.ctc_layer or half) if alignment.ctc_weight else 0
-
     def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
         encoder, checkpoint = job_config.encoder, job_config.checkpoint
@@ -121,11 +108,11 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.condition_tokens = max(0, encoder.vocab_size - source.vocab_size)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-        """Parameters without the alignment head, and training FLOPs per frame at `seq_len` latent frames without conditions.
+        """Parameters, and training FLOPs per frame at `seq_len` latent frames without conditions.
 
         The trainer's own figures come from `flops.py` with the true lengths.
         """
-        n_params, _ = parameter_counts(model.named_parameters())
+        n_params = sum(parameter.numel() for parameter in model.parameters())
         flops = training_flops(self, Lengths(frames=seq_len, text_tokens=0, speaker_frames=0))
         return n_params, flops // seq_len
 

@@ -61,9 +61,3 @@ class _PerPosition(torch.autograd.Function):
 def per_position(table: torch.Tensor, stream: Stream) -> torch.Tensor:
     """Each sample's row of a table (S, 1, D) at all of its positions, (1, L, D)."""
     return _PerPosition.apply(table[:, 0], stream.segment)[None]
-
-
-def unpack(x: torch.Tensor, stream: Stream) -> torch.Tensor:
-    """A row x (1, L, ...) as (S, longest, ...), one row per sample; behind a sample is something else."""
-    index = stream.starts[:-1, None] + torch.arange(stream.longest, device=x.device)
-    return x[0, index.clamp_max(x.shape[1] - 1)]

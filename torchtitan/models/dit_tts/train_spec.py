@@ -30,6 +30,7 @@ from torchtitan.models.dit_tts.run.benchmark.loader import (
     build_synthetic_dataloader,
     build_synthetic_tokenizer,
 )
+from torchtitan.models.dit_tts.text.aligner import Aligner, choose_recordings, fit_aligner
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, origin_of_weights
 from torchtitan.models.dit_tts.text.durations import (
     DURATIONS_FILE,
@@ -44,7 +45,8 @@ from torchtitan.tools.logging import logger
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
     if job_config.benchmark.enable:
         return build_synthetic_tokenizer(job_config)
-    return build_tokenizer(job_config, _ready_durations(job_config).char_widths)
+    _ready_durations(job_config)
+    return build_tokenizer(job_config, partial(_new_aligner, job_config))
 
 
 def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
@@ -74,6 +76,23 @@ def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
     return durations
 
 
+def _new_aligner(job_config: JobConfig) -> Aligner:
+    """Learned by rank 0 from the recordings of [data] path."""
+
+    def fit(rank: int) -> Aligner | None:
+        data = job_config.data
+        if rank != 0:
+            return None
+        recordings = choose_recordings(open_training_data(data), data.max_frames)
+        logger.info(f"Learning from {len(recordings)} recordings where their texts are spoken")
+        return fit_aligner(recordings)
+
+    with long_timeout_group() as group:
+        aligner = run_on_all_ranks(fit, "align the texts of [data] path", group)[0]
+    assert aligner is not None
+    return aligner
+
+
 def build_agreed_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
 ) -> LatentDataLoader:
@@ -87,7 +106,6 @@ def build_agreed_dataloader(
         tokenizer,
         job_config,
         find_features,
-        text_bytes=job_config.alignment.ctc_weight > 0,
     )
     parts = json.loads(loader.state_dict()["order_fingerprint"])
     parts["tokens"] = tokenizer.vocabulary.fingerprint

@@ -35,7 +35,6 @@ from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.alignment import parameter_counts
 from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.run.benchmark.loader import build_random_encoder
@@ -92,8 +91,8 @@ class DiTTTSTrainer(Trainer):
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.benchmark: BenchmarkRecorder | None = None
         if config.benchmark.enable:
-            named = self.model_parts[0].named_parameters()
-            parameters, _ = parameter_counts(each for each in named if each[1].requires_grad)
+            trained = (p for p in self.model_parts[0].parameters() if p.requires_grad)
+            parameters = sum(parameter.numel() for parameter in trained)
             metrics = self.metrics_processor
             self.benchmark = BenchmarkRecorder(
                 self.config,
@@ -169,12 +168,11 @@ class DiTTTSTrainer(Trainer):
                 f"The run is complete: step {self.step} of {steps}; nothing is left to train"
             )
         else:
-            parameters, of_heads = parameter_counts(self.model_parts[0].named_parameters())
-            heads = f" and {of_heads:,} of the alignment head" if of_heads else ""
+            parameters = sum(parameter.numel() for parameter in self.model_parts[0].parameters())
             device = self.metrics_processor.device_memory_monitor.device_name
             last = "the benchmark's end" if self.benchmark is not None else steps
             logger.info(
-                f"Training {self.config.model.flavor} ({parameters:,} parameters{heads}) from step "
+                f"Training {self.config.model.flavor} ({parameters:,} parameters) from step "
                 f"{self.step + 1} to {last} on {self.parallel_dims.world_size} x {device}; run folder: "
                 f"{self.run_folder.path}"
             )
@@ -240,7 +238,7 @@ class DiTTTSTrainer(Trainer):
         self, *, input_dict: dict[str, Any], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
         """One micro-batch. Returns this rank's part of the loss: its sum over valid frames divided by the
-        valid frames of the global batch. The alignment head's loss, divided alike, is in the gradients only."""
+        valid frames of the global batch."""
         self.micro_batch += 1
         begin_micro_batch(
             self.model_parts[0],
@@ -250,11 +248,11 @@ class DiTTTSTrainer(Trainer):
         )
         with self.train_context():
             with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
-                sums = self.forward_pass.loss_sums(input_dict, labels, self.step)
-                loss, total = (each / global_valid_tokens for each in sums)
+                loss = self.forward_pass.loss_sum(input_dict, labels, self.step)
+                loss = loss / global_valid_tokens
             self.metrics_processor.compiles = self.compile_watch.graphs
             self._mark("forward")
-            total.backward()
+            loss.backward()
             self._mark("backward")
         return loss
 

@@ -142,12 +142,12 @@ def check_text(config: JobConfig) -> None:
     pretrained = is_pretrained(encoder.model)
     require(
         config.model.text_positions == "none" or not config.objective.loss_on_padding,
-        "[model] text_positions = 'scaled' with [objective] loss_on_padding = true: positions follow from "
+        "[model] text_positions = 'aligned' with [objective] loss_on_padding = true: positions follow from "
         "the length of the speech, which such a model decides itself; set one of them to its default",
     )
     require(
         config.model.text_positions == "none" or data.on_too_long != "crop",
-        "[model] text_positions = 'scaled' with [data] on_too_long = 'crop': a cropped utterance keeps all its "
+        "[model] text_positions = 'aligned' with [data] on_too_long = 'crop': a cropped utterance keeps all its "
         "text, whose words would be placed wrongly; set on_too_long to 'drop', or text_positions to 'none'",
     )
     require(

@@ -10,7 +10,6 @@ _NEEDED: dict[str, tuple[Any, str]] = {
     "model.text_positions": ("none", "positions of the text follow from the length"),
     "objective.text_dropout": (0.0, "a length without its text is a mean over all texts"),
     "objective.loss_on_padding": (False, "padding would count as speech"),
-    "alignment.ctc_weight": (0.0, "there are no frames to align"),
     "optimizer.base_dim": (0, "there is one such flavor"),
     "activation_checkpoint.mode": ("none", "it is small"),
     "samples.freq": (0, "it says nothing"),

@@ -1,11 +1,12 @@
 """An exported folder: a trained model with all that it speaks with, and nothing of its training.
 
     config.json          step, weights, codec, treatment of references, and the keys of the run's config in KEPT
-    model.safetensors    weights under the model's names, without the alignment head
+    model.safetensors    weights under the model's names
     manifest.json        size and XXH3 of every file that is read, and what the weights were trained with
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
     text_encoder/        a frozen encoder that the run had from a folder
     codec/               mel_dct_stats.json, or weights.safetensors of a DAC-VAE from a file
+    aligner.safetensors  the run's: where in the speech each character is to be expected
     durations.json       how long a text takes, by the fit on the training data
     duration/            a trained predictor of that, as an exported folder of its own
     voices/              voices.safetensors: references of speakers who were chosen
@@ -37,7 +38,15 @@ TEXT_ENCODER = "text_encoder"
 _ALWAYS_READ = (CONFIG, WEIGHTS, "tokenizer.json")
 READ = (
     *_ALWAYS_READ,
-    *("text_tokenizer.json", "text_encoder.json", "durations.json", MEL_DCT, DAC_VAE, VOICES),
+    *(
+        "text_tokenizer.json",
+        "text_encoder.json",
+        "durations.json",
+        "aligner.safetensors",
+        MEL_DCT,
+        DAC_VAE,
+        VOICES,
+    ),
 )
 """Files that are read, in addition to TEXT_ENCODER, and to DURATIONS, which has its own manifest"""
 

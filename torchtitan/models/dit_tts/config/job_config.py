@@ -79,9 +79,9 @@ class Model(titan.Model):
     """Size of the model: debug, 18M, 60M, 300M, 800M, 3B or 8B; or duration, which predicts
     durations instead of synthesizing speech"""
 
-    text_positions: Annotated[Literal["none", "scaled"], WEIGHTS, WORKLOAD] = "none"
+    text_positions: Annotated[Literal["none", "aligned"], WEIGHTS, WORKLOAD] = "none"
     """Positions of the text's keys in the attention's rotated heads: none, or each token at its
-    expected frame, estimated from its letters (scaled)"""
+    frame, by an alignment in training and as expected from its letters in generation (aligned)"""
 
     hf_assets_path: str = "."
     """Not used by this family"""
@@ -418,16 +418,6 @@ class Objective:
 
 
 @dataclass
-class Alignment:
-    ctc_weight: Annotated[NonNegativeFloat, WORKLOAD] = 0.0
-    """Weight of the CTC loss of the text's utf-8 bytes, which a head on one of the decoder's blocks reads
-    from its frames; added to the flow loss, while training only. 0: no such head"""
-
-    ctc_layer: NonNegativeInt = 0
-    """Block, counted from 1, whose output the CTC head reads; 0: the block at half the depth"""
-
-
-@dataclass
 class EMA:
     enable: Annotated[bool, WORKLOAD] = True
     """Exponential moving averages of the weights, sharded like them and checkpointed"""
@@ -616,7 +606,6 @@ class JobConfig(titan.JobConfig):
     encoder: Encoder = field(default_factory=Encoder)
     attention: Attention = field(default_factory=Attention)
     objective: Objective = field(default_factory=Objective)
-    alignment: Alignment = field(default_factory=Alignment)
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
     validation: Validation = field(default_factory=Validation)  # type: ignore[assignment]

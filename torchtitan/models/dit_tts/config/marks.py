@@ -34,9 +34,7 @@ Fraction = Annotated[float, Bounds(0, 1)]
 Frames = Annotated[int, Bounds(1, 10**6)]
 """Length of an utterance or reference"""
 
-SECTION_MARKS = dict.fromkeys(
-    ("objective", "alignment", "optimizer", "lr_scheduler", "ema"), TRAINING
-)
+SECTION_MARKS = dict.fromkeys(("objective", "optimizer", "lr_scheduler", "ema"), TRAINING)
 """Section -> the mark of all its keys"""
 
 INHERITED: dict[str, tuple[Bounds | Mark, ...]] = {

@@ -63,7 +63,7 @@ OLD_KEYS = {
     "audio_drop_prob": "use [objective] speaker_dropout",
     "seed": "use [debug] seed for weights and noise, [data] seed for the order of the data",
     "time_shift": "leave it out, and add its natural logarithm to [objective] logit_mean",
-    "teacher": "leave it out: the alignment head learns from the text, by [alignment] ctc_weight",
+    "teacher": "leave it out, and set [model] text_positions = 'aligned'",
 }
 """name, in whatever section it was -> what to do instead"""
 
@@ -75,5 +75,7 @@ REMOVED: dict[str, Any] = {
     "alignment.teacher_hidden_layer": 0,
     "alignment.teacher_dim": 256,
     "alignment.stop_fraction": 0.5,
+    "alignment.ctc_weight": 0.0,
+    "alignment.ctc_layer": 0,
 }
 """section.key that runs of earlier versions recorded -> the value that changes nothing, which is still read"""

@@ -28,13 +28,12 @@ def build_dataloader(
     tokenizer: Tokenizer,
     job_config,
     find_features: Callable[[Dataset], Features] | None = None,
-    text_bytes: bool = False,
 ) -> LatentDataLoader:
     """The loader of data-parallel rank `dp_rank`, as upstream's `build_dataloader_fn`.
 
     Reads `job_config.data` and the batch sizes of `job_config.training`. Every rank computes the same
     order, so nothing is exchanged. `find_features` gives the features of the dataset's texts that
-    batches are to have; `text_bytes` as of the loader.
+    batches are to have.
     """
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
@@ -86,7 +85,6 @@ def build_dataloader(
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps,
         features=features,
-        text_bytes=text_bytes,
         ramp=ramp,
         references=_drawn_references(data, dataset, samples),
     )

@@ -35,7 +35,7 @@ class Collator:
     frames            (B,) int64          valid ones of them
     text_ids          (B, L) int64        `tokenizer.pad_id` at padding
     text_tokens       (B,) int64          valid ones of them
-    text_positions    (B, L) float32      `Tokenizer.text_positions` of the ids
+    text_positions    (B, L) float32      `Tokenizer.text_positions`, -1 at padding
     text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
                                           at conditioning tokens
     speaker           (B, R, C) float32   reference latents, R of them from a drawn start if there are
@@ -46,10 +46,6 @@ class Collator:
     row               (B,) int64          row in the global batch
     global_batch_size () int64            G, samples of the global batch
     replaced          int                 corrupt samples that another one replaces
-    text_bytes        (B, T) uint8        with `text_bytes`: utf-8 of the texts that can be aligned with
-                                          their frames
-    aligns            (B,) bool           likewise: which those are
-    ctc_lengths       list of B pairs     likewise: valid frames, and bytes (0 of the others)
     ================  ==================  =====================================================
 
     `labels` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
@@ -70,14 +66,12 @@ class Collator:
         max_rows: Sequence[int],
         order: GlobalBatchSampler | None = None,
         references: DrawnReferences | None = None,
-        text_bytes: bool = False,
         pin_memory: bool = False,
     ):
         self.row_loader = row_loader
         self.shapes = shapes
         self.order = order
         self.references = references
-        self.text_bytes = text_bytes
         self.pin_memory = pin_memory
         self._closed = False
         channels, features = row_loader.dataset.latent_channels, row_loader.features
@@ -103,7 +97,7 @@ class Collator:
         T, L, R = self.shapes[batch.bucket]
         arrays, features, bits = self._buffers(rows, T, L, R)
         text_ids = np.full((rows, L), tokenizer.pad_id, np.int64)
-        text_bytes = np.zeros((rows, T), np.uint8) if self.text_bytes else None
+        positions = np.empty((rows, L), np.float32)
         global_rows = np.arange(first, first + rows, dtype=np.int64)
         seed, crops = 0, [0] * rows
         if self.order is not None:
@@ -113,20 +107,18 @@ class Collator:
             Row,
             zip(*(array.numpy() for array in arrays.values())),
             text_ids,
+            positions,
             [None] * rows if bits is None else bits,
             tokenizer.dropped(seed, batch.number, global_rows).tolist(),
             crops,
             map(references, range(rows), samples),
-            [None] * rows if text_bytes is None else text_bytes,
         )
         lengths, used = self._load(batch, first, samples, list(into_rows), references)
         columns = np.stack([*lengths.T, global_rows])
-        text_mask = np.arange(L) < columns[2, :, None]
-        positions = tokenizer.text_positions(text_ids, text_mask)
         valid = np.arange(T) < columns[0, :, None]
         labels = np.where(valid, np.int64(0), np.int64(IGNORE_INDEX))
         inputs, loss_labels = self._finish(
-            batch, columns, text_ids, positions, text_bytes, labels, arrays, features
+            batch, columns, text_ids, positions, labels, arrays, features
         )
         names = [dataset.sample_id(sample) for sample in used]
         replaced = sum(map(int.__ne__, used, samples))
@@ -157,14 +149,13 @@ class Collator:
         columns: np.ndarray,
         text_ids: np.ndarray,
         text_positions: np.ndarray,
-        text_bytes: np.ndarray | None,
         labels: np.ndarray,
         arrays: dict[str, torch.Tensor],
         features: torch.Tensor | None,
     ) -> Batch:
-        """The batch without names and count of samples. columns: (5, samples), of each what `RowLoader.load`
+        """The batch without names and count of samples. columns: (4, samples), of each what `RowLoader.load`
         returns for it, and its row."""
-        frames, speaker_frames, tokens, n_bytes, row = np.ascontiguousarray(columns)
+        frames, speaker_frames, tokens, row = np.ascontiguousarray(columns)
         # numpy for small arrays: torch would start a thread pool in each loader thread.
         small = {
             "frames": frames,
@@ -176,16 +167,10 @@ class Collator:
             "row": row,
             "global_batch_size": np.array(len(batch.samples), np.int64),
         }
-        if text_bytes is not None:
-            small |= {"text_bytes": text_bytes, "aligns": n_bytes >= 0}
         inputs: dict[str, Any] = {name: self._tensor(array) for name, array in small.items()}
         inputs |= arrays
         if features is not None:
             inputs["text_features"] = features
-        if text_bytes is not None:
-            inputs["ctc_lengths"] = list(
-                zip(frames.tolist(), n_bytes.clip(0).tolist(), strict=True)
-            )
         return inputs, self._tensor(labels)
 
     def _references(
@@ -207,7 +192,7 @@ class Collator:
         references: Callable[[int, int], list[Piece]],
     ) -> tuple[np.ndarray, list[int]]:
         """Fill rows of the global batch from `first` on with samples, or with the replacements of
-        corrupt ones. Returns (B, 4) int64, a row's being what `RowLoader.load` returns for it, and
+        corrupt ones. Returns (B, 3) int64, a row's being what `RowLoader.load` returns for it, and
         the samples taken.
         """
         lengths, used = [], []
@@ -257,11 +242,11 @@ class PackedCollator(Collator):
     `input_dict` has the entries of `Collator`, of which differ
 
     ================  ==========================  ================================================
-    latents           (1, B*N, C) float32         and text_bytes, a sample's at its first frame
+    latents           (1, B*N, C) float32
     text_ids          (1, B*L) int64              and text_positions, text_features
     speaker           (1, B*P, C) float32         each reference zero up to whole patches
-    frames            (S,) int64                  and text_tokens, speaker_frames, aligns, row; 0
-                                                  behind the last sample
+    frames            (S,) int64                  and text_tokens, speaker_frames, row; 0 behind
+                                                  the last sample
     global_batch_size () int64                    samples, in which `row` counts
     replaced          int                         corrupt samples, which are left out
     longest           tuple of 3 int              frames, tokens and reference frames that a
@@ -289,7 +274,7 @@ class PackedCollator(Collator):
         pieces, reference_sizes = self._rows_references(batch, starts, sizes)
         arrays, features, bits = self._buffers(1, N, L, P)
         ids = np.full((len(samples), longest[1]), tokenizer.pad_id, np.int64)
-        text_bytes = np.zeros((1, N), np.uint8) if self.text_bytes else None
+        places = np.empty((len(samples), longest[1]), np.float32)
         drop = tokenizer.dropped(order.seed, batch.number, numbers).tolist()
         crops = order.crops(batch)[inside].tolist()
         fetched = loader.fetch(samples.tolist(), list(chain(*pieces)))
@@ -305,11 +290,11 @@ class PackedCollator(Collator):
                     for each in members.ARRAYS
                 ],
                 ids[index],
+                places[index],
                 None if bits is None else bits[0, tokens],
                 drop[index],
                 crops[index],
                 pieces[index],
-                None if text_bytes is None else text_bytes[0, frames],
             )
             try:
                 lengths.append(loader.load(sample, fetched, into))
@@ -326,19 +311,18 @@ class PackedCollator(Collator):
         if features is not None:
             features[0, end[1] :] = 0
 
-        columns = np.zeros((5, rows * self.policy.max_samples), np.int64)
-        columns[3] = -1
-        columns[:4, : len(kept)] = np.reshape(lengths, (-1, 4)).T
-        columns[4, : len(kept)] = numbers[kept]
+        columns = np.zeros((4, rows * self.policy.max_samples), np.int64)
+        columns[:3, : len(kept)] = np.reshape(lengths, (-1, 3)).T
+        columns[3, : len(kept)] = numbers[kept]
         mask = np.arange(longest[1]) < columns[2, : len(kept), None]
         text_ids = np.full((1, L), tokenizer.pad_id, np.int64)
         text_ids[0, : end[1]] = ids[kept][mask]
         positions = np.full((1, L), -1, np.float32)
-        positions[0, : end[1]] = tokenizer.text_positions(ids[kept], mask)[mask]
+        positions[0, : end[1]] = places[kept][mask]
         labels = np.full((1, N), IGNORE_INDEX, np.int64)
         labels[0, : end[0]] = 0
         inputs, loss_labels = self._finish(
-            batch, columns, text_ids, positions, text_bytes, labels, arrays, features
+            batch, columns, text_ids, positions, labels, arrays, features
         )
         names = [dataset.sample_id(sample) for sample in samples[kept].tolist()]
         counts = {"sample_id": names, "replaced": len(samples) - len(kept), "longest": longest}

@@ -81,7 +81,6 @@ class LatentDataLoader(BaseDataLoader):
         dp_world_size: int,
         accumulation_steps: int,
         features: Features | None = None,
-        text_bytes: bool = False,
         ramp: BatchRamp = BatchRamp(),
         references: DrawnReferences | None = None,
     ):
@@ -111,7 +110,7 @@ class LatentDataLoader(BaseDataLoader):
         )
         max_rows = [size // blocks for size in policy.batch_sizes]
         pin_memory = torch.cuda.is_available()
-        given = row_loader, policy.shapes, max_rows, order, references, text_bytes, pin_memory
+        given = row_loader, policy.shapes, max_rows, order, references, pin_memory
         self._collator = (
             PackedCollator(policy, data, *given)
             if isinstance(policy, PackedPolicy)

@@ -1,7 +1,7 @@
-"""Loads one sample into its row of a padded batch: latents, reference, tokens, features and text bytes."""
+"""Loads one sample into its row of a padded batch: latents, reference, tokens, positions and features."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, LoadedSample
 from torchtitan.models.dit_tts.data.references import Piece
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.aligner import Aligner
 
 _REFERENCE = [member.name for member in members.ARRAYS].index("reference")
 
@@ -22,6 +23,9 @@ class Tokenizer(Protocol):
     pad_id: int
     n_conditions: int
     """conditioning tokens before the text's; asked for with features only"""
+
+    aligner: Aligner | None
+    """places the text in its recording; None: `text_positions` is not called"""
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
         """(n,) int32: maximum ids of each sample's row; `part` as in `open_dataset`."""
@@ -37,9 +41,9 @@ class Tokenizer(Protocol):
         """Write the ids to the start of row (L,) int64 and return their number."""
         ...
 
-    def text_positions(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """(B, L) float32: expected position in the speech of the middle of each of the ids (B, L), in
-        (0, 1); -1 for ids that are not text or where mask (B, L) is false."""
+    def text_positions(self, text: str, frames: np.ndarray | None = None) -> np.ndarray:
+        """(tokens,) float32: where in the speech the middle of each of the text's ids is, in (0, 1); -1 for those
+        that are not text. frames: (characters + 2,) as `Aligner.frames`; None: the expected ones."""
         ...
 
 
@@ -68,18 +72,18 @@ class Features(Protocol):
 class Row(NamedTuple):
     """What a sample is written to.
 
-    arrays in the order of `members.ARRAYS`, (T or R, width); text_ids (L,), features (L, h) or None,
-    which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, the
-    pieces of a drawn one, none for the stored one, and text_bytes (N,) or None.
+    arrays in the order of `members.ARRAYS`, (T or R, width); text_ids and positions (L,), features (L, h) or
+    None, which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, and the
+    pieces of a drawn one, none for the stored one.
     """
 
     arrays: Sequence[np.ndarray]
     text_ids: np.ndarray
+    positions: np.ndarray
     features: np.ndarray | None
     drop: Sequence[bool]
     crop: int
     reference: Sequence[Piece]
-    text_bytes: np.ndarray | None = None
 
 
 class Fetched(NamedTuple):
@@ -99,14 +103,15 @@ class RowLoader:
     corrupt_samples: CorruptSampleCounter
     frames_per_second: float
     features: Features | None
+    _aligned: dict[int, bytes] = field(default_factory=dict)
+    """of each sample that was read, the frames of each character, since aligning takes longer than reading"""
 
     def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
         others = [piece.sample for piece in pieces]
         return Fetched(*self.dataset.fetch_with_latents(samples, others))
 
-    def load(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int, int]:
-        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid, and the
-        text's bytes, or -1 where they are not asked for or cannot be aligned with the frames."""
+    def load(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int]:
+        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid."""
         loaded = self._load_sample(sample, fetched, into, stored_reference=not into.reference)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
         if into.reference:
@@ -126,11 +131,19 @@ class RowLoader:
                 f"tokens where its stored features are for {stored}; delete the folder of the "
                 "features and make them again with titan-tts prepare --encode-text"
             )
-        n_bytes = -1
-        # A cropped sample speaks a part of its text only.
-        if into.text_bytes is not None and frames == self.dataset.frames[sample]:
-            n_bytes = _write_bytes(loaded.metadata["text"], frames, into.text_bytes)
-        return frames, speaker_frames, tokens, n_bytes
+        into.positions.fill(-1)
+        if self.tokenizer.aligner is not None:
+            aligned = self._aligned_frames(self.tokenizer.aligner, sample, loaded)
+            found = self.tokenizer.text_positions(loaded.metadata["text"], aligned)
+            into.positions[:tokens] = found
+        return frames, speaker_frames, tokens
+
+    def _aligned_frames(self, aligner: Aligner, sample: int, loaded: LoadedSample) -> np.ndarray:
+        found = self._aligned.get(sample)
+        if found is None:
+            frames = aligner.frames(loaded.metadata["text"], loaded.latents)
+            found = self._aligned[sample] = frames.astype(np.uint16).tobytes()
+        return np.frombuffer(found, np.uint16)
 
     def _load_sample(
         self, sample: int, fetched: Fetched, into: Row, stored_reference: bool = True
@@ -171,13 +184,3 @@ class RowLoader:
         features[:first].fill(0)
         features[end:].fill(0)
         return end
-
-
-def _write_bytes(text: str, frames: int, out: np.ndarray) -> int:
-    """Write a text's utf-8 to the start of out and return its length; -1, and nothing written, where CTC
-    cannot place it: each byte needs a frame of its own, and a blank between two equal ones."""
-    values = np.frombuffer(text.encode(), np.uint8)
-    if len(values) + np.count_nonzero(values[1:] == values[:-1]) > frames:
-        return -1
-    out[: len(values)] = values
-    return len(values)

@@ -10,7 +10,6 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from torchtitan.models.dit_tts.config.validation_figures import prefix, saved_prefixes
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
-from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.model.initialization import plain_name
 
 
@@ -24,10 +23,7 @@ class EMA(Stateful):
 
     def __init__(self, model: nn.Module, decays: Sequence[float]):
         self.num_updates = 0
-        # The alignment head is not used after training.
-        self.weights = {
-            plain_name(name): p for name, p in model.named_parameters() if not is_of_head(name)
-        }
+        self.weights = {plain_name(name): p for name, p in model.named_parameters()}
         self.averages = {
             decay: {
                 name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()

@@ -168,6 +168,4 @@ def divide_frames(model: nn.Module, group: Group) -> None:
         return _by_sample(_Collective.apply(args[0], "gather", "divide", group), group)
 
     cast(nn.ModuleList, model.layers)[0].register_forward_pre_hook(divide)
-    heads = cast(nn.ModuleDict, model.alignment or {})
-    for module in (cast(nn.Module, model.norm), *heads.values()):
-        module.register_forward_pre_hook(gather)
+    cast(nn.Module, model.norm).register_forward_pre_hook(gather)

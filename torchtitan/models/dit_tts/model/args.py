@@ -98,10 +98,7 @@ class DiTTTSModelArgs(BaseModelArgs):
 
     text_positions: str = "none"
     """Positions of the text's keys in the rotated heads: none, or each at its token's position in the speech
-    (scaled)"""
-
-    ctc_layer: int = 0
-    """Block, counted from 1, whose output a CTC head reads in training; 0: there is no head"""
+    (aligned)"""
 
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""

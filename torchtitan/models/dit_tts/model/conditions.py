@@ -33,8 +33,8 @@ class Conditions:
     """(B, P) bool"""
 
     text_positions: torch.Tensor | None = None
-    """(B, L) float32: expected position of each token's middle in the speech, in (0, 1); -1 for tokens that
-    are not text. For [model] text_positions = "scaled" only"""
+    """(B, L) float32: position of each token's middle in the speech, in (0, 1); -1 for tokens that
+    are not text. For [model] text_positions = "aligned" only"""
 
 
 class PretrainedEncoder(Protocol):

@@ -8,7 +8,6 @@ in full, as the counter does.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchtitan.models.dit_tts.model.alignment import CTC_CLASSES
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 
 
@@ -96,8 +95,7 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
     if not (args.text_vocab_size or args.text_encoder or args.condition_tokens):
         saved += 2 * lengths.text_tokens * args.text_dim * c
-    ctc = 2 * lengths.frames * args.dim * CTC_CLASSES if args.ctc_layer else 0
-    return 3 * (forward_flops(args, lengths) + ctc) - saved
+    return 3 * forward_flops(args, lengths) - saved
 
 
 def repeated_flops(

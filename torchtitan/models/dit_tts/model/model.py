@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchtitan.models.dit_tts.model.alignment import CTCHead
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.attention import JointAttention, KeyValue, rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import (
@@ -139,9 +138,6 @@ class DiTTTSModel(ConditionedModel):
         self.layers = nn.ModuleList(TransformerBlock(args) for _ in range(args.n_layers))
         self.norm = RMSNorm(args.dim, args.norm_eps)
         self.output = nn.Linear(args.dim, args.latent_channels)
-        self.alignment = (
-            nn.ModuleDict({"ctc": CTCHead(args.dim, args.norm_eps)}) if args.ctc_layer else None
-        )
         # Tensor parallelism leaves the groups of this rank's heads.
         self.rotated = rotated_groups(args.n_heads)
 
@@ -155,7 +151,7 @@ class DiTTTSModel(ConditionedModel):
             return None
         relative = conditions.text_positions
         if relative is None:
-            raise ValueError('text_positions = "scaled" needs text_positions in the batch')
+            raise ValueError('text_positions = "aligned" needs text_positions in the batch')
         positions = torch.where(relative < 0, 0.0, relative * frames - 0.5)
         head_dim = args.dim // args.n_heads
         return rope_table(positions, head_dim, args.rope_theta, self.rotated)
@@ -185,11 +181,9 @@ class DiTTTSModel(ConditionedModel):
         conditions: Conditions,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
-        ctc_logits: list[torch.Tensor] | None = None,
         packed: PackedStreams | None = None,
     ) -> torch.Tensor:
-        """The network's output for encoded conditions; see `forward` for the arguments. The alignment head's
-        output is appended to `ctc_logits`."""
+        """The network's output for encoded conditions; see `forward` for the arguments."""
         text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
         x = self.input(latents.to(self.input.weight.dtype))
         if packed is not None:
@@ -200,9 +194,7 @@ class DiTTTSModel(ConditionedModel):
             masks = frame_mask, text_mask, speaker_mask
             keys = prepare_packed_keys(self.args.attention, packed, masks)
             frames = packed.frames.starts.diff()[packed.text.segment]
-            return self._decode(
-                x, t, keys, conditions, frames[None], ctc_logits=ctc_logits, packed=packed.frames
-            )
+            return self._decode(x, t, keys, conditions, frames[None], packed=packed.frames)
         if keep_text is not None:
             text_mask = text_mask & keep_text[:, None]
         if keep_speaker is not None:
@@ -212,7 +204,7 @@ class DiTTTSModel(ConditionedModel):
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
         keys = prepare_keys(self.args.attention, valid, latents.shape[1], x.dtype)
         frames = frame_mask.sum(dim=1, keepdim=True)
-        return self._decode(x, t, keys, conditions, frames, ctc_logits=ctc_logits)
+        return self._decode(x, t, keys, conditions, frames)
 
     def denoise_guided(
         self,
@@ -257,7 +249,6 @@ class DiTTTSModel(ConditionedModel):
         conditions: Conditions,
         frames: torch.Tensor,
         caches: list[BlockCache] | None = None,
-        ctc_logits: list[torch.Tensor] | None = None,
         packed: Stream | None = None,
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -271,8 +262,6 @@ class DiTTTSModel(ConditionedModel):
         for index, layer in enumerate(self.layers):
             cache = caches[index] if caches is not None else None
             x = layer(x, shared, rope, keys, text, speaker, text_rope, cache, packed)
-            if ctc_logits is not None and self.alignment and index + 1 == args.ctc_layer:
-                ctc_logits.append(self.alignment["ctc"](x))
         return self.output(self.norm(x)).float()
 
     def forward(
@@ -290,7 +279,7 @@ class DiTTTSModel(ConditionedModel):
         text_rows: Any = None,
         text_positions: torch.Tensor | None = None,
         packed: PackedStreams | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    ) -> torch.Tensor:
         """Predicts the target of the objective for every frame.
 
         Args:
@@ -304,8 +293,7 @@ class DiTTTSModel(ConditionedModel):
                 keep_text and keep_speaker are of the samples, (S,).
 
         Returns:
-            (B, T, C) float32, undefined at masked frames; with the alignment head (that, its output), since
-            FSDP must see every tensor from which a loss is computed.
+            (B, T, C) float32, undefined at masked frames.
         """
         # FSDP wraps these methods of the instance, so that samplers can call them alone. Here the weights are
         # gathered already, so the plain functions of the class are called.
@@ -320,8 +308,6 @@ class DiTTTSModel(ConditionedModel):
             text_positions,
             packed,
         )
-        ctc_logits: list[torch.Tensor] = []
-        prediction = DiTTTSModel.denoise(
-            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, ctc_logits, packed
+        return DiTTTSModel.denoise(
+            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, packed
         )
-        return (prediction, *ctc_logits) if ctc_logits else prediction

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
-from torchtitan.components.checkpoint import MODEL, OPTIMIZER, AsyncMode, CheckpointManager
+from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.exported import is_exported
@@ -25,7 +25,6 @@ from torchtitan.models.dit_tts.infra.collectives import (
     single_process,
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.model.alignment import is_of_head
 from torchtitan.models.dit_tts.run import checkpoint_storage as storage
 from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfit, trained_with
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
@@ -313,17 +312,6 @@ class RunCheckpointer(CheckpointManager):
         if self._starts_to_train_text_encoder(model_only):
             states = {k: value for k, value in states.items() if not k.startswith("text_encoder.")}
         table = storage.read_table(path).state_dict_metadata
-        # An alignment head that the checkpoint lacks begins as it is, and so does its optimizer state.
-        new_heads = {name for name in states if is_of_head(name) and name not in table}
-        for name in new_heads:
-            del states[name]
-        optimizer = states.get(OPTIMIZER) if new_heads else None
-        if optimizer is not None:
-            states[OPTIMIZER] = {
-                name: value
-                for name, value in optimizer.state_dict().items()
-                if f"{OPTIMIZER}.{name}" in table
-            }
         absent = [
             name
             for name in ("ema", "divergence")
@@ -342,8 +330,6 @@ class RunCheckpointer(CheckpointManager):
         except (CheckpointException, RuntimeError) as error:
             raise misfit(path, error, self.config.optimizer.name) or error from None
         self.states[MODEL].load_state_dict(states)
-        if optimizer is not None:
-            optimizer.load_state_dict({**optimizer.state_dict(), **states[OPTIMIZER]})
         if "ema" in absent:
             assert self.ema is not None
             self.ema.restart()

@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.text.aligner import Aligner, load_aligner
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     TextTokenizer,
@@ -20,7 +21,6 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
-    CharWidths,
     Subwords,
     Vocabulary,
     check_covers,
@@ -37,16 +37,15 @@ TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 
 
 def build_tokenizer(
-    config: JobConfig, measure_char_widths: Callable[[], CharWidths] | None = None
+    config: JobConfig, find_aligner: Callable[[], Aligner] | None = None
 ) -> ConditionedTokenizer:
     """The run's tokenizer, as upstream's `build_tokenizer_fn`: from the run's own files, from the files of
     its initial weights, or from its data and its encoder.
 
     Every rank builds the same one by itself. Rank 0 writes the files where there are no weights
     yet. Upstream sizes the model from the config right after this call and hands nothing else on,
-    so the number of ids is written to `config.encoder.vocab_size`. `measure_char_widths`: called on
-    every rank at once where there are no weights yet and [model] text_positions = "scaled"; None:
-    every character is equally wide.
+    so the number of ids is written to `config.encoder.vocab_size`. `find_aligner`: called on every rank
+    at once where there are no weights yet and [model] text_positions = "aligned"; None: the tokenizer has none.
     """
     import torch.distributed as dist
 
@@ -56,22 +55,27 @@ def build_tokenizer(
     trained = load_vocabulary(weights) if weights is not None else None
     text, subwords = _text_tokenizer(config.encoder.model, weights, trained)
     needed = data_vocabulary(config, (rank, ranks), subwords)
-    vocabulary = needed
+    vocabulary, aligner = needed, None
+    aligned = config.model.text_positions == "aligned"
     if trained is not None:
         check_covers(trained, needed, f"the run in {weights}")
         vocabulary = trained
-    elif measure_char_widths is not None and config.model.text_positions == "scaled":
-        vocabulary = replace(needed, char_widths=measure_char_widths())
+        assert weights is not None
+        aligner = load_aligner(weights) if aligned else None
+    elif find_aligner is not None and aligned:
+        aligner = find_aligner()
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
         raise InputError(
             f"[encoder] vocab_size = {given}, but the tokenizer has {vocabulary.describe()}; set it to 0 "
             f"to take the tokenizer's"
         )
-    tokenizer = _tokenizer_of(vocabulary, text, config)
+    tokenizer = _tokenizer_of(vocabulary, text, config, aligner)
     if weights != folder and rank == 0:
         if text is not None:
             write_atomic(folder / TEXT_TOKENIZER_FILE, text.to_json())
+        if aligner is not None:
+            aligner.save(folder)
         write_atomic(folder / TOKENIZER_FILE, to_json(vocabulary))
     if rank == 0:
         logger.info(f"tokenizer: {vocabulary.describe()}")
@@ -109,11 +113,12 @@ def _text_tokenizer(
 
 
 def _tokenizer_of(
-    vocabulary: Vocabulary, text: TextTokenizer | None, config: JobConfig
+    vocabulary: Vocabulary, text: TextTokenizer | None, config: JobConfig, aligner: Aligner | None
 ) -> ConditionedTokenizer:
+    dropout = config.data.conditioning_dropout
     if text is None:
-        return UnitTokenizer(vocabulary, config.data.conditioning_dropout)
-    return SubwordTokenizer(vocabulary, text, config.data.conditioning_dropout)
+        return UnitTokenizer(vocabulary, dropout, aligner)
+    return SubwordTokenizer(vocabulary, text, dropout, aligner)
 
 
 def data_vocabulary(
@@ -201,7 +206,8 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
             f"{config.data.conditioning}; restore the file that the run wrote"
         )
     text = load_text_tokenizer(folder, vocabulary) if vocabulary.subwords else None
-    return _tokenizer_of(vocabulary, text, config)
+    aligner = load_aligner(folder) if config.model.text_positions == "aligned" else None
+    return _tokenizer_of(vocabulary, text, config, aligner)
 
 
 def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:

@@ -2,9 +2,8 @@
 
 Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
 weighted sum of the text's byte counts plus a constant, with ridge regularisation; each speaker's rate
-is the ratio of real to fitted frames over that speaker's utterances. The same fit says where in the
-speech each part of the text is to be expected. A run's folder keeps it, so that no training data are needed
-to speak.
+is the ratio of real to fitted frames over that speaker's utterances. A run's folder keeps it, so that no
+training data are needed to speak.
 """
 
 import json
@@ -16,7 +15,6 @@ import numpy as np
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.vocabulary import CharWidths
 
 DURATIONS_FILE = "durations.json"
 
@@ -26,10 +24,6 @@ _OUTLIER = 6.0
 """robust standard deviations (1.4826 times the median distance) from the fit"""
 _MAX_LENGTH = 4.0
 """of a text in the fit, in median lengths"""
-_MIN_EXPLAINED = 0.3
-"""Fraction of the lengths' variance below which the fit does not tell how long the bytes take"""
-_MIN_WIDTH = 0.1
-"""frames: a byte that lengthens nothing, such as a silent letter, still keeps its position in the order"""
 
 
 def _features(text: str) -> np.ndarray:
@@ -55,18 +49,6 @@ class LinearDurationModel:
             for character in dict.fromkeys(text)
             if not all(self.weights[byte] for byte in character.encode("utf-8", "replace"))
         ]
-
-    def char_widths(self) -> CharWidths:
-        """Frames that each byte takes: the fitted weight, or the median of the others for a byte that no
-        text had. Every byte is equally wide where the fit explains too little, as in data cut into
-        pieces of one length."""
-        weights = self.weights[:-1]
-        if not weights.any() or self.explained < _MIN_EXPLAINED:
-            return CharWidths((1.0,) * 256, 0.0)
-        known = np.maximum(weights, _MIN_WIDTH)
-        widths = np.where(weights != 0, known, np.median(known[weights != 0]))
-        edge = max(0.0, float(self.weights[-1])) / 2
-        return CharWidths(tuple(widths.round(3).tolist()), round(edge, 3))
 
     def frames(self, text: str, speaker: str | None) -> int:
         """Latent frames for the text, at least 1."""

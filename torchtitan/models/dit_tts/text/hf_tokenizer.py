@@ -6,9 +6,7 @@ Face tokenizer would (T5Gemma's pads on the left).
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +17,10 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import load_local_or_hub
+from torchtitan.models.dit_tts.text.aligner import Aligner
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
-from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, CharWidths, Subwords, Vocabulary
+from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
     from tokenizers import Encoding, Tokenizer
@@ -32,7 +31,6 @@ _MIN_PIECES = 16
 _TEXTS_AT_ONCE = 1024
 
 # What sentencepiece calls a byte that no piece has.
-_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TextTokenizer:
@@ -87,7 +85,9 @@ class TextTokenizer:
         """Ids of a text with the model's special tokens."""
         unicode_bytes(text)
         encoding = self._backend.encode(text)
-        return self._letters(text, encoding) if self._has_more_specials(encoding) else encoding.ids
+        if not self._has_more_specials(encoding):
+            return encoding.ids
+        return [token_id for token_id, _ in self._letters(text, encoding)]
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         """Number of ids of each text."""
@@ -96,17 +96,12 @@ class TextTokenizer:
             for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
         ]
 
-    def width_per_id(self, widths: CharWidths | None) -> np.ndarray:
-        """(`end`,) float32: width of each piece, without a table its characters; 0 for special tokens and
-        for ids without a piece. The mark of a word's beginning counts as a space."""
-        found = np.zeros(self.end, np.float32)
-        for piece, token_id in self._backend.get_vocab(with_added_tokens=True).items():
-            if token_id < self.end and token_id not in self._special:
-                byte = _BYTE_PIECE.fullmatch(piece)
-                text = chr(int(byte[1], 16)) if byte else piece.removeprefix("##").replace("▁", " ")
-                encoded = text.encode("latin-1" if byte else "utf-8", "replace")
-                found[token_id] = len(text) if widths is None else widths.total(encoded)
-        return found
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Of each of `ids`, the first character and the one after its last; equal for special tokens."""
+        encoding = self._backend.encode(text)
+        if not self._has_more_specials(encoding):
+            return encoding.offsets
+        return [span for _, span in self._letters(text, encoding)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text, without special tokens."""
@@ -127,21 +122,25 @@ class TextTokenizer:
         specials = sum(map(self._special.__contains__, encoding.ids))
         return specials != self._specials_of_a_text
 
-    def _letters(self, text: str, encoding: "Encoding") -> list[int]:
-        """Ids of a text with the letters of a special token, which are one piece of some models (of all
+    def _letters(self, text: str, encoding: "Encoding") -> list[tuple[int, tuple[int, int]]]:
+        """Ids and spans of a text with the letters of a special token, which are one piece of some models (of all
         T5s): such a piece is encoded letter by letter."""
-        ids = []
+        found = []
         for token_id, (start, stop), added in zip(
             encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True
         ):
             content = self._special.get(token_id)
             unknown = token_id == self._unknown and text[start:stop] != content
             if added or content is None or unknown:
-                ids.append(token_id)
+                found.append((token_id, (start, stop)))
             else:
                 tokenize = self._backend.model.tokenize
-                ids += [piece.id for character in content for piece in tokenize(character)]
-        return ids
+                found += [
+                    (piece.id, (place, place + 1))
+                    for place, character in enumerate(content, start)
+                    for piece in tokenize(character)
+                ]
+        return found
 
 
 class SubwordTokenizer(ConditionedTokenizer):
@@ -149,10 +148,14 @@ class SubwordTokenizer(ConditionedTokenizer):
     tokens."""
 
     def __init__(
-        self, vocabulary: Vocabulary, text: TextTokenizer, conditioning_dropout: float = 0.0
+        self,
+        vocabulary: Vocabulary,
+        text: TextTokenizer,
+        conditioning_dropout: float = 0.0,
+        aligner: Aligner | None = None,
     ):
         """Raises InputError where a text can have ids that the encoder's embedding lacks."""
-        super().__init__(vocabulary, conditioning_dropout)
+        super().__init__(vocabulary, conditioning_dropout, aligner)
         assert vocabulary.subwords is not None
         self.base = vocabulary.first_conditioning_id
         self.pad_id = vocabulary.subwords.pad_id
@@ -172,9 +175,8 @@ class SubwordTokenizer(ConditionedTokenizer):
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
 
-    @cached_property
-    def width_per_id(self) -> np.ndarray:
-        return self.text.width_per_id(self.vocabulary.char_widths)
+    def spans(self, text: str) -> np.ndarray:
+        return np.array([(0, 0)] * self.n_conditions + self.text.offsets(text), np.float64)
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()

@@ -3,7 +3,6 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
+from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
 from torchtitan.models.dit_tts.text.vocabulary import (
     BEGIN_ID,
     END_ID,
@@ -68,10 +68,20 @@ class ConditionedTokenizer(BaseTokenizer):
 
     pad_id = PAD_ID
 
-    def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
-        """conditioning_dropout: probability at which `dropped` drops each condition."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        conditioning_dropout: float = 0.0,
+        aligner: Aligner | None = None,
+    ):
+        """
+        Args:
+            conditioning_dropout: probability at which `dropped` drops each condition.
+            aligner: of the run, for [model] text_positions = "aligned".
+        """
         super().__init__()
         self.vocabulary = vocabulary
+        self.aligner = aligner
         self.conditioning_dropout = conditioning_dropout
         self.vocab_size = vocabulary.size
         self.fields = tuple(vocabulary.conditioning)
@@ -120,30 +130,30 @@ class ConditionedTokenizer(BaseTokenizer):
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         """(n,) int32: maximum number of ids of each sample; `part` as in `open_dataset`."""
 
-    @cached_property
     @abstractmethod
-    def width_per_id(self) -> np.ndarray:
-        """(ids of the text,) float32: frames that each takes by the vocabulary's `char_widths`, or
-        characters without one; 0 for special ones. Conditioning tokens have higher ids."""
+    def spans(self, text: str) -> np.ndarray:
+        """(tokens, 2) float64 for each id of `encode`: where its first character begins and its last one ends, in
+        characters; equal for special and conditioning tokens."""
 
-    def text_positions(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Where in the speech the middle of each token would be, by the widths of its tokens.
+    def text_positions(self, text: str, frames: np.ndarray | None = None) -> np.ndarray:
+        """Where in the speech the middle of each token is, or is to be expected.
 
         Args:
-            ids: (B, L) of `encode_into`.
-            mask: (B, L) bool, true at the row's own.
+            frames: (characters + 2,) as `Aligner.frames`; None: those that the aligner expects.
 
         Returns:
-            (B, L) float32 in (0, 1); -1 for padding, special and conditioning tokens.
+            (tokens,) float32 in (0, 1) for each id of `encode`; -1 for special and conditioning tokens.
         """
-        known, widths = self.width_per_id, self.vocabulary.char_widths
-        edge = np.float32(widths.edge_frames if widths else 0.0)
-        of_text = mask & (ids < len(known))
-        lengths = np.where(of_text, known.take(ids, mode="clip"), np.float32(0.0))
-        ends = lengths.cumsum(1)
-        total = ends[:, -1:] + 2 * edge
-        middles = (edge + ends - lengths / 2) / np.where(total > 0, total, 1)
-        return np.where(lengths > 0, middles, np.float32(-1.0)).astype(np.float32)
+        assert self.aligner is not None
+        if frames is None:
+            frames = self.aligner.expected_frames(text)
+        ends = np.maximum(frames, MIN_FRAMES).cumsum()
+        begin, end = self.spans(text).T
+        of_character = np.arange(len(ends) - 1)
+        middles = (
+            np.interp(begin, of_character, ends[:-1]) + np.interp(end, of_character, ends[:-1])
+        ) / 2
+        return np.where(begin < end, middles / ends[-1], -1.0).astype(np.float32)
 
     @abstractmethod
     def unknown_characters(self, text: str) -> list[str]:
@@ -198,8 +208,13 @@ class ConditionedTokenizer(BaseTokenizer):
 class UnitTokenizer(ConditionedTokenizer):
     """Ids for the learned encoder: begin, the conditioning tokens, bytes or characters, end."""
 
-    def __init__(self, vocabulary: Vocabulary, conditioning_dropout: float = 0.0):
-        super().__init__(vocabulary, conditioning_dropout)
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        conditioning_dropout: float = 0.0,
+        aligner: Aligner | None = None,
+    ):
+        super().__init__(vocabulary, conditioning_dropout, aligner)
         self.num_special_tokens = 2 + self.n_conditions
         """ids that `encode` adds to those of the text"""
         self._bytes = vocabulary.unit == "bytes"
@@ -208,18 +223,14 @@ class UnitTokenizer(ConditionedTokenizer):
         self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
         self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
 
-    @cached_property
-    def width_per_id(self) -> np.ndarray:
-        found = np.ones(self.vocabulary.first_conditioning_id, np.float32)
-        widths = self.vocabulary.char_widths
-        if widths is not None and self._bytes:
-            found[FIRST_BYTE_ID:] = widths.frames_per_byte
-        elif widths is not None:
-            characters = [unicode_bytes(character) for character in self.vocabulary.characters]
-            found[FIRST_CHARACTER_ID:] = list(map(widths.total, characters))
-            found[UNKNOWN_CHARACTER_ID] = found[FIRST_CHARACTER_ID:].mean()
-        found[[PAD_ID, BEGIN_ID, END_ID]] = 0.0
-        return found
+    def spans(self, text: str) -> np.ndarray:
+        units = [len(unicode_bytes(c)) if self._bytes else 1 for c in text]
+        # A character of several bytes is divided among them.
+        edges = np.interp(
+            np.arange(sum(units) + 1), np.cumsum([0, *units]), np.arange(len(text) + 1)
+        )
+        before, after = np.zeros((1 + self.n_conditions, 2)), np.zeros((1, 2))
+        return np.concatenate([before, np.stack([edges[:-1], edges[1:]], 1), after])
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         units = dataset.text_bytes if self._bytes else dataset.text_chars

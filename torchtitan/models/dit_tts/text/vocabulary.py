@@ -62,20 +62,6 @@ class Subwords:
 
 
 @dataclass(frozen=True)
-class CharWidths:
-    """How many frames of speech each part of a text takes, by a fit on the training data."""
-
-    frames_per_byte: tuple[float, ...]
-    """256, one per byte of utf-8"""
-
-    edge_frames: float
-    """before the text, and as many after it"""
-
-    def total(self, text: bytes) -> float:
-        return sum(map(self.frames_per_byte.__getitem__, text))
-
-
-@dataclass(frozen=True)
 class Vocabulary:
     """The units of text and the conditioning fields with their values."""
 
@@ -93,9 +79,6 @@ class Vocabulary:
 
     subwords: Subwords | None = None
     """for the unit "subwords" """
-
-    char_widths: CharWidths | None = None
-    """for text positions; None: every character, or byte of the unit "bytes", is equally wide"""
 
     @property
     def model(self) -> str:
@@ -269,13 +252,7 @@ def from_json(text: str, where: str) -> Vocabulary:
         subwords = None
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
-        widths = None
-        if "frames_per_byte" in contents:
-            per_byte = tuple(map(float, contents["frames_per_byte"].split()))
-            widths = CharWidths(per_byte, contents["edge_frames"])
-        vocabulary = Vocabulary(
-            contents["unit"], contents["characters"], fields, width, subwords, widths
-        )
+        vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width, subwords)
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
@@ -291,7 +268,7 @@ def from_json(text: str, where: str) -> Vocabulary:
 
 
 def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Everything that the ids and their positions depend on."""
+    """Everything that the ids depend on."""
     fields: list[dict[str, Any]] = []
     for name, values in vocabulary.conditioning.items():
         if name == "duration":
@@ -309,7 +286,4 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
         contents["subwords"] = {
             name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"
         }
-    if vocabulary.char_widths:
-        contents["frames_per_byte"] = " ".join(map(str, vocabulary.char_widths.frames_per_byte))
-        contents["edge_frames"] = vocabulary.char_widths.edge_frames
     return contents

@@ -148,11 +148,15 @@ class FixedSet:
             self.tokenizer.encode_into(*each)
             for each in zip(ids.numpy(), texts, metadata, strict=True)
         ]
-        mask = np.arange(ids.shape[1]) < np.array(lengths)[:, None]
+        positions = torch.full(ids.shape, -1.0)
+        if self.tokenizer.aligner is not None:
+            for row, each in zip(positions.numpy(), texts, strict=True):
+                expected = self.tokenizer.text_positions(each)
+                row[: len(expected)] = expected
         other_text = {
             "text_ids": ids,
             "text_tokens": torch.tensor(lengths),
-            "text_positions": torch.from_numpy(self.tokenizer.text_positions(ids.numpy(), mask)),
+            "text_positions": positions,
         }
         if "text_features" in inputs:
             other_text["text_features"] = inputs["text_features"][_filled(text)]

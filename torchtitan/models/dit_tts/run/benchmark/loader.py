@@ -118,7 +118,6 @@ def build_synthetic_dataloader(
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps(job_config, dp_world_size),
         features=_features(job_config, dataset, tokenizer.n_conditions),
-        text_bytes=job_config.alignment.ctc_weight > 0,
     )
     if dp_rank == 0:
         everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0, 0)

@@ -7,7 +7,6 @@ value is zero: zeros need less power, and a GPU then runs faster than in trainin
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -172,10 +171,6 @@ class RandomTokens(ConditionedTokenizer):
         self._conditions_ids = np.arange(text_ids, self.vocab_size)
         self._longest = longest
 
-    @cached_property
-    def width_per_id(self) -> np.ndarray:
-        return np.ones(self.vocab_size - self.n_conditions, np.float32)
-
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         assert isinstance(dataset, SyntheticDataset)
         return dataset.tokens
@@ -197,6 +192,9 @@ class RandomTokens(ConditionedTokenizer):
     def encode(
         self, text: str, metadata: Mapping[str, Any] = {}, drop: Sequence[bool] = ()
     ) -> list[int]:
+        raise NotImplementedError("random ids have no text")
+
+    def spans(self, text: str) -> np.ndarray:
         raise NotImplementedError("random ids have no text")
 
     def decode(self, ids: Sequence[int]) -> str:

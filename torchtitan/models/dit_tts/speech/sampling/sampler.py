@@ -68,7 +68,10 @@ def encode_requests(
     text, text_mask = pad_stack(
         [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
     )
-    positions = torch.from_numpy(tokenizer.text_positions(text.numpy(), text_mask.numpy()))
+    positions = None
+    if tokenizer.aligner is not None:
+        expected = [torch.from_numpy(tokenizer.text_positions(r.text)) for r in requests]
+        positions = torch.nn.utils.rnn.pad_sequence(expected, True, -1.0).to(device)
     speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
     if not speaker.shape[1]:  # no request has a reference
         speaker = speaker.new_zeros(len(requests), 1, model.args.latent_channels)
@@ -80,7 +83,7 @@ def encode_requests(
     if text_encoder is not None:
         features = text_encoder(text, text_mask & (text < model.args.first_condition_id))
     return model.encode_conditions(
-        text, text_mask, speaker, speaker_mask, features, text_positions=positions.to(device)
+        text, text_mask, speaker, speaker_mask, features, text_positions=positions
     )
 
 

@@ -1,0 +1,229 @@
+"""Where in a recording each character of its text is spoken, by a forced alignment.
+
+A hidden Markov model has one state per character of the text, in its order, and one before and one after
+them for what is no speech there. A state's frames are drawn from the Gaussian of its character, with a diagonal
+covariance, over latents that are normalised per recording. It is trained on the recordings themselves by
+alternating the best path (Viterbi) and the Gaussians of its frames, from texts spread evenly over their recordings
+(segmental k-means, Juang and Rabiner 1990). Nothing else is needed: no phones, no dictionary, no trained recognizer.
+
+At 25 frames per second a character may be shorter than a frame, so a path may leave out one or two.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from tqdm import tqdm
+
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.text.character_lengths import CharacterLengths, fit_lengths
+
+ALIGNER_FILE = "aligner.safetensors"
+
+EDGE, UNKNOWN, FIRST_SYMBOL = 0, 1, 2
+"""states of what is before and after the text, of characters that the training texts lack, and of the symbols"""
+
+MIN_FRAMES = 0.05
+"""of a character in a position: one that takes no frame still keeps its place in the order"""
+
+_MAX_RECORDINGS = 3000
+_MAX_FRAMES = 500_000
+"""of the recordings from which the states are learned: 5.5 hours, 0.5 GB"""
+_ITERATIONS = 5
+_PRIOR_FRAMES = 50
+"""of all recordings, by whose variance that of a symbol is smoothed"""
+_MIN_VARIANCE = 0.05
+# Neighbouring frames are much alike, and the channels depend on each other: their likelihoods are not independent.
+_LIKELIHOOD_SCALE = 0.3
+_SKIP_COST = 2.0
+"""for each character that a path leaves out"""
+_MAX_STEP = 3
+_IMPOSSIBLE = np.float32(-1e9)
+
+
+def folded(text: str) -> list[str]:
+    """The characters of a text without their case, which is not heard. As many as the text has."""
+    return [c.lower() if len(c.lower()) == 1 else c for c in text]
+
+
+def normalised(latents: np.ndarray) -> np.ndarray:
+    """(T, C) float32 of zero mean and unit deviation per channel."""
+    latents = latents.astype(np.float32)
+    return (latents - latents.mean(0)) / (latents.std(0) + 1e-3)
+
+
+@dataclass(frozen=True)
+class Aligner:
+    """Symbols, the Gaussians of the states (symbols + 2, C), and how long each symbol is without a recording."""
+
+    symbols: str
+    means: np.ndarray
+    variances: np.ndarray
+    lengths: CharacterLengths
+
+    @cached_property
+    def _state_of(self) -> dict[str, int]:
+        return {symbol: FIRST_SYMBOL + i for i, symbol in enumerate(self.symbols)}
+
+    @cached_property
+    def _weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of x², x and 1 in each state's log-likelihood, scaled; constants that all states share are left out."""
+        precision = _LIKELIHOOD_SCALE / self.variances
+        square = (self.means**2 * precision + _LIKELIHOOD_SCALE * np.log(self.variances)).sum(1)
+        return -0.5 * precision, self.means * precision, -0.5 * square
+
+    def states(self, text: str) -> np.ndarray:
+        """(characters + 2,) int64: the text between the edges."""
+        found = (self._state_of.get(c, UNKNOWN) for c in folded(text))
+        return np.array([EDGE, *found, EDGE], np.int64)
+
+    def path(self, text: str, latents: np.ndarray) -> np.ndarray:
+        """(T,) int64: for each frame of latents (T, C), the index in `states(text)` of what is spoken. A text too
+        long for its recording is spread evenly."""
+        x, states = normalised(latents), self.states(text)
+        ofsquares, ofvalues, constant = (each[states] for each in self._weights)
+        emissions = (x**2) @ ofsquares.T + x @ ofvalues.T + constant
+        return _best_path(emissions)
+
+    def frames(self, text: str, latents: np.ndarray) -> np.ndarray:
+        """(characters + 2,) int64: how many frames each character takes, and what is before and after them."""
+        return np.bincount(self.path(text, latents), minlength=len(text) + 2)
+
+    def expected_frames(self, text: str) -> np.ndarray:
+        """`frames` of a text without a recording, float64; those of a character may be below 0."""
+        return self.lengths.expected(self.states(text))
+
+    def save(self, folder: Path) -> None:
+        """Writes `ALIGNER_FILE` to a folder."""
+        from safetensors.numpy import save
+
+        tensors = self._tensors
+        metadata = {"symbols": json.dumps(self.symbols), "hash": _hash(self.symbols, tensors)}
+        write_atomic(folder / ALIGNER_FILE, save(tensors, metadata))
+
+    @property
+    def _tensors(self) -> dict[str, np.ndarray]:
+        return {
+            "means": self.means,
+            "variances": self.variances,
+            "length_keys": self.lengths.keys,
+            "length_values": self.lengths.values,
+        }
+
+
+def _spread(frames: int, states: int) -> np.ndarray:
+    return ((np.arange(frames) + 0.5) * (states / frames)).astype(np.int64)
+
+
+def _best_path(emissions: np.ndarray) -> np.ndarray:
+    """The path of the highest sum of emissions (T, S), which begins in the first state or the second, ends in the
+    last or the one before, and advances by up to `_MAX_STEP` states per frame."""
+    frames, states = emissions.shape
+    scores = np.empty((frames, states + _MAX_STEP), np.float32)
+    scores[:, :_MAX_STEP] = _IMPOSSIBLE  # of states before the first, so that no step needs a check
+    scores[0, _MAX_STEP:] = _IMPOSSIBLE
+    scores[0, _MAX_STEP : _MAX_STEP + 2] = emissions[0, :2]
+    moved = np.empty(states, np.float32)
+    for t in range(1, frames):
+        before, best = scores[t - 1], scores[t, _MAX_STEP:]
+        np.maximum(before[3:], before[2:-1], out=best)
+        for step in range(2, _MAX_STEP + 1):
+            np.subtract(before[3 - step : -step], (step - 1) * _SKIP_COST, out=moved)
+            np.maximum(best, moved, out=best)
+        np.add(best, emissions[t], out=best)
+    state = states - 1 - int(scores[-1, -2] > scores[-1, -1])
+    if scores[-1, state + _MAX_STEP] < _IMPOSSIBLE / 2:
+        return _spread(frames, states)
+    path = np.empty(frames, np.int64)
+    costs = np.array([2 * _SKIP_COST, _SKIP_COST, 0.0, 0.0], np.float32)
+    for t in range(frames - 1, 0, -1):
+        path[t] = state
+        came_from = scores[t - 1, state : state + _MAX_STEP + 1] - costs
+        state -= _MAX_STEP - int(came_from.argmax())
+    path[0] = state
+    return path
+
+
+def _hash(symbols: str, tensors: dict[str, np.ndarray]) -> str:
+    content = b"".join(tensors[name].tobytes() for name in sorted(tensors))
+    return xxhash.xxh3_64_hexdigest(json.dumps(symbols).encode() + content)
+
+
+def load_aligner(folder: Path) -> Aligner:
+    """The aligner that `Aligner.save` wrote to a run's folder or an exported one."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / ALIGNER_FILE
+    try:
+        with safe_open(path, "np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            symbols, written = json.loads(file.metadata()["symbols"]), file.metadata()["hash"]
+        if _hash(symbols, tensors) != written:
+            raise ValueError("its contents do not have its hash")
+        lengths = CharacterLengths(tensors["length_keys"], tensors["length_values"])
+        return Aligner(symbols, tensors["means"], tensors["variances"], lengths)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); restore the file that the run wrote, as the weights depend on the "
+            f"places of the text"
+        ) from error
+
+
+def choose_recordings(dataset: Dataset, max_frames: int) -> list[tuple[str, np.ndarray]]:
+    """Texts and latents from which an aligner is learned: an even selection of recordings that are not longer
+    than `max_frames`, without the corrupt ones."""
+    fitting = np.flatnonzero((dataset.frames <= max_frames) & (dataset.text_chars > 0))
+    count = min(_MAX_RECORDINGS, int(_MAX_FRAMES / max(1.0, dataset.frames[fitting].mean())) + 1)
+    chosen = np.unique(np.linspace(0, len(fitting) - 1, min(len(fitting), count)).astype(np.int64))
+    found = []
+    for sample in fitting[chosen].tolist():
+        try:
+            loaded = dataset.load(sample, fetched=dataset.fetch([sample]).get(sample))
+        except CorruptSampleError:
+            continue
+        found.append((loaded.metadata["text"], loaded.latents))
+    if not found:
+        raise InputError(
+            f"[model] text_positions = 'aligned', but no sample of [data] path has a text and at most {max_frames} "
+            f"frames; prepare the data with texts, or set it to 'none'"
+        )
+    return found
+
+
+def fit_aligner(recordings: Sequence[tuple[str, np.ndarray]]) -> Aligner:
+    """The aligner of some recordings: text and latents (T, C) of each."""
+    texts = [text for text, _ in recordings]
+    symbols = "".join(sorted({c for text in texts for c in folded(text)}))
+    everything = np.concatenate([normalised(latents) for _, latents in recordings])
+    overall = everything.mean(0), everything.var(0)
+    count = len(symbols) + FIRST_SYMBOL
+    nothing = CharacterLengths(np.zeros(1, np.uint64), np.zeros(1, np.float32))
+    means, variances = (np.tile(each, (count, 1)) for each in overall)
+    aligner = Aligner(symbols, means, variances, nothing)
+    states = [aligner.states(text) for text in texts]
+    paths = [
+        _spread(len(latents), len(of)) for (_, latents), of in zip(recordings, states, strict=True)
+    ]
+    for iteration in range(_ITERATIONS):
+        if iteration:
+            bar = tqdm(recordings, f"aligning texts, pass {iteration}", unit="text", delay=2.0)
+            paths = [aligner.path(text, latents) for text, latents in bar]
+        frame_states = np.concatenate([of[path] for of, path in zip(states, paths, strict=True)])
+        order = np.argsort(frame_states, kind="stable")
+        bounds = np.searchsorted(frame_states[order], np.arange(count + 1))
+        means, variances = (np.tile(each, (count, 1)) for each in overall)
+        for state in range(count):
+            own = everything[order[bounds[state] : bounds[state + 1]]]
+            if len(own):
+                share = len(own) / (len(own) + _PRIOR_FRAMES)
+                means[state] = own.mean(0)
+                variances[state] = share * own.var(0) + (1 - share) * overall[1]
+        aligner = Aligner(symbols, means, np.maximum(variances, _MIN_VARIANCE), nothing)
+    frames = [aligner.frames(text, latents) for text, latents in recordings]
+    return replace(aligner, lengths=fit_lengths(states, frames))
