@@ -12,13 +12,13 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
-from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import PHONES, Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import HUB_NAME, SUFFIXES
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.hf_files import weight_files
-from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary, unit_of
 
 # Part of the model by the first word of a parameter's name.
 _PARTS = {
@@ -97,8 +97,10 @@ def _known_ids(config: JobConfig, source: HFEncoderSpec | None) -> tuple[int, tu
         ).conditioning
     labels = [name for name in data.conditioning if name != "duration"]
     unknown = []
-    if encoder.model == "chars":
-        unknown.append("the characters of the texts: they depend on the data; none is counted")
+    if unit_of(encoder.model) in ("chars", PHONES):
+        unknown.append(
+            "the characters of the texts or phones: they depend on the data; none is counted"
+        )
     if labels:
         unknown.append(
             f"the values of {', '.join(labels)}: they depend on the data; of their conditioning tokens "
@@ -107,7 +109,7 @@ def _known_ids(config: JobConfig, source: HFEncoderSpec | None) -> tuple[int, tu
     if source is not None:
         added = Vocabulary("bytes", "", fields).size - Vocabulary("bytes").size
         return source.vocab_size + added, tuple(unknown)
-    return Vocabulary(encoder.model, "", fields).size, tuple(unknown)
+    return Vocabulary(unit_of(encoder.model), "", fields).size, tuple(unknown)
 
 
 def build_on_meta(args: DiTTTSModelArgs, dtype: str) -> nn.Module:

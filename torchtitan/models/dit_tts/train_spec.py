@@ -1,6 +1,7 @@
 """The functions that upstream's trainer builds a run from."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
     return durations
 
 
-def _new_aligner(job_config: JobConfig) -> Aligner:
-    """Learned by rank 0 from the recordings of [data] path."""
+def _new_aligner(job_config: JobConfig, spoken: Callable[[str], str]) -> Aligner:
+    """Learned by rank 0 from the recordings of [data] path. `spoken`: a text's characters that are placed."""
 
     def fit(rank: int) -> Aligner | None:
         data = job_config.data
@@ -85,7 +86,7 @@ def _new_aligner(job_config: JobConfig) -> Aligner:
             return None
         recordings = choose_recordings(open_training_data(data), data.max_frames)
         logger.info(f"Learning from {len(recordings)} recordings where their texts are spoken")
-        return fit_aligner(recordings)
+        return fit_aligner([(spoken(text), latents) for text, latents in recordings])
 
     with long_timeout_group() as group:
         aligner = run_on_all_ranks(fit, "align the texts of [data] path", group)[0]

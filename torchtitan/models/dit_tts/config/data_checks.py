@@ -152,8 +152,8 @@ def check_text(config: JobConfig) -> None:
     )
     require(
         not pretrained or "/" in encoder.model,
-        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes' and 'chars', a folder of "
-        f"a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
+        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes', 'chars' and 'phones:LANGUAGE' "
+        f"such as 'phones:en-us', a folder of a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
     )
     require(
         not encoder.cache_features or (pretrained and encoder.frozen),

@@ -23,8 +23,10 @@ from torchtitan.models.dit_tts.config.marks import (
     PositiveInt,
 )
 
-LEARNED_UNITS = ("bytes", "chars")
-"""Values of `[encoder] model` that mean the learned encoder inside the model"""
+PHONES = "phones"
+LEARNED_UNITS = ("bytes", "chars", PHONES)
+"""Units of text of the learned encoder inside the model; `[encoder] model` is one of them, with a language behind
+the last: phones:en-us"""
 
 CONDITIONING_FIELDS = ("speaker", "language", "quality", "class", "duration")
 """Values of `[data] conditioning`"""
@@ -61,7 +63,7 @@ MAX_SWAY = 2 / (math.pi - 2)
 
 def is_pretrained(encoder_model: str) -> bool:
     """Whether `[encoder] model` names a pretrained encoder and not the learned one's unit."""
-    return encoder_model not in LEARNED_UNITS
+    return encoder_model not in ("bytes", "chars") and not encoder_model.startswith(f"{PHONES}:")
 
 
 @dataclass
@@ -346,8 +348,8 @@ class Data:
 @dataclass
 class Encoder:
     model: Annotated[str, WORKLOAD] = "bytes"
-    """Text encoder: "bytes" or "chars" is the learned one inside the model, over utf-8 bytes or over the
-    characters of the data; anything else is a pretrained one, a local folder or a name of the Hugging
+    """Text encoder: "bytes", "chars" or "phones:en-us" is the learned one inside the model, over utf-8 bytes, the
+    characters of the data, or the phones that espeak-ng gives the text in that language; anything else is a pretrained one, a local folder or a name of the Hugging
     Face hub such as "google/t5gemma-2-270m-270m" or "google-t5/t5-base". An existing local path takes precedence"""
 
     frozen: Annotated[bool, TRAINING, WORKLOAD] = True

@@ -43,7 +43,11 @@ class Tokenizer(Protocol):
 
     def text_positions(self, text: str, frames: np.ndarray | None = None) -> np.ndarray:
         """(tokens,) float32: where in the speech the middle of each of the text's ids is, in (0, 1); -1 for those
-        that are not text. frames: (characters + 2,) as `Aligner.frames`; None: the expected ones."""
+        that are not text. frames: `aligned_frames` of its recording; None: the expected ones."""
+        ...
+
+    def aligned_frames(self, text: str, latents: np.ndarray) -> np.ndarray:
+        """(n,) frames of each part of a text in its recording, latents (T, C), as `text_positions` takes them."""
         ...
 
 
@@ -133,15 +137,15 @@ class RowLoader:
             )
         into.positions.fill(-1)
         if self.tokenizer.aligner is not None:
-            aligned = self._aligned_frames(self.tokenizer.aligner, sample, loaded)
+            aligned = self._aligned_frames(sample, loaded)
             found = self.tokenizer.text_positions(loaded.metadata["text"], aligned)
             into.positions[:tokens] = found
         return frames, speaker_frames, tokens
 
-    def _aligned_frames(self, aligner: Aligner, sample: int, loaded: LoadedSample) -> np.ndarray:
+    def _aligned_frames(self, sample: int, loaded: LoadedSample) -> np.ndarray:
         found = self._aligned.get(sample)
         if found is None:
-            frames = aligner.frames(loaded.metadata["text"], loaded.latents)
+            frames = self.tokenizer.aligned_frames(loaded.metadata["text"], loaded.latents)
             found = self._aligned[sample] = frames.astype(np.uint16).tobytes()
         return np.frombuffer(found, np.uint16)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from torchtitan.models.dit_tts.config.exported import is_exported
-from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
+from torchtitan.models.dit_tts.config.job_config import PHONES, Data, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
@@ -18,6 +18,8 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
     TextTokenizer,
     load_subword_tokenizer,
 )
+from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.text.token_counts import read_texts
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
@@ -35,9 +37,11 @@ TOKENIZER_FILE = "tokenizer.json"
 TEXT_TOKENIZER_FILE = "text_tokenizer.json"
 """the tokenizer of a pretrained encoder, as the `tokenizers` library stores it"""
 
+_PHONE_TEXTS = 5000
+
 
 def build_tokenizer(
-    config: JobConfig, find_aligner: Callable[[], Aligner] | None = None
+    config: JobConfig, find_aligner: Callable[[Callable[[str], str]], Aligner] | None = None
 ) -> ConditionedTokenizer:
     """The run's tokenizer, as upstream's `build_tokenizer_fn`: from the run's own files, from the files of
     its initial weights, or from its data and its encoder.
@@ -45,7 +49,8 @@ def build_tokenizer(
     Every rank builds the same one by itself. Rank 0 writes the files where there are no weights
     yet. Upstream sizes the model from the config right after this call and hands nothing else on,
     so the number of ids is written to `config.encoder.vocab_size`. `find_aligner`: called on every rank
-    at once where there are no weights yet and [model] text_positions = "aligned"; None: the tokenizer has none.
+    at once where there are no weights yet and [model] text_positions = "aligned", with what gives the
+    characters of a text that are spoken; None: the tokenizer has none.
     """
     import torch.distributed as dist
 
@@ -63,7 +68,7 @@ def build_tokenizer(
         assert weights is not None
         aligner = load_aligner(weights) if aligned else None
     elif find_aligner is not None and aligned:
-        aligner = find_aligner()
+        aligner = find_aligner(_tokenizer_of(needed, text, config).spoken)
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
         raise InputError(
@@ -113,7 +118,10 @@ def _text_tokenizer(
 
 
 def _tokenizer_of(
-    vocabulary: Vocabulary, text: TextTokenizer | None, config: JobConfig, aligner: Aligner | None
+    vocabulary: Vocabulary,
+    text: TextTokenizer | None,
+    config: JobConfig,
+    aligner: Aligner | None = None,
 ) -> ConditionedTokenizer:
     dropout = config.data.conditioning_dropout
     if text is None:
@@ -135,9 +143,10 @@ def data_vocabulary(
         return Vocabulary()
     labels = [name for name in data.conditioning if name != "duration"]
     characters, values = "", {}
-    if unit == "chars" or labels:
+    language = config.encoder.model.partition(":")[2] if unit == PHONES else ""
+    if unit in ("chars", PHONES) or labels:
         dataset = open_training_data(data, part)
-        characters = dataset.characters
+        characters = _phones_of(dataset, language) if language else dataset.characters
         values = {name: _trained_values(data, dataset, name) for name in labels}
     return make_vocabulary(
         unit,
@@ -147,7 +156,17 @@ def data_vocabulary(
         duration_token_seconds=data.duration_token_seconds,
         max_seconds=data.max_frames / data.frames_per_second,
         subwords=subwords,
+        language=language,
     )
+
+
+def _phones_of(dataset: Dataset, language: str) -> str:
+    """The characters of the phones of an even selection of texts. A language has few dozen."""
+    chosen = np.unique(
+        np.linspace(0, len(dataset) - 1, min(len(dataset), _PHONE_TEXTS)).astype(np.int64)
+    )
+    phones = Phonemizer(language)
+    return "".join({c for text in read_texts(dataset, chosen.tolist()) for c in phones(text or "")})
 
 
 def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:
@@ -198,8 +217,9 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
     resolved config.
     """
     vocabulary = load_vocabulary(folder)
-    wanted = [unit_of(config.encoder.model), *config.data.conditioning]
-    if [vocabulary.unit, *vocabulary.conditioning] != wanted:
+    model = config.encoder.model
+    wanted = [vocabulary.model if unit_of(model) == SUBWORDS else model, *config.data.conditioning]
+    if [vocabulary.model, *vocabulary.conditioning] != wanted or vocabulary.unit != unit_of(model):
         raise InputError(
             f"{folder / TOKENIZER_FILE} has {vocabulary.describe()}, or is missing, where the run's "
             f"config.toml has [encoder] model = {config.encoder.model!r} and [data] conditioning = "

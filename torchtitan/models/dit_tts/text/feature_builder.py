@@ -20,8 +20,9 @@ from torchtitan.models.dit_tts.text.feature_store import (
 )
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.text.hf_files import weight_files
-from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, read_texts
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.token_counts import read_texts
 
 LONGEST_TEXT = 2048
 """tokens; a longer text has no features, as attention over one long text would need all memory"""

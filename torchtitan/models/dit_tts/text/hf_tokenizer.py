@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
-from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import load_local_or_hub
 from torchtitan.models.dit_tts.text.aligner import Aligner
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
 
@@ -27,10 +25,6 @@ if TYPE_CHECKING:  # runs with the learned encoder do without the library
 
 # Where a model's own files are missing, transformers makes a tokenizer of special tokens alone.
 _MIN_PIECES = 16
-
-_TEXTS_AT_ONCE = 1024
-
-# What sentencepiece calls a byte that no piece has.
 
 
 class TextTokenizer:
@@ -188,54 +182,6 @@ class SubwordTokenizer(ConditionedTokenizer):
 
     def unknown_characters(self, text: str) -> list[str]:
         return self.text.unknown_characters(text)
-
-
-def count_text_tokens(
-    dataset: Dataset, tokenizer: TextTokenizer, part: tuple[int, int] = (0, 1)
-) -> np.ndarray:
-    """Tokens (n,) int32 of each sample's text, counted once per shard and stored beside its index.
-
-    A bound from the length of the text would be several times as high: good samples would be left
-    out, and the text of every batch padded. A text that is corrupt counts its bytes; the loader
-    decides what to do about it. `part`: (number, count) of processes that start together: each
-    begins with other shards and reads what the others have stored meanwhile. The first shows
-    progress.
-    """
-    number, parts = part
-    shards = len(dataset.tar_paths)
-    first = np.searchsorted(dataset.shard, np.arange(shards + 1))
-    counts = np.zeros(len(dataset), np.int32)
-    column = f"tokens-{tokenizer.fingerprint}"
-    with tqdm(
-        desc="counting tokens", total=len(dataset), unit="text", delay=2.0, disable=number > 0
-    ) as bar:
-        for turn in range(shards):
-            shard = (shards * number // parts + turn) % shards
-            key = dataset.tar_paths[shard], dataset.digests[shard]
-            samples = slice(first[shard], first[shard + 1])
-            stored = load_column(*key, column)
-            if stored is not None and stored.shape == counts[samples].shape:
-                counts[samples] = stored
-                bar.update(len(stored))
-                continue
-            complete = True
-            for start in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
-                chunk = range(start, min(start + _TEXTS_AT_ONCE, samples.stop))
-                texts = read_texts(dataset, chunk)
-                found = tokenizer.counts([text or "" for text in texts])
-                for sample, text, count in zip(chunk, texts, found, strict=True):
-                    counts[sample] = dataset.text_bytes[sample] if text is None else count
-                complete &= None not in texts
-                bar.update(len(chunk))
-            if complete:  # a shard that is restored has the same digest
-                save_column(*key, column, counts[samples])
-    return counts
-
-
-def read_texts(dataset: Dataset, samples: Sequence[int]) -> list[str | None]:
-    """The texts of some samples, read at once; None for a corrupt one."""
-    found = read_metadata(dataset, samples)
-    return [None if metadata is None else metadata["text"] for metadata in found]
 
 
 def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordTokenizer:

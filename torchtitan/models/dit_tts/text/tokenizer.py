@@ -15,6 +15,8 @@ from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
+from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import (
     BEGIN_ID,
     END_ID,
@@ -130,23 +132,32 @@ class ConditionedTokenizer(BaseTokenizer):
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         """(n,) int32: maximum number of ids of each sample; `part` as in `open_dataset`."""
 
+    def spoken(self, text: str) -> str:
+        """The characters that an alignment places: the text, or its phones."""
+        return text
+
     @abstractmethod
     def spans(self, text: str) -> np.ndarray:
         """(tokens, 2) float64 for each id of `encode`: where its first character begins and its last one ends, in
-        characters; equal for special and conditioning tokens."""
+        characters of `spoken`; equal for special and conditioning tokens."""
+
+    def aligned_frames(self, text: str, latents: np.ndarray) -> np.ndarray:
+        """(characters + 2,) int64 frames of each character of `spoken` in the recording latents (T, C)."""
+        assert self.aligner is not None
+        return self.aligner.frames(self.spoken(text), latents)
 
     def text_positions(self, text: str, frames: np.ndarray | None = None) -> np.ndarray:
         """Where in the speech the middle of each token is, or is to be expected.
 
         Args:
-            frames: (characters + 2,) as `Aligner.frames`; None: those that the aligner expects.
+            frames: `aligned_frames` of its recording; None: those that the aligner expects.
 
         Returns:
             (tokens,) float32 in (0, 1) for each id of `encode`; -1 for special and conditioning tokens.
         """
         assert self.aligner is not None
         if frames is None:
-            frames = self.aligner.expected_frames(text)
+            frames = self.aligner.expected_frames(self.spoken(text))
         ends = np.maximum(frames, MIN_FRAMES).cumsum()
         begin, end = self.spans(text).T
         of_character = np.arange(len(ends) - 1)
@@ -218,12 +229,17 @@ class UnitTokenizer(ConditionedTokenizer):
         self.num_special_tokens = 2 + self.n_conditions
         """ids that `encode` adds to those of the text"""
         self._bytes = vocabulary.unit == "bytes"
+        self._phones = Phonemizer(vocabulary.language) if vocabulary.language else None
         # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
         points = [ord(character) for character in vocabulary.characters]
         self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
         self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
 
+    def spoken(self, text: str) -> str:
+        return self._phones(text) if self._phones is not None else text
+
     def spans(self, text: str) -> np.ndarray:
+        text = self.spoken(text)
         units = [len(unicode_bytes(c)) if self._bytes else 1 for c in text]
         # A character of several bytes is divided among them.
         edges = np.interp(
@@ -233,13 +249,17 @@ class UnitTokenizer(ConditionedTokenizer):
         return np.concatenate([before, np.stack([edges[:-1], edges[1:]], 1), after])
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
-        units = dataset.text_bytes if self._bytes else dataset.text_chars
+        if self._phones is not None:
+            units = count_text_tokens(dataset, self._phones, part)
+        else:
+            units = dataset.text_bytes if self._bytes else dataset.text_chars
         return units + np.int32(self.num_special_tokens)
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
-        row = np.empty(len(text) * (4 if self._bytes else 1) + self.num_special_tokens, np.int64)
+        characters = len(self.spoken(text)) * (4 if self._bytes else 1)
+        row = np.empty(characters + self.num_special_tokens, np.int64)
         return row[: self.encode_into(row, text, metadata, drop)].tolist()
 
     def encode_into(
@@ -249,6 +269,8 @@ class UnitTokenizer(ConditionedTokenizer):
         metadata: Mapping[str, Any] = NOTHING,
         drop: Sequence[bool] = (),
     ) -> int:
+        unicode_bytes(text)
+        text = self.spoken(text)
         data = unicode_bytes(text, "utf-8" if self._bytes else "utf-32-le")
         first = 1 + self.n_conditions
         end = first + (len(data) if self._bytes else len(text))
@@ -273,4 +295,6 @@ class UnitTokenizer(ConditionedTokenizer):
         return "".join(characters[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
 
     def unknown_characters(self, text: str) -> list[str]:
-        return [] if self._bytes else sorted(set(text) - set(self.vocabulary.characters))
+        return (
+            [] if self._bytes else sorted(set(self.spoken(text)) - set(self.vocabulary.characters))
+        )

@@ -4,7 +4,7 @@ The order of the ids, in which a text unit's id does not depend on the condition
 
     0 padding, 1 begin, 2 end
     bytes: 3 .. 258, byte b is b + 3
-    chars: 3 an unknown character, then the characters of the data by code point
+    chars, phones: 3 an unknown character, then the characters of the data, or of its phones, by code point
     for each conditioning field in the config's order: its unknown token, then its values
 
 Subwords of a pretrained encoder have its tokenizer's ids, which include special tokens and padding.
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torchtitan.models.dit_tts.config.job_config import LEARNED_UNITS
+from torchtitan.models.dit_tts.config.job_config import LEARNED_UNITS, PHONES, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
 
 SUBWORDS = "subwords"
@@ -69,7 +69,7 @@ class Vocabulary:
     """one of UNITS"""
 
     characters: str = ""
-    """for "chars": the known characters, ascending by code point, each once"""
+    """for "chars" and "phones": the known ones, ascending by code point, each once"""
 
     conditioning: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """fields in the order of their tokens, with their known values; for duration the numbers of the bins"""
@@ -80,10 +80,15 @@ class Vocabulary:
     subwords: Subwords | None = None
     """for the unit "subwords" """
 
+    language: str = ""
+    """for "phones": espeak-ng's name of it"""
+
     @property
     def model(self) -> str:
         """[encoder] model that has these units."""
-        return self.subwords.model if self.subwords else self.unit
+        if self.subwords:
+            return self.subwords.model
+        return f"{self.unit}:{self.language}" if self.language else self.unit
 
     @property
     def first_conditioning_id(self) -> int:
@@ -124,7 +129,8 @@ class Vocabulary:
         if self.subwords:
             units = f"{self.subwords.base} of {self.model}"
         else:
-            units = "256 bytes" if self.unit == "bytes" else f"{len(self.characters)} characters"
+            kind = f"phones of {self.language}" if self.language else "characters"
+            units = "256 bytes" if self.unit == "bytes" else f"{len(self.characters)} {kind}"
         return f"{self.size} ids: " + ", ".join([units, *parts])
 
 
@@ -137,17 +143,18 @@ def make_vocabulary(
     duration_token_seconds: float = 0.5,
     max_seconds: float = 0.0,
     subwords: Subwords | None = None,
+    language: str = "",
 ) -> Vocabulary:
     """The vocabulary of some data, the same whatever order its samples and shards have.
 
     Args:
         unit: one of UNITS.
-        characters: all characters of the texts; only "chars" reads them.
+        characters: all characters of the texts or of their phones; "bytes" does not read them.
         conditioning: names from CONDITIONING_FIELDS, in the order of their tokens.
         values: the values of each field but duration.
         duration_token_seconds: width of a duration bin.
         max_seconds: the longest duration with a bin of its own; longer ones have the last.
-        subwords: for the unit "subwords".
+        subwords, language: for the units "subwords" and "phones".
     """
     fields = {}
     for name in conditioning:
@@ -161,18 +168,18 @@ def make_vocabulary(
                 f"[data] conditioning has {name!r}, but no sample of [data] path has {name!r} in its "
                 f"JSON; take it out of the list or prepare the data with it"
             )
-    known = "".join(sorted(set(characters))) if unit == "chars" else ""
-    if unit == "chars" and not known:
+    known = "" if unit in ("bytes", SUBWORDS) else "".join(sorted(set(characters)))
+    if unit in ("chars", PHONES) and not known:
         raise InputError(
-            "[encoder] model = 'chars', but all texts of [data] path are empty; use data with text"
+            f"[encoder] model is {unit}, but all texts of [data] path are empty; use data with text"
         )
     width = duration_token_seconds if "duration" in fields else 0.0
-    return Vocabulary(unit, known, fields, width, subwords)
+    return Vocabulary(unit, known, fields, width, subwords, language)
 
 
 def unit_of(model: str) -> str:
     """The unit of text that [encoder] model has."""
-    return model if model in LEARNED_UNITS else SUBWORDS
+    return SUBWORDS if is_pretrained(model) else model.partition(":")[0]
 
 
 def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
@@ -185,7 +192,11 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
     """
     for key, wanted, had in (
         # Another name of the same tokenizer will do.
-        *([("[encoder] model", data.model, run.model)] if data.unit != run.unit else []),
+        *(
+            [("[encoder] model", data.model, run.model)]
+            if (data.unit, data.language) != (run.unit, run.language)
+            else []
+        ),
         ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
         ("[data] duration_token_seconds", data.duration_token_seconds, run.duration_token_seconds),
     ):
@@ -252,7 +263,14 @@ def from_json(text: str, where: str) -> Vocabulary:
         subwords = None
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
-        vocabulary = Vocabulary(contents["unit"], contents["characters"], fields, width, subwords)
+        vocabulary = Vocabulary(
+            contents["unit"],
+            contents["characters"],
+            fields,
+            width,
+            subwords,
+            contents.get("language", ""),
+        )
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
@@ -282,6 +300,8 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
         "characters": vocabulary.characters,
         "conditioning": fields,
     }
+    if vocabulary.language:
+        contents["language"] = vocabulary.language
     if vocabulary.subwords:
         contents["subwords"] = {
             name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"

@@ -1,0 +1,70 @@
+"""How many tokens the texts of a dataset have, where their length alone does not say so."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.index import load_column, save_column
+
+_TEXTS_AT_ONCE = 1024
+
+
+class Counter(Protocol):
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that the counts depend on, as a part of a file's name."""
+        ...
+
+    def counts(self, texts: list[str]) -> list[int]: ...
+
+
+def count_text_tokens(
+    dataset: Dataset, tokenizer: Counter, part: tuple[int, int] = (0, 1)
+) -> np.ndarray:
+    """Tokens (n,) int32 of each sample's text, counted once per shard and stored beside its index.
+
+    A bound from the length of the text would be several times as high: good samples would be left
+    out, and the text of every batch padded. A text that is corrupt counts its bytes; the loader
+    decides what to do about it. `part`: (number, count) of processes that start together: each
+    begins with other shards and reads what the others have stored meanwhile. The first shows
+    progress.
+    """
+    number, parts = part
+    shards = len(dataset.tar_paths)
+    first = np.searchsorted(dataset.shard, np.arange(shards + 1))
+    counts = np.zeros(len(dataset), np.int32)
+    column = f"tokens-{tokenizer.fingerprint}"
+    with tqdm(
+        desc="counting tokens", total=len(dataset), unit="text", delay=2.0, disable=number > 0
+    ) as bar:
+        for turn in range(shards):
+            shard = (shards * number // parts + turn) % shards
+            key = dataset.tar_paths[shard], dataset.digests[shard]
+            samples = slice(first[shard], first[shard + 1])
+            stored = load_column(*key, column)
+            if stored is not None and stored.shape == counts[samples].shape:
+                counts[samples] = stored
+                bar.update(len(stored))
+                continue
+            complete = True
+            for start in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
+                chunk = range(start, min(start + _TEXTS_AT_ONCE, samples.stop))
+                texts = read_texts(dataset, chunk)
+                found = tokenizer.counts([text or "" for text in texts])
+                for sample, text, count in zip(chunk, texts, found, strict=True):
+                    counts[sample] = dataset.text_bytes[sample] if text is None else count
+                complete &= None not in texts
+                bar.update(len(chunk))
+            if complete:  # a shard that is restored has the same digest
+                save_column(*key, column, counts[samples])
+    return counts
+
+
+def read_texts(dataset: Dataset, samples: Sequence[int]) -> list[str | None]:
+    """The texts of some samples, read at once; None for a corrupt one."""
+    found = read_metadata(dataset, samples)
+    return [None if metadata is None else metadata["text"] for metadata in found]
