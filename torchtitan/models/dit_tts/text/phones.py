@@ -1,5 +1,6 @@
 """Text as phones, in the letters of the International Phonetic Alphabet, by espeak-ng."""
 
+import logging
 import threading
 from functools import cached_property, lru_cache
 from typing import Any
@@ -39,7 +40,12 @@ class Phonemizer:
             )
         self.language = language
         self._backend = EspeakBackend(
-            language, preserve_punctuation=True, with_stress=True, language_switch="remove-flags"
+            language,
+            preserve_punctuation=True,
+            with_stress=True,
+            language_switch="remove-flags",
+            # It warns where espeak-ng joins words, as in "in the", which is no mistake.
+            logger=logging.Logger("phonemizer", logging.ERROR),
         )
         self._lock = threading.Lock()  # espeak-ng has one state per process
         self._kept = lru_cache(_KEPT)(self._phones)
