@@ -201,7 +201,7 @@ def do(job: Job, place: Place, core: int) -> dict[str, Any]:
     fractions = []
     with log.open("w") as output:
         for arguments in (train_arguments(job, place), evaluate_arguments(job, place)):
-            status, fraction = _run_on(core, arguments, output)
+            status, fraction = run_on(core, arguments, output)
             if status:
                 raise InputError(f"{job.name}: {last_line(log)} (log: {log})")
             fractions.append(fraction)
@@ -223,7 +223,7 @@ def do(job: Job, place: Place, core: int) -> dict[str, Any]:
     return found
 
 
-def _run_on(core: int, arguments: Sequence[str], output: IO[str]) -> tuple[int, float]:
+def run_on(core: int, arguments: Sequence[str], output: IO[str]) -> tuple[int, float]:
     """Exit status of Python on one core, and CPU seconds over wall seconds: well below 1 where other
     processes had the core, too."""
 
@@ -261,7 +261,7 @@ def step_seconds(job: Job, place: Place, core: int) -> dict[str, Any]:
         log = folder.with_name(f"{folder.name}.log")
         arguments = [*train_arguments(job, place), "--metrics.log_freq", str(_UNTIMED)]
         with log.open("w") as output:
-            if _run_on(core, [*arguments, "--checkpoint.no_enable"], output)[0]:
+            if run_on(core, [*arguments, "--checkpoint.no_enable"], output)[0]:
                 raise InputError(f"{job.name}: {last_line(log)} (log: {log})")
         rows = JsonLines(folder / "metrics.jsonl").read()
         first = training_seconds([row for row in rows if row["step"] <= _UNTIMED])

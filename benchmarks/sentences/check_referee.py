@@ -65,6 +65,10 @@ def errors(text: str, sound: Sound) -> Errors:
     return Errors(by_word.word_errors, by_word.words, wrong, len(wanted))
 
 
+def hear(sound: Sound) -> str:
+    return _tools()[0].transcribe(sound)
+
+
 def judge(task: tuple[Path, str, str]) -> dict[str, Errors]:
     """Errors of the recording, of the codec's copy, of the recording beside another text, and of noise."""
     path, text, other = task
