@@ -139,6 +139,8 @@ def prepare(size: Path) -> None:
         if not (output / "heldout/prepare.json").is_file():
             command = ["-m", "titan_tts", "prepare", str(size / f"{name}.jsonl"), str(output)]
             command += ["--loudness", "off", "--max-silence", "off", "--overwrite"]
+            if name != "recordings":
+                command += ["--heldout-fraction", "1"]
             subprocess.run([sys.executable, *command], check=True, cwd=ROOT)
 
 
