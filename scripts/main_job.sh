@@ -39,7 +39,7 @@ else
     export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 fi
 PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts.sh \
-    --training.mixed_precision_param "$precision" --samples.freq 1100 --samples.recognizer "words:$words" \
+    --training.mixed_precision_param "$precision" --samples.freq 550 --samples.recognizer "words:$words" \
     --samples.speaker_scorer own "$@" --job.dump_folder outputs --job.experiment "$name"
 trained=$SECONDS
 

@@ -29,7 +29,7 @@ SMALL = (
     " --data.num_buckets=2 --data.max_dropped_fraction=1 --training.mixed_precision_param=float32"
     " --compile.no-enable --activation_checkpoint.mode=none --checkpoint.interval=2 --validation.freq=2"
     " --validation.samples=4 --sampling.steps=2 --samples.count=1 --metrics.log_freq=1"
-    " --lr_scheduler.warmup_steps=1 --alignment.ctc_layer=0 --sampling.codec=mel_dct"
+    " --lr_scheduler.warmup_steps=1 --sampling.codec=mel_dct"
 )
 STEPS = 2  # of a training on a page
 BASE_STEPS = 40  # of the run that pages start from

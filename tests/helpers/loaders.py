@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from tests.helpers.tokens import byte_tokenizer
-from torchtitan.models.dit_tts.config.job_config import Alignment, Data, Encoder, Training
+from torchtitan.models.dit_tts.config.job_config import Data, Encoder, Training
 from torchtitan.models.dit_tts.data.build import build_dataloader
 
 CHANNELS = 8
@@ -18,15 +18,13 @@ def config(folder, *, local=8, total=-1, ramp=(), ramp_steps=0, **changes):
     data |= dict(num_buckets=3, num_workers=0, prefetch_batches=3, max_dropped_fraction=1.0)
     training = Training(local_batch_size=local, global_batch_size=total, steps=1)
     training.batch_ramp, training.batch_ramp_steps = list(ramp), ramp_steps
-    return SimpleNamespace(
-        data=Data(**(data | changes)), encoder=Encoder(), alignment=Alignment(), training=training
-    )
+    return SimpleNamespace(data=Data(**(data | changes)), encoder=Encoder(), training=training)
 
 
-def build(folder, ranks=1, rank=0, accumulation=1, text_bytes=False, **changes):
+def build(folder, ranks=1, rank=0, accumulation=1, tokenizer=None, **changes):
     """A global batch of 8 samples at the longest bucket, split over ranks and accumulation steps."""
     job = config(folder, local=8 // (ranks * accumulation), total=8, **changes)
-    return build_dataloader(ranks, rank, byte_tokenizer(), job, text_bytes=text_bytes)
+    return build_dataloader(ranks, rank, tokenizer or byte_tokenizer(), job)
 
 
 def build_and_load(folder, state, **changes):
@@ -47,7 +45,7 @@ def joined(batches):
         if name == "accumulation_steps":  # of the split, and not of the batch
             continue
         values = [inputs[name] for inputs, _ in batches]
-        if name in ("sample_id", "ctc_lengths"):
+        if name == "sample_id":
             merged[name] = sum(values, [])
         elif name == "replaced":
             merged[name] = sum(values)
@@ -81,7 +79,7 @@ def micro_batches_of_one(per_rank):
 def assert_same(left, right):
     assert left.keys() == right.keys()
     for name, value in left.items():
-        if name in ("sample_id", "replaced", "ctc_lengths"):
+        if name in ("sample_id", "replaced"):
             assert value == right[name]
         else:
             assert value.dtype == right[name].dtype and torch.equal(value, right[name]), name

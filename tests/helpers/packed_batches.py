@@ -34,7 +34,7 @@ def streams(
 
 def packed_batch(batch: dict[str, Any], slots: int, size: int) -> dict[str, Any]:
     """A padded batch of the loader as a packed one with `slots` for samples, and `size` positions of each stream."""
-    kinds = {"frames": ("latents", "text_bytes"), "speaker_frames": ("speaker",)}
+    kinds = {"frames": ("latents",), "speaker_frames": ("speaker",)}
     kinds["text_tokens"] = ("text_ids", "text_positions", "text_features")
     found = dict(batch)
     for lengths, names in kinds.items():
@@ -42,8 +42,7 @@ def packed_batch(batch: dict[str, Any], slots: int, size: int) -> dict[str, Any]
             found[name] = in_one_row(
                 batch[name], batch[lengths].tolist(), size, PATCH if name == "speaker" else 1
             )
-    for name in (*kinds, "row", "aligns"):
+    for name in (*kinds, "row"):
         found[name] = torch.nn.functional.pad(batch[name], (0, slots - len(batch[name])))
-    found["ctc_lengths"] = [*batch["ctc_lengths"], *[(0, 0)] * (slots - len(batch["row"]))]
     longest = tuple(batch[name].shape[1] for name in ("latents", "text_ids", "speaker"))
     return found | {"longest": longest}

@@ -163,13 +163,13 @@ def bad_batches(monkeypatch):
     from torchtitan.models.dit_tts.forward_pass import ForwardPass
 
     factors: dict[int, float] = {}
-    loss_sums = ForwardPass.loss_sums
+    loss_sum = ForwardPass.loss_sum
 
     def planted(forward_pass, batch, labels, step):
         factor = factors.get(int(batch["global_batch"]), 1.0)
-        return tuple(each * factor for each in loss_sums(forward_pass, batch, labels, step))
+        return factor * loss_sum(forward_pass, batch, labels, step)
 
-    monkeypatch.setattr(ForwardPass, "loss_sums", planted)
+    monkeypatch.setattr(ForwardPass, "loss_sum", planted)
     return factors
 
 

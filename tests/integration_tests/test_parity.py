@@ -86,22 +86,16 @@ SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=ow
 SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
 SAMPLED = ("ddp", "fsdp", "hsdp", "tp", "sequence")
 
-# A head, with all that could change what it reads.
-CTC = ["--alignment.ctc_weight=0.3", "--alignment.ctc_layer=2"]
-CTC_LAYOUT = [*HSDP, "--training.local_batch_size=1", *TRACED, *PER_OP]
 RAMP = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=4", "--data.batch_multiple=8"]
 PACKED = ["--data.batching=packed", "--data.longest_per_row=2"]
 VARIANTS = {
-    "packed": (2, [*PACKED, *CTC], [*DDP, "--training.local_batch_size=2", *PER_OP]),
+    "packed": (2, PACKED, [*DDP, "--training.local_batch_size=2", *PER_OP]),
     "packed_hsdp": (
         4,
-        [*PACKED, *CTC],
+        PACKED,
         [*HSDP, "--compile.backend=aot_eager", *INDUCTOR, "encoders", "loss", FULL],
     ),
     "packed_tp_fsdp": (4, PACKED, [*TP, *FSDP, *TRACED, *PER_OP]),
-    "ctc": (4, CTC, CTC_LAYOUT),
-    "ctc_tp": (4, CTC, [*TP, *DDP, *TRACED, *PER_OP]),
-    "ctc_sequence_tp": (4, CTC, [*SEQUENCE, *DDP, *TRACED]),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "8bit_tp": (2, ["--optimizer.state_dtype=8bit"], TP),
     "bfloat16_tp": (2, ["--optimizer.state_dtype=bfloat16"], TP),
@@ -120,7 +114,7 @@ def seeded(tmp_path_factory):
     make_shards(folder / "data/train", 40, seed=3)
     make_shards(folder / "data/heldout", 13, seed=4)
     common = [*runs.TINY, "--data.path", str(folder / "data/train"), f"--training.steps={STEPS}"]
-    common += ["--model.text_positions=scaled", *VALIDATION]
+    common += ["--model.text_positions=aligned", *VALIDATION]
     runs.run(folder, "seed", [*common, "--checkpoint.create_seed_checkpoint"])
     seed_checkpoint = folder / "seed" / "checkpoint" / "step-0"
     common += ["--checkpoint.load_only", "--checkpoint.initial_load_path", str(seed_checkpoint)]
@@ -133,7 +127,6 @@ def assert_same(metrics: dict[int, dict], expected: dict[int, dict]) -> None:
     for step, row in expected.items():
         assert metrics[step]["loss"] == pytest.approx(row["loss"], abs=1e-5)
         assert metrics[step]["grad_norm"] == pytest.approx(row["grad_norm"], abs=1e-5)
-        assert metrics[step].get("ctc") == pytest.approx(row.get("ctc"), abs=1e-5)
     # The losses must have moved, or equality would say nothing of the optimizer.
     assert abs(expected[STEPS]["loss"] - expected[1]["loss"]) > 1e-4
 
@@ -276,7 +269,7 @@ def test_the_duration_predictor_trains_on_ranks_as_in_one_process(seeded, layout
     data = ["--data.path", str(folder / "data/train"), f"--training.steps={STEPS}"]
     common = [*runs.TINY, *data, *VALIDATION, "--model.flavor=duration"]
     common += ["--objective.text_dropout=0", "--activation_checkpoint.mode=none"]
-    common += ["--model.text_positions=none", "--alignment.ctc_weight=0"]
+    common += ["--model.text_positions=none"]
     alone = runs.run(folder, f"lengths_before_{layout}", common)
     processes, arguments = LAYOUTS[layout]
     name = f"lengths_{layout}"

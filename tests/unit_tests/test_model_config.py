@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.train_spec import build_model
 def test_the_config_sets_sizes_of_a_copy():
     config = JobConfig()
     config.data.latent_channels, config.data.speaker_patch_size = 24, 2
-    config.attention.backend, config.model.text_positions = "varlen", "scaled"
+    config.attention.backend, config.model.text_positions = "varlen", "aligned"
     config.encoder.dim, config.encoder.n_layers, config.encoder.n_heads = 32, 1, 2
     args = model_flavors()["debug"]
     before = replace(args)
@@ -24,14 +24,12 @@ def test_the_config_sets_sizes_of_a_copy():
     assert (args.latent_channels, args.speaker_patch_size) == (24, 2)
     assert (args.text_vocab_size, args.attention) == (259, "varlen")
     assert (args.text_dim, args.text_n_layers, args.text_n_heads) == (32, 1, 2)
-    assert (args.text_positions, args.ctc_layer) == ("scaled", 0)
+    assert args.text_positions == "aligned"
     assert model_flavors()["debug"] == before
-    config.encoder.vocab_size, config.alignment.ctc_weight = 300, 0.1
+    config.encoder.vocab_size = 300
     args.update_from_config(config)
-    assert (args.text_vocab_size, args.ctc_layer) == (300, 2)  # of 4 blocks
-    config.alignment.ctc_layer, config.encoder.vocab_size = 3, 0
-    args.update_from_config(config)
-    assert args.ctc_layer == 3
+    assert args.text_vocab_size == 300
+    config.encoder.vocab_size = 0
     config.data.conditioning = ["speaker"]
     with pytest.raises(InputError, match="vocab_size = 0"):
         args.update_from_config(config)
@@ -50,7 +48,6 @@ def test_the_flavor_that_no_shipped_config_has():
         ("encoder", "n_heads", 0),
         ("encoder", "n_heads", 128),
         ("encoder", "n_heads", 3),
-        ("alignment", "ctc_layer", 5),
     ],
 )
 def test_sizes_that_do_not_fit(section, key, value):

@@ -5,7 +5,6 @@ import copy
 import json
 import math
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 
@@ -63,8 +62,8 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     logged."""
     trainer = DiTTTSTrainer.__new__(DiTTTSTrainer)
     config = trainer.job_config = load_config([*CONFIG, *arguments])
-    args = replace(ARGS, ctc_layer=int(config.alignment.ctc_weight > 0))
-    trainer.device, trainer.parallel_dims, trainer.model_args = torch.device(device), dims, args
+    args = trainer.model_args = ARGS
+    trainer.device, trainer.parallel_dims = torch.device(device), dims
     with torch.device(device):
         model = parallelize_dit_tts(DiTTTSModel(args), dims, config)
     trainer.model_parts = [model]
@@ -106,9 +105,6 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
             "global_batch_size": torch.tensor(rows * MICRO_BATCHES),
             "sample_id": [f"s{row}" for row in range(rows)],
             "replaced": 0,
-            "text_bytes": torch.zeros(rows, frames, dtype=torch.uint8),
-            "aligns": torch.ones(rows, dtype=torch.bool),
-            "ctc_lengths": [(int(length), 2) for length in lengths],
             "accumulation_steps": MICRO_BATCHES,
         }
         batches.append((batch, torch.where(valid, 0, IGNORE_INDEX)))
@@ -260,11 +256,10 @@ def test_the_loss_is_divided_by_the_frames_of_all_ranks(monkeypatch):
 
 
 def test_a_packed_batch_has_the_losses_of_its_samples():
-    """Noise, times, dropout, the head's loss and what the metrics count; two of the six slots are empty."""
-    trainer = trainer_on("cpu", one_rank(), "--alignment.ctc_weight=0.5")
+    """Noise, times, dropout and what the metrics count; two of the six slots are empty."""
+    trainer = trainer_on("cpu", one_rank())
     torch.manual_seed(4)
     [(batch, labels), *_] = loaded(rows=4)
-    batch["text_bytes"] = torch.randint(97, 123, (4, 16), dtype=torch.uint8)
     batch["speaker_frames"] = torch.tensor([8, 3, 0, 6])
     batch["speaker"] *= (torch.arange(8) < batch["speaker_frames"][:, None])[..., None]
     batch["latents"] *= (labels == 0)[..., None]
@@ -279,12 +274,11 @@ def test_a_packed_batch_has_the_losses_of_its_samples():
         trainer.forward_pass.metrics = trainer.metrics_processor
         trainer.model_parts[0].zero_grad()
         on_device = trainer.forward_pass.to_device(each)
-        loss, total = trainer.forward_pass.loss_sums(on_device, its_labels, 1)
-        total.backward()
-        by_time, ctc = trainer.metrics_processor._losses, trainer.metrics_processor._ctc
+        loss = trainer.forward_pass.loss_sum(on_device, its_labels, 1)
+        loss.backward()
         gradients = [p.grad for p in trainer.model_parts[0].parameters()]
-        found.append([loss.detach(), total.detach(), ctc, *by_time, *gradients])
-    assert found[0][0] > 1 and found[0][2] > 1
+        found.append([loss.detach(), *trainer.metrics_processor._losses, *gradients])
+    assert found[0][0] > 1
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-5 * one.norm().clamp_min(1e-3)
     measured = measure(packed, None)
@@ -296,43 +290,14 @@ def test_a_packed_batch_has_the_losses_of_its_samples():
     assert measure(packed | nothing, None).lengths == [(0, 0, 0)]  # its samples were corrupt
 
 
-def test_hidden_and_long_texts_are_not_aligned():
-    """The weighted sum of the head's losses is that of the rows that count."""
-    trainer = trainer_on("cpu", one_rank(), "--alignment.ctc_weight=0.5")
-    trainer.forward_pass.add_noise = problem  # which hides the texts of rows with odd numbers
-    [(batch, labels), *_] = loaded(rows=4)
-    batch |= {"text_rows": None, "packed": None}
-    batch["text_bytes"] = torch.randint(97, 123, (4, 16), dtype=torch.uint8)
-
-    def added(aligns) -> float:
-        changed = {**batch, "aligns": torch.tensor(aligns)}
-        loss, total = trainer.forward_pass.loss_sums(changed, labels, 1)
-        return float((total - loss).detach())
-
-    each = [added([row == other for other in range(4)]) for row in range(4)]
-    assert each[0] > 1 and each[2] > 1 and each[1] == each[3] == 0
-    assert added([True] * 4) == pytest.approx(each[0] + each[2], rel=1e-5)
-    assert added([False, True, True, True]) == pytest.approx(each[2], rel=1e-5)
-    assert added([False] * 4) == 0
-
-
-def ctc_loss_on_meta(log_probs, targets, frames, lengths, reduction, zero_infinity):
-    """torch's kernels, of which the device "meta" has none, want lengths on the CPU."""
-    assert log_probs.is_meta and targets.is_meta and frames.is_cpu and lengths.is_cpu
-    return log_probs.sum((0, 2))
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("heads", [False, True])
-def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch, heads):
+def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
     clip = dist_utils.clip_grad_norm_
     monkeypatch.setattr(  # the device "meta" has no foreach for it
         dist_utils, "clip_grad_norm_", lambda parameters, norm, foreach: clip(parameters, norm)
     )
     monkeypatch.setattr(gradient_noise, "get_total_norm", lambda g, foreach: get_total_norm(g))
-    if heads:
-        monkeypatch.setattr(torch.nn.functional, "ctc_loss", ctc_loss_on_meta)
-    trainer = trainer_on("meta", one_rank(), *["--alignment.ctc_weight=0.1"] * heads)
+    trainer = trainer_on("meta", one_rank())
     # It has no fused optimizer either, which reads the flag by itself.
     trainer.optimizers.step_unless = lambda *_: trainer.optimizers.step()
     with NoWaiting():
@@ -411,7 +376,7 @@ def test_progress_of_the_run(one_process_group):
     trainer.forward_pass.add_noise = drawn
     for step in (1, 2, 5):
         batch, labels = next(trainer.batch_generator(loaded()))
-        trainer.forward_pass.loss_sums(batch, labels, step)
+        trainer.forward_pass.loss_sum(batch, labels, step)
     assert seen == [0.0, 0.25, 1.0]
 
 

@@ -76,7 +76,7 @@ def run(
         count: requests at once.
     """
     frames, *_, steps = _sizes(settings)
-    args = replace(model_flavors()[flavor], text_positions="aligned")
+    args = model_flavors()[flavor]
     device = torch.device(settings.device)
     requests = _requests(count, args.latent_channels, settings)
     features = torch.randn(128, args.text_dim, generator=torch.Generator().manual_seed(1))

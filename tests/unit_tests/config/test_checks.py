@@ -148,7 +148,7 @@ REFUSED = """
 2 | SPLIT; training.enable_cpu_offload = true | enable_cpu_offload = true with | degree = 2 | to false
 1 | sampling = {steps = 4, zero_init_steps = 4} | zero_init_steps = 4 | from 0 to 3 | 4 intervals
 1 | profiling.enable_profiling = true | needs a GPU
-1 | model.text_positions = 'scaled'; objective.loss_on_padding = true | loss_on_padding = true
+1 | model.text_positions = 'aligned'; objective.loss_on_padding = true | loss_on_padding = true
 1 | LENGTHS; data.conditioning = ['duration'] | which predicts it
 2 | training.enable_cpu_offload = true; optimizer.name = 'Muon' | would run on the CPU
 1 | training = {batch_ramp = [2, 4], batch_ramp_steps = 8} | = [2, 4] | descending
@@ -156,7 +156,7 @@ REFUSED = """
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
 1 | model.flavor = 'duration' | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
-1 | model.text_positions = 'scaled'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
+1 | model.text_positions = 'aligned'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
 1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
 1 | ema.decays = [0.999, 0.99900000000001] | 0.99900000000001] | different numbers
 1 | metrics.save_for_all_ranks = true | [metrics] save_for_all_ranks = true is not supported
@@ -189,9 +189,8 @@ REFUSED = """
 2 | training.enable_cpu_offload = true; optimizer.state_dtype = '8bit' | would run on the CPU
 2 | SPLIT; GRAPHS | [compile] mode = 'reduce-overhead', | degree = 2 is not
 1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | are TransformerEngine's
-1 | LENGTHS; model.text_positions = 'scaled' | text_positions = 'scaled' with | to 'none'
+1 | LENGTHS; model.text_positions = 'aligned' | text_positions = 'aligned' with | to 'none'
 1 | LENGTHS; objective.loss_on_padding = true | count as speech
-1 | LENGTHS; alignment.ctc_weight = 0.1 | ctc_weight = 0.1 with | to 0.0
 1 | LENGTHS; optimizer.base_dim = 64 | base_dim = 64 with | to 0
 1 | LENGTHS; HELD_OUT; SPEECH | freq = 9 with | says nothing
 1 | model.flavor = 'duration'; objective.text_dropout = 0.0 | mode = 'selective' with | to 'none'

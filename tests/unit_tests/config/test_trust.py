@@ -46,10 +46,10 @@ def test_a_run_names_no_function(name, spec):
 
 def test_an_export_keeps_what_its_model_depends_on():
     config = JobConfig()
-    config.model.text_positions, config.encoder.n_heads = "scaled", 7
+    config.model.text_positions, config.encoder.n_heads = "aligned", 7
     config.data.conditioning, config.data.duration_token_seconds = ["language"], 0.5
     for found in (kept(config), fine_tune_config(config, "mel_dct", "")):
-        assert found["model"]["text_positions"] == "scaled" and found["encoder"]["n_heads"] == 7
+        assert found["model"]["text_positions"] == "aligned" and found["encoder"]["n_heads"] == 7
         assert found["data"]["conditioning"] == ["language"]
         assert found["data"]["duration_token_seconds"] == 0.5
 

@@ -18,9 +18,8 @@ from tests.helpers.loaders import (
     take,
 )
 from tests.helpers.tokens import byte_tokenizer
-from tools.harness.synthetic import make_samples, make_shards
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -63,39 +62,6 @@ def test_contents_of_a_batch(folder):
             assert inputs["text_tokens"][row] == len(ids)
     assert shapes <= set(loader.policy.shapes) and len({R for _, _, R in shapes}) > 1
     assert len(set(starts)) > 10
-
-
-def frames_needed(text: bytes) -> int:
-    """One for each byte, and a blank between two that are equal."""
-    return len(text) + sum(one == next for one, next in zip(text, text[1:]))
-
-
-def test_bytes_of_the_texts_for_alignment(folder, tmp_path):
-    """All of them where they fit the frames and the sample is whole; else none."""
-    assert "text_bytes" not in take(build(folder), 1)[0][0]
-    samples = make_samples(60, channels=CHANNELS)
-    for number, sample in enumerate(samples):  # five frames for each of these four bytes
-        fitting = len(sample.latents) // 5 if number % 3 else 1
-        sample.metadata["text"] = "aaé" * (fitting + number % 2)
-    write_shard(tmp_path / "0.tar", samples)
-    loader = build(tmp_path, text_bytes=True, max_frames=48, on_too_long="crop")
-    where = {loader.dataset.sample_id(i): i for i in range(len(loader.dataset))}
-    seen = set()
-    for inputs, labels in take(loader, 24):
-        assert inputs["text_bytes"].dtype == torch.uint8
-        assert inputs["text_bytes"].shape == labels.shape
-        for row, sample_id in enumerate(inputs["sample_id"]):
-            sample = where[sample_id]
-            text = loader.dataset.metadata(sample)["text"].encode()
-            frames, stored = int(inputs["frames"][row]), int(loader.dataset.frames[sample])
-            fits = frames_needed(text) <= frames and frames == stored
-            seen.add((fits, frames == stored))
-            assert inputs["aligns"][row] == fits
-            assert inputs["ctc_lengths"][row] == (frames, len(text) if fits else 0)
-            written = text if fits else b""
-            padding = bytes(labels.shape[1] - len(written))
-            assert bytes(inputs["text_bytes"][row].tolist()) == written + padding
-    assert seen == {(True, True), (False, True), (False, False)}
 
 
 def test_padding_is_zero_where_memory_is_used_again(folder):

@@ -9,7 +9,6 @@ import pytest
 from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.loaders import CHANNELS, SKIP, build, build_and_load, take
-from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
@@ -18,6 +17,9 @@ from torchtitan.models.dit_tts.data.packed_rows import PackedSampler, batch_poli
 from torchtitan.models.dit_tts.data.references import WORDS
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import rollback
+from torchtitan.models.dit_tts.text.aligner import choose_recordings, fit_aligner
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
 PACKED = {"batching": "packed", "longest_per_row": 2, "max_speaker_frames": 64}
 
@@ -151,8 +153,10 @@ def test_what_fits_no_row_is_left_out_with_a_warning(monkeypatch):
 
 
 def test_contents_of_a_micro_batch(folder):
-    loader = build(folder, ranks=2, rank=1, text_bytes=True, **PACKED)
-    dataset, tokenizer, policy = loader.dataset, byte_tokenizer(), loader.policy
+    aligner = fit_aligner(choose_recordings(build(folder).dataset, 10**6))
+    tokenizer = UnitTokenizer(Vocabulary(), aligner=aligner)
+    loader = build(folder, ranks=2, rank=1, tokenizer=tokenizer, **PACKED)
+    dataset, policy = loader.dataset, loader.policy
     (N, L, P), places = policy.shapes[0], 2 * policy.max_samples
     where = {dataset.sample_id(i): i for i in range(len(dataset))}
     cropped = 0
@@ -167,7 +171,6 @@ def test_contents_of_a_micro_batch(folder):
             "speaker": np.zeros((2 * P, CHANNELS), np.float32),
             "text_ids": np.full(2 * L, tokenizer.pad_id),
             "text_positions": np.full(2 * L, -1, np.float32),
-            "text_bytes": np.zeros(2 * N, np.uint8),
         }
         f = t = r = 0
         for slot, sample_id in enumerate(inputs["sample_id"]):
@@ -183,22 +186,15 @@ def test_contents_of_a_micro_batch(folder):
             columns["latents"][f : f + len(latents)] = latents
             columns["speaker"][r : r + len(reference)] = reference
             columns["text_ids"][t : t + len(ids)] = ids
-            placed = tokenizer.text_positions(ids[None], np.ones((1, len(ids)), bool))
-            columns["text_positions"][t : t + len(ids)] = placed[0]
-            if inputs["aligns"][slot]:
-                columns["text_bytes"][f : f + len(text.encode())] = list(text.encode())
-            assert inputs["ctc_lengths"][slot] == (
-                len(latents),
-                len(text.encode()) if inputs["aligns"][slot] else 0,
-            )
+            placed = tokenizer.text_positions(text, aligner.frames(text, latents))
+            columns["text_positions"][t : t + len(ids)] = placed
             found = [int(inputs[k][slot]) for k in ("frames", "text_tokens", "speaker_frames")]
             assert found == [len(latents), len(ids), len(reference)]
             f, t, r = f + len(latents), t + len(ids), r + -(-len(reference) // 4) * 4
         for name, wanted in columns.items():
             np.testing.assert_array_equal(inputs[name][0].numpy(), wanted, err_msg=name)
-        for name in ("frames", "text_tokens", "speaker_frames", "aligns"):
+        for name in ("frames", "text_tokens", "speaker_frames"):
             assert len(inputs[name]) == places and not inputs[name][n:].any()
-        assert inputs["ctc_lengths"][n:] == [(0, 0)] * (places - n) and inputs["aligns"].any()
         assert labels[0].tolist() == [0] * f + [IGNORE_INDEX] * (2 * N - f)
     assert cropped > 5
 

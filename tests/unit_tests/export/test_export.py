@@ -28,12 +28,12 @@ from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
 
-CONDITIONED = ["--data.conditioning=speaker", "--alignment.ctc_weight=0.1"]
+CONDITIONED = ["--data.conditioning=speaker", "--model.text_positions=aligned"]
 
 
 @pytest.fixture
 def trained(train, tmp_path, tmp_path_factory):
-    """Two steps, with heads, averages and conditioning tokens, and a checkpoint of each."""
+    """Two steps, with aligned texts, averages and conditioning tokens, and a checkpoint of each."""
     kept = tmp_path_factory.getbasetemp() / "trained-for-export"
     if not kept.exists():
         assert train("run", "--training.steps=2", "--checkpoint.interval=1", *CONDITIONED) == 0

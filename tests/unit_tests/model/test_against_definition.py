@@ -25,7 +25,7 @@ ARGS = small_args(
     text_n_layers=2,
     adaln_rank=6,
 )
-POSITIONED = replace(ARGS, text_positions="scaled")
+POSITIONED = replace(ARGS, text_positions="aligned")
 CONDITIONED = replace(
     POSITIONED, text_vocab_size=0, first_condition_id=VOCABULARY, condition_tokens=3
 )
@@ -157,10 +157,9 @@ def encoded_text(w: Weights, sample: dict[str, Tensor]) -> Tensor:
     return normed(linear(w, "text_input", sample["features"]), w["text_norm.weight"])
 
 
-def predicted(w: Weights, sample: dict[str, Tensor], ctc_layer: int) -> list[Tensor]:
-    """(T, C) for one sample, which has no "features" or "speaker" where they are dropped; and the logits of
-    an alignment head."""
-    contexts, logits = {}, []
+def predicted(w: Weights, sample: dict[str, Tensor]) -> Tensor:
+    """(T, C) for one sample, which has no "features" or "speaker" where they are dropped."""
+    contexts = {}
     if "features" in sample:
         contexts["text_kv"] = encoded_text(w, sample), sample["positions"]
     if "speaker" in sample:
@@ -169,10 +168,7 @@ def predicted(w: Weights, sample: dict[str, Tensor], ctc_layer: int) -> list[Ten
     x = linear(w, "input", sample["latents"])
     for layer in range(2):
         x = decoder_block(w, f"layers.{layer}", x, shared_modulation(w, sample["t"]), contexts)
-        if layer + 1 == ctc_layer:
-            head = normed(x, w["alignment.ctc.norm.weight"])
-            logits.append(linear(w, "alignment.ctc.output", head))
-    return [linear(w, "output", normed(x, w["norm.weight"])), *logits]
+    return linear(w, "output", normed(x, w["norm.weight"]))
 
 
 def log_frames(w: Weights, sample: dict[str, Tensor]) -> Tensor:
@@ -230,7 +226,7 @@ def samples(w: Weights, batch: dict[str, Tensor], args: DiTTTSModelArgs) -> list
             else:
                 sample["features"] = text_features(w, ids)
             sample["positions"] = torch.zeros(text)
-            if args.text_positions == "scaled":
+            if args.text_positions == "aligned":
                 places = batch["text_positions"][row, :text].double()
                 sample["positions"] = torch.tensor(
                     [place * frames - 0.5 if place >= 0 else 0.0 for place in places]
@@ -259,30 +255,24 @@ def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
         ARGS,
         CONDITIONED,
         replace(ARGS, task="duration"),
-        replace(ARGS, ctc_layer=1),
         *(replace(POSITIONED, attention=each) for each in ("auto", "matmul", "varlen", "flex")),
     ],
-    ids=["learned", "from outside", "duration", "head", "positions", "matmul", "varlen", "flex"],
+    ids=["learned", "from outside", "duration", "positions", "matmul", "varlen", "flex"],
 )
 def test_the_network_and_its_gradients_are_as_defined(args):
     model, batch = random_model(args, seed=7), inputs(args)
     w, generator = in_float64(model), torch.Generator().manual_seed(9)
     found, expected = model(**batch), []
     for sample in samples(w, batch, args):
-        duration = args.task == "duration"
-        expected.append(
-            [log_frames(w, sample)] if duration else predicted(w, sample, args.ctc_layer)
-        )
-    found = found if isinstance(found, tuple) else (found,)
+        expected.append((log_frames if args.task == "duration" else predicted)(w, sample))
     losses, wanted_losses = [], []
-    for out, rows in zip(found, zip(*expected, strict=True), strict=True):
-        assert out.dtype == torch.float32
-        for row, (frames, wanted) in enumerate(zip(FRAMES, rows, strict=True)):
-            actual = out[row, :frames] if out.dim() > 1 else out[row]
-            assert_near(actual, wanted, f"row {row}")
-            weight = 10 * torch.randn(actual.shape, generator=generator)
-            losses.append((actual * weight).sum())
-            wanted_losses.append((wanted * weight).sum())
+    assert found.dtype == torch.float32
+    for row, (frames, wanted) in enumerate(zip(FRAMES, expected, strict=True)):
+        actual = found[row, :frames] if found.dim() > 1 else found[row]
+        assert_near(actual, wanted, f"row {row}")
+        weight = 10 * torch.randn(actual.shape, generator=generator)
+        losses.append((actual * weight).sum())
+        wanted_losses.append((wanted * weight).sum())
     sum(losses).backward()
     sum(wanted_losses).backward()
     for name, parameter in model.named_parameters():

@@ -156,7 +156,7 @@ def test_bfloat16_on_a_cpu_is_matmuls(mask, monkeypatch):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_value_is_read_from_the_device(backend):
     """The device "meta" has no values, and no shapes that depend on them."""
-    args = small_args(attention=backend, condition_tokens=3, text_positions="scaled")
+    args = small_args(attention=backend, condition_tokens=3, text_positions="aligned")
     with torch.device("meta"):
         model, inputs = DiTTTSModel(args), full_inputs(args, 3, 11, 7, 10)
         inputs["text_features"] = torch.zeros(3, 7, args.text_dim)

@@ -15,7 +15,7 @@ ARGS = small_args(
     speaker_mlp_dim=24,
     latent_channels=8,
     text_vocab_size=10,
-    text_positions="scaled",
+    text_positions="aligned",
 )
 
 

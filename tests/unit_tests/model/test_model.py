@@ -18,7 +18,6 @@ from tests.helpers.small_models import (
     small_args,
     until,
 )
-from torchtitan.models.dit_tts.model.alignment import is_of_head, parameter_counts
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
 from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
@@ -40,7 +39,7 @@ SMALL = small_args(
     text_vocab_size=VOCABULARY,
     text_n_layers=2,
     adaln_rank=6,
-    text_positions="scaled",
+    text_positions="aligned",
 )
 
 COUNTS = {
@@ -93,7 +92,6 @@ def test_flavors_have_exact_sizes():
         {"text_vocab_size": 0},
         {"text_vocab_size": 0, "condition_tokens": 3},
         {"text_vocab_size": 259},
-        {"ctc_layer": 2},
         {"task": "duration", "dim": 48, "n_layers": 3},
     ],
 )
@@ -108,10 +106,8 @@ def test_flops_equal_the_counter(lengths, sizes):
     with FlopCounterMode(display=False) as counter:
         out = model(**batch)
         forward = counter.get_total_flops()
-        sum(each.sum() for each in (out if isinstance(out, tuple) else (out,))).backward()
-    # The alignment head is of training only.
-    head = 2 * lengths[0] * args.dim * 257 if args.ctc_layer else 0
-    assert forward == 3 * (forward_flops(args, Lengths(*lengths)) + head)
+        out.sum().backward()
+    assert forward == 3 * forward_flops(args, Lengths(*lengths))
     assert counter.get_total_flops() == 3 * training_flops(args, Lengths(*lengths))
 
 
@@ -169,23 +165,9 @@ def test_rows_without_a_reference_are_as_if_the_speaker_was_dropped():
     assert gradients and all(each.isfinite().all() for each in gradients)
 
 
-def test_scaled_positions_need_the_batchs():
+def test_aligned_positions_need_the_batchs():
     with pytest.raises(ValueError, match="needs text_positions"):
         random_model(SMALL)(**{**inputs(), "text_positions": None})
-
-
-@torch.no_grad()
-def test_an_alignment_head_changes_nothing_and_samplers_do_not_run_it():
-    plain, headed = initialized_model(SMALL), initialized_model(replace(SMALL, ctc_layer=2))
-    weights, batch = dict(plain.named_parameters()), inputs()
-    for name, parameter in headed.named_parameters():
-        assert is_of_head(name) or torch.equal(parameter, weights[name]), name
-    assert torch.equal(plain(**batch), headed(**batch)[0])
-    assert headed.alignment.ctc.output.weight.std() > 0.1
-    of_model = sum(p.numel() for p in plain.parameters())
-    assert parameter_counts(headed.named_parameters()) == (of_model, 32 + 257 * 33)
-    headed.alignment.ctc.register_forward_hook(lambda *_: pytest.fail("the head ran"))
-    headed.denoise(batch["latents"], batch["t"], batch["frame_mask"], encoded(headed, batch))
 
 
 def test_a_duration_predictor_reads_neither_the_utterance_nor_a_hidden_voice():

@@ -65,7 +65,7 @@ def test_the_report(tmp_path, capsys, monkeypatch):
         # 3,855,872 weights of 4 bytes, of which one rank lacks half.
         "all-gather, forward            0.007 GiB",
         # 12 samples of 2.56 s
-        "2,200 steps: up to 18.8 hours of audio, 0.9 of them in the 100 of warm-up",
+        "1,100 steps: up to 9.4 hours of audio, 0.9 of them in the 100 of warm-up",
     ):
         assert words in printed, printed
     assert list(tmp_path.iterdir()) == []
@@ -86,8 +86,8 @@ def test_hours_are_of_the_data_that_are_there(tmp_path):
         and len(list(tmp_path.iterdir())) == 1
     )
     open_dataset(str(tmp_path), CHANNELS)
-    hours = 2200 * 12 * sum(len(each.latents) for each in samples) / len(samples) / 25 / 3600
-    words = f"2,200 steps: {hours:,.1f} hours of audio at the lengths of [data] path, "
+    hours = 1100 * 12 * sum(len(each.latents) for each in samples) / len(samples) / 25 / 3600
+    words = f"1,100 steps: {hours:,.1f} hours of audio at the lengths of [data] path, "
     assert words in "\n".join(summary_lines(*make_summary(config, 1), ""))
 
 

@@ -135,14 +135,14 @@ def test_sums_of_tensor_parallelism_hide_behind_nothing():
 
 def test_sequence_parallelism_gathers_and_divides():
     """Of groups of four GPUs: two of each a block forward, again where it is computed again, and three gathers
-    and one division backward, of which one pair hides behind products; frames leave and enter the blocks, here
-    also before the alignment head. Pointwise bytes of four tensors of a block's nine and three are divided."""
+    and one division backward, of which one pair hides behind products; frames leave and enter the blocks.
+    Pointwise bytes of four tensors of a block's nine and three are divided."""
     config = debug_config()
     config.megatron.sequence_parallel = True
-    args, layout = replace(model_flavors()["3B"], ctc_layer=8), DataParallelLayout(1, 1, tensor=4)
+    args, layout = model_flavors()["3B"], DataParallelLayout(1, 1, tensor=4)
     sums = step_time.tensor_sums(config, args, 3, LENGTHS, layout, BLOCKS)
     assert [each[1:] for each in sums] == [
-        (NOTHING, 2 * 32 + 2 * 20 + 2, FRAMES, 1),
+        (NOTHING, 2 * 32 + 2 * 20 + 1, FRAMES, 1),
         (NOTHING, 2 * 32 + 2 * 20, FRAMES, 1),
         (NOTHING, 2 * 32 + 1, FRAMES, 1),
         (GRADIENT_PRODUCTS, 4 * 32, FRAMES, 1),

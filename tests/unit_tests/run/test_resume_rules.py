@@ -20,7 +20,6 @@ from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfi
         ("model.flavor", "small", True),
         ("model.text_positions", "absolute", True),
         ("objective.prediction", "noise", True),
-        ("alignment.ctc_weight", 0.1, False),
         ("ema.decays", [0.9], False),
         ("megatron.fp8", True, False),
         ("training.max_norm", 7.0, False),

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,9 @@ from tests.helpers.tokens import token
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, choose_recordings, fit_aligner
 from torchtitan.models.dit_tts.text.build_tokenizer import (
     TEXT_TOKENIZER_FILE,
     TOKENIZER_FILE,
@@ -20,7 +23,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import (
     load_tokenizer,
 )
 from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer
-from torchtitan.models.dit_tts.text.vocabulary import CharWidths, to_json
+from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
 INITIAL = "--checkpoint.initial_load_path"
@@ -101,24 +104,26 @@ def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path, 
 
 
 @pytest.mark.long
-def test_char_widths_are_measured_once_and_belong_to_the_weights(data, tmp_path):
+def test_an_aligner_is_learned_once_and_belongs_to_the_weights(data, tmp_path):
     found = []
 
-    def measure_char_widths():
-        found.append(CharWidths(tuple(0.5 + i / 8 for i in range(256)), 1.5 + len(found)))
+    def find_aligner(spoken):
+        assert spoken("Aé") == "Aé"
+        found.append(fit_aligner(choose_recordings(open_dataset(str(data)), 10**6)))
         return found[-1]
 
-    positions = "--model.text_positions=scaled"
-    plain = build_tokenizer(config_of(data, tmp_path / "plain"), measure_char_widths)
-    assert found == [] and plain.vocabulary.char_widths is None
+    positions = "--model.text_positions=aligned"
+    assert build_tokenizer(config_of(data, tmp_path / "plain"), find_aligner).aligner is None
     config = config_of(data, tmp_path / "run", positions)
-    first = build_tokenizer(config, measure_char_widths)
-    assert [first.vocabulary.char_widths] == found
-    assert load_tokenizer(tmp_path / "run", config).vocabulary == first.vocabulary
+    first = build_tokenizer(config, find_aligner)
+    assert [first.aligner] == found
     loading = [f"{INITIAL}={add_checkpoint(tmp_path / 'run')}", positions]
     for folder, arguments in (("run", [positions]), ("tuned", loading)):
-        again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), measure_char_widths)
-        assert again.vocabulary == first.vocabulary and len(found) == 1
+        again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), find_aligner)
+        assert np.array_equal(again.text_positions("one two"), first.text_positions("one two"))
+    assert len(found) == 1 and (tmp_path / "tuned" / ALIGNER_FILE).exists()
+    (tmp_path / "run" / ALIGNER_FILE).unlink()
+    refused(lambda: build_tokenizer(config, find_aligner), ALIGNER_FILE, "restore")
 
 
 @pytest.mark.long

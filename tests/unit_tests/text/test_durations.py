@@ -11,8 +11,6 @@ from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.text import durations
 from torchtitan.models.dit_tts.text.durations import (
-    LinearDurationModel,
-    durations_from_json,
     fit_durations,
     stored_durations,
 )
@@ -60,24 +58,11 @@ def test_letters_and_speakers_have_rates_of_their_own(fit):
     assert fit.frames("", "fast") >= 1 and fit.frames("zzz", "fast") == fit.frames("", "fast")
 
 
-def test_char_widths(fit):
-    """An unknown byte is as wide as a letter in the middle, and none narrower than a tenth of a frame."""
-    widths = fit.char_widths()
-    frames = np.array(widths.frames_per_byte)
-    assert frames[list(LETTERS.encode())] == pytest.approx(2 * FRAMES, rel=0.1, abs=0.5)
-    assert frames[ord("z")] == pytest.approx(2 * np.median(FRAMES), rel=0.1)
-    assert widths.edge_frames == pytest.approx(6, abs=1)
-    silent = LinearDurationModel(np.array([-3.0, 1.0] + [0.0] * 254 + [-4.0]), {}).char_widths()
-    assert silent.frames_per_byte[:2] == (0.1, 1.0) and silent.edge_frames == 0
-    empty = LinearDurationModel(np.zeros(257), {}).char_widths()
-    assert set(empty.frames_per_byte) == {1.0}
-
-
 class Samples:
     """What the fit reads of a dataset: texts of five to forty words, 5 frames and 1.5 a letter, give or
     take a tenth; and others."""
 
-    def __init__(self, *others: tuple[str, int], cut: int = 0):
+    def __init__(self, *others: tuple[str, int]):
         generator = np.random.default_rng(1)
         letters = list("etaoinshrdlu")
 
@@ -86,7 +71,7 @@ class Samples:
 
         texts = [" ".join(word() for _ in range(generator.integers(5, 40))) for _ in range(400)]
         noise = generator.normal(1.0, 0.1, 400)
-        frames = [cut or int(5 + 1.5 * len(text) * n) for text, n in zip(texts, noise)]
+        frames = [int(5 + 1.5 * len(text) * n) for text, n in zip(texts, noise)]
         self.texts = [*texts, *(text for text, _ in others)]
         self.frames = np.array([*frames, *(n for _, n in others)])
 
@@ -102,7 +87,7 @@ def test_a_text_that_is_not_its_speechs_bends_no_fit(text, frames):
     clean, bent = fit_durations(Samples()), fit_durations(Samples((text, frames)))
     for sentence in Samples().texts[:5]:
         assert bent.frames(sentence, None) == pytest.approx(clean.frames(sentence, None), rel=0.02)
-    assert bent.char_widths().edge_frames == pytest.approx(clean.char_widths().edge_frames, abs=0.5)
+    assert bent.weights[-1] == pytest.approx(clean.weights[-1], abs=1)
 
 
 def test_a_large_dataset_is_sampled_evenly(monkeypatch):
@@ -112,15 +97,6 @@ def test_a_large_dataset_is_sampled_evenly(monkeypatch):
     monkeypatch.setattr(durations, "_MAX_SAMPLES", 3)
     fit = fit_durations(data)
     assert asked == [[0, 200, 400]] and fit.frames(data.texts[0], None) < 999
-
-
-def test_bytes_are_equally_wide_where_lengths_do_not_tell():
-    """Pieces of ten seconds each, whatever they say: their fit would put all text at one point."""
-    assert fit_durations(Samples()).explained > 0.9
-    cut = fit_durations(Samples(cut=250))
-    assert cut.explained < 0.3
-    assert set(cut.char_widths().frames_per_byte) == {1.0} and cut.char_widths().edge_frames == 0.0
-    assert durations_from_json(cut.to_json(), "x").char_widths() == cut.char_widths()
 
 
 def test_corrupt_texts_are_left_out(tmp_path):

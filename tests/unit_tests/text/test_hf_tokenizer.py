@@ -13,7 +13,7 @@ from tests.helpers.tokens import token
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.text import hf_tokenizer
+from torchtitan.models.dit_tts.text import token_counts
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     TextTokenizer,
@@ -21,7 +21,6 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
 )
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
-    CharWidths,
     Subwords,
     Vocabulary,
     from_json,
@@ -128,23 +127,14 @@ def test_a_token_is_as_wide_as_its_characters(model):
     """Beside the library's offsets, which do not count the mark of the first word."""
     tokenizer = conditioned(model)
     for text in ("one two three four", "nine " * 20):
-        ids = np.array([tokenizer.encode(text, {"speaker": "slt"})])
-        positions = tokenizer.text_positions(ids, np.ones_like(ids, bool))[0]
+        positions = tokenizer.text_positions(text, np.ones(len(text) + 2))
         offsets = np.array(tokenizer.text._backend.encode(text).offsets)
-        middles = np.where(np.ptp(offsets, axis=1) > 0, offsets.mean(1) / len(text), -1.0)
+        middles = np.where(
+            np.ptp(offsets, axis=1) > 0, (1 + offsets.mean(1)) / (len(text) + 2), -1.0
+        )
         assert (middles == -1).sum() == 1  # begin or end
-        np.testing.assert_allclose(positions, [-1, -1, -1, *middles], atol=1.5 / len(text))
+        np.testing.assert_allclose(positions, [-1, -1, -1, *middles], rtol=1e-6)
         assert (np.diff(positions[positions >= 0]) > 0).all()
-
-
-def test_widths_of_bytes_and_continued_words():
-    contents = json.loads(unigram())
-    contents["model"]["vocab"] += [["<0xE2>", -9.0], ["##ing", -9.0]]
-    text = TextTokenizer(json.dumps(contents))
-    assert text.width_per_id(None)[[1, -2, -1]].tolist() == [0, 1, 3]
-    frames = text.width_per_id(CharWidths(tuple(map(float, range(256))), 0.0))
-    # An end, the mark of a word's beginning, a byte and a piece without its mark.
-    assert frames[[1, 3, -2, -1]].tolist() == [0, ord(" "), 0xE2, sum(b"ing")]
 
 
 def test_texts_and_rows_that_are_refused(model, tmp_path):
@@ -221,7 +211,7 @@ def counting(tokenizer):
 
 
 def test_counts_are_exact_and_stored(model, checkpoints, tmp_path, monkeypatch):
-    monkeypatch.setattr(hf_tokenizer, "_TEXTS_AT_ONCE", 4)  # of 10 in a shard
+    monkeypatch.setattr(token_counts, "_TEXTS_AT_ONCE", 4)  # of 10 in a shard
     data = make_shards(tmp_path / "shards", 30, shards=3, channels=8)
     dataset = open_dataset(str(data), 8)
     tokenizer, counted = counting(conditioned(model))

@@ -193,9 +193,9 @@ def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
         "speaker": torch.randn(3, 8, 8, generator=draw)
         * (torch.arange(8) < speaker[:, None])[..., None],
         **{"frames": frames, "text_tokens": lengths, "speaker_frames": speaker},
-        **{"text_ids": ids, "text_positions": torch.rand(3, 6), "ctc_lengths": []},
+        **{"text_ids": ids, "text_positions": torch.rand(3, 6)},
         **{"global_batch": torch.tensor(4), "global_batch_size": torch.tensor(3)},
-        **{"row": torch.arange(3), "aligns": torch.ones(3, dtype=torch.bool)},
+        **{"row": torch.arange(3)},
     }
     if where == "stored":
         in_text = (ids < 512) & (torch.arange(6) < lengths[:, None])
@@ -211,7 +211,7 @@ def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
         of_batch = ForwardPass(config, *ways)
         model.zero_grad()
         labels = torch.where(valid, 0, IGNORE_INDEX)
-        loss, _ = of_batch.loss_sums(of_batch.to_device(each), labels, 1)
+        loss = of_batch.loss_sum(of_batch.to_device(each), labels, 1)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     assert sum(each.norm() > 1e-3 for each in found[0]) > 0.9 * len(found[0]) > 20

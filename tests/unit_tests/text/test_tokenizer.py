@@ -13,7 +13,6 @@ from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS as F
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
-    CharWidths,
     Vocabulary,
     check_covers,
     from_json,
@@ -87,36 +86,18 @@ def test_the_order_of_the_data_does_not_matter():
 
 
 @BOTH
-def test_positions_are_of_the_text_alone(unit):
-    tokenizer = conditioned(unit)
-    rows = [tokenizer.encode(text, {"speaker": "slt"}) for text in ("abcd", "a", "")]
-    ids = np.full((3, 16), 5, np.int64)  # an id of text in the padding
-    mask = np.zeros((3, 16), bool)
-    for row, own in enumerate(rows):
-        ids[row, : len(own)], mask[row, : len(own)] = own, True
-    expected = np.full((3, 16), -1.0)
-    first = 1 + len(FIELDS)
-    expected[0, first : first + 4] = 0.125, 0.375, 0.625, 0.875
-    expected[1, first] = 0.5
-    assert tokenizer.text_positions(ids, mask).tolist() == expected.tolist()
-
-
-@BOTH
 def test_positions_by_the_frames_that_characters_take(unit):
-    per_byte = np.full(256, 0.5)
-    per_byte[list(b"abc")] = 1, 3, 4
-    widths = CharWidths(tuple(per_byte), 2.0)
-    tokenizer = UnitTokenizer(replace(make_vocabulary(unit, "abc"), char_widths=widths))
-    # An unknown character is as wide as the mean of the known ones, an unknown byte has its own width.
-    unknown = 0.5 if unit == "bytes" else 8 / 3
-    for text, total, middles in (
-        ("abca", 13, [2.5, 4.5, 8, 10.5]),
-        ("axc", 9 + unknown, [2.5, 3 + unknown / 2, 5 + unknown]),
-    ):
-        ids = np.array([tokenizer.encode(text)])
-        positions = tokenizer.text_positions(ids, np.ones_like(ids, bool))[0]
-        assert positions[[0, -1]].tolist() == [-1, -1]
-        np.testing.assert_allclose(positions[1:-1], np.array(middles) / total, rtol=1e-6)
+    """Two frames before the text and one behind it; é has two bytes, each half of its frames; what takes no frame
+    counts a twentieth."""
+    tokenizer = UnitTokenizer(
+        make_vocabulary(unit, "abcé", ["speaker"], {"speaker": ["slt"]}), aligner=object()
+    )
+    frames = np.array([2, 1, 0, 4, 3, 1])
+    middles = [2.5, 3.025, *([4.05, 6.05] if unit == "bytes" else [5.05]), 8.55]
+    positions = tokenizer.text_positions("abéc", frames)
+    assert len(positions) == len(tokenizer.encode("abéc"))
+    np.testing.assert_allclose(positions, [-1, -1, *(np.array(middles) / 11.05), -1], rtol=1e-6)
+    assert tokenizer.text_positions("", np.array([3, 2])).tolist() == [-1, -1, -1]
 
 
 @BOTH

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.helpers.fixed_sets import CONDITIONS, HELDOUT, data_section, fixed_set, write_rows
-from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import flip_bits
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.aligner import choose_recordings, fit_aligner
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, with_duration
 
 ROWS = [*HELDOUT, ("one", "ann", 7, 5)]
@@ -89,10 +89,25 @@ def test_the_reference_of_another_speaker(four):
             assert torch.equal(other[name][row], inputs[name][partner])
     assert set(other) == {"speaker", "speaker_frames"}
     assert set(batch.other_text) == {"text_ids", "text_tokens", "text_positions"}
-    ids, tokens, positions = batch.other_text.values()
-    mask = np.arange(ids.shape[1]) < tokens[:, None].numpy()
-    expected = byte_tokenizer().text_positions(ids.numpy(), mask)
-    assert expected.max() > 0 and (positions.numpy() == expected).all()
+    assert (batch.other_text["text_positions"] == -1).all()
+
+
+def test_own_texts_are_placed_by_their_recordings_and_others_as_expected(four):
+    recordings = choose_recordings(open_training_data(data_section(four)), 10**6)
+    tokenizer = UnitTokenizer(CONDITIONS, aligner=fit_aligner(recordings))
+    fixed = fixed_set(four, batch_size=4, tokenizer=tokenizer)
+    batch = fixed.load(0)
+    for row, partner in enumerate((1, 2, 3, 1)):
+        text, other = (
+            fixed.dataset.metadata_of([fixed.samples[n]])[0]["text"] for n in (row, partner)
+        )
+        latents, _ = fixed.dataset.read(fixed.samples[row])
+        for entries, wanted in (
+            (batch.inputs, tokenizer.text_positions(text, tokenizer.aligner.frames(text, latents))),
+            (batch.other_text, tokenizer.text_positions(other)),
+        ):
+            padding = np.full(entries["text_positions"].shape[1] - len(wanted), -1)
+            assert np.array_equal(entries["text_positions"][row].numpy(), [*wanted, *padding])
 
 
 @pytest.mark.parametrize(

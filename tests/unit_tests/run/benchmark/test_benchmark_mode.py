@@ -111,13 +111,6 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
     assert (values != 0).all() and abs(values.std() - 0.8) < 0.05
 
 
-def test_texts_of_the_alignment_loss_are_as_long_as_their_speech(tmp_path):
-    batch, _ = next(iter(loader_of(config(tmp_path, "--alignment.ctc_weight=0.1"))))
-    frames = batch["frames"].tolist()
-    assert len(set(frames)) > 1 and batch["aligns"].all()
-    assert batch["ctc_lengths"] == [(each, int(each * 14 / 25)) for each in frames]
-
-
 def test_another_array_of_the_samples_is_random_too(tmp_path, monkeypatch):
     level = ArrayMember("level", "level.npy", length="frames", entry="level", width=1)
     monkeypatch.setattr(members, "ARRAYS", (*members.ARRAYS, level))

@@ -6,7 +6,7 @@
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
     text_encoder/        a frozen encoder that the run had from a folder
     codec/               mel_dct_stats.json, or weights.safetensors of a DAC-VAE from a file
-    aligner.safetensors  the run's: where in the speech each character is to be expected
+    aligner.npz          the run's: where in the speech each character is to be expected
     durations.json       how long a text takes, by the fit on the training data
     duration/            a trained predictor of that, as an exported folder of its own
     voices/              voices.safetensors: references of speakers who were chosen
@@ -42,7 +42,7 @@ READ = (
         "text_tokenizer.json",
         "text_encoder.json",
         "durations.json",
-        "aligner.safetensors",
+        "aligner.npz",
         MEL_DCT,
         DAC_VAE,
         VOICES,

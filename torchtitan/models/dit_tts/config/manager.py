@@ -51,7 +51,9 @@ def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str 
         outside = f"section [{key}]" if isinstance(value, dict) else key
         shown = f"[{name}] {key}" if name else outside
         if key not in fields:
-            if REMOVED.get(f"{name}.{key}", ...) == value:
+            inside = value if isinstance(value, dict) else {key: value}
+            section = key if isinstance(value, dict) else name
+            if inside and all(REMOVED.get(f"{section}.{k}", ...) == v for k, v in inside.items()):
                 continue
             close = difflib.get_close_matches(key, fields, n=1)
             hint = OLD_KEYS.get(key) or (

@@ -63,7 +63,7 @@ OLD_KEYS = {
     "audio_drop_prob": "use [objective] speaker_dropout",
     "seed": "use [debug] seed for weights and noise, [data] seed for the order of the data",
     "time_shift": "leave it out, and add its natural logarithm to [objective] logit_mean",
-    "teacher": "leave it out, and set [model] text_positions = 'aligned'",
+    "alignment": "leave it out, and set [model] text_positions = 'aligned'",
 }
 """name, in whatever section it was -> what to do instead"""
 

@@ -12,7 +12,6 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, LoadedSample
 from torchtitan.models.dit_tts.data.references import Piece
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.aligner import Aligner
 
 _REFERENCE = [member.name for member in members.ARRAYS].index("reference")
 
@@ -24,8 +23,10 @@ class Tokenizer(Protocol):
     n_conditions: int
     """conditioning tokens before the text's; asked for with features only"""
 
-    aligner: Aligner | None
-    """places the text in its recording; None: `text_positions` is not called"""
+    @property
+    def aligner(self) -> object | None:
+        """Places texts in their recordings; None: `text_positions` is not called."""
+        ...
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int]) -> np.ndarray:
         """(n,) int32: maximum ids of each sample's row; `part` as in `open_dataset`."""

@@ -9,14 +9,15 @@ alternating the best path (Viterbi) and the Gaussians of its frames, from texts 
 At 25 frames per second a character may be shorter than a frame, so a path may leave out one or two.
 """
 
-import json
+import io
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from tqdm import tqdm
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
@@ -24,7 +25,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.character_lengths import CharacterLengths, fit_lengths
 
-ALIGNER_FILE = "aligner.safetensors"
+ALIGNER_FILE = "aligner.npz"
 
 EDGE, UNKNOWN, FIRST_SYMBOL = 0, 1, 2
 """states of what is before and after the text, of characters that the training texts lack, and of the symbols"""
@@ -101,20 +102,16 @@ class Aligner:
 
     def save(self, folder: Path) -> None:
         """Writes `ALIGNER_FILE` to a folder."""
-        from safetensors.numpy import save
-
-        tensors = self._tensors
-        metadata = {"symbols": json.dumps(self.symbols), "hash": _hash(self.symbols, tensors)}
-        write_atomic(folder / ALIGNER_FILE, save(tensors, metadata))
-
-    @property
-    def _tensors(self) -> dict[str, np.ndarray]:
-        return {
-            "means": self.means,
-            "variances": self.variances,
-            "length_keys": self.lengths.keys,
-            "length_values": self.lengths.values,
-        }
+        content = io.BytesIO()
+        np.savez(
+            content,
+            symbols=np.array(self.symbols),
+            means=self.means,
+            variances=self.variances,
+            length_keys=self.lengths.keys,
+            length_values=self.lengths.values,
+        )
+        write_atomic(folder / ALIGNER_FILE, content.getvalue())
 
 
 def _spread(frames: int, states: int) -> np.ndarray:
@@ -150,25 +147,19 @@ def _best_path(emissions: np.ndarray) -> np.ndarray:
     return path
 
 
-def _hash(symbols: str, tensors: dict[str, np.ndarray]) -> str:
-    content = b"".join(tensors[name].tobytes() for name in sorted(tensors))
-    return xxhash.xxh3_64_hexdigest(json.dumps(symbols).encode() + content)
-
-
 def load_aligner(folder: Path) -> Aligner:
-    """The aligner that `Aligner.save` wrote to a run's folder or an exported one."""
-    from safetensors import SafetensorError, safe_open
-
+    """The aligner that `Aligner.save` wrote to a run's folder or an exported one. The file has a checksum."""
     path = folder / ALIGNER_FILE
     try:
-        with safe_open(path, "np") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-            symbols, written = json.loads(file.metadata()["symbols"]), file.metadata()["hash"]
-        if _hash(symbols, tensors) != written:
-            raise ValueError("its contents do not have its hash")
-        lengths = CharacterLengths(tensors["length_keys"], tensors["length_values"])
-        return Aligner(symbols, tensors["means"], tensors["variances"], lengths)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        with np.load(path, allow_pickle=False) as file:
+            lengths = CharacterLengths(file["length_keys"], file["length_values"])
+            aligner = Aligner(str(file["symbols"]), file["means"], file["variances"], lengths)
+        shapes = aligner.means.shape[:1], aligner.variances.shape[:1], lengths.keys.shape
+        states = (len(aligner.symbols) + FIRST_SYMBOL,)
+        if shapes != (states, states, lengths.values.shape):
+            raise ValueError("its tables do not fit each other")
+        return aligner
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"{path} cannot be read ({error}); restore the file that the run wrote, as the weights depend on the "
             f"places of the text"
@@ -179,12 +170,14 @@ def choose_recordings(dataset: Dataset, max_frames: int) -> list[tuple[str, np.n
     """Texts and latents from which an aligner is learned: an even selection of recordings that are not longer
     than `max_frames`, without the corrupt ones."""
     fitting = np.flatnonzero((dataset.frames <= max_frames) & (dataset.text_chars > 0))
-    count = min(_MAX_RECORDINGS, int(_MAX_FRAMES / max(1.0, dataset.frames[fitting].mean())) + 1)
-    chosen = np.unique(np.linspace(0, len(fitting) - 1, min(len(fitting), count)).astype(np.int64))
-    found = []
-    for sample in fitting[chosen].tolist():
+    affordable = 1 + _MAX_FRAMES * len(fitting) // max(1, int(dataset.frames[fitting].sum()))
+    count = min(len(fitting), _MAX_RECORDINGS, affordable)
+    chosen = np.unique(np.linspace(0, len(fitting) - 1, count).astype(np.int64))
+    samples, found = fitting[chosen].tolist(), []
+    fetched = dataset.fetch(samples)
+    for sample in samples:
         try:
-            loaded = dataset.load(sample, fetched=dataset.fetch([sample]).get(sample))
+            loaded = dataset.load(sample, fetched=fetched.get(sample))
         except CorruptSampleError:
             continue
         found.append((loaded.metadata["text"], loaded.latents))

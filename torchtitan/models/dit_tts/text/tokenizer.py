@@ -155,8 +155,8 @@ class ConditionedTokenizer(BaseTokenizer):
         Returns:
             (tokens,) float32 in (0, 1) for each id of `encode`; -1 for special and conditioning tokens.
         """
-        assert self.aligner is not None
         if frames is None:
+            assert self.aligner is not None
             frames = self.aligner.expected_frames(self.spoken(text))
         ends = np.maximum(frames, MIN_FRAMES).cumsum()
         begin, end = self.spans(text).T

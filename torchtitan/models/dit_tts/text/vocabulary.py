@@ -171,7 +171,7 @@ def make_vocabulary(
     known = "" if unit in ("bytes", SUBWORDS) else "".join(sorted(set(characters)))
     if unit in ("chars", PHONES) and not known:
         raise InputError(
-            f"[encoder] model is {unit}, but all texts of [data] path are empty; use data with text"
+            f"[encoder] model = {unit!r}, but all texts of [data] path are empty; use data with text"
         )
     width = duration_token_seconds if "duration" in fields else 0.0
     return Vocabulary(unit, known, fields, width, subwords, language)

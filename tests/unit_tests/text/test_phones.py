@@ -1,0 +1,101 @@
+"""Phones instead of letters: what espeak-ng says, and the vocabulary, limits and positions that follow from it."""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.helpers.sentences import refused
+from tools.harness.synthetic import make_samples
+from torchtitan.models.dit_tts.config.data_checks import check_text
+from torchtitan.models.dit_tts.config.job_config import is_pretrained
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
+from torchtitan.models.dit_tts.text.phones import Phonemizer
+
+TEXTS = ["Three, four!", "434 pebbles", "", "naïve"]
+# Of espeak-ng 1.52.
+PHONES = ["θɹˈiː, fˈɔːɹ!", "fˈɔːɹhˈʌndɹɪd θˈɜːɾi fˈɔːɹ pˈɛbəlz", "", "naɪˈiːv"]
+
+
+@pytest.fixture(scope="module")
+def phones():
+    return Phonemizer("en-us")
+
+
+@pytest.fixture
+def config(tmp_path):
+    samples = make_samples(len(TEXTS), seed=1)
+    for sample, text in zip(samples, TEXTS):
+        sample.metadata["text"] = text
+    (tmp_path / "data").mkdir()
+    write_shard(tmp_path / "data/000000.tar", samples)
+    found = load_config(
+        [
+            f"--data.path={tmp_path / 'data'}",
+            "--encoder.model=phones:en-us",
+            "--model.text_positions=none",
+        ]
+    )
+    found.job.dump_folder = str(tmp_path / "run")
+    return found
+
+
+def test_texts_are_spoken_with_numbers_stress_and_punctuation(phones):
+    assert [phones(text) for text in TEXTS] == PHONES
+    assert phones(" Three,\n four! ") == PHONES[0]
+    assert phones.counts(TEXTS) == list(map(len, PHONES))
+
+
+def test_threads_get_the_same(phones):
+    texts = [f"{number} pebbles of Anna" for number in range(40)]
+    alone = list(map(phones._phones, texts))
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(phones._phones, texts * 4)) == alone * 4
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    refused(lambda: Phonemizer("klingon-x"), "phones:klingon-x", "de", "en-us")
+    monkeypatch.setitem(sys.modules, "espeakng_loader", None)
+    refused(lambda: Phonemizer("en-us"), "pip install 'titan-tts[phones]'")
+
+
+def test_a_run_has_the_vocabulary_of_its_phones(config, tmp_path):
+    tokenizer = build_tokenizer(config)
+    known = "".join(sorted(set("".join(PHONES))))
+    assert tokenizer.vocabulary.characters == known and not is_pretrained("phones:en-us")
+    ids = tokenizer.encode(TEXTS[0])
+    assert ids == [1, *(4 + known.index(c) for c in PHONES[0]), 2]
+    assert tokenizer.decode(ids) == PHONES[0]
+    assert tokenizer.unknown_characters("pay") == ["e"] and not tokenizer.unknown_characters(
+        TEXTS[1]
+    )
+    counts = tokenizer.max_tokens(open_dataset(config.data.path))
+    assert counts.tolist() == [len(each) + 2 for each in PHONES]
+    stored = load_tokenizer(tmp_path / "run", config)
+    assert stored.vocabulary == tokenizer.vocabulary and stored.encode(
+        "fourth"
+    ) == tokenizer.encode("fourth")
+    contents = json.loads((tmp_path / "run/tokenizer.json").read_text())
+    assert contents["language"] == "en-us" and contents["unit"] == "phones"
+
+
+def test_places_are_those_of_phones(config):
+    tokenizer = build_tokenizer(config)
+    assert tokenizer.spoken("Three") == "θɹˈiː"
+    spans = tokenizer.spans("Three")
+    assert np.array_equal(spans[1:-1], [[i, i + 1] for i in range(5)]) and not spans[[0, -1]].any()
+
+
+def test_weights_of_another_language_are_refused(config, tmp_path):
+    build_tokenizer(config)
+    (tmp_path / "run/checkpoint/step-3").mkdir(parents=True)
+    (tmp_path / "run/checkpoint/step-3/.metadata").touch()
+    config.encoder.model, config.encoder.vocab_size = "phones:de", 0
+    refused(lambda: build_tokenizer(config), "phones:de", "phones:en-us")
+    refused(lambda: load_tokenizer(tmp_path / "run", config), "phones:de", "phones of en-us")
+    refused(lambda: check_text(load_config(["--encoder.model=phones"])), "'phones'", "phones:en-us")
