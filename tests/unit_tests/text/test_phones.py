@@ -3,6 +3,7 @@
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
+from torchtitan.models.dit_tts.text.durations import durations_from_json, fit_durations
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 
 TEXTS = ["Three, four!", "434 pebbles", "", "naïve"]
@@ -89,6 +91,23 @@ def test_places_are_those_of_phones(config):
     assert tokenizer.spoken("Three") == "θɹˈiː"
     spans = tokenizer.spans("Three")
     assert np.array_equal(spans[1:-1], [[i, i + 1] for i in range(5)]) and not spans[[0, -1]].any()
+
+
+def test_lengths_are_those_of_phones(tmp_path):
+    """Digits that no training text has are as long as their words."""
+    words = ["one", "two", "three", "four", "six", "seven", "eight", "nine"]
+    phones, draw = Phonemizer("en-us"), np.random.default_rng(2)
+    samples = []
+    for sample in make_samples(64, seed=1):
+        text = " ".join(draw.choice(words, 4))
+        frames = np.zeros((3 * len(phones(text).encode()), 128), np.float16)
+        samples.append(replace(sample, latents=frames, metadata={"text": text}))
+    (tmp_path / "data").mkdir()
+    write_shard(tmp_path / "data/000000.tar", samples)
+    dataset = open_dataset(str(tmp_path / "data"))
+    fit = durations_from_json(fit_durations(dataset, "en-us").to_json(), "a file")
+    assert fit.frames("4 7 2", None) == pytest.approx(fit.frames("four seven two", None), abs=1)
+    assert not fit.unseen("4 7") and fit_durations(dataset).unseen("4 7") == ["4", "7"]
 
 
 def test_weights_of_another_language_are_refused(config, tmp_path):

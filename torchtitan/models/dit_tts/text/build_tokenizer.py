@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from torchtitan.models.dit_tts.config.exported import is_exported
-from torchtitan.models.dit_tts.config.job_config import PHONES, Data, JobConfig
+from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
@@ -27,6 +27,7 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     Vocabulary,
     check_covers,
     from_json,
+    language_of,
     make_vocabulary,
     to_json,
     unit_of,
@@ -143,8 +144,8 @@ def data_vocabulary(
         return Vocabulary()
     labels = [name for name in data.conditioning if name != "duration"]
     characters, values = "", {}
-    language = config.encoder.model.partition(":")[2] if unit == PHONES else ""
-    if unit in ("chars", PHONES) or labels:
+    language = language_of(config.encoder.model)
+    if unit == "chars" or language or labels:
         dataset = open_training_data(data, part)
         characters = _phones_of(dataset, language) if language else dataset.characters
         values = {name: _trained_values(data, dataset, name) for name in labels}

@@ -1,13 +1,15 @@
 """How long a text takes to say: a least-squares fit of frames on the bytes of the text.
 
 Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
-weighted sum of the text's byte counts plus a constant, with ridge regularisation; each speaker's rate
+weighted sum of the text's (or its phones') byte counts plus a constant, with ridge regularisation; each speaker's rate
 is the ratio of real to fitted frames over that speaker's utterances. A run's folder keeps it, so that no
 training data are needed to speak.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.phones import Phonemizer
 
 DURATIONS_FILE = "durations.json"
 
@@ -42,11 +45,18 @@ class LinearDurationModel:
     explained: float = 1.0
     """Fraction of the variance of the lengths that the fit explains (R²)"""
 
+    language: str = ""
+    """of the phones whose bytes count; empty: those of the text count"""
+
+    @cached_property
+    def _spoken(self) -> Callable[[str], str]:
+        return Phonemizer(self.language) if self.language else str
+
     def unseen(self, text: str) -> list[str]:
         """The text's characters, each once, that no training text had: they count for no length."""
         return [
             character
-            for character in dict.fromkeys(text)
+            for character in dict.fromkeys(self._spoken(text))
             if not all(self.weights[byte] for byte in character.encode("utf-8", "replace"))
         ]
 
@@ -57,7 +67,7 @@ class LinearDurationModel:
     def estimate(self, text: str, speaker: str | None) -> float:
         """`frames` before rounding."""
         scale = self.speaker_scale.get(speaker, 1.0) if speaker else 1.0
-        return float(_features(text) @ self.weights) * scale
+        return float(_features(self._spoken(text)) @ self.weights) * scale
 
     def to_json(self) -> str:
         """All of it, to the bit."""
@@ -65,6 +75,7 @@ class LinearDurationModel:
             "weights": self.weights.tolist(),
             "speaker_scale": self.speaker_scale,
             "explained": self.explained,
+            "language": self.language,
         }
         return json.dumps(content) + "\n"
 
@@ -75,12 +86,12 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
         content = json.loads(text)
         weights = np.array(content["weights"], np.float64)
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
-        explained = float(content["explained"])
+        explained, language = float(content["explained"]), str(content.get("language", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{where} cannot be read ({error}); restore the file") from None
     if weights.shape != (257,) or not np.isfinite([*weights, *scale.values(), explained]).all():
         raise InputError(f"{where} holds no 257 finite weights; restore the file")
-    return LinearDurationModel(weights, scale, explained)
+    return LinearDurationModel(weights, scale, explained, language)
 
 
 def stored_durations(folder: Path) -> LinearDurationModel | None:
@@ -123,10 +134,12 @@ def _fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
     return distances <= limit
 
 
-def fit_durations(dataset: Dataset) -> LinearDurationModel:
+def fit_durations(dataset: Dataset, language: str = "") -> LinearDurationModel:
     """Fit on the texts and lengths of a dataset, or of an even selection where it is very large. Samples
-    whose text is corrupt, or far too long or short for its speech, are left out.
+    whose text is corrupt, or far too long or short for its speech, are left out. `language`: of the phones that
+    count instead of letters.
     """
+    spoken = Phonemizer(language) if language else str
     total = len(dataset.frames)
     chosen = np.unique(np.linspace(0, max(0, total - 1), min(total, _MAX_SAMPLES)).astype(np.int64))
     found = read_metadata(dataset, chosen.tolist())
@@ -134,7 +147,7 @@ def fit_durations(dataset: Dataset) -> LinearDurationModel:
     if not metadata:
         raise InputError("no sample to fit durations on; give data with valid texts")
     chosen = chosen[[each is not None for each in found]]
-    features = np.stack([_features(m["text"]) for m in metadata])
+    features = np.stack([_features(spoken(m["text"])) for m in metadata])
     frames = dataset.frames[chosen].astype(np.float64)
     good = _fits(features, frames)
     features, frames = features[good], frames[good]
@@ -148,4 +161,4 @@ def fit_durations(dataset: Dataset) -> LinearDurationModel:
     scale = {str(name): float(rate) for name, rate in zip(names, rates, strict=True) if name}
     spread = float(((frames - frames.mean()) ** 2).sum())
     explained = 1.0 - float(((frames - fitted) ** 2).sum()) / spread if spread else 0.0
-    return LinearDurationModel(weights, scale, explained)
+    return LinearDurationModel(weights, scale, explained, language)

@@ -182,6 +182,11 @@ def unit_of(model: str) -> str:
     return SUBWORDS if is_pretrained(model) else model.partition(":")[0]
 
 
+def language_of(model: str) -> str:
+    """The language of the phones that [encoder] model has; empty for other units."""
+    return model.partition(":")[2] if unit_of(model) == PHONES else ""
+
+
 def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
     """Raises InputError unless every token of the config and its data is one of `run`'s.
 
