@@ -34,10 +34,11 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step, monk
     unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
     steps = {3: move_average}
     after_step(steps)
-    assert train("unbroken", "--training.steps=6") == 0
+    given = "--training.steps=6", "--model.text_positions=aligned"
+    assert train("unbroken", *given) == 0
     steps[5] = run_out
     with pytest.raises(RuntimeError, match="out of memory"):
-        train("killed", "--training.steps=6")
+        train("killed", *given)
     state = killed.state()
     assert (state["state"], state["step"]) == ("oom", 5)
     assert state["error"] == "CUDA error: out of memory"
@@ -47,7 +48,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step, monk
     del steps[5]
     limits = []
     monkeypatch.setattr(utils, "set_pg_timeouts", lambda limit, dims: limits.append(limit.seconds))
-    assert train("killed", "--training.steps=6", "--comm.train_timeout_seconds=77") == 0
+    assert train("killed", *given, "--comm.train_timeout_seconds=77") == 0
     assert limits == [77]  # after its first step, as in a run from the beginning
     assert (killed.state()["state"], killed.state()["step"]) == ("completed", 6)
     assert killed.losses() == unbroken.losses() and len(killed.losses()) == 6
