@@ -122,6 +122,10 @@ def test_an_aligner_is_learned_once_and_belongs_to_the_weights(data, tmp_path):
         again = build_tokenizer(config_of(data, tmp_path / folder, *arguments), find_aligner)
         assert np.array_equal(again.text_positions("one two"), first.text_positions("one two"))
     assert len(found) == 1 and (tmp_path / "tuned" / ALIGNER_FILE).exists()
+    # A run that starts from weights without places learns its own.
+    plain = f"{INITIAL}={add_checkpoint(tmp_path / 'plain')}"
+    late = build_tokenizer(config_of(data, tmp_path / "late", plain, positions), find_aligner)
+    assert late.aligner is found[1] and (tmp_path / "late" / ALIGNER_FILE).exists()
     (tmp_path / "run" / ALIGNER_FILE).unlink()
     refused(lambda: build_tokenizer(config, find_aligner), ALIGNER_FILE, "restore")
 

@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.text.aligner import Aligner, load_aligner
+from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, Aligner, load_aligner
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     TextTokenizer,
@@ -67,8 +67,10 @@ def build_tokenizer(
         check_covers(trained, needed, f"the run in {weights}")
         vocabulary = trained
         assert weights is not None
-        aligner = load_aligner(weights) if aligned else None
-    elif find_aligner is not None and aligned:
+        # Weights of a run without positions may begin one with them ([resume] allow).
+        if aligned and (weights == folder or (weights / ALIGNER_FILE).exists()):
+            aligner = load_aligner(weights)
+    if aligner is None and find_aligner is not None and aligned:
         aligner = find_aligner(_tokenizer_of(needed, text, config).spoken)
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
