@@ -251,7 +251,9 @@ def main(args: list[str]) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         for row in pool.map(work, left):
             rows.append(row)
-            content = {"rows": rows, "conditions": environment()}
+            conditions = environment()
+            del conditions["command"]  # has the paths of this machine
+            content = {"rows": rows, "conditions": conditions}
             write_atomic(options.out, json.dumps(content, indent=1) + "\n")
             words = ", ".join(f"{name} {each['wer']:.1%}" for name, each in row["sets"].items())
             print(f"{row['trial']}: {row['core_seconds']:.0f} s, words wrong: {words}", flush=True)
