@@ -81,7 +81,6 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "memory": memory,
         "noise": {name: vars(each) for name, each in noise.items()},
         "effects": {name: effects.effects(rows, names, name) for name in (*speeds, memory)},
-        "interactions": effects.interactions(rows, names, "samples_per_second"),
         "growth": {name: verdicts.growth(rows, names, name) for name in (*speeds, memory)},
         "best": verdicts.best(rows, names, (*figures, "goodput_mfu", "hfu", memory)),
         "pareto": verdicts.pareto(rows, names),

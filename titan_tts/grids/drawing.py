@@ -92,9 +92,9 @@ def group_panels(
     return found
 
 
-def line_axes(figure: Any, texts: Sequence[str], height: float, space: float = 1.5) -> Any:
+def line_axes(figure: Any, texts: Sequence[str], height: float) -> Any:
     """Axes with a horizontal line of `height` inches for each text, the first on top."""
-    figure.set_size_inches(10, space + height * len(texts))
+    figure.set_size_inches(10, 1.5 + height * len(texts))
     axes = figure.subplots()
     axes.set_yticks(range(len(texts)), texts)
     axes.set_ylim(len(texts) - 0.4, -0.6)

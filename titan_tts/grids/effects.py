@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ from scipy.special import stdtrit
 from titan_tts.grids.runs import DATA
 
 Row = Mapping[str, Any]
-Block = tuple[dict[str, Any], list[np.ndarray]]
-"""Levels in which its cells are equal, and log(figure) of each of them"""
+Pair = tuple[dict[str, Any], np.ndarray, np.ndarray]
+"""Levels in which two cells are equal, and log(figure) at the base and at the level"""
 
 LEVEL = 0.95
 NOT_COMPARED = ("batch", "gpus", "global_batch")
@@ -172,16 +172,17 @@ def pooled_noise(found: Mapping[tuple, np.ndarray]) -> Noise:
     return Noise(squares / df if df else 0.0, df)
 
 
-def _estimate(blocks: Sequence[Block], noise: Noise) -> dict[str, Any]:
-    """Mean over blocks of the difference, or difference of differences, of their cells' means as a ratio.
-    `farthest` names the configuration whose block differs most from the mean, by more than _OUTLIER; of two
-    such blocks, the one with the smaller ratio."""
-    count = len(blocks)
+def _estimate(pairs: Sequence[Pair], noise: Noise) -> dict[str, Any]:
+    """Mean over pairs of the difference of their cells' means, as a ratio. `farthest` names the configuration
+    whose pair differs most from the mean, by more than _OUTLIER; of two such pairs, the one with the smaller ratio."""
+    count = len(pairs)
     if not count:
         return dict.fromkeys(("ratio", "low", "high", "smallest", "largest")) | {"pairs": 0}
-    differences = [_contrast(block) for _, block in blocks]
+    differences = [float(level.mean() - base.mean()) for _, base, level in pairs]
     mean = float(np.mean(differences))
-    half = noise.half_width(sum(1 / len(cell) for _, block in blocks for cell in block) / count**2)
+    half = noise.half_width(
+        sum(1 / len(base) + 1 / len(level) for _, base, level in pairs) / count**2
+    )
     distances = [round(abs(difference - mean), 9) for difference in differences]
     _, _, farthest = max(zip(distances, [-each for each in differences], range(count), strict=True))
     return {
@@ -191,38 +192,24 @@ def _estimate(blocks: Sequence[Block], noise: Noise) -> dict[str, Any]:
         "smallest": math.exp(min(differences)),
         "largest": math.exp(max(differences)),
         "pairs": count,
-        "farthest": {"configuration": blocks[farthest][0], "ratio": math.exp(differences[farthest])}
+        "farthest": {"configuration": pairs[farthest][0], "ratio": math.exp(differences[farthest])}
         if distances[farthest] > _OUTLIER
         else None,
     }
 
 
-def _contrast(block: Sequence[np.ndarray]) -> float:
-    """Of [a, b]: b - a. Of [a, b, c, d]: (d - b) - (c - a)."""
-    means = np.array([cell.mean() for cell in block])
-    while len(means) > 1:
-        first, second = np.split(means, 2)
-        means = second - first
-    return float(means[0])
-
-
-def _blocks(
-    found: Mapping[tuple, np.ndarray], names: Sequence[str], changes: Mapping[str, tuple[Any, Any]]
-) -> list[Block]:
-    """Complete blocks of cells that are equal but for the factors that change, and in what they are
-    equal. `changes`: factor -> (base, level). Each block has all bases first, all levels last.
-    """
-    blocks, apart = [], (*changes, "size")
-    for key in found:
+def _pairs(
+    found: Mapping[tuple, np.ndarray], names: Sequence[str], factor: str, base: Any, level: Any
+) -> list[Pair]:
+    """Pairs of cells that are equal but for the factor."""
+    pairs, apart = [], (factor, "size")
+    for key, cell in found.items():
         row = dict(zip(names, key, strict=True))
-        if all(row[factor] == base for factor, (base, _) in changes.items()):
-            corners = [
-                key_of(row | dict(zip(changes, each)), names) for each in product(*changes.values())
-            ]
-            if all(corner in found for corner in corners):
-                equal = {n: v for n, v in row.items() if n not in apart and v is not None}
-                blocks.append((equal, [found[corner] for corner in corners]))
-    return blocks
+        other = found.get(key_of(row | {factor: level}, names))
+        if row[factor] == base and other is not None:
+            equal = {n: v for n, v in row.items() if n not in apart and v is not None}
+            pairs.append((equal, cell, other))
+    return pairs
 
 
 def _best_cells(found: Mapping[tuple, np.ndarray], names: Sequence[str]) -> dict[tuple, np.ndarray]:
@@ -263,41 +250,12 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
             bases = [first]
             for level in [each for each in levels(of_size, factor) if each != first]:
                 for base in bases:
-                    changes = {factor: (base, level)}
                     row = {"size": size, "factor": factor, "level": level, "base": base}
                     row["together"] = followers.get(factor, [])
-                    row["equal_batch"] = _estimate(_blocks(found, own, changes), noise)
-                    row["best_batch"] = _estimate(_blocks(best, own, changes), noise)
+                    row["equal_batch"] = _estimate(_pairs(found, own, factor, base, level), noise)
+                    row["best_batch"] = _estimate(_pairs(best, own, factor, base, level), noise)
                     if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]:
                         break
                 table.append(row)
                 bases.append(level)
     return table
-
-
-def interactions(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict[str, Any]]:
-    """For pairs of factors how much the effect of one depends on the other, for each model size, by
-    falling distance from 1.
-
-    Over complete 2x2 blocks of cells, equal in everything else, with the base levels a0, b0:
-    d = (y(a1,b1) - y(a0,b1)) - (y(a1,b0) - y(a0,b0)); exp(mean d) = 1: the effects multiply. Of intervals
-    that hold nothing but noise one in twenty leaves 1 out.
-    """
-    noise = pooled_noise(cells(rows, names, figure))
-    table = []
-    for (size,), of_size in grouped(rows, ["size"]).items():
-        found = cells(of_size, names, figure)
-        bases = [base_level(of_size, name) for name in names]
-        for i, j in combinations(range(len(names)), 2):
-            for first, second in dict.fromkeys((key[i], key[j]) for key in found):
-                if first == bases[i] or second == bases[j]:
-                    continue
-                changes = {names[i]: (bases[i], first), names[j]: (bases[j], second)}
-                blocks = _blocks(found, names, changes)
-                if blocks:
-                    row = {"size": size, "factors": list(changes), "levels": [first, second]}
-                    row |= {"bases": [bases[i], bases[j]], **_estimate(blocks, noise)}
-                    known = row["low"] is not None
-                    row["excludes_1"] = not row["low"] <= 1 <= row["high"] if known else None
-                    table.append(row)
-    return sorted(table, key=lambda row: -abs(math.log(row["ratio"])))

@@ -126,6 +126,5 @@ def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, A
         factors=factors,
         figures=figures,
         plots=plots,
-        clear=[row for row in content["interactions"] if row["excludes_1"]],
         **content,
     )

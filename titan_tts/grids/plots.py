@@ -27,7 +27,7 @@ CURVES = {
 PLOTS = {
     *(f"{figure}_over_batch" for figure in CURVES),
     *(f"effects_{figure}" for figure in CURVES),
-    *("configurations", "interactions", "pareto", "scaling", "predicted", "step_split"),
+    *("configurations", "pareto", "scaling", "predicted", "step_split"),
 }
 """Names of all plots"""
 
@@ -63,9 +63,6 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
         if table:
             title = f"Effects on {CURVES[figure].partition(' (')[0]}"
             plots[f"effects_{figure}"] = title, _effects, (table,)
-    shown = [row for row in content["interactions"] if row["excludes_1"] is not False][:20]
-    if shown:
-        plots["interactions"] = "Interactions in samples per second", _interactions, (shown,)
     if content["pareto"]:
         plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
     if content["scaling"]:
@@ -190,7 +187,9 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
         f"{row['size']} {', '.join([row['factor'], *row['together']])}: {row['level']} / {row['base']}"
         for row in table
     ]
-    axes = _ratio_axes(figure, texts, 0.42, 1.5)
+    axes = drawing.line_axes(figure, [text[:70] for text in texts], 0.42)
+    axes.axvline(0, color="#444", linewidth=1, zorder=2.5)
+    axes.set_xlabel("change (%)")
     for y, row in enumerate(table):
         for side, (_, color, marker, shift) in sides.items():
             if row[side]["pairs"]:
@@ -204,25 +203,6 @@ def _effects(figure: Any, table: Sequence[Row]) -> None:
     entries.append(line("range over pairs", GREY))
     entries[-1].set_linewidth(5)
     legend(figure, entries, 30)
-
-
-def _interactions(figure: Any, table: Sequence[Row]) -> None:
-    texts = []
-    for row in table:
-        both = zip(row["factors"], row["levels"], row["bases"], strict=True)
-        levels = " × ".join(f"{name} {level} / {base}" for name, level, base in both)
-        texts.append(f"{row['size']} {levels}")
-    axes = _ratio_axes(figure, texts, 0.34, 1.2)
-    for y, row in enumerate(table):
-        _intervals(axes, y, row, COLORS[2], "D")
-
-
-def _ratio_axes(figure: Any, texts: Sequence[str], height: float, space: float) -> Any:
-    """Changes around 0."""
-    axes = drawing.line_axes(figure, [text[:70] for text in texts], height, space)
-    axes.axvline(0, color="#444", linewidth=1, zorder=2.5)
-    axes.set_xlabel("change (%)")
-    return axes
 
 
 def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:

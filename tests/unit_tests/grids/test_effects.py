@@ -10,7 +10,6 @@ from titan_tts.grids.effects import (
     base_level,
     cells,
     effects,
-    interactions,
     levels,
     matched_factors,
     pooled_noise,
@@ -37,12 +36,7 @@ def effect(rows, factor, level):
     return row
 
 
-def interaction(rows, *factors):
-    table = interactions(*matched_factors(rows, NAMES), SPEED)
-    return [row for row in table if set(row["factors"]) == set(factors)]
-
-
-def test_without_noise_effects_and_interaction_are_exact():
+def test_without_noise_effects_are_exact():
     rows = rows_of(GRID)
     compiled = effect(rows, "compile", "default")
     assert compiled["equal_batch"]["ratio"] == pytest.approx(math.sqrt(1.3 * 1.15))
@@ -52,12 +46,6 @@ def test_without_noise_effects_and_interaction_are_exact():
         assert compiled[side]["ratio"] and compiled[side]["low"] is compiled[side]["high"] is None
     full = effect(rows, "checkpointing", "full")["equal_batch"]
     assert full["ratio"] == pytest.approx(0.8 * math.sqrt(1.15 / 1.3))
-    (both,) = interaction(rows, "compile", "checkpointing")
-    assert both["ratio"] == pytest.approx(1.15 / 1.3) and both["pairs"] == 3
-    assert both["levels"] == ["full", "default"] and both["bases"] == ["none", "off"]
-    assert both["excludes_1"] is None
-    (_, *others) = (row for row in interaction(rows, "compile", "batch"))
-    assert all(row["ratio"] == pytest.approx(1) for row in others)
 
 
 def test_the_pair_farthest_from_an_effects_mean_is_named():
@@ -96,18 +84,15 @@ def test_factors_that_go_together_in_a_size_and_levels_that_never_meet_the_base(
 
 @pytest.mark.long
 def test_intervals_hold_the_truth_in_95_of_100_grids():
-    held = {"effect": 0, "interaction": 0}
+    held, grids = 0, 600
     grid = combinations(batch=[2, 8], compile=["off", "default"], checkpointing=["none", "full"])
-    grids = 600
     for seed in range(grids):
         rows, names = matched_factors(rows_of(grid, repeats=2, noise=0.03, seed=seed), NAMES)
         table = effects(rows, names, SPEED)
         found = next(row for row in table if row["factor"] == "compile")["equal_batch"]
-        held["effect"] += found["low"] < math.sqrt(1.3 * 1.15) < found["high"]
-        (both,) = (row for row in interactions(rows, names, SPEED) if "batch" not in row["factors"])
-        held["interaction"] += both["low"] < 1.15 / 1.3 < both["high"]
+        held += found["low"] < math.sqrt(1.3 * 1.15) < found["high"]
     # Binomial with p = 0.95: three standard deviations are 0.027.
-    assert all(abs(count / grids - 0.95) < 0.027 for count in held.values()), held
+    assert abs(held / grids - 0.95) < 0.027
 
 
 def test_noise_is_pooled_within_cells_only():
@@ -126,18 +111,6 @@ def test_the_interval_of_one_pair_is_students():
     # s² = 0.02 / 2, se² = s² (1/2 + 1/2), t(0.975, 2) = 4.30265
     expected = [math.exp(0.4 + sign * 4.30265 * 0.1) for sign in (-1, 0, 1)]
     assert [found["low"], found["ratio"], found["high"]] == pytest.approx(expected)
-
-
-def test_the_interval_of_an_interaction_is_students():
-    """Two blocks of four cells with two runs each: se = s sqrt(8 / 2) / 2 over 8 degrees of freedom."""
-    grid = combinations(batch=[8, 16], compile=["off", "default"], precision=["bf16", "fp8"])
-    spread = 0.02
-    rows = [each | {SPEED: 10 * math.exp(sign * spread)} for each in grid for sign in (1, -1)]
-    (found,) = interaction(rows, "compile", "precision")
-    # s^2 = 2 spread^2 with 8 degrees of freedom; t(0.975, 8) = 2.306004
-    expected = 2.306004 * math.sqrt(2 * spread**2 * (2 * 4 / 2)) / 2
-    assert math.log(found["high"]) == pytest.approx(expected, rel=1e-5)
-    assert found["pairs"] == 2 and found["excludes_1"] is False
 
 
 def test_a_confounder_is_not_taken_for_an_effect():
@@ -221,7 +194,7 @@ def test_base_levels_and_the_order_of_mixed_ones():
     assert base_level([{"optimizer.lr": 0.1}, {"optimizer.lr": 0.01}], "optimizer.lr") == 0.01
 
 
-def test_effects_and_interactions_are_of_each_size():
+def test_effects_are_of_each_size():
     """Compiling gains 10 % of one size and 50 % of the other; the mean of both is true of neither."""
     gains = {"800M": 1.1, "3B": 1.5}
     grid = combinations(size=gains, compile=["off", "default"], precision=["bf16", "fp8"])
@@ -234,6 +207,3 @@ def test_effects_and_interactions_are_of_each_size():
     compiled = [row for row in effects(rows, names, SPEED) if row["factor"] == "compile"]
     assert {r["size"]: r["equal_batch"]["ratio"] for r in compiled} == pytest.approx(gains)
     assert [row["equal_batch"]["pairs"] for row in compiled] == [2, 2]
-    crossed = interactions(rows, names, SPEED)
-    assert {(row["size"], round(row["ratio"], 9)) for row in crossed} == {("800M", 1), ("3B", 1)}
-    assert all(row["factors"] == ["compile", "precision"] for row in crossed)
