@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.quality.recipes import CONFIG, RECIPES, ROOT
+from benchmarks.quality.recipes import CONFIG, PACKAGE, RECIPES, ROOT, Recipe
 from tools.harness.runs import last_line
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
@@ -97,6 +97,11 @@ def train_arguments(job: Job, place: Place) -> list[str]:
         "validation.keep_best": "",
         "checkpoint.interval": job.steps,
     }
+    return train_command(recipe, settings)
+
+
+def train_command(recipe: Recipe, settings: Mapping[str, Any]) -> list[str]:
+    """Arguments of Python that train by a recipe's program with these keys over CONFIG."""
     options = []
     for key, value in settings.items():
         if isinstance(value, bool):
@@ -104,10 +109,9 @@ def train_arguments(job: Job, place: Place) -> list[str]:
             options.append(f"--{section}.{'' if value else 'no_'}{name}")
         else:
             options += [f"--{key}", str(value)]
-    program = [*recipe.program, *recipe.before]
+    plain = recipe.program == PACKAGE
+    command = ["train.py"] if plain else [*recipe.program, *recipe.before, "train"]
     config = ["--job.config_file", CONFIG]
-    plain = program[:2] == ["-m", "titan_tts"]
-    command = ["train.py"] if plain else [*program, "train"]
     return [*command, *config, *options, "--metrics.no_enable_tensorboard"]
 
 

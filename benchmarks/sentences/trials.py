@@ -23,7 +23,9 @@ import numpy as np
 import soundfile
 import torch
 
-from benchmarks.quality.jobs import run_on, training_seconds
+from benchmarks.quality.jobs import run_on, train_command, training_seconds
+from benchmarks.quality.recipes import PEERS, SWITCHES, Recipe
+from benchmarks.quality.recipes import RECIPES as PEER_RECIPES
 from benchmarks.sentences.check_referee import errors, hear
 from benchmarks.sentences.corpus import FOLDER, ROOT
 from benchmarks.sentences.grammar import kept_out, words_of
@@ -34,7 +36,6 @@ from torchtitan.models.dit_tts.run.run_folder import environment
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 RESULTS = ROOT / "benchmarks/results/sentences.json"
-CONFIG = "train_configs/debug.toml"
 SETS = {"heldout": "data/heldout", "new_word": "new_word/heldout", "new_voice": "new_voice/heldout"}
 REFEREE = "benchmarks.sentences.referee:words"
 
@@ -50,13 +51,23 @@ _COMMON = {
     "ema.decays": "0.99,0.999",
     "lr_scheduler.decay_ratio": 1.0,
 }
-RECIPES: dict[str, dict[str, Any]] = {
-    "phones": {"encoder.model": "phones:en-us"},
-    "letters": {},
-    "letters without places": {"model.text_positions": "none"},
-    "phones without places": {"encoder.model": "phones:en-us", "model.text_positions": "none"},
+_PHONES = {"encoder.model": "phones:en-us"}
+_NO_PLACES = {"model.text_positions": "none"}
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("phones", "", _PHONES),
+        Recipe("letters", ""),
+        Recipe("letters without places", "", _NO_PLACES),
+        Recipe("phones without places", "", {**_PHONES, **_NO_PLACES}),
+        *(
+            Recipe(f"phones, {name}", "", {**_PHONES, **SWITCHES[name]})
+            for name in ("muon", "logit_mean_0", "logit_mean_end", "drawn_references")
+        ),
+        *(PEER_RECIPES[name] for name in PEERS),
+    )
 }
-"""Recipe -> its keys over CONFIG and the limits above"""
+"""By name; their keys are over CONFIG and the limits above"""
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,10 @@ class Trial:
 
 
 def train_arguments(trial: Trial, corpus: Path, runs: Path) -> list[str]:
+    recipe = RECIPES[trial.recipe]
     settings = {
         **_COMMON,
-        **RECIPES[trial.recipe],
+        **recipe.settings(trial.steps),
         "model.flavor": trial.flavor,
         "training.steps": trial.steps,
         "debug.seed": trial.seed,
@@ -92,8 +104,7 @@ def train_arguments(trial: Trial, corpus: Path, runs: Path) -> list[str]:
         "job.dump_folder": runs,
         "job.experiment": trial.name,
     }
-    options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    return ["train.py", "--job.config_file", CONFIG, *options, "--metrics.no_enable_tensorboard"]
+    return train_command(recipe, settings)
 
 
 def judge(task: tuple[str, Path]) -> dict[str, float]:
@@ -132,8 +143,10 @@ def figures(found: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return report
 
 
-def make(trial: Trial, corpus: Path, runs: Path, utterances: int, core: int) -> dict[str, Any]:
-    """Trains on a core, speaks all sets there, and judges them.
+def make(
+    trial: Trial, corpus: Path, runs: Path, chosen: Sequence[str], utterances: int, core: int
+) -> dict[str, Any]:
+    """Trains on a core, speaks the chosen sets there, and judges them.
 
     Raises:
         InputError: a process fails; its log says why.
@@ -151,31 +164,23 @@ def make(trial: Trial, corpus: Path, runs: Path, utterances: int, core: int) -> 
     sets: dict[str, Any] = {}
     with log.open("w") as output:
         fraction = run(train_arguments(trial, corpus, runs))
-        for name, path in SETS.items():
-            out, test = folder / "evaluation" / name, corpus / trial.size / path
-            options = [
-                "--recognizer",
-                REFEREE,
-                "--dtype",
-                "float32",
-                "--seeds",
-                "1",
-                "--on-page",
-                "0",
-            ]
-            options += ["--speaker-scorer", "own", "--max-utterances", str(utterances)]
-            data = ["--data", str(corpus / trial.size / "data/train")]
-            evaluate = [
-                "evaluate",
-                str(folder),
-                "--test",
-                str(test),
-                "--out",
-                str(out),
-                *options,
-                *data,
-            ]
-            run(["-m", "titan_tts", *evaluate])
+        for name in chosen:
+            out, test = folder / "evaluation" / name, corpus / trial.size / SETS[name]
+            recipe, data = RECIPES[trial.recipe], corpus / trial.size / "data/train"
+            arguments = [*recipe.program, *recipe.before, "evaluate", str(folder)]
+            for option, value in {
+                "test": test,
+                "out": out,
+                "data": data,
+                "recognizer": REFEREE,
+                "dtype": "float32",
+                "seeds": 1,
+                "on-page": 0,
+                "speaker-scorer": "own",
+                "max-utterances": utterances,
+            }.items():
+                arguments += [f"--{option}", str(value)]
+            run(arguments)
             sets[name] = _judged(out)
     metrics = JsonLines(folder / "metrics.jsonl").read()
     validation = [r for r in JsonLines(folder / "validation.jsonl").read() if "heldout_loss" in r]
@@ -212,11 +217,12 @@ def _judged(out: Path) -> dict[str, Any]:
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=RECIPES)
+    parser.add_argument("--recipes", nargs="+", default=["phones", "letters"], choices=RECIPES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", nargs="+", type=int, default=[2500])
     parser.add_argument("--sizes", nargs="+", default=["5h"])
     parser.add_argument("--flavors", nargs="+", default=["debug"])
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--utterances", type=int, default=100, help="of each set; 0: all")
     parser.add_argument("--jobs", type=int, default=2, help="trials at once")
     parser.add_argument("--corpus", type=Path, default=FOLDER)
@@ -241,9 +247,8 @@ def main(args: list[str]) -> int:
     def work(trial: Trial) -> dict[str, Any]:
         core = cores.get()
         try:
-            return make(
-                trial, options.corpus.resolve(), options.runs.resolve(), options.utterances, core
-            )
+            folders = options.corpus.resolve(), options.runs.resolve()
+            return make(trial, *folders, options.sets, options.utterances, core)
         finally:
             cores.put(core)
 
