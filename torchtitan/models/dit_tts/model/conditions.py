@@ -53,6 +53,9 @@ class PretrainedEncoder(Protocol):
 
 
 class ConditionedModel(ModelProtocol):
+    denoise: Callable[..., torch.Tensor]
+    """(latents, t, frame_mask, conditions, keep_text, keep_speaker, packed) to the output of `forward`"""
+
     def __init__(self, args: DiTTTSModelArgs):
         super().__init__(args)
         self.args = args
@@ -114,6 +117,54 @@ class ConditionedModel(ModelProtocol):
         patches = packed and packed.patches
         speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask, patches)
         return Conditions(text, text_mask, speaker, speaker_mask, text_positions)
+
+    def forward(
+        self,
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        frame_mask: torch.Tensor,
+        text_ids: torch.Tensor,
+        text_mask: torch.Tensor,
+        speaker: torch.Tensor,
+        speaker_mask: torch.Tensor,
+        keep_text: torch.Tensor | None = None,
+        keep_speaker: torch.Tensor | None = None,
+        text_features: torch.Tensor | None = None,
+        text_rows: Any = None,
+        text_positions: torch.Tensor | None = None,
+        packed: PackedStreams | None = None,
+    ) -> torch.Tensor:
+        """Predicts the target of the objective for every frame; a duration model the utterances' lengths.
+
+        Args:
+            latents: (B, T, C) noisy latents.
+            t: (B,) time in [0, 1], 1 is noise.
+            frame_mask: (B, T) bool, true at frames of the utterance.
+            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_positions: see
+                `encode_conditions`.
+            keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
+            packed: where samples are that stand one behind the other in a single row, B = 1. Then t,
+                keep_text and keep_speaker are of the samples, (S,).
+
+        Returns:
+            (B, T, C) float32, undefined at masked frames; of a duration model (B,).
+        """
+        # FSDP wraps these methods of the instance, so that samplers can call them alone. Here the weights are
+        # gathered already, so the plain functions of the class are called.
+        conditions = ConditionedModel.encode_conditions(
+            self,
+            text_ids,
+            text_mask,
+            speaker,
+            speaker_mask,
+            text_features,
+            text_rows,
+            text_positions,
+            packed,
+        )
+        return type(self).denoise(
+            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, packed
+        )
 
     def _text_features(
         self,

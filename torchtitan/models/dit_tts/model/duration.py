@@ -42,7 +42,7 @@ class DurationBlock(nn.Module):
 
 class DurationModel(ConditionedModel):
     """log Σ exp(log frames of each token), from the encoded text and the mean of the encoded speaker, or zero
-    without one. It trains in place of `DiTTTSModel`, so `forward` and `denoise` have the same arguments.
+    without one. It trains in place of `DiTTTSModel`, so `denoise` has the same arguments.
     """
 
     def __init__(self, args: DiTTTSModelArgs):
@@ -60,6 +60,7 @@ class DurationModel(ConditionedModel):
         conditions: Conditions,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
+        packed: None = None,
     ) -> torch.Tensor:
         """`log_frames`, which does not depend on the utterance."""
         return DurationModel.log_frames(self, conditions, keep_speaker)
@@ -82,24 +83,3 @@ class DurationModel(ConditionedModel):
             x = layer(x, voice.to(x.dtype), mask)
         log_frames = self.output(self.norm(x)).squeeze(-1).float()
         return log_frames.where(mask, -torch.inf).logsumexp(1)
-
-    def forward(
-        self,
-        latents: torch.Tensor,
-        t: torch.Tensor,
-        frame_mask: torch.Tensor,
-        text_ids: torch.Tensor,
-        text_mask: torch.Tensor,
-        speaker: torch.Tensor,
-        speaker_mask: torch.Tensor,
-        keep_text: torch.Tensor | None = None,
-        keep_speaker: torch.Tensor | None = None,
-        text_features: torch.Tensor | None = None,
-        text_rows: object = None,
-        text_positions: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Encodes the conditions, see `encode_conditions`, and returns `log_frames`."""
-        conditions = ConditionedModel.encode_conditions(
-            self, text_ids, text_mask, speaker, speaker_mask, text_features, text_rows
-        )
-        return DurationModel.log_frames(self, conditions, keep_speaker)

@@ -1,6 +1,6 @@
 """The diffusion transformer: from noisy latents, time and conditions to a prediction per frame."""
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -183,7 +183,7 @@ class DiTTTSModel(ConditionedModel):
         keep_speaker: torch.Tensor | None = None,
         packed: PackedStreams | None = None,
     ) -> torch.Tensor:
-        """The network's output for encoded conditions; see `forward` for the arguments."""
+        """The network's output for encoded conditions; see `ConditionedModel.forward` for the arguments."""
         text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
         x = self.input(latents.to(self.input.weight.dtype))
         if packed is not None:
@@ -263,51 +263,3 @@ class DiTTTSModel(ConditionedModel):
             cache = caches[index] if caches is not None else None
             x = layer(x, shared, rope, keys, text, speaker, text_rope, cache, packed)
         return self.output(self.norm(x)).float()
-
-    def forward(
-        self,
-        latents: torch.Tensor,
-        t: torch.Tensor,
-        frame_mask: torch.Tensor,
-        text_ids: torch.Tensor,
-        text_mask: torch.Tensor,
-        speaker: torch.Tensor,
-        speaker_mask: torch.Tensor,
-        keep_text: torch.Tensor | None = None,
-        keep_speaker: torch.Tensor | None = None,
-        text_features: torch.Tensor | None = None,
-        text_rows: Any = None,
-        text_positions: torch.Tensor | None = None,
-        packed: PackedStreams | None = None,
-    ) -> torch.Tensor:
-        """Predicts the target of the objective for every frame.
-
-        Args:
-            latents: (B, T, C) noisy latents.
-            t: (B,) time in [0, 1], 1 is noise.
-            frame_mask: (B, T) bool, true at frames of the utterance.
-            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_positions: see
-                `encode_conditions`.
-            keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
-            packed: where samples are that stand one behind the other in a single row, B = 1. Then t,
-                keep_text and keep_speaker are of the samples, (S,).
-
-        Returns:
-            (B, T, C) float32, undefined at masked frames.
-        """
-        # FSDP wraps these methods of the instance, so that samplers can call them alone. Here the weights are
-        # gathered already, so the plain functions of the class are called.
-        conditions = ConditionedModel.encode_conditions(
-            self,
-            text_ids,
-            text_mask,
-            speaker,
-            speaker_mask,
-            text_features,
-            text_rows,
-            text_positions,
-            packed,
-        )
-        return DiTTTSModel.denoise(
-            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, packed
-        )
