@@ -191,7 +191,7 @@ class Meter:
         self.codec = build_codec(self.config.sampling.codec, str(run.device))
         _, self.tests = read_tests(evaluated, self.config)
         encode_prompts(self.tests, self.codec, reference_settings(self.config.data.path))
-        durations = open_speech_data(run.folder, run.config.data).durations
+        durations = open_speech_data(run.folder, run.config).durations
         self.lengths = open_lengths(FIT, 1.0, run, lambda: durations)
         recognizer = open_recognizer(
             scorer_specs(evaluated, self.config)["recognizer"], str(run.device)
@@ -211,7 +211,7 @@ class Meter:
         speaks = Synthesizer(
             run,
             self.codec,
-            open_speech_data(run.folder, run.config.data),
+            open_speech_data(run.folder, run.config),
             case.sampling,
             lambda: self.lengths,
         )

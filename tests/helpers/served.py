@@ -16,7 +16,7 @@ def make_synthesizer(folder: Path, shards: Path) -> Synthesizer:
     data = loaded.config.data
     sampling, speech_data = (
         Sampling(steps=2, text_scale=0.0),
-        open_speech_data(loaded.folder, loaded.config.data),
+        open_speech_data(loaded.folder, loaded.config),
     )
     lengths = open_lengths("fit", 1.0, loaded, lambda: speech_data.durations)
     return Synthesizer(loaded, Echo(), speech_data, sampling, lambda: lengths, data.path)

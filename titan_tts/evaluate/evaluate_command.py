@@ -31,6 +31,7 @@ def run(options: Options) -> int:
         open_speaker_scorer,
     )
     from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
+    from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 
     began = time.monotonic()
     checkpoints = find_checkpoints((options.run, *options.more), options.step, options.weights)
@@ -46,13 +47,15 @@ def run(options: Options) -> int:
     if specs["opinion"]:
         opinion = open_opinion_predictor(specs["opinion"], device_type)
     kind, tests = read_tests(options, config)
+    added = AddedTokens(config.encoder.added_tokens)
     recognizer.check_texts(
-        [prompt.text for prompt in tests.prompts], [prompt.language for prompt in tests.prompts]
+        [added.without(prompt.text) for prompt in tests.prompts],
+        [prompt.language for prompt in tests.prompts],
     )
     if (folder / "evaluation.json").is_file():  # wavs of an earlier evaluation are not of this one
         shutil.rmtree(folder / "wavs", ignore_errors=True)
     evaluation = Evaluation(
-        options, folder, checkpoints, tests, Scorers(recognizer, speaker, opinion), own_voice
+        options, folder, checkpoints, tests, Scorers(recognizer, speaker, opinion, added), own_voice
     )
     rows = evaluation.rows()
     about = {
@@ -68,6 +71,7 @@ def run(options: Options) -> int:
         "scorers": {
             name: None if scorer is None else scorer.name
             for name, scorer in vars(evaluation.scorers).items()
+            if name != "added"
         },
         "options": asdict(options),
         "seconds": time.monotonic() - began,

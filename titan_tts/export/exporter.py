@@ -40,7 +40,7 @@ def export(options: Options, out: Path) -> str:
     config = loaded.config
     codec = build_codec(options.codec or config.sampling.codec)
     check_codec(codec, config.data.path)
-    shards = open_speech_data(folder, config.data, options.data)
+    shards = open_speech_data(folder, config, options.data)
     assert isinstance(shards, TrainingShards)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:

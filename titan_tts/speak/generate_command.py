@@ -282,13 +282,15 @@ def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":
     from torchtitan.tools.utils import device_module, device_type
 
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
+    from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 
-    of_run = chosen_config(options).samples.recognizer
-    spec = chosen_scorer("recognizer", options.recognizer, of_run)
+    config = chosen_config(options)
+    spec = chosen_scorer("recognizer", options.recognizer, config.samples.recognizer)
     if not spec:
         raise InputError("--takes above 1 needs --recognizer, which chooses among them")
     device = f"cuda:{device_module.current_device()}" if device_type == "cuda" else device_type
     recognizer = open_recognizer(spec, device)
     languages = [request.conditions.get("language", "") for request in requests]
-    recognizer.check_texts([request.text for request in requests], languages)
+    added = AddedTokens(config.encoder.added_tokens)
+    recognizer.check_texts([added.without(request.text) for request in requests], languages)
     return recognizer

@@ -57,7 +57,7 @@ class Narrator:
         found = score(
             Sound(speech.waveform, speech.sample_rate, speech.latents),
             utterance.text,
-            Scorers(self.recognizer),
+            Scorers(self.recognizer, added=self.synthesizer.run.tokenizer.added),
             language=str(utterance.conditions.get("language") or ""),
         )
         return replace(

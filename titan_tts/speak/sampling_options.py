@@ -114,7 +114,7 @@ def load_synthesizer(
     from torchtitan.models.dit_tts.speech.codec.record import check_codec
 
     folder = find_folder(options.run)
-    speech_data = open_speech_data(folder, config.data, options.data, refit)
+    speech_data = open_speech_data(folder, config, options.data, refit)
     on_data(speech_data)
     loaded = load_run(folder, options.step, options.weights, options.encoder, options.dtype)
     if options.compile != "off":

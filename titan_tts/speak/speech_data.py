@@ -11,7 +11,7 @@ from torch import Tensor
 
 from titan_tts.speak.speaker_reference import reference_of_speaker
 from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.config.job_config import Data, Encoder, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
@@ -30,8 +30,8 @@ class TrainingShards:
     None, or without one: it is made of these shards.
     """
 
-    def __init__(self, data: Data, folder: Path | None):
-        self.data, self.folder = data, folder
+    def __init__(self, data: Data, encoder: Encoder, folder: Path | None):
+        self.data, self.encoder, self.folder = data, encoder, folder
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -43,7 +43,7 @@ class TrainingShards:
         if stored is not None:
             return stored
         try:
-            return fit_durations(self.dataset)
+            return fit_durations(self.dataset, self.encoder)
         except InputError as error:
             raise InputError(
                 f"{error} (the lengths of texts are estimated from the training shards; give by --data where "
@@ -104,18 +104,19 @@ SpeechData = TrainingShards | ExportedSpeechData
 
 
 def open_speech_data(
-    folder: Path, data: Data, data_path: str = "", refit: bool = False
+    folder: Path, config: JobConfig, data_path: str = "", refit: bool = False
 ) -> SpeechData:
     """Lengths and voices of a run or an exported folder.
 
     Args:
-        data: the section of the run's config.
+        config: the run's.
         data_path: other shards, or the whole output of `prepare`, to take references from.
         refit: whether lengths are fitted to them; else they are the folder's own fit, if it has one.
     """
     if exported.is_exported(folder) and not data_path:
         return ExportedSpeechData(folder)
+    data = config.data
     if data_path:
         whole = Path(data_path, RECORD_NAME).is_file()
         data = replace(data, path=str(Path(data_path, "train")) if whole else data_path)
-    return TrainingShards(data, None if refit else folder)
+    return TrainingShards(data, config.encoder, None if refit else folder)

@@ -53,7 +53,7 @@ def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys
     run = load_run(trained)
     assert run.weights == "ema:0.999"
     moved = folder.rename(tmp_path / "moved")
-    speech_data = open_speech_data(run.folder, run.config.data)
+    speech_data = open_speech_data(run.folder, run.config)
     texts = ["seven", "one two three"]
     lengths = [speech_data.durations.frames(text, "s0") for text in texts]
     voice = speech_data.reference("s0")[: run.config.data.max_speaker_frames]
@@ -72,7 +72,7 @@ def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys
 
     # It names no place of its training; its data are the folder itself.
     assert loaded.config.data.path == str(moved)
-    own = open_speech_data(loaded.folder, loaded.config.data)
+    own = open_speech_data(loaded.folder, loaded.config)
     assert [own.durations.frames(text, "s0") for text in texts] == lengths
     assert own.speakers == ["s0", "s2"] and torch.equal(own.reference("s0"), voice.float())
     refused(
@@ -259,7 +259,7 @@ def test_a_strangers_files_are_checked_before_a_model_is_built(trained, tmp_path
     durations = json.loads((folder / "durations.json").read_text())
     as_by_a_stranger(folder, "durations.json", durations | {"weights": [1e5] * 257})
     loaded = load_run(folder)
-    speech_data = open_speech_data(folder, loaded.config.data)
+    speech_data = open_speech_data(folder, loaded.config)
     lengths = open_lengths("fit", 1.0, loaded, lambda: speech_data.durations)
     refused(lambda: lengths.frames([Utterance("one")]), "may have at most 4171; give --seconds")
 

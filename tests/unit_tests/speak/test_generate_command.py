@@ -68,7 +68,7 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
     weights[ord("o")] = 5
     monkeypatch.setattr(
         "titan_tts.speak.speech_data.fit_durations",
-        lambda dataset: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
+        lambda dataset, encoder: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
     )
 
     def frames(*arguments):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.text import durations
@@ -43,7 +44,9 @@ def fit(tmp_path_factory):
         text = "".join(generator.choice(list(LETTERS), size=int(generator.integers(5, 40))))
         for speaker, rate in (("fast", 1), ("slow", 3)):
             samples.append((rate * frames_of(text), {"text": text, "speaker": speaker}))
-    return fit_durations(write_samples(tmp_path_factory.mktemp("rates") / "a.tar", samples))
+    return fit_durations(
+        write_samples(tmp_path_factory.mktemp("rates") / "a.tar", samples), Encoder()
+    )
 
 
 def test_letters_and_speakers_have_rates_of_their_own(fit):
@@ -84,7 +87,7 @@ class Samples:
     [("all that is in the tale instead of a line " * 300, 150), ("a short one", 30_000)],
 )
 def test_a_text_that_is_not_its_speechs_bends_no_fit(text, frames):
-    clean, bent = fit_durations(Samples()), fit_durations(Samples((text, frames)))
+    clean, bent = (fit_durations(each, Encoder()) for each in (Samples(), Samples((text, frames))))
     for sentence in Samples().texts[:5]:
         assert bent.frames(sentence, None) == pytest.approx(clean.frames(sentence, None), rel=0.02)
     assert bent.weights[-1] == pytest.approx(clean.weights[-1], abs=1)
@@ -95,7 +98,7 @@ def test_a_large_dataset_is_sampled_evenly(monkeypatch):
     read, data.frames[[1, 2]] = data.metadata_of, 9999
     data.metadata_of = lambda samples: asked.append(samples) or read(samples)
     monkeypatch.setattr(durations, "_MAX_SAMPLES", 3)
-    fit = fit_durations(data)
+    fit = fit_durations(data, Encoder())
     assert asked == [[0, 200, 400]] and fit.frames(data.texts[0], None) < 999
 
 
@@ -104,10 +107,10 @@ def test_corrupt_texts_are_left_out(tmp_path):
     dataset = write_samples(path, [(8, {"text": "a"}), (9, {"text": "a"})])
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"text": "a"', b'"text": "b"', 1))
-    left = fit_durations(dataset)
+    left = fit_durations(dataset, Encoder())
     assert left.frames("a", None) == 6  # 2/3 of 9 frames, by the ridge; of both samples it were 7
     path.write_bytes(content.replace(b'"text": "a"', b'"text": "b"'))
-    refused(lambda: fit_durations(dataset), "no sample to fit durations on")
+    refused(lambda: fit_durations(dataset, Encoder()), "no sample to fit durations on")
 
 
 def test_it_is_stored_to_the_bit(fit, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.sentences import refused
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.config.data_checks import check_text
-from torchtitan.models.dit_tts.config.job_config import is_pretrained
+from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
@@ -105,9 +105,9 @@ def test_lengths_are_those_of_phones(tmp_path):
     (tmp_path / "data").mkdir()
     write_shard(tmp_path / "data/000000.tar", samples)
     dataset = open_dataset(str(tmp_path / "data"))
-    fit = durations_from_json(fit_durations(dataset, "en-us").to_json(), "a file")
+    fit = durations_from_json(fit_durations(dataset, Encoder("phones:en-us")).to_json(), "a file")
     assert fit.frames("4 7 2", None) == pytest.approx(fit.frames("four seven two", None), abs=1)
-    assert not fit.unseen("4 7") and fit_durations(dataset).unseen("4 7") == ["4", "7"]
+    assert not fit.unseen("4 7") and fit_durations(dataset, Encoder()).unseen("4 7") == ["4", "7"]
 
 
 def test_weights_of_another_language_are_refused(config, tmp_path):

@@ -62,7 +62,7 @@ def test_ids_of_bytes_and_characters():
 def test_conditioning_tokens_follow_the_units_and_leave_their_ids(unit):
     plain, full = conditioned(unit, ()), conditioned(unit)
     first = plain.vocab_size
-    assert full.vocabulary.first_conditioning_id == first
+    assert full.vocabulary.first_added_id == first
     assert full.vocab_size == first + (1 + 2) + (1 + 3) + (1 + 1) + (1 + 2) + (1 + 62)
     for text in TEXTS:
         assert full.encode(text)[1 + len(FIELDS) : -1] == plain.encode(text)[1:-1]
@@ -111,7 +111,7 @@ def test_round_trip_and_a_text_that_looks_like_tokens(unit):
     text = "<speaker:slt><end><pad><|im_end|><unknown>"
     values = {"speaker": ["slt", "<speaker:slt>", "awb><speaker:slt"]}
     tokenizer = UnitTokenizer(make_vocabulary(unit, text, ["speaker"], values))
-    first = tokenizer.vocabulary.first_conditioning_id
+    first = tokenizer.vocabulary.first_added_id
     begin, condition, *units, end = tokenizer.encode(text)
     assert (begin, end) == (1, 2) and token(tokenizer.vocabulary, condition) == "<speaker:?>"
     assert len(units) == len(text) and min(units) > 3 and max(units) < first

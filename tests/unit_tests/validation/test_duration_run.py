@@ -12,6 +12,7 @@ from titan_tts.speak.lengths import find_predictor, open_lengths
 from titan_tts.speak.load_run import load_run
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts import model_config
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
@@ -69,7 +70,7 @@ def test_it_learns_text_and_voice_and_generation_finds_it(tmp_path, train, data)
     assert last["text_gain"] > 0.1 and last["speaker_gain"] > 0.1
 
     fit = stored_durations(folder)
-    again = fit_durations(open_dataset(str(data), CHANNELS))
+    again = fit_durations(open_dataset(str(data), CHANNELS), Encoder())
     assert (fit.weights == again.weights).all() and fit.speaker_scale == again.speaker_scale
 
     # Beside a run of the same data; what it predicts does not depend on the rest of the batch.

@@ -65,7 +65,8 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
             self._take_pretrained(job_config, folder or Path(job_config.job.dump_folder), download)
         else:
             plain = encoder.model == "bytes" and not job_config.data.conditioning
-            self.text_vocab_size = encoder.vocab_size or (BYTE_VOCAB_SIZE if plain else 0)
+            in_bytes = BYTE_VOCAB_SIZE + len(encoder.added_tokens)
+            self.text_vocab_size = encoder.vocab_size or (in_bytes if plain else 0)
             require(
                 self.text_vocab_size > 0,
                 f"[encoder] vocab_size = 0 with model = {encoder.model!r} and [data] conditioning = "

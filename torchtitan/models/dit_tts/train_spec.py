@@ -39,7 +39,6 @@ from torchtitan.models.dit_tts.text.durations import (
     fit_durations,
     stored_durations,
 )
-from torchtitan.models.dit_tts.text.vocabulary import language_of
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 from torchtitan.tools.logging import logger
 
@@ -65,7 +64,7 @@ def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
         dataset = open_training_data(job_config.data, (rank, ranks))
         if rank != 0:
             return None
-        found = fit_durations(dataset, language_of(job_config.encoder.model))
+        found = fit_durations(dataset, job_config.encoder)
         write_atomic(folder / DURATIONS_FILE, found.to_json())
         logger.info(f"Texts explain {found.explained:.0%} of the variance of the lengths")
         return found

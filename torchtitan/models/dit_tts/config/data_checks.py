@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.config.job_config import (
     is_pretrained,
 )
 from torchtitan.models.dit_tts.errors import require
+from torchtitan.models.dit_tts.text.added_tokens import MAX_ADDED
 
 
 def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:
@@ -154,6 +155,17 @@ def check_text(config: JobConfig) -> None:
         not pretrained or "/" in encoder.model,
         f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes', 'chars' and 'phones:LANGUAGE' "
         f"such as 'phones:en-us', a folder of a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
+    )
+    tokens = encoder.added_tokens
+    require(
+        len(set(tokens)) == len(tokens) <= MAX_ADDED and all(t and t == t.strip() for t in tokens),
+        f"[encoder] added_tokens = {tokens}, but they must be at most {MAX_ADDED} different texts without "
+        f"blanks around them, such as ['[S1]', '(laugh)']",
+    )
+    require(
+        not tokens or not encoder.cache_features,
+        f"[encoder] added_tokens = {tokens} with cache_features = true, whose files have the texts without them; "
+        f"set cache_features to false",
     )
     require(
         not encoder.cache_features or (pretrained and encoder.frozen),

@@ -58,7 +58,9 @@ _DATA = (
 KEPT: dict[str, tuple[str, ...] | None] = {
     "model": ("name", "flavor", "text_positions"),
     "data": _DATA,
-    "encoder": ("model", "frozen", "dtype", "vocab_size", "dim", "n_layers", "n_heads"),
+    "encoder": (
+        *("model", "added_tokens", "frozen", "dtype", "vocab_size", "dim", "n_layers", "n_heads"),
+    ),
     "objective": None,
     "sampling": None,
 }

@@ -352,6 +352,10 @@ class Encoder:
     characters of the data, or the phones that espeak-ng gives the text in that language; anything else is a pretrained one, a local folder or a name of the Hugging
     Face hub such as "google/t5gemma-2-270m-270m" or "google-t5/t5-base". An existing local path takes precedence"""
 
+    added_tokens: list[str] = field(default_factory=list)
+    """Parts of the texts that are one token each, such as "[S1]" before a speaker's turn or "(laugh)"; they
+    have no letters in lengths and word errors"""
+
     frozen: Annotated[bool, TRAINING, WORKLOAD] = True
     """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
     [optimizer] encoder_lr"""

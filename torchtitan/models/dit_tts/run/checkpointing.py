@@ -26,6 +26,7 @@ from torchtitan.models.dit_tts.infra.collectives import (
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.run import checkpoint_storage as storage
+from torchtitan.models.dit_tts.run.grown_vocabulary import find_grown
 from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfit, trained_with
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
@@ -311,6 +312,14 @@ class RunCheckpointer(CheckpointManager):
         states = dict(self._states_to_load(model_only))  # not upstream's own dictionary
         if self._starts_to_train_text_encoder(model_only):
             states = {k: value for k, value in states.items() if not k.startswith("text_encoder.")}
+        grown = None if resumes else find_grown(self.config, self.run_folder.path)
+        if grown is not None:
+            if not model_only:
+                raise InputError(
+                    f"the data has tokens that {path} does not know, which a continued optimizer cannot learn; set "
+                    f"[checkpoint] initial_load_model_only = true"
+                )
+            states.pop(grown.name, None)
         table = storage.read_table(path).state_dict_metadata
         absent = [
             name
@@ -330,6 +339,8 @@ class RunCheckpointer(CheckpointManager):
         except (CheckpointException, RuntimeError) as error:
             raise misfit(path, error, self.config.optimizer.name) or error from None
         self.states[MODEL].load_state_dict(states)
+        if grown is not None:
+            grown.load(self.states[MODEL].model[0], path)
         if "ema" in absent:
             assert self.ema is not None
             self.ema.restart()

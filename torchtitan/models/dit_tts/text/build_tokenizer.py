@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, Aligner, load_aligner
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
@@ -27,8 +28,10 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     Vocabulary,
     check_covers,
     from_json,
+    grown,
     language_of,
     make_vocabulary,
+    missing_tokens,
     to_json,
     unit_of,
 )
@@ -64,16 +67,20 @@ def build_tokenizer(
     vocabulary, aligner = needed, None
     aligned = config.model.text_positions == "aligned"
     if trained is not None:
-        check_covers(trained, needed, f"the run in {weights}")
-        vocabulary = trained
         assert weights is not None
+        grows = weights != folder and bool(new := missing_tokens(trained, needed))
+        check_covers(trained, needed, f"the run in {weights}", may_grow=grows)
+        vocabulary = grown(trained, needed) if grows else trained
+        if grows and rank == 0:
+            logger.warning(f"new for the weights of {weights}, and to be learned: {new}")
         # Weights of a run without positions may begin one with them ([resume] allow).
-        if aligned and (weights == folder or (weights / ALIGNER_FILE).exists()):
+        known = vocabulary.characters == trained.characters
+        if aligned and (weights == folder or (known and (weights / ALIGNER_FILE).exists())):
             aligner = load_aligner(weights)
     if aligner is None and find_aligner is not None and aligned:
-        aligner = find_aligner(_tokenizer_of(needed, text, config).spoken)
+        aligner = find_aligner(_tokenizer_of(vocabulary, text, config).spoken)
     given = config.encoder.vocab_size
-    if given not in (0, vocabulary.size):
+    if given not in (0, vocabulary.size, trained.size if trained is not None else 0):
         raise InputError(
             f"[encoder] vocab_size = {given}, but the tokenizer has {vocabulary.describe()}; set it to 0 "
             f"to take the tokenizer's"
@@ -142,14 +149,16 @@ def data_vocabulary(
         subwords: the ids of text of a pretrained encoder.
     """
     data, unit = config.data, unit_of(config.encoder.model)
+    added = config.encoder.added_tokens
     if unit == "bytes" and not data.conditioning:
-        return Vocabulary()
+        return Vocabulary(added=tuple(added))
     labels = [name for name in data.conditioning if name != "duration"]
     characters, values = "", {}
     language = language_of(config.encoder.model)
     if unit == "chars" or language or labels:
         dataset = open_training_data(data, part)
-        characters = _phones_of(dataset, language) if language else dataset.characters
+        known = AddedTokens(added)
+        characters = _phones_of(dataset, language, known) if language else dataset.characters
         values = {name: _trained_values(data, dataset, name) for name in labels}
     return make_vocabulary(
         unit,
@@ -160,16 +169,18 @@ def data_vocabulary(
         max_seconds=data.max_frames / data.frames_per_second,
         subwords=subwords,
         language=language,
+        added=added,
     )
 
 
-def _phones_of(dataset: Dataset, language: str) -> str:
+def _phones_of(dataset: Dataset, language: str, added: AddedTokens) -> str:
     """The characters of the phones of an even selection of texts. A language has few dozen."""
     chosen = np.unique(
         np.linspace(0, len(dataset) - 1, min(len(dataset), _PHONE_TEXTS)).astype(np.int64)
     )
     phones = Phonemizer(language)
-    return "".join({c for text in read_texts(dataset, chosen.tolist()) for c in phones(text or "")})
+    texts = (added.without(text or "") for text in read_texts(dataset, chosen.tolist()))
+    return "".join({c for text in texts for c in phones(text)})
 
 
 def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:

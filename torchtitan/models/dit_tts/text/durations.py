@@ -7,17 +7,20 @@ training data are needed to speak.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 DURATIONS_FILE = "durations.json"
 
@@ -27,6 +30,12 @@ _OUTLIER = 6.0
 """robust standard deviations (1.4826 times the median distance) from the fit"""
 _MAX_LENGTH = 4.0
 """of a text in the fit, in median lengths"""
+
+
+def _speller(language: str, added: Sequence[str]) -> Callable[[str], str]:
+    """What of a text counts: the text without tokens, or its phones."""
+    tokens, spell = AddedTokens(added), Phonemizer(language) if language else str
+    return lambda text: spell(tokens.without(text))
 
 
 def _features(text: str) -> np.ndarray:
@@ -48,9 +57,12 @@ class LinearDurationModel:
     language: str = ""
     """of the phones whose bytes count; empty: those of the text count"""
 
+    added: tuple[str, ...] = ()
+    """[encoder] added_tokens, which do not count"""
+
     @cached_property
     def _spoken(self) -> Callable[[str], str]:
-        return Phonemizer(self.language) if self.language else str
+        return _speller(self.language, self.added)
 
     def unseen(self, text: str) -> list[str]:
         """The text's characters, each once, that no training text had: they count for no length."""
@@ -76,6 +88,7 @@ class LinearDurationModel:
             "speaker_scale": self.speaker_scale,
             "explained": self.explained,
             "language": self.language,
+            "added": self.added,
         }
         return json.dumps(content) + "\n"
 
@@ -87,11 +100,12 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
         weights = np.array(content["weights"], np.float64)
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
         explained, language = float(content["explained"]), str(content.get("language", ""))
+        added = tuple(map(str, content.get("added", ())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{where} cannot be read ({error}); restore the file") from None
     if weights.shape != (257,) or not np.isfinite([*weights, *scale.values(), explained]).all():
         raise InputError(f"{where} holds no 257 finite weights; restore the file")
-    return LinearDurationModel(weights, scale, explained, language)
+    return LinearDurationModel(weights, scale, explained, language, added)
 
 
 def stored_durations(folder: Path) -> LinearDurationModel | None:
@@ -134,12 +148,13 @@ def _fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
     return distances <= limit
 
 
-def fit_durations(dataset: Dataset, language: str = "") -> LinearDurationModel:
+def fit_durations(dataset: Dataset, encoder: Encoder) -> LinearDurationModel:
     """Fit on the texts and lengths of a dataset, or of an even selection where it is very large. Samples
-    whose text is corrupt, or far too long or short for its speech, are left out. `language`: of the phones that
-    count instead of letters.
+    whose text is corrupt, or far too long or short for its speech, are left out. `encoder`: of the run, whose phones
+    count instead of letters if it has them.
     """
-    spoken = Phonemizer(language) if language else str
+    language, added = language_of(encoder.model), tuple(encoder.added_tokens)
+    spoken = _speller(language, added)
     total = len(dataset.frames)
     chosen = np.unique(np.linspace(0, max(0, total - 1), min(total, _MAX_SAMPLES)).astype(np.int64))
     found = read_metadata(dataset, chosen.tolist())
@@ -161,4 +176,4 @@ def fit_durations(dataset: Dataset, language: str = "") -> LinearDurationModel:
     scale = {str(name): float(rate) for name, rate in zip(names, rates, strict=True) if name}
     spread = float(((frames - frames.mean()) ** 2).sum())
     explained = 1.0 - float(((frames - fitted) ** 2).sum()) / spread if spread else 0.0
-    return LinearDurationModel(weights, scale, explained, language)
+    return LinearDurationModel(weights, scale, explained, language, added)

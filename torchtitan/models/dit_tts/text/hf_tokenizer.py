@@ -7,13 +7,15 @@ Face tokenizer would (T5Gemma's pads on the left).
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import load_local_or_hub
+from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.aligner import Aligner
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
@@ -34,13 +36,16 @@ class TextTokenizer:
     never changes, so any thread may use it.
     """
 
-    def __init__(self, serialized: str):
-        """serialized: JSON of the `tokenizers` library.
+    def __init__(self, serialized: str, added: AddedTokens | None = None, first_id: int = 0):
+        """
+        Args:
+            serialized: JSON of the `tokenizers` library.
+            added: tokens of the text beyond the model's own, with ids from `first_id` on.
 
         Raises:
             ValueError: it is not valid.
         """
-        from tokenizers import Tokenizer
+        from tokenizers import AddedToken, Tokenizer
 
         contents = json.loads(serialized)
         try:
@@ -61,16 +66,24 @@ class TextTokenizer:
             if token.special
         }
         self._unknown = _unknown_id(contents["model"], backend)
-        added = backend.encode("").ids
-        self._specials_of_a_text = sum(token_id in self._special for token_id in added)
+        in_empty = backend.encode("").ids
+        self._specials_of_a_text = sum(token_id in self._special for token_id in in_empty)
         pieces = set(backend.get_vocab(with_added_tokens=True).values()) - set(self._special)
         self.num_pieces = len(pieces)
         """number of ids for letters of a text"""
-        self.end = max([*pieces, *added], default=-1) + 1
-        """1 + the highest id that a text can have"""
+        self.end = max([*pieces, *in_empty], default=-1) + 1
+        """1 + the highest id of its own that a text can have"""
+        self._serialized, self._added, self._first_id = serialized, added, first_id
+        self._id_of: dict[int, int] = {}
+        if added is not None and added.tokens:
+            backend.add_tokens([AddedToken(token, normalized=False) for token in added.tokens])
+            own = [cast(int, backend.token_to_id(token)) for token in added.tokens]
+            self._id_of = {each: number for number, each in enumerate(own, first_id)}
+            self.fingerprint += added.fingerprint
 
     def __reduce__(self):
-        return TextTokenizer, (self.to_json(),)  # the library's pickle forgets a setting
+        # The library's pickle forgets a setting.
+        return TextTokenizer, (self._serialized, self._added, self._first_id)
 
     def to_json(self) -> str:
         return self._backend.to_str()
@@ -79,9 +92,10 @@ class TextTokenizer:
         """Ids of a text with the model's special tokens."""
         unicode_bytes(text)
         encoding = self._backend.encode(text)
-        if not self._has_more_specials(encoding):
-            return encoding.ids
-        return [token_id for token_id, _ in self._letters(text, encoding)]
+        found = encoding.ids
+        if self._has_more_specials(encoding):
+            found = [token_id for token_id, _ in self._letters(text, encoding)]
+        return [self._id_of.get(each, each) for each in found] if self._id_of else found
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         """Number of ids of each text."""
@@ -151,10 +165,12 @@ class SubwordTokenizer(ConditionedTokenizer):
         """Raises InputError where a text can have ids that the encoder's embedding lacks."""
         super().__init__(vocabulary, conditioning_dropout, aligner)
         assert vocabulary.subwords is not None
-        self.base = vocabulary.first_conditioning_id
+        self.base = vocabulary.first_added_id
         self.pad_id = vocabulary.subwords.pad_id
-        self.text = text
         self.text_fingerprint = text.fingerprint
+        self.text = (
+            TextTokenizer(text.to_json(), self.added, self.base) if self.added.tokens else text
+        )
         if text.end > self.base:
             raise InputError(
                 f"[encoder] model = {vocabulary.model!r}: its tokenizer has ids up to {text.end - 1}, "
@@ -170,7 +186,9 @@ class SubwordTokenizer(ConditionedTokenizer):
         return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
 
     def spans(self, text: str) -> np.ndarray:
-        return np.array([(0, 0)] * self.n_conditions + self.text.offsets(text), np.float64)
+        places = self.added.places(text)
+        offsets = [(places[begin], places[end]) for begin, end in self.text.offsets(text)]
+        return np.array([(0, 0)] * self.n_conditions + offsets, np.float64)
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
@@ -178,7 +196,14 @@ class SubwordTokenizer(ConditionedTokenizer):
         return self.condition_ids(metadata, drop) + self.text_ids(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.text.decode([i for i in ids if i < self.base])
+        # Piece by piece: the library would not know the ids of added tokens.
+        parts, tokens = list[str](), self.added.tokens
+        for is_own, group in groupby(ids, lambda i: i < self.base):
+            if is_own:
+                parts.append(self.text.decode(list(group)))
+            else:
+                parts += [tokens[i - self.base] for i in group if i - self.base < len(tokens)]
+        return "".join(parts)
 
     def unknown_characters(self, text: str) -> list[str]:
         return self.text.unknown_characters(text)

@@ -75,19 +75,19 @@ def pack_rows(
     """Lays out the texts of a batch.
 
     Args:
-        valid: (B, L) bool, true at text tokens; those of a row are contiguous.
+        valid: (B, L) bool, true at the tokens that the encoder reads.
         packed: several texts per row, by best fit in order of falling length; else one text per row
             in SORTED_GROUPS groups of similar lengths.
         samples: (S,) lengths of the samples, with conditioning tokens, that stand in the one row of `valid`.
     """
     batch, padded = valid.shape
     if samples is None:
-        lengths, starts = valid.sum(1), valid.argmax(1) + np.arange(batch) * padded
+        lengths = valid.sum(1)
     else:
         ends = samples.cumsum()
         before = np.append(0, valid.cumsum())
         lengths = before[ends] - before[ends - samples]
-        starts = ends - lengths  # conditioning tokens come first
+    *tokens_of, _ = np.split(np.flatnonzero(valid), lengths.cumsum())
     order = np.argsort(-lengths, kind="stable")
     if packed:
         layouts = [_fewest_padded(order, lengths)]
@@ -105,7 +105,7 @@ def pack_rows(
             for which, text in enumerate(row, start=1):
                 count = np.arange(lengths[text])
                 inside = slice(at, at + len(count))
-                token[number, inside] = starts[text] + count
+                token[number, inside] = tokens_of[text]
                 segment[number, inside] = which
                 position[number, inside] = count
                 origin[token[number, inside]] = first + number * width + at + count

@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 
 _KEPT = 2**18
 """texts whose phones stay in memory, about 60 MB: a text comes again in every epoch"""
@@ -14,10 +15,11 @@ _KEPT = 2**18
 class Phonemizer:
     """A text's phones in one language, with stress and punctuation; from any thread."""
 
-    def __init__(self, language: str):
+    def __init__(self, language: str, added: AddedTokens | None = None):
         """
         Args:
             language: espeak-ng's name, such as "en-us" or "de".
+            added: tokens of the text, which are no phones but a character each.
 
         Raises:
             InputError: the library is not installed, or does not know the language.
@@ -39,6 +41,7 @@ class Phonemizer:
                 f"[encoder] model = 'phones:{language}', but espeak-ng has no language {language!r}; give one of: {known}"
             )
         self.language = language
+        self._added = added or AddedTokens(())
         self._backend = EspeakBackend(
             language,
             preserve_punctuation=True,
@@ -54,14 +57,19 @@ class Phonemizer:
         return self._kept(" ".join(text.split()))
 
     def _phones(self, text: str) -> str:
+        spoken = []
         with self._lock:
-            return "".join(self._backend.phonemize([text], strip=True)) if text else ""
+            for part, token in self._added.pieces(text):
+                if not token and part.strip():
+                    [part] = self._backend.phonemize([part.strip()], strip=True)
+                spoken.append(part.strip())
+        return "".join(spoken)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of language and version of espeak-ng."""
+        """Of language, version of espeak-ng and added tokens."""
         version: Any = self._backend.version()
-        return f"{self.language}-{'.'.join(map(str, version))}"
+        return f"{self.language}-{'.'.join(map(str, version))}{self._added.fingerprint}"
 
     def counts(self, texts: list[str]) -> list[int]:
         """Number of phones of each text."""

@@ -14,6 +14,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
+from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
@@ -86,6 +87,7 @@ class ConditionedTokenizer(BaseTokenizer):
         self.aligner = aligner
         self.conditioning_dropout = conditioning_dropout
         self.vocab_size = vocabulary.size
+        self.added = AddedTokens(vocabulary.added)
         self.fields = tuple(vocabulary.conditioning)
         self.n_conditions = len(self.fields)
         """conditioning tokens in each row"""
@@ -133,8 +135,8 @@ class ConditionedTokenizer(BaseTokenizer):
         """(n,) int32: maximum number of ids of each sample; `part` as in `open_dataset`."""
 
     def spoken(self, text: str) -> str:
-        """The characters that an alignment places: the text, or its phones."""
-        return text
+        """The characters that an alignment places: those of the text, or its phones, and one per added token."""
+        return self.added.joined(text)
 
     @abstractmethod
     def spans(self, text: str) -> np.ndarray:
@@ -229,18 +231,22 @@ class UnitTokenizer(ConditionedTokenizer):
         self.num_special_tokens = 2 + self.n_conditions
         """ids that `encode` adds to those of the text"""
         self._bytes = vocabulary.unit == "bytes"
-        self._phones = Phonemizer(vocabulary.language) if vocabulary.language else None
+        language = vocabulary.language
+        self._phones = Phonemizer(language, self.added) if language else None
         # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
-        points = [ord(character) for character in vocabulary.characters]
+        points = [ord(character) for character in vocabulary.characters + self.added.characters]
         self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
         self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
+        numbered = enumerate(self.added.tokens, vocabulary.first_added_id)
+        self._id_of_added = {token: number for number, token in numbered}
 
     def spoken(self, text: str) -> str:
-        return self._phones(text) if self._phones is not None else text
+        return self._phones(text) if self._phones is not None else super().spoken(text)
 
     def spans(self, text: str) -> np.ndarray:
         text = self.spoken(text)
-        units = [len(unicode_bytes(c)) if self._bytes else 1 for c in text]
+        added = self.added.characters
+        units = [len(unicode_bytes(c)) if self._bytes and c not in added else 1 for c in text]
         # A character of several bytes is divided among them.
         edges = np.interp(
             np.arange(sum(units) + 1), np.cumsum([0, *units]), np.arange(len(text) + 1)
@@ -255,12 +261,24 @@ class UnitTokenizer(ConditionedTokenizer):
             units = dataset.text_bytes if self._bytes else dataset.text_chars
         return units + np.int32(self.num_special_tokens)
 
+    def _ids(self, text: str) -> np.ndarray:
+        """Of the text alone."""
+        unicode_bytes(text)
+        if not self._bytes:
+            points = np.frombuffer(unicode_bytes(self.spoken(text), "utf-32-le"), np.uint32)
+            return self._character_ids.take(points, mode="clip")
+        parts = [
+            np.array([self._id_of_added[token]])
+            if token
+            else np.frombuffer(unicode_bytes(part).translate(_BYTE_IDS), np.uint8)
+            for part, token in self.added.pieces(text)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.int64)])
+
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
-        characters = len(self.spoken(text)) * (4 if self._bytes else 1)
-        row = np.empty(characters + self.num_special_tokens, np.int64)
-        return row[: self.encode_into(row, text, metadata, drop)].tolist()
+        return [BEGIN_ID, *self.condition_ids(metadata, drop), *self._ids(text).tolist(), END_ID]
 
     def encode_into(
         self,
@@ -269,32 +287,28 @@ class UnitTokenizer(ConditionedTokenizer):
         metadata: Mapping[str, Any] = NOTHING,
         drop: Sequence[bool] = (),
     ) -> int:
-        unicode_bytes(text)
-        text = self.spoken(text)
-        data = unicode_bytes(text, "utf-8" if self._bytes else "utf-32-le")
-        first = 1 + self.n_conditions
-        end = first + (len(data) if self._bytes else len(text))
+        ids, first = self._ids(text), 1 + self.n_conditions
+        end = first + len(ids)
         check_fits(row, end + 1)
-        row[0] = BEGIN_ID
+        row[0], row[end] = BEGIN_ID, END_ID
         if self._conditions:
             row[1:first] = self.condition_ids(metadata, drop)
-        if self._bytes:
-            row[first:end] = np.frombuffer(data.translate(_BYTE_IDS), np.uint8)
-        else:
-            points = np.frombuffer(data, np.uint32)
-            self._character_ids.take(points, out=row[first:end], mode="clip")
-        row[end] = END_ID
+        row[first:end] = ids
         return end + 1
 
     def decode(self, ids: Sequence[int]) -> str:
-        last = self.vocabulary.first_conditioning_id
+        first = self.vocabulary.first_added_id
+        last = first + len(self.added.tokens)
         if self._bytes:
-            data = bytes(i - FIRST_BYTE_ID for i in ids if FIRST_BYTE_ID <= i < last)
-            return data.decode("utf-8", errors="replace")
-        characters = "\ufffd" + self.vocabulary.characters
-        return "".join(characters[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
+            data = (
+                self.added.tokens[i - first].encode() if i >= first else bytes([i - FIRST_BYTE_ID])
+                for i in ids
+                if FIRST_BYTE_ID <= i < last
+            )
+            return b"".join(data).decode("utf-8", errors="replace")
+        texts = ["\ufffd", *self.vocabulary.characters, *self.added.tokens]
+        return "".join(texts[i - UNKNOWN_CHARACTER_ID] for i in ids if END_ID < i < last)
 
     def unknown_characters(self, text: str) -> list[str]:
-        return (
-            [] if self._bytes else sorted(set(self.spoken(text)) - set(self.vocabulary.characters))
-        )
+        known = {*self.vocabulary.characters, *self.added.characters}
+        return [] if self._bytes else sorted(set(self.spoken(text)) - known)

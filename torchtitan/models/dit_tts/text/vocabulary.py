@@ -5,10 +5,11 @@ The order of the ids, in which a text unit's id does not depend on the condition
     0 padding, 1 begin, 2 end
     bytes: 3 .. 258, byte b is b + 3
     chars, phones: 3 an unknown character, then the characters of the data, or of its phones, by code point
+    the added tokens, in the config's order
     for each conditioning field in the config's order: its unknown token, then its values
 
 Subwords of a pretrained encoder have its tokenizer's ids, which include special tokens and padding.
-The conditioning tokens come after the rows of its embedding.
+The added and the conditioning tokens come after the rows of its embedding.
 
 Conditioning tokens exist as ids only. The letters "<speaker:slt>" in a text stay letters.
 """
@@ -17,8 +18,10 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from torchtitan.models.dit_tts.config.job_config import LEARNED_UNITS, PHONES, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
@@ -83,6 +86,9 @@ class Vocabulary:
     language: str = ""
     """for "phones": espeak-ng's name of it"""
 
+    added: tuple[str, ...] = ()
+    """[encoder] added_tokens"""
+
     @property
     def model(self) -> str:
         """[encoder] model that has these units."""
@@ -91,7 +97,8 @@ class Vocabulary:
         return f"{self.unit}:{self.language}" if self.language else self.unit
 
     @property
-    def first_conditioning_id(self) -> int:
+    def first_added_id(self) -> int:
+        """1 + the last id of text; of a pretrained encoder's, too."""
         if self.subwords:
             return self.subwords.base
         if self.unit == "bytes":
@@ -101,9 +108,8 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """Number of ids."""
-        return self.first_conditioning_id + sum(
-            1 + len(values) for values in self.conditioning.values()
-        )
+        conditions = sum(1 + len(values) for values in self.conditioning.values())
+        return self.first_added_id + len(self.added) + conditions
 
     @property
     def fingerprint(self) -> str:
@@ -112,7 +118,7 @@ class Vocabulary:
 
     def unknown_ids(self) -> dict[str, int]:
         """The id of each field's unknown token. The field's values follow it."""
-        ids, following = {}, self.first_conditioning_id
+        ids, following = {}, self.first_added_id + len(self.added)
         for name, values in self.conditioning.items():
             ids[name] = following
             following += 1 + len(values)
@@ -125,7 +131,8 @@ class Vocabulary:
 
     def describe(self) -> str:
         """One line for the log."""
-        parts = [f"{len(values)} values of {name}" for name, values in self.conditioning.items()]
+        parts = [f"{len(self.added)} added tokens"] if self.added else []
+        parts += [f"{len(values)} values of {name}" for name, values in self.conditioning.items()]
         if self.subwords:
             units = f"{self.subwords.base} of {self.model}"
         else:
@@ -144,6 +151,7 @@ def make_vocabulary(
     max_seconds: float = 0.0,
     subwords: Subwords | None = None,
     language: str = "",
+    added: Sequence[str] = (),
 ) -> Vocabulary:
     """The vocabulary of some data, the same whatever order its samples and shards have.
 
@@ -155,6 +163,7 @@ def make_vocabulary(
         duration_token_seconds: width of a duration bin.
         max_seconds: the longest duration with a bin of its own; longer ones have the last.
         subwords, language: for the units "subwords" and "phones".
+        added: as in `Vocabulary`.
     """
     fields = {}
     for name in conditioning:
@@ -174,7 +183,7 @@ def make_vocabulary(
             f"[encoder] model = {unit!r}, but all texts of [data] path are empty; use data with text"
         )
     width = duration_token_seconds if "duration" in fields else 0.0
-    return Vocabulary(unit, known, fields, width, subwords, language)
+    return Vocabulary(unit, known, fields, width, subwords, language, tuple(added))
 
 
 def unit_of(model: str) -> str:
@@ -187,13 +196,14 @@ def language_of(model: str) -> str:
     return model.partition(":")[2] if unit_of(model) == PHONES else ""
 
 
-def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
+def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool = False) -> None:
     """Raises InputError unless every token of the config and its data is one of `run`'s.
 
     Args:
         run: the vocabulary that the weights were trained with.
         data: the vocabulary of the config and its data.
         where: what `run` belongs to, for messages.
+        may_grow: tokens beyond those of `run` are allowed.
     """
     for key, wanted, had in (
         # Another name of the same tokenizer will do.
@@ -218,19 +228,72 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str) -> None:
             f"{had.base} by {had.text_fingerprint}; restore that model's files, or start a new [job] "
             f"experiment that loads none of its weights"
         )
-    for name, wanted, had in (
+    if not may_grow and (missing := missing_tokens(run, data)):
+        raise InputError(
+            f"[data] path or [encoder] added_tokens has {missing} that {where} was not trained with; restore its "
+            f"data, or start a new [job] experiment from its weights ([checkpoint] initial_load_path), which learns them"
+        )
+
+
+def missing_tokens(run: Vocabulary, data: Vocabulary) -> str:
+    """What `data` has and `run` has not, in words; empty where there is nothing."""
+    found = []
+    for kind, wanted, had in (
         ("characters", data.characters, run.characters),
-        *((name, data.conditioning[name], run.conditioning[name]) for name in run.conditioning),
+        ("added tokens", data.added, run.added),
+        *(
+            (f"values of {n!r}", data.conditioning[n], run.conditioning[n])
+            for n in run.conditioning
+        ),
     ):
         # The last duration bin is open, so a higher max_frames needs no new ones.
-        missing = [] if name == "duration" else sorted(set(wanted) - set(had))
+        missing = [] if "'duration'" in kind else sorted(set(wanted) - set(had))
         if missing:
-            kind = "characters" if name == "characters" else f"values of {name!r}"
-            raise InputError(
-                f"[data] path has {len(missing)} {kind} that {where} was not trained with "
-                f"({named(missing, _SHOWN)}); restore its data, or start a new [job] experiment that "
-                f"loads none of its weights"
-            )
+            found.append(f"{len(missing)} {kind} ({named(missing, _SHOWN)})")
+    return ", ".join(found)
+
+
+def grown(run: Vocabulary, data: Vocabulary) -> Vocabulary:
+    """`run` with the tokens that only `data` has. Both have the same units and conditioning fields."""
+    fields = {
+        name: had if name == "duration" else tuple(sorted({*had, *data.conditioning[name]}))
+        for name, had in run.conditioning.items()
+    }
+    return replace(
+        run,
+        characters="".join(sorted({*run.characters, *data.characters})),
+        conditioning=fields,
+        added=tuple(dict.fromkeys((*run.added, *data.added))),
+    )
+
+
+def rows_in(run: Vocabulary, new: Vocabulary) -> np.ndarray:
+    """(rows,) int64: for each row of the learned embedding of `new` the row of `run`'s with the same meaning. A new
+    character or value begins as the unknown one, a new token without any is -1.
+
+    The rows of the learned encoder are all ids; a pretrained one's own are none of them.
+    """
+    known = {meaning: row for row, meaning in enumerate(_meanings(run))}
+    found = []
+    for meaning in _meanings(new):
+        kind, *_ = meaning
+        found.append(known.get(meaning, known.get((kind, None), -1)))
+    return np.array(found, np.int64)
+
+
+def _meanings(vocabulary: Vocabulary) -> list[tuple[str, str | None]]:
+    """(kind, value) of each row of the learned embedding."""
+    found: list[tuple[str, str | None]] = []
+    if vocabulary.subwords is None:
+        found = [("special", str(number)) for number in range(FIRST_BYTE_ID)]
+        if vocabulary.unit == "bytes":
+            found += [("byte", str(number)) for number in range(256)]
+        else:
+            found += [("character", each) for each in (None, *vocabulary.characters)]
+    found += [("added", token) for token in vocabulary.added]
+    for name, values in vocabulary.conditioning.items():
+        found += [(f"field {name}", each) for each in (None, *values)]
+    return found
 
 
 def named(values: Sequence[str], count: int) -> str:
@@ -275,6 +338,7 @@ def from_json(text: str, where: str) -> Vocabulary:
             width,
             subwords,
             contents.get("language", ""),
+            tuple(contents.get("added", ())),
         )
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -307,6 +371,8 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
     }
     if vocabulary.language:
         contents["language"] = vocabulary.language
+    if vocabulary.added:
+        contents["added"] = list(vocabulary.added)
     if vocabulary.subwords:
         contents["subwords"] = {
             name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"

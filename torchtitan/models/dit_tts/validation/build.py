@@ -108,7 +108,9 @@ def build_validator(
     if config.samples.freq:
         codec = build_codec(config.sampling.codec, str(forward_pass.device))
         check_codec(codec, config.data.path)
-        durations = stored_durations(run_folder.path) or fit_durations(dataloader.dataset)
+        durations = stored_durations(run_folder.path) or fit_durations(
+            dataloader.dataset, config.encoder
+        )
         samples = SpeechSamples(
             config,
             run_folder.path / "samples",

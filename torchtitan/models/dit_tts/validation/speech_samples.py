@@ -153,7 +153,7 @@ class SpeechSamples:
         s, device = config.samples, str(self.device)
         recognizer = open_recognizer(s.recognizer, device) if s.recognizer else None
         if recognizer is not None:
-            texts = [prompt.request.text for prompt in prompts]
+            texts = [tokenizer.added.without(prompt.request.text) for prompt in prompts]
             recognizer.check_texts(texts, [prompt.language for prompt in prompts])
         # The model's own encoder is asked by all ranks at once; see `_similarities`.
         named = s.speaker_scorer and s.speaker_scorer != "own"
@@ -161,6 +161,7 @@ class SpeechSamples:
             recognizer,
             open_speaker_scorer(s.speaker_scorer, device) if named else None,
             open_opinion_predictor(s.opinion, device) if s.opinion else None,
+            tokenizer.added,
         )
 
     def make(

@@ -11,6 +11,7 @@ from torchtitan.models.dit_tts.speech.scoring.interface import (
     SpeakerScorer,
 )
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_errors
+from torchtitan.models.dit_tts.text.added_tokens import NO_TOKENS, AddedTokens
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Scorers:
     recognizer: Recognizer | None = None
     speaker: SpeakerScorer | None = None
     opinion: OpinionPredictor | None = None
+    added: AddedTokens = NO_TOKENS
+    """of the run, which no one should hear as words"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def score(
     if scorers.recognizer is not None:
         heard = scorers.recognizer.transcribe(sound, language)
         spelling = getattr(scorers.recognizer, "spelling", None)
-        errors = count_errors(text, heard, language, spelling)
+        errors = count_errors(scorers.added.without(text), heard, language, spelling)
     if scorers.speaker is not None and reference is not None:
         similarity = _finite(scorers.speaker.similarity(sound, reference))
     if scorers.opinion is not None:

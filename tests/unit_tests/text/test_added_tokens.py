@@ -1,0 +1,196 @@
+"""Tokens in a text that the config declares: their ids, what reads them and what does not, and growth of a vocabulary."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts.config.data_checks import check_text
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
+from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.text.aligner import fit_aligner
+from torchtitan.models.dit_tts.text.durations import LinearDurationModel
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, load_subword_tokenizer
+from torchtitan.models.dit_tts.text.packing import pack_rows
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import (
+    SUBWORDS,
+    from_json,
+    grown,
+    make_vocabulary,
+    missing_tokens,
+    rows_in,
+    to_json,
+)
+
+TOKENS = ("[S1]", "[S2]", "(laugh)", "(laugh)!")
+TEXT = "[S1] hé (laugh)![S2](laugh)"
+
+
+def tokenizer_of(unit, **options) -> UnitTokenizer:
+    vocabulary = make_vocabulary(unit, "ab hé(", added=TOKENS, **options)
+    assert from_json(to_json(vocabulary), "a file") == vocabulary
+    return UnitTokenizer(vocabulary)
+
+
+def test_the_longest_token_at_a_place_is_found():
+    added = AddedTokens(TOKENS)
+    one, two, laugh, loud = added.characters
+    assert added.joined(TEXT) == f"{one} hé {loud}{two}{laugh}"
+    assert added.without(TEXT) == "hé" and added.without("a [S1] b") == "a b"
+    # 4 letters, " hé ", 8 letters, 4 letters, 7 letters
+    expected = [0, 1, 1, 1, 1, 2, 3, 4, 5, *[6] * 8, *[7] * 4, *[8] * 7]
+    assert added.places(TEXT).tolist() == expected
+    # What is no token stays as it is, and a text that has the character itself has no token there.
+    assert added.joined("[s1] (laugh") == "[s1] (laugh"
+    assert added.joined(f"a{two}b") == "a\ufffdb"
+    none = AddedTokens(())
+    assert none.joined(TEXT) == none.without(TEXT) == TEXT and none.pieces("") == []
+    assert none.places("ab").tolist() == [0, 1, 2]
+
+
+def test_ids_of_bytes_and_characters():
+    in_bytes, in_characters = tokenizer_of("bytes"), tokenizer_of("chars")
+    space, h, e = 32 + 3, 104 + 3, [0xC3 + 3, 0xA9 + 3]
+    assert in_bytes.encode(TEXT) == [1, 259, space, h, *e, space, 262, 260, 261, 2]
+    assert in_bytes.vocab_size == 263
+    # " (abhé" are 4 to 9
+    assert in_characters.encode(TEXT) == [1, 10, 4, 8, 9, 4, 13, 11, 12, 2]
+    for tokenizer in (in_bytes, in_characters):
+        assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+        row = np.full(12, -1)
+        assert tokenizer.encode_into(row, TEXT) == len(tokenizer.encode(TEXT))
+        assert tokenizer.encode("[S2]")[1] == tokenizer.vocabulary.first_added_id + 1
+        assert tokenizer.encode("") == [1, 2]
+    assert in_characters.unknown_characters("[S1] x") == ["x"]
+    spans = in_bytes.spans("[S1]é[S2]")
+    assert spans.tolist() == [[0, 0], [0, 1], [1, 1.5], [1.5, 2], [2, 3], [0, 0]]
+
+
+def test_phones_leave_them_alone():
+    pytest.importorskip("phonemizer")
+    known = "".join(sorted(set("hˈaɪ, θɹˈiː")))
+    vocabulary = make_vocabulary("phones", known, language="en-us", added=TOKENS)
+    tokenizer = UnitTokenizer(vocabulary)
+    plain = UnitTokenizer(make_vocabulary("phones", known, language="en-us"))
+    said = tokenizer.encode("[S1] Hi, [S2](laugh) 3")
+    one, two, laugh = (vocabulary.first_added_id + n for n in range(3))
+    hi, three = plain.encode("Hi,")[1:-1], plain.encode("3")[1:-1]
+    assert said == [1, one, *hi, two, laugh, *three, 2]
+    assert tokenizer._phones.counts(["[S1] Hi"]) == [1 + len(hi) - 1]
+    assert tokenizer._phones.fingerprint != plain._phones.fingerprint
+
+
+@pytest.mark.parametrize("name", ["t5gemma2", "t5"])
+def test_ids_beyond_those_of_a_pretrained_tokenizer(checkpoints, name):
+    plain = load_subword_tokenizer(str(checkpoints[name]))
+    subwords = plain.vocabulary.subwords
+    values = {"speaker": ["slt"]}
+    vocabulary = make_vocabulary(
+        SUBWORDS, "", ("speaker",), values, subwords=subwords, added=TOKENS
+    )
+    tokenizer = SubwordTokenizer(vocabulary, plain.text)
+    text = "one [S2] two(laugh) three"
+    ids = tokenizer.encode(text, {"speaker": "slt"})
+    assert ids[0] == 512 + 4 + 1 and tokenizer.vocab_size == 512 + 4 + 2
+    assert [i for i in ids if 512 <= i < 516] == [513, 514]
+    assert tokenizer.decode(ids).split() == text.split()
+    ends = plain.text_ids("")
+    own = [i for i in ids[1:] if i < 512 and i not in ends]
+    assert plain.decode(own).split() == "one two three".split()
+    assert tokenizer.text.counts([text]) == [len(ids) - 1]
+    # Its own special tokens stay letters.
+    assert max(tokenizer.text_ids("<eos></s>")) < 512
+    spoken = tokenizer.spoken(text)
+    assert len(spoken) == len("one # two# three")
+    places = {i: span for i, span in zip(ids, tokenizer.spans(text).tolist(), strict=True)}
+    assert places[513] == [4, 5] and places[514] == [9, 10]
+
+
+def test_packed_texts_may_have_gaps():
+    """The encoder reads what is text, each with its own position; an added token in the middle is none of it."""
+    valid = np.array([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]], bool)
+    rows = pack_rows(valid)
+    [group] = rows.groups
+    read = group.token[group.segment > 0].tolist()
+    assert sorted(read) == np.flatnonzero(valid).tolist()
+    for where, start in ((1, 0), (2, 1), (4, 2), (11, 0), (13, 1)):
+        at = int(rows.origin.reshape(-1)[where])
+        assert group.token.reshape(-1)[at] == where and group.position.reshape(-1)[at] == start
+    assert (rows.origin.numpy()[~valid] == group.token.numel()).all()
+
+
+def test_lengths_errors_and_places_do_not_have_their_letters():
+    weights = np.zeros(257)
+    weights[[ord("h"), ord("i")]] = 2.0
+    for letter in "".join(TOKENS):
+        weights[ord(letter)] += 1.0
+    fit = LinearDurationModel(weights, {}, added=TOKENS)
+    assert fit.frames("[S1] hi (laugh)", None) == fit.frames("hi", None)
+    assert LinearDurationModel(weights, {}).frames("[S1] hi", None) > fit.frames("hi", None)
+
+    class Hears:
+        name = "ears"
+
+        def transcribe(self, sound, language=""):
+            return "hi"
+
+    sound = Sound(torch.zeros(10), 10)
+    found = score(sound, "[S1] hi (laugh)", Scorers(Hears(), added=AddedTokens(TOKENS)))
+    assert (found.errors.word_errors, found.errors.words) == (0, 1)
+    assert score(sound, "[S1] hi", Scorers(Hears())).errors.words == 3
+
+    tokenizer = tokenizer_of("chars")
+    rng = np.random.default_rng(0)
+    sounds = {c: rng.standard_normal(8) * 3 for c in "ab" + tokenizer.added.characters[2]}
+    recordings = []
+    for _ in range(60):
+        parts = rng.permutation(["a", "b", "(laugh)"]).tolist()
+        spoken = tokenizer.spoken("".join(parts))
+        frames = np.concatenate([np.tile(sounds[c], (6, 1)) for c in spoken])
+        recordings.append((spoken, frames + 0.1 * rng.standard_normal(frames.shape)))
+    aligner = fit_aligner(recordings)
+    tokenizer.aligner = aligner
+    text = "a(laugh)b"
+    frames = np.concatenate([np.tile(sounds[c], (6, 1)) for c in tokenizer.spoken(text)])
+    taken = tokenizer.aligned_frames(text, frames)
+    # What sounds has a place of its own.
+    assert np.abs(taken[1:-1] - 6).max() <= 1
+    positions = tokenizer.text_positions(text, taken)
+    np.testing.assert_allclose(positions[1:-1], [1 / 6, 1 / 2, 5 / 6], atol=0.06)
+
+
+def test_each_token_keeps_its_row_when_a_vocabulary_grows():
+    """The rows of a table that holds each token's name."""
+    fields, options = ("speaker", "duration"), {"max_seconds": 1.0}
+    run = make_vocabulary("chars", "bd", fields, {"speaker": ["m"]}, added=["(a)"], **options)
+    data = make_vocabulary("chars", "ac", fields, {"speaker": ["k"]}, added=["(b)"], **options)
+    assert missing_tokens(run, data) == (
+        "2 characters ('a', 'c'), 1 added tokens ('(b)'), 1 values of 'speaker' ('k')"
+    )
+    new = grown(run, data)
+    assert not missing_tokens(new, data) and not missing_tokens(new, run)
+    before = ["pad", "begin", "end", "?", *"bd", "(a)", "who", "m", "long", "0", "1"]
+    now = ["pad", "begin", "end", "?", *"abcd", "(a)", "(b)", "who", "k", "m", "long", "0", "1"]
+    rows = rows_in(run, new)
+    assert len(rows) == new.size == len(now) and run.size == len(before)
+    for row, name in zip(rows, now, strict=True):
+        # A new letter begins as the unknown one, a new speaker as an unknown one, an added token anew.
+        expected = {"a": "?", "c": "?", "k": "who", "(b)": None}.get(name, name)
+        assert (before[row] if row >= 0 else None) == expected
+    whole = make_vocabulary("bytes", added=["x"])
+    assert rows_in(make_vocabulary("bytes"), whole).tolist() == [*range(259), -1]
+
+
+def test_what_cannot_be_a_token():
+    for value in ("['']", "[' a']", "['a','a']"):
+        config = load_config([])
+        config.encoder.added_tokens = eval(value)  # noqa: S307
+        refused(
+            lambda config=config: check_text(config), "[encoder] added_tokens", "without blanks"
+        )
+    config.encoder.added_tokens = ["a"]
+    config.encoder.model, config.encoder.cache_features = "google-t5/t5-base", True
+    refused(lambda: check_text(config), "cache_features")
