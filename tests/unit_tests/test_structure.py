@@ -16,14 +16,20 @@ FOLDERS = {building: ROOT / building.replace(".", "/") for building in (FAMILY, 
 # A module imports from its own room and from lines above its own; a room with a point is a part of a room.
 FAMILY_LAYERS = [
     {"errors"},
-    {"files", "run.launcher", "speech.audio", "streams"},
+    {"files", "run.launcher", "speech.audio", "streams", "added_tokens"},
     {"config"},
     {"model", "flow", "run.factors", "speech.codec"},
     {"data", "speech.scoring"},
     {"text"},
     {"model_config", "infra"},
     {"run.checkpoint_storage"},
-    {"run.run_folder", "speech.sampling", "run.trackers", "run.resume_rules"},
+    {
+        "run.run_folder",
+        "speech.sampling",
+        "run.trackers",
+        "run.resume_rules",
+        "run.grown_vocabulary",
+    },
     {"metrics", "run.checkpointing", "run.benchmark", "run.rollback"},
     {"forward_pass"},
     {"validation"},
@@ -37,7 +43,13 @@ COMMAND_LAYERS = [
     {"speak", "grids"},
     {"evaluate", "export", "serving"},
     {"launch.torchrun", "launch.slurm_queue"},
-    {"launch.train_command", "launch.slurm_command", "checkpoint_command", "configs_command"},
+    {
+        "launch.train_command",
+        "launch.slurm_command",
+        "checkpoint_command",
+        "configs_command",
+        "finetune_command",
+    },
     {"cli"},
 ]
 LAYERS = {FAMILY: FAMILY_LAYERS, COMMANDS: COMMAND_LAYERS}

@@ -25,13 +25,13 @@ def run(options: Options) -> int:
     from titan_tts.evaluate import page, report
     from titan_tts.evaluate.evaluate import Evaluation, output_folder
     from titan_tts.evaluate.systems import find_checkpoints
+    from torchtitan.models.dit_tts.added_tokens import AddedTokens
     from torchtitan.models.dit_tts.speech.scoring.plugins import (
         open_opinion_predictor,
         open_recognizer,
         open_speaker_scorer,
     )
     from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
-    from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 
     began = time.monotonic()
     checkpoints = find_checkpoints((options.run, *options.more), options.step, options.weights)

@@ -1,5 +1,6 @@
 """`titan-tts prepare --encode-text`: a text encoder's features beside the shards of an output."""
 
+import json
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
@@ -58,7 +59,7 @@ def encode_texts(
     files = find_feature_files(dataset, kind)
     missing = missing_shards(files)
     here = sum(len(file.tokens) for file in files if file is not None)
-    settings = asdict(replace(encoder, model=source.model))
+    settings = json.dumps(asdict(replace(encoder, model=source.model)))
     jobs = [(tar_paths[shard], settings) for shard in missing]
     devices = codec_devices(device, engine)
     if jobs:
@@ -91,11 +92,11 @@ def encode_texts(
     }
 
 
-def encode_shard(tar_path: str, settings: dict[str, Any], device: str) -> dict[str, Any]:
-    """Makes one shard's feature file by an `Encoder` of these settings: {"texts": number}, or {"error":
+def encode_shard(tar_path: str, settings: str, device: str) -> dict[str, Any]:
+    """Makes one shard's feature file by an `Encoder` of these settings, in JSON: {"texts": number}, or {"error":
     sentence}. Called by name in processes of every engine."""
     try:
-        encoder, tokenizer, kind = _loaded(tuple(settings.items()), device)
+        encoder, tokenizer, kind = _loaded(settings, device)
         dataset = open_dataset(tar_path, load_index(tar_path).channels)
         make_shard_features(dataset, 0, encoder, tokenizer, kind)
     except InputError as error:
@@ -105,10 +106,10 @@ def encode_shard(tar_path: str, settings: dict[str, Any], device: str) -> dict[s
 
 @lru_cache(maxsize=1)
 def _loaded(
-    settings: tuple[tuple[str, Any], ...], device: str
+    settings: str, device: str
 ) -> tuple[PretrainedTextEncoder, SubwordTokenizer, FeatureKind]:
     """A process's encoder, loaded once for all its shards."""
-    config = Encoder(**dict(settings))
+    config = Encoder(**json.loads(settings))
     encoder = load_text_encoder(config, device)
     tokenizer = load_subword_tokenizer(config.model)
     return encoder, tokenizer, feature_kind(config, tokenizer, encoder.source)

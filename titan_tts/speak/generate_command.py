@@ -281,8 +281,8 @@ def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":
     """The recognizer that chooses among the candidates."""
     from torchtitan.tools.utils import device_module, device_type
 
+    from torchtitan.models.dit_tts.added_tokens import AddedTokens
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
-    from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 
     config = chosen_config(options)
     spec = chosen_scorer("recognizer", options.recognizer, config.samples.recognizer)

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.data_checks import check_text
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
-from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.aligner import fit_aligner
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, load_subword_tokenizer

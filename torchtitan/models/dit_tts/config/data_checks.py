@@ -2,6 +2,7 @@
 
 import math
 
+from torchtitan.models.dit_tts.added_tokens import MAX_ADDED
 from torchtitan.models.dit_tts.config.batch_split import ramp_accumulation
 from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
@@ -12,7 +13,6 @@ from torchtitan.models.dit_tts.config.job_config import (
     is_pretrained,
 )
 from torchtitan.models.dit_tts.errors import require
-from torchtitan.models.dit_tts.text.added_tokens import MAX_ADDED
 
 
 def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:

@@ -55,18 +55,18 @@ _DATA = (
     *("speaker_patch_size", "max_text_tokens", "conditioning", "conditioning_dropout"),
     "duration_token_seconds",
 )
+_ENCODER = ("model", "added_tokens", "frozen", "dtype", "dim", "n_layers", "n_heads")
 KEPT: dict[str, tuple[str, ...] | None] = {
     "model": ("name", "flavor", "text_positions"),
     "data": _DATA,
-    "encoder": (
-        *("model", "added_tokens", "frozen", "dtype", "vocab_size", "dim", "n_layers", "n_heads"),
-    ),
+    "encoder": (*_ENCODER, "vocab_size"),
     "objective": None,
     "sampling": None,
 }
 """Section -> its keys in config.json; None: all"""
 
 _FINE_TUNE: dict[str, tuple[str, ...] | None] = KEPT | {
+    "encoder": _ENCODER,  # new data may bring more ids
     # global_batch_size is a multiple of the last two.
     "data": (*_DATA, "num_buckets", "batching", "longest_per_row", "batch_multiple"),
     "training": (

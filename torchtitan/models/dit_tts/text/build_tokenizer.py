@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, Aligner, load_aligner
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
@@ -80,7 +80,7 @@ def build_tokenizer(
     if aligner is None and find_aligner is not None and aligned:
         aligner = find_aligner(_tokenizer_of(vocabulary, text, config).spoken)
     given = config.encoder.vocab_size
-    if given not in (0, vocabulary.size, trained.size if trained is not None else 0):
+    if given not in (0, vocabulary.size):
         raise InputError(
             f"[encoder] vocab_size = {given}, but the tokenizer has {vocabulary.describe()}; set it to 0 "
             f"to take the tokenizer's"

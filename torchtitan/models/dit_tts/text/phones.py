@@ -5,8 +5,8 @@ import threading
 from functools import cached_property, lru_cache
 from typing import Any
 
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 
 _KEPT = 2**18
 """texts whose phones stay in memory, about 60 MB: a text comes again in every epoch"""

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
-from torchtitan.models.dit_tts.text.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens

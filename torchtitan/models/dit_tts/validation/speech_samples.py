@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.row_loader import Features
@@ -151,9 +152,10 @@ class SpeechSamples:
         share = share_of(len(prompts), rank, ranks)
         self.own = [(prompts[number], reports and counts) for number, counts in share]
         s, device = config.samples, str(self.device)
+        added = AddedTokens(config.encoder.added_tokens)
         recognizer = open_recognizer(s.recognizer, device) if s.recognizer else None
         if recognizer is not None:
-            texts = [tokenizer.added.without(prompt.request.text) for prompt in prompts]
+            texts = [added.without(prompt.request.text) for prompt in prompts]
             recognizer.check_texts(texts, [prompt.language for prompt in prompts])
         # The model's own encoder is asked by all ranks at once; see `_similarities`.
         named = s.speaker_scorer and s.speaker_scorer != "own"
@@ -161,7 +163,7 @@ class SpeechSamples:
             recognizer,
             open_speaker_scorer(s.speaker_scorer, device) if named else None,
             open_opinion_predictor(s.opinion, device) if s.opinion else None,
-            tokenizer.added,
+            added,
         )
 
     def make(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchtitan.models.dit_tts.added_tokens import NO_TOKENS, AddedTokens
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
@@ -11,7 +12,6 @@ from torchtitan.models.dit_tts.speech.scoring.interface import (
     SpeakerScorer,
 )
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_errors
-from torchtitan.models.dit_tts.text.added_tokens import NO_TOKENS, AddedTokens
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,90 @@
+"""`titan-tts finetune`: from a run and recordings to a run of their voice and a comparison, in one command."""
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.helpers.speech_corpora import tone
+from tools.harness import runs
+from tools.harness.forked import titan_tts
+from tools.harness.synthetic import make_shards
+
+WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine,ten"
+
+
+def read_config(folder):
+    return tomllib.loads((folder / "config.toml").read_text())
+
+
+def finetune(*arguments):
+    done = titan_tts("finetune", *arguments)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    make_shards(folder / "data", 24)
+    more = [f"--data.path={folder / 'data'}", "--training.steps=2", "--optimizer.lr=0.01"]
+    # With a vocabulary that lacks the recordings' letters.
+    more += ["--encoder.model=chars", "--ema.decays=0.9", "--data.max_frames=256"]
+    return runs.run(folder, "run", [*runs.TINY, *more], 1).folder
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recordings")
+    lines = []
+    for number in range(12):
+        sound = tone(1.0 + 0.1 * number, hertz=200 + 50 * number)
+        noise = 0.01 * np.random.default_rng(number).standard_normal(len(sound))
+        soundfile.write(folder / f"{number}.wav", sound + noise, 16_000)
+        text = ("Ten seven", "three ten", "one")[number % 3]
+        lines.append(json.dumps({"audio": f"{number}.wav", "text": text}))
+    (folder / "list.jsonl").write_text("\n".join(lines))
+    return folder / "list.jsonl"
+
+
+def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
+    out = tmp_path / "out"
+    arguments = [base, recordings, out, "--speaker=me", "--language=en", "--heldout-fraction=0.25"]
+    arguments += ["--steps=4", "--training.mixed_precision_param=float32"]
+    status, said = finetune(*arguments)
+    assert status == 0, said
+    assert (
+        "not compared: give --recognizer" in said
+        and "minutes of speech to train on: 4 steps" in said
+    )
+    config = read_config(out / "run")
+    assert config["optimizer"]["lr"] == pytest.approx(0.001) and config["training"]["steps"] == 4
+    assert "new for the weights" in said and "'T'" in said
+    samples = json.loads((out / "data/prepare.json").read_text())["summary"]
+    heldout = samples["heldout"]["samples"]
+    assert samples["train"]["samples"] + heldout == 12 and heldout > 0
+    first = (out / "run/metrics.jsonl").read_text()
+    # The same command goes on with what is missing: the comparison, with an old set to be forgotten.
+    data = base.parent / "data"
+    status, said = finetune(*arguments, f"--recognizer={WORDS}", f"--keep-test={data}")
+    assert status == 0, said
+    assert (out / "run/metrics.jsonl").read_text() == first
+    for name, count in (("evaluation", heldout), ("forgotten", 24)):
+        found = json.loads((out / name / "evaluation.json").read_text())
+        assert found["test"]["utterances"] == count
+        systems = [row["name"] for row in found["rows"] if row["kind"] == "system"]
+        assert len(systems) == 2 and systems[0].startswith("base")
+        assert np.isfinite(found["rows"][0]["figures"]["wer"]["value"])
+    # Half of the samples are the base's, from prepared shards and an exported model.
+    again = [out / "base", out / "data", tmp_path / "kept", f"--keep={data}", "--steps=1"]
+    status, said = finetune(*again, "--training.mixed_precision_param=float32")
+    assert status == 0, said
+    assert read_config(tmp_path / "kept/run")["data"]["weights"] == [1.0, 1.0]
+
+
+def test_a_step_that_fails_ends_the_command(base, tmp_path):
+    status, said = finetune(base, tmp_path / "nothing.jsonl", tmp_path / "out")
+    assert status == 2
+    assert "titan-tts prepare failed; what is wrong stands above" in said
+    assert not (tmp_path / "out/run").exists()

@@ -1,0 +1,200 @@
+"""`titan-tts finetune`: from an exported model and recordings to a model of their voice, and a comparison of both.
+
+Every step is a command of its own, which is printed: prepare, train, evaluate. After an interruption the same command
+continues where it was.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from torchtitan.models.dit_tts.errors import InputError, show
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.config.job_config import JobConfig
+
+_BATCH = 16
+"""Samples of a step: a minute of speech has about so many"""
+
+_MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
+"""Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
+
+_RATE = 0.1
+"""Of the base's learning rate"""
+
+
+@dataclass
+class Options:
+    """Train a model on recordings of a voice, from minutes to hours, and compare it with what it was."""
+
+    base: tyro.conf.Positional[str]
+    """The model to start from: a run's folder, a folder that `titan-tts export` wrote, or its hub name."""
+
+    recordings: tyro.conf.Positional[str]
+    """Recordings with their texts, in any layout that `titan-tts prepare` reads, or a folder that it wrote."""
+
+    out: tyro.conf.Positional[str]
+    """Folder for the data, the run and the comparison: data/, run/, evaluation/."""
+
+    keep: str = ""
+    """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""
+
+    keep_test: str = ""
+    """Held-out shards of the base, by which what is forgotten is measured."""
+
+    language: str = ""
+    """Language code of the texts, such as en."""
+
+    speaker: str = ""
+    """Name of the speaker, if the recordings have none."""
+
+    heldout_fraction: float = 0.1
+    """Fraction of the recordings that is not trained on and decides which step is the best."""
+
+    steps: int = 0
+    """Steps of training; 0: by the minutes of speech."""
+
+    recognizer: str = ""
+    """Recognizer of the comparison, as of `titan-tts evaluate`; empty: the models are not compared."""
+
+    speaker_scorer: str = "own"
+    """Scorer of voices in the comparison, as of `titan-tts evaluate`."""
+
+    config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
+    """Keys of the run's config, --section.key value"""
+
+
+def run(options: Options) -> int:
+    out = Path(options.out)
+    if out.is_file():
+        raise InputError(f"OUT = {out} is a file; give a folder")
+    from titan_tts.speak.hub import find_folder
+    from torchtitan.models.dit_tts.config.exported import is_exported
+
+    base = find_folder(options.base)
+    if not is_exported(base):
+        # The weights that would speak, and all that they need, whatever becomes of the run.
+        exported, of_run = out / "base", ("export", str(base), str(out / "base"))
+        if not is_exported(exported):
+            best = (base / "validation.jsonl").is_file() and _config_of(base).validation.keep_best
+            _titan_tts(*of_run, *(("--step", "best") if best else ()))
+        base = exported
+    data = _prepared(options, base)
+    if status := _train(options, base, data):
+        return status
+    speak = ["titan-tts", "generate", str(out / "run"), "--step", "best"]
+    show(f"speak:   {shlex.join(speak)} --speaker NAME --text '...'")
+    return _compare(options, base, data)
+
+
+def _titan_tts(*arguments: str) -> int:
+    """Runs a command and shows it. Raises InputError where it fails; its own sentence stands above."""
+    show(f"\n$ {shlex.join(['titan-tts', *arguments])}")
+    status = subprocess.run([sys.executable, "-m", "titan_tts", *arguments]).returncode
+    if status not in (0, 75):
+        raise InputError(f"titan-tts {arguments[0]} failed; what is wrong stands above")
+    return status
+
+
+def _prepared(options: Options, base: Path) -> Path:
+    """The folder of train/ and heldout/."""
+    from torchtitan.models.dit_tts.config.exported import read_exported
+
+    given = Path(options.recordings)
+    if (given / "prepare.json").is_file():
+        return given
+    data, config = Path(options.out, "data"), _config_of(base)
+    arguments = [str(given), str(data), "--codec", config.sampling.codec]
+    for name, value in read_exported(base)["audio"].items():
+        arguments += [f"--{name.replace('_', '-')}", "off" if value is None else str(value)]
+    longest = config.data.max_frames / config.data.frames_per_second
+    arguments += ["--max-seconds", f"{longest:g}"]
+    arguments += ["--heldout-fraction", str(options.heldout_fraction)]
+    for name in ("language", "speaker"):
+        if value := getattr(options, name):
+            arguments += [f"--{name}", value]
+    _titan_tts("prepare", *arguments)
+    return data
+
+
+def _config_of(base: Path) -> "JobConfig":
+    from torchtitan.models.dit_tts.config.manager import load_run_config
+
+    return load_run_config(base)
+
+
+def _train(options: Options, base: Path, data: Path) -> int:
+    out, config = Path(options.out), _config_of(base)
+    record = json.loads((data / "prepare.json").read_text(encoding="utf-8"))
+    minutes = 60 * record["summary"]["train"]["hours"]
+    steps = options.steps or next(
+        (steps for limit, steps in _MINUTES_TO_STEPS if minutes <= limit), _MINUTES_TO_STEPS[-1][1]
+    )
+    show(f"{minutes:.1f} minutes of speech to train on: {steps} steps")
+    paths = [str(data / "train"), *([options.keep] if options.keep else [])]
+    keys = {
+        "data.path": ",".join(paths),
+        "validation.path": data / "heldout",
+        "checkpoint.initial_load_path": base,
+        "job.dump_folder": out,
+        "job.experiment": "run",
+        "encoder.model": config.encoder.model,
+        "sampling.codec": config.sampling.codec,
+        "optimizer.lr": _RATE * _rate_of(base),
+        "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
+        "lr_scheduler.warmup_steps": max(1, steps // 20),
+        "lr_scheduler.decay_type": "linear",
+        "lr_scheduler.decay_ratio": 1.0,
+        "lr_scheduler.min_lr_factor": 0.0,
+        "training.steps": steps,
+        "training.local_batch_size": 0,
+        "training.max_local_batch_size": _BATCH,
+        "training.global_batch_size": _BATCH,
+        "data.num_buckets": 4,  # a few recordings would leave more of them empty
+        "data.batch_multiple": 4,
+        "data.batching": "buckets",
+        "ema.decays": "0.9,0.99",
+        "validation.freq": max(1, steps // 10),
+        "validation.keep_best": "heldout_loss",
+        "checkpoint.interval": max(1, steps // 2),
+    }
+    if options.keep:
+        keys["data.weights"] = "1,1"
+    arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
+    return _titan_tts("train", str(base / "fine_tune.toml"), *arguments, *options.config_args)
+
+
+def _rate_of(base: Path) -> float:
+    import tomllib
+
+    content = tomllib.loads((base / "fine_tune.toml").read_text(encoding="utf-8"))
+    return float(content["optimizer"]["lr"])
+
+
+def _compare(options: Options, base: Path, data: Path) -> int:
+    if not options.recognizer:
+        show("not compared: give --recognizer (docs/evaluate.md), and the same command goes on")
+        return 0
+    out = Path(options.out)
+    systems = [str(base), f"{out / 'run'}@best"]
+    tests = {"evaluation": data / "heldout"}
+    if options.keep_test:
+        tests["forgotten"] = Path(options.keep_test)
+    for name, test in tests.items():
+        arguments = ["--test", str(test), "--out", str(out / name)]
+        arguments += [
+            "--recognizer",
+            options.recognizer,
+            "--speaker-scorer",
+            options.speaker_scorer,
+        ]
+        _titan_tts("evaluate", *systems, *arguments)
+    show(f"compare: {os.path.join(options.out, 'evaluation', 'evaluation.html')}")
+    return 0
