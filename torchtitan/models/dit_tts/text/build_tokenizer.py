@@ -68,13 +68,16 @@ def build_tokenizer(
     aligned = config.model.text_positions == "aligned"
     if trained is not None:
         assert weights is not None
-        grows = weights != folder and bool(new := missing_tokens(trained, needed))
+        missing = missing_tokens(trained, needed)
+        grows = weights != folder and bool(missing)
         check_covers(trained, needed, f"the run in {weights}", may_grow=grows)
         vocabulary = grown(trained, needed) if grows else trained
         if grows and rank == 0:
-            logger.warning(f"new for the weights of {weights}, and to be learned: {new}")
+            logger.warning(f"new for the weights of {weights}, and to be learned: {missing}")
         # Weights of a run without positions may begin one with them ([resume] allow).
-        known = vocabulary.characters == trained.characters
+        # A few new letters have no Gaussian; where most are new, the recordings teach them.
+        new = set(needed.characters) - set(trained.characters)
+        known = 2 * len(new) <= len(needed.characters)
         if aligned and (weights == folder or (known and (weights / ALIGNER_FILE).exists())):
             aligner = load_aligner(weights)
     if aligner is None and find_aligner is not None and aligned:

@@ -242,7 +242,7 @@ def missing_tokens(run: Vocabulary, data: Vocabulary) -> str:
         ("characters", data.characters, run.characters),
         ("added tokens", data.added, run.added),
         *(
-            (f"values of {n!r}", data.conditioning[n], run.conditioning[n])
+            (f"values of {n!r}", data.conditioning.get(n, ()), run.conditioning[n])
             for n in run.conditioning
         ),
     ):
