@@ -61,6 +61,9 @@ class Options:
     steps: int = 0
     """Steps of training; 0: by the minutes of speech."""
 
+    nproc: int = 1
+    """Processes that train, one per GPU."""
+
     recognizer: str = ""
     """Recognizer of the comparison, as of `titan-tts evaluate`; empty: the models are not compared."""
 
@@ -90,7 +93,7 @@ def run(options: Options) -> int:
     if status := _train(options, base, data):
         return status
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best"]
-    show(f"speak:   {shlex.join(speak)} --speaker NAME --text '...'")
+    show(f"speak:   {shlex.join(speak)} --reference VOICE.wav --text '...'")
     return _compare(options, base, data)
 
 
@@ -151,7 +154,7 @@ def _train(options: Options, base: Path, data: Path) -> int:
         "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
         "lr_scheduler.warmup_steps": max(1, steps // 20),
         "lr_scheduler.decay_type": "linear",
-        "lr_scheduler.decay_ratio": 1.0,
+        "lr_scheduler.decay_ratio": 0.95,
         "lr_scheduler.min_lr_factor": 0.0,
         "training.steps": steps,
         "training.local_batch_size": 0,
@@ -168,7 +171,9 @@ def _train(options: Options, base: Path, data: Path) -> int:
     if options.keep:
         keys["data.weights"] = "1,1"
     arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
-    return _titan_tts("train", str(base / "fine_tune.toml"), *arguments, *options.config_args)
+    config_file = str(base / "fine_tune.toml")
+    arguments = [config_file, "--nproc", str(options.nproc), *arguments, *options.config_args]
+    return _titan_tts("train", *arguments)
 
 
 def _rate_of(base: Path) -> float:

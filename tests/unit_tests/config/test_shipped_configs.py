@@ -64,20 +64,6 @@ def test_the_accumulation_follows_from_the_number_of_gpus(name):
         assert (batches.micro_batch, batches.accumulation) == expected
 
 
-def test_a_fine_tune_takes_the_weights_of_one_gpu():
-    """What a checkpoint's tensors and their meaning depend on is the same."""
-    tuned, base = (
-        load_config(["--job.config_file", str(path)])
-        for path in CONFIGS
-        if path.stem in ("one_gpu", "finetune")
-    )
-    assert (base.job.experiment, tuned.job.experiment) == ("one_gpu", "finetune")
-    for section in ("model", "encoder", "objective", "sampling"):
-        assert getattr(base, section) == getattr(tuned, section)
-    sizes = ("max_frames", "max_speaker_frames", "max_text_tokens", "speaker_patch_size")
-    assert all(getattr(base.data, key) == getattr(tuned.data, key) for key in sizes)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("path", ONE_OF_A_FLAVOR, ids=lambda path: path.stem)
 def test_dry_run_shows_the_exact_counts(path, capsys, monkeypatch):
