@@ -25,12 +25,10 @@ from titan_tts.evaluate.prompts import PREPARED, read_prompts  # noqa: E402
 from titan_tts.speak.lengths import FIT, RATE, open_lengths  # noqa: E402
 from titan_tts.speak.load_run import load_run  # noqa: E402
 from titan_tts.speak.utterance import Utterance, Voice  # noqa: E402
-from torchtitan.models.dit_tts.data.build import open_training_data  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 from torchtitan.models.dit_tts.text.durations import (  # noqa: E402
     LinearDurationModel,
-    fit_durations,
     stored_durations,
 )
 
@@ -48,7 +46,7 @@ def main() -> None:
     real = np.array([len(p.latents) for p in prompts if p.latents is not None], float)
 
     def fit() -> LinearDurationModel:
-        return stored_durations(run.folder) or fit_durations(open_training_data(data))
+        return stored_durations(run.folder)
 
     rows: list[dict[str, Any]] = []
     cases = [(FIT, True, False), (FIT, False, False), (FIT, False, True), (RATE, False, True)]

@@ -47,7 +47,7 @@ class InfillPass(ForwardPass):
 
     texts: Callable[[], ReferenceTexts]
 
-    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor, step: int) -> torch.Tensor:
+    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
         rows, spans = batch["rows"], batch["spans"]
         with torch.no_grad():
             place = batch["global_batch"], batch["row"]

@@ -19,7 +19,6 @@ PADDED = ("-m", "benchmarks.quality.padded_run")
 SWITCHES: dict[str, dict[str, Any]] = {
     "plain": {"model.text_positions": "none"},
     "logit_mean_0": {"objective.logit_mean": 0.0},
-    "logit_mean_end": {"objective.logit_mean_end": 0.5},
     "drawn_references": {"data.references": "drawn"},
     "muon": {"optimizer.name": "Muon"},
 }

@@ -62,7 +62,7 @@ RECIPES = {
         Recipe("phones without places", "", {**_PHONES, **_NO_PLACES}),
         *(
             Recipe(f"phones, {name}", "", {**_PHONES, **SWITCHES[name]})
-            for name in ("muon", "logit_mean_0", "logit_mean_end", "drawn_references")
+            for name in ("muon", "logit_mean_0", "drawn_references")
         ),
         *(PEER_RECIPES[name] for name in PEERS),
     )

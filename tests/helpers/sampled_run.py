@@ -9,9 +9,12 @@ import torch
 
 from tests.helpers.row_model import CHANNELS, RowModel
 from titan_tts.speak.load_run import LoadedRun
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE, fit_durations
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -60,12 +63,19 @@ class Echo:
         return rows[:, :HOP].flatten() / 100
 
 
+def write_durations(folder: Path, config: JobConfig) -> None:
+    """As the start of a run does."""
+    fit = fit_durations(open_training_data(config.data), config.encoder)
+    (folder / DURATIONS_FILE).write_text(fit.to_json())
+
+
 def make_run(folder: Path, shards: Path) -> LoadedRun:
     config = load_config([f"--data.path={shards}"])
     config.data.latent_channels = CHANNELS
     config.data.max_speaker_frames = 6
     config.sampling.steps, config.sampling.text_scale = 4, 2.0
     config.sampling.speaker_scale, config.sampling.min_t = 3.0, 0.25
+    write_durations(folder, config)
     return LoadedRun(
         folder, config, RowModel(), None, TOKENIZER, FlowMatching(), 7, torch.device("cpu")
     )

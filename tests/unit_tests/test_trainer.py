@@ -118,7 +118,7 @@ BY_HAND += [f"--lr_scheduler.warmup_steps={WARMUP}", f"--training.max_norm={MAX_
 BY_HAND += ["--metrics.log_freq=1", "--activation_checkpoint.mode=none"]
 
 
-def problem(latents, global_batch, row, global_batch_size, progress=0.0) -> NoisyBatch:
+def problem(latents, global_batch, row, global_batch_size) -> NoisyBatch:
     """Times, noise and dropout that differ from row to row and from step to step."""
     generator = torch.Generator().manual_seed(int(1000 * global_batch + row[0]))
     # Of as many frames as the loader pads to: what is trimmed leaves the rest unchanged.
@@ -274,7 +274,7 @@ def test_a_packed_batch_has_the_losses_of_its_samples():
         trainer.forward_pass.metrics = trainer.metrics_processor
         trainer.model_parts[0].zero_grad()
         on_device = trainer.forward_pass.to_device(each)
-        loss = trainer.forward_pass.loss_sum(on_device, its_labels, 1)
+        loss = trainer.forward_pass.loss_sum(on_device, its_labels)
         loss.backward()
         gradients = [p.grad for p in trainer.model_parts[0].parameters()]
         found.append([loss.detach(), *trainer.metrics_processor._losses, *gradients])
@@ -363,21 +363,6 @@ def test_tensor_parallelism_alone_computes_in_the_chosen_dtype(
     tensor = ["--parallelism.tensor_parallel_degree=2", "--parallelism.backend=megatron"]
     with pytest.raises(InterruptedError):
         DiTTTSTrainer(load_config(tensor), RunFolder(tmp_path / "run", 0), SimpleNamespace())
-
-
-def test_progress_of_the_run(one_process_group):
-    """From 0 at the first step to 1 at the last."""
-    trainer, seen = trainer_on("cpu", one_rank(), "--training.steps=5"), []
-
-    def drawn(*arguments) -> NoisyBatch:
-        seen.append(float(arguments[-1]))
-        return problem(*arguments)
-
-    trainer.forward_pass.add_noise = drawn
-    for step in (1, 2, 5):
-        batch, labels = next(trainer.batch_generator(loaded()))
-        trainer.forward_pass.loss_sum(batch, labels, step)
-    assert seen == [0.0, 0.25, 1.0]
 
 
 @pytest.mark.parametrize("ranks, sleeps", [(1, []), (2, [2])])

@@ -17,7 +17,6 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
-    DURATIONS_FILE,
     LinearDurationModel,
     fit_durations,
     stored_durations,
@@ -26,9 +25,7 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 
 
 class TrainingShards:
-    """Lengths and voices of training shards. `folder`: folder that may hold the fit of lengths;
-    None, or without one: it is made of these shards.
-    """
+    """Lengths and voices of training shards. `folder`: of the fit of lengths; None: it is made of these shards."""
 
     def __init__(self, data: Data, encoder: Encoder, folder: Path | None):
         self.data, self.encoder, self.folder = data, encoder, folder
@@ -39,16 +36,9 @@ class TrainingShards:
 
     @cached_property
     def durations(self) -> LinearDurationModel:
-        stored = None if self.folder is None else stored_durations(self.folder)
-        if stored is not None:
-            return stored
-        try:
-            return fit_durations(self.dataset, self.encoder)
-        except InputError as error:
-            raise InputError(
-                f"{error} (the lengths of texts are estimated from the training shards; give by --data where "
-                "they are now)"
-            ) from None
+        if self.folder is not None:
+            return stored_durations(self.folder)
+        return fit_durations(self.dataset, self.encoder)
 
     def reference(self, speaker: str) -> Tensor:
         """(R, C) latents of a speaker's reference."""
@@ -67,10 +57,7 @@ class ExportedSpeechData:
 
     @cached_property
     def durations(self) -> LinearDurationModel:
-        found = stored_durations(self.folder)
-        if found is None:
-            raise InputError(f"{self.folder} has no {DURATIONS_FILE}; export the run again")
-        return found
+        return stored_durations(self.folder)
 
     @cached_property
     def _voices(self) -> dict[str, Tensor]:
@@ -111,7 +98,7 @@ def open_speech_data(
     Args:
         config: the run's.
         data_path: other shards, or the whole output of `prepare`, to take references from.
-        refit: whether lengths are fitted to them; else they are the folder's own fit, if it has one.
+        refit: whether lengths are fitted to them; else they are the folder's own fit.
     """
     if exported.is_exported(folder) and not data_path:
         return ExportedSpeechData(folder)

@@ -65,7 +65,6 @@ REFUSED = """
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
 1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
 4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16
-1 | objective = {logit_mean_end = 1.0, time_distribution = 'uniform'} | logit_mean_end = 1.0 | 'uniform' | 'logit_normal'
 1 | sampling.min_t = 1.5 | [sampling] min_t = 1.5 | from 0 to 1
 1 | sampling = {min_t = 0.6, max_t = 0.5} | min_t = 0.6 | max_t = 0.5
 1 | sampling = {steps = 5, solver = 'heun'} | steps = 5 | 'heun' | even

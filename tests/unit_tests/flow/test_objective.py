@@ -170,19 +170,6 @@ def test_rows_are_permuted_for_every_size():
         assert len(seen) > 6 or size in (1, 2, 3, 4, 510510)
 
 
-def test_the_mean_of_the_logit_moves_with_the_progress():
-    rows, n = torch.arange(200), torch.tensor(200)
-
-    def mean(objective: FlowMatching, *progress) -> float:
-        t = objective.sample_times(torch.tensor(3), rows, n, *progress)
-        return torch.logit(t.double()).mean().item()
-
-    moving = FlowMatching(logit_mean=0.5, logit_mean_end=-1.0)
-    for progress, expected in ((0.0, 0.5), (0.5, -0.25), (torch.tensor(1.0), -1.0)):
-        assert mean(moving, progress) == pytest.approx(expected, abs=0.01)
-        assert mean(FlowMatching(logit_mean=0.5), progress) == mean(FlowMatching(logit_mean=0.5))
-
-
 def test_time_and_dropout_have_streams_of_their_own():
     n, latents = 2000, torch.zeros(2000, 1, 2)
     objective = FlowMatching("velocity", "uniform", text_dropout=0.1, speaker_dropout=0.3, seed=4)
@@ -212,7 +199,7 @@ def test_corruption_does_not_depend_on_split_or_padding():
 
 def test_objective_from_the_config():
     given = {"prediction": "noise", "time_distribution": "uniform", "logit_mean": 0.5}
-    given |= {"logit_std": 2.0, "logit_mean_end": -1.0, "text_dropout": 0.2, "speaker_dropout": 0.4}
+    given |= {"logit_std": 2.0, "text_dropout": 0.2, "speaker_dropout": 0.4}
     options = [f"--objective.{name}={value}" for name, value in given.items()]
     found = build_objective(load_config([*options, "--data.seed=11"]))
     assert found == FlowMatching(**given, seed=11)

@@ -31,6 +31,7 @@ def generate(loaded, tmp_path, monkeypatch):  # noqa: F811
         monkeypatch.setattr(name, replacement)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run/checkpoint/step-7").mkdir(parents=True)
+    sampled_run.write_durations(tmp_path / "run", loaded.config)
 
     def command(*arguments):
         return main(["generate", "run", *map(str, arguments)])

@@ -67,8 +67,8 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
     weights = np.zeros(257)
     weights[ord("o")] = 5
     monkeypatch.setattr(
-        "titan_tts.speak.speech_data.fit_durations",
-        lambda dataset, encoder: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
+        "titan_tts.speak.speech_data.stored_durations",
+        lambda folder: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
     )
 
     def frames(*arguments):

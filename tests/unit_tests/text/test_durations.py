@@ -114,7 +114,7 @@ def test_corrupt_texts_are_left_out(tmp_path):
 
 
 def test_it_is_stored_to_the_bit(fit, tmp_path):
-    assert stored_durations(tmp_path) is None
+    refused(lambda: stored_durations(tmp_path), "durations.json", "restore the file")
     path = tmp_path / "durations.json"
     path.write_text(fit.to_json())
     found = stored_durations(tmp_path)

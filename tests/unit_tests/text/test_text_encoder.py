@@ -211,7 +211,7 @@ def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
         of_batch = ForwardPass(config, *ways)
         model.zero_grad()
         labels = torch.where(valid, 0, IGNORE_INDEX)
-        loss = of_batch.loss_sum(of_batch.to_device(each), labels, 1)
+        loss = of_batch.loss_sum(of_batch.to_device(each), labels)
         loss.backward()
         found.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     assert sum(each.norm() > 1e-3 for each in found[0]) > 0.9 * len(found[0]) > 20

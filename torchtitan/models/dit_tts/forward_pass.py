@@ -123,17 +123,14 @@ class ForwardPass:
             return encoder.rows(in_text.numpy(), tokens.numpy())
         return encoder.rows((in_text & valid_mask(tokens, ids.shape[1])).numpy())
 
-    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor, step: int) -> torch.Tensor:
+    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
         """The loss of a micro-batch, summed over its valid frames."""
         frame_mask = labels != IGNORE_INDEX
         packed: PackedStreams | None = batch["packed"]
         in_frames = () if packed is None else (packed.frames,)
         with torch.no_grad():
             place = batch["global_batch"], batch["row"], batch["global_batch_size"]
-            # From 0 at the first step to 1 at the last; a tensor made there is no copy to the device.
-            done = (step - 1) / max(1, self.config.training.steps - 1)
-            progress = torch.full((), done, device=self.device)
-            noisy = self.add_noise(batch["latents"], *place, progress, *in_frames)
+            noisy = self.add_noise(batch["latents"], *place, *in_frames)
             features = self._text_features(batch)
         with self.amp:
             prediction = self.model(

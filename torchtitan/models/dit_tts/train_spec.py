@@ -35,9 +35,7 @@ from torchtitan.models.dit_tts.text.aligner import Aligner, choose_recordings, f
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, origin_of_weights
 from torchtitan.models.dit_tts.text.durations import (
     DURATIONS_FILE,
-    LinearDurationModel,
     fit_durations,
-    stored_durations,
 )
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 from torchtitan.tools.logging import logger
@@ -50,31 +48,22 @@ def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:
     return build_tokenizer(job_config, partial(_new_aligner, job_config))
 
 
-def _ready_durations(job_config: JobConfig) -> LinearDurationModel:
-    """The fit in the run's folder, or a new one where there are no weights yet, or in a run that is older
-    than it. Rank 0 fits, as the texts behind URLs need not be read by all ranks."""
+def _ready_durations(job_config: JobConfig) -> None:
+    """Fits lengths where the run has no weights yet. Rank 0 does, as the texts behind URLs need not be read by all
+    ranks."""
     folder = Path(job_config.job.dump_folder)
 
-    def stored(rank: int) -> LinearDurationModel | None:
-        resumes = rank == 0 and origin_of_weights(job_config, folder) == folder
-        return stored_durations(folder) if resumes else None
-
-    def fit(rank: int) -> LinearDurationModel | None:
+    def fit(rank: int) -> None:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         dataset = open_training_data(job_config.data, (rank, ranks))
-        if rank != 0:
-            return None
-        found = fit_durations(dataset, job_config.encoder)
-        write_atomic(folder / DURATIONS_FILE, found.to_json())
-        logger.info(f"Texts explain {found.explained:.0%} of the variance of the lengths")
-        return found
+        if rank == 0:
+            found = fit_durations(dataset, job_config.encoder)
+            write_atomic(folder / DURATIONS_FILE, found.to_json())
+            logger.info(f"Texts explain {found.explained:.0%} of the variance of the lengths")
 
-    durations = run_on_all_ranks(stored, f"read {folder / DURATIONS_FILE}")[0]
-    if durations is None:
+    if origin_of_weights(job_config, folder) != folder:
         with long_timeout_group() as group:
-            durations = run_on_all_ranks(fit, "read the texts of [data] path", group)[0]
-    assert durations is not None
-    return durations
+            run_on_all_ranks(fit, "read the texts of [data] path", group)
 
 
 def _new_aligner(job_config: JobConfig, spoken: Callable[[str], str]) -> Aligner:

@@ -248,7 +248,7 @@ class DiTTTSTrainer(Trainer):
         )
         with self.train_context():
             with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
-                loss = self.forward_pass.loss_sum(input_dict, labels, self.step)
+                loss = self.forward_pass.loss_sum(input_dict, labels)
                 loss = loss / global_valid_tokens
             self.metrics_processor.compiles = self.compile_watch.graphs
             self._mark("forward")

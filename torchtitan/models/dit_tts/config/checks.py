@@ -94,12 +94,6 @@ def validate_config(
     check_packed(config, global_batch, dp_degree * steps)
     check_batch_ramp(config, dp_degree, steps)
     check_text(config)
-    objective = config.objective
-    require(
-        objective.logit_mean_end is None or objective.time_distribution == "logit_normal",
-        f"[objective] logit_mean_end = {objective.logit_mean_end} with time_distribution = "
-        f"{objective.time_distribution!r}, which has no mean; use 'logit_normal' or leave logit_mean_end out",
-    )
     check_sampling(config.sampling)
     check_attention(config, accelerator or device_type)
     check_profiling(config, accelerator or device_type)

@@ -406,9 +406,6 @@ class Objective:
     logit_mean: float = 0.0
     """Mean of the logit-normal's normal; higher means more noise"""
 
-    logit_mean_end: float | None = None
-    """Mean at the run's last step, reached linearly from logit_mean; not given: logit_mean throughout"""
-
     logit_std: PositiveFloat = 1.0
     """Standard deviation of the logit-normal's normal"""
 

@@ -63,12 +63,14 @@ OLD_KEYS = {
     "audio_drop_prob": "use [objective] speaker_dropout",
     "seed": "use [debug] seed for weights and noise, [data] seed for the order of the data",
     "time_shift": "leave it out, and add its natural logarithm to [objective] logit_mean",
+    "logit_mean_end": "leave it out: on sentences it is no better than a constant logit_mean",
     "alignment": "leave it out, and set [model] text_positions = 'aligned'",
 }
 """name, in whatever section it was -> what to do instead"""
 
 REMOVED: dict[str, Any] = {
     "objective.time_shift": 1.0,
+    "objective.logit_mean_end": None,
     "alignment.teacher": "",
     "alignment.teacher_weight": 0.5,
     "alignment.teacher_layer": 0,

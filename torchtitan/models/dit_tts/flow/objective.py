@@ -46,7 +46,6 @@ class FlowMatching:
     time_distribution: str = "logit_normal"
     logit_mean: float = 0.0
     logit_std: float = 1.0
-    logit_mean_end: float | None = None
     text_dropout: float = 0.1
     speaker_dropout: float = 0.1
     seed: int = 0
@@ -56,21 +55,17 @@ class FlowMatching:
         global_batch: torch.Tensor,
         row: torch.Tensor,
         global_batch_size: int | torch.Tensor,
-        progress: float | torch.Tensor = 0.0,
     ) -> torch.Tensor:
         """Times (B,) float32. Each row of a global batch of n draws its time from one of n equal
         strata of the distribution, so each global batch covers it evenly. Each global batch
-        permutes the strata, or every rank would see a band of times of its own. `progress`:
-        completed fraction of the run; at 1 the mean is `logit_mean_end`.
+        permutes the strata, or every rank would see a band of times of its own.
         """
         keys = stream_keys(self.seed, global_batch, row, _TIME)
         batch_keys = stream_keys(self.seed, global_batch, torch.zeros_like(row), _STRATA)
         stratum = permuted(row, batch_keys, global_batch_size)
         u = (stratum + uniform(keys)) / global_batch_size
         if self.time_distribution == "logit_normal":
-            end = self.logit_mean if self.logit_mean_end is None else self.logit_mean_end
-            mean = self.logit_mean + (end - self.logit_mean) * progress
-            u = torch.sigmoid(mean + self.logit_std * torch.special.ndtri(u))
+            u = torch.sigmoid(self.logit_mean + self.logit_std * torch.special.ndtri(u))
         return u.float()
 
     def add_noise(
@@ -79,7 +74,6 @@ class FlowMatching:
         global_batch: torch.Tensor,
         row: torch.Tensor,
         global_batch_size: int | torch.Tensor,
-        progress: float | torch.Tensor = 0.0,
         packed: Stream | None = None,
     ) -> NoisyBatch:
         """Draws time, noise and condition dropout of a micro-batch.
@@ -89,14 +83,13 @@ class FlowMatching:
             global_batch: scalar int64, number of the global batch.
             row: (B,) int64, rows in the global batch.
             global_batch_size: number of rows of the global batch.
-            progress: as in `sample_times`; as a tensor it causes no recompilation.
             packed: where the B samples are, whose latents (1, T, C) stand in one row; C is even.
         """
 
         def keys(stream: int) -> torch.Tensor:
             return stream_keys(self.seed, global_batch, row, stream)
 
-        t = self.sample_times(global_batch, row, global_batch_size, progress)
+        t = self.sample_times(global_batch, row, global_batch_size)
         noisy, target = self.add_noise_at(latents, t, keys(_NOISE), packed)
         return NoisyBatch(
             latents=noisy,
@@ -170,7 +163,6 @@ def build_objective(job_config: JobConfig) -> FlowMatching:
         time_distribution=o.time_distribution,
         logit_mean=o.logit_mean,
         logit_std=o.logit_std,
-        logit_mean_end=o.logit_mean_end,
         text_dropout=o.text_dropout,
         speaker_dropout=o.speaker_dropout,
         seed=job_config.data.seed,

@@ -108,13 +108,11 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
     return LinearDurationModel(weights, scale, explained, language, added)
 
 
-def stored_durations(folder: Path) -> LinearDurationModel | None:
-    """The fit in a run's folder; None in the folder of an older run."""
+def stored_durations(folder: Path) -> LinearDurationModel:
+    """The fit in a run's folder or an exported one."""
     path = folder / DURATIONS_FILE
     try:
         return durations_from_json(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        return None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}); restore the file") from None
 

@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.speech.codec import build_codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec, check_same_codec
-from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
+from torchtitan.models.dit_tts.text.durations import stored_durations
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
@@ -108,9 +108,7 @@ def build_validator(
     if config.samples.freq:
         codec = build_codec(config.sampling.codec, str(forward_pass.device))
         check_codec(codec, config.data.path)
-        durations = stored_durations(run_folder.path) or fit_durations(
-            dataloader.dataset, config.encoder
-        )
+        durations = stored_durations(run_folder.path)
         samples = SpeechSamples(
             config,
             run_folder.path / "samples",
