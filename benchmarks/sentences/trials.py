@@ -36,6 +36,7 @@ from torchtitan.models.dit_tts.run.run_folder import environment
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 RESULTS = ROOT / "benchmarks/results/sentences.json"
+RUNS = ROOT / "outputs/sentences_trials"
 SETS = {"heldout": "data/heldout", "new_word": "new_word/heldout", "new_voice": "new_voice/heldout"}
 REFEREE = "benchmarks.sentences.referee:words"
 
@@ -226,7 +227,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--utterances", type=int, default=100, help="of each set; 0: all")
     parser.add_argument("--jobs", type=int, default=2, help="trials at once")
     parser.add_argument("--corpus", type=Path, default=FOLDER)
-    parser.add_argument("--runs", type=Path, default=ROOT / "outputs/sentences_trials")
+    parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(args)
     trials = [
