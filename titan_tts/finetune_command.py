@@ -7,10 +7,12 @@ continues where it was.
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import tyro
@@ -75,9 +77,17 @@ class Options:
 
 
 def run(options: Options) -> int:
+    if Path(options.out).is_file():
+        raise InputError(f"OUT = {options.out} is a file; give a folder")
+    try:
+        _finetune(options)
+    except _Ended as end:
+        return end.status
+    return 0
+
+
+def _finetune(options: Options) -> None:
     out = Path(options.out)
-    if out.is_file():
-        raise InputError(f"OUT = {out} is a file; give a folder")
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.exported import is_exported
 
@@ -90,20 +100,38 @@ def run(options: Options) -> int:
             _titan_tts(*of_run, *(("--step", "best") if best else ()))
         base = exported
     data = _prepared(options, base)
-    if status := _train(options, base, data):
-        return status
+    _train(options, base, data)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best"]
     show(f"speak:   {shlex.join(speak)} --reference VOICE.wav --text '...'")
-    return _compare(options, base, data)
+    _compare(options, base, data)
 
 
-def _titan_tts(*arguments: str) -> int:
-    """Runs a command and shows it. Raises InputError where it fails; its own sentence stands above."""
+def _titan_tts(*arguments: str) -> None:
+    """Runs a command and shows it. Raises _Ended where it fails or is stopped; its own sentence stands above."""
     show(f"\n$ {shlex.join(['titan-tts', *arguments])}")
-    status = subprocess.run([sys.executable, "-m", "titan_tts", *arguments]).returncode
-    if status not in (0, 75):
-        raise InputError(f"titan-tts {arguments[0]} failed; what is wrong stands above")
-    return status
+    process = subprocess.Popen([sys.executable, "-m", "titan_tts", *arguments])
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        # A terminal's Ctrl-C reaches both; the command then saves and ends, and this one waits for it.
+        if number != signal.SIGINT:
+            process.send_signal(number)
+
+    before = {each: signal.signal(each, pass_on) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        status = process.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    if status:
+        raise _Ended(status if status > 0 else 128 - status)
+
+
+class _Ended(Exception):
+    """With a command's exit status."""
+
+    def __init__(self, status: int):
+        super().__init__(status)
+        self.status = status
 
 
 def _prepared(options: Options, base: Path) -> Path:
@@ -133,7 +161,7 @@ def _config_of(base: Path) -> "JobConfig":
     return load_run_config(base)
 
 
-def _train(options: Options, base: Path, data: Path) -> int:
+def _train(options: Options, base: Path, data: Path) -> None:
     out, config = Path(options.out), _config_of(base)
     record = json.loads((data / "prepare.json").read_text(encoding="utf-8"))
     minutes = 60 * record["summary"]["train"]["hours"]
@@ -173,7 +201,7 @@ def _train(options: Options, base: Path, data: Path) -> int:
     arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
     config_file = str(base / "fine_tune.toml")
     arguments = [config_file, "--nproc", str(options.nproc), *arguments, *options.config_args]
-    return _titan_tts("train", *arguments)
+    _titan_tts("train", *arguments)
 
 
 def _rate_of(base: Path) -> float:
@@ -183,10 +211,10 @@ def _rate_of(base: Path) -> float:
     return float(content["optimizer"]["lr"])
 
 
-def _compare(options: Options, base: Path, data: Path) -> int:
+def _compare(options: Options, base: Path, data: Path) -> None:
     if not options.recognizer:
         show("not compared: give --recognizer (docs/evaluate.md), and the same command goes on")
-        return 0
+        return
     out = Path(options.out)
     systems = [str(base), f"{out / 'run'}@best"]
     tests = {"evaluation": data / "heldout"}
@@ -202,4 +230,3 @@ def _compare(options: Options, base: Path, data: Path) -> int:
         ]
         _titan_tts("evaluate", *systems, *arguments)
     show(f"compare: {os.path.join(options.out, 'evaluation', 'evaluation.html')}")
-    return 0

@@ -1,6 +1,8 @@
 """`titan-tts finetune`: from a run and recordings to a run of their voice and a comparison, in one command."""
 
 import json
+import os
+import signal
 import tomllib
 
 import numpy as np
@@ -9,7 +11,7 @@ import soundfile
 
 from tests.helpers.speech_corpora import tone
 from tools.harness import runs
-from tools.harness.forked import titan_tts
+from tools.harness.forked import start_titan_tts, titan_tts
 from tools.harness.synthetic import make_shards
 
 WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine,ten"
@@ -87,5 +89,24 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
 def test_a_step_that_fails_ends_the_command(base, tmp_path):
     status, said = finetune(base, tmp_path / "nothing.jsonl", tmp_path / "out")
     assert status == 2
-    assert "titan-tts prepare failed; what is wrong stands above" in said
+    assert "$ titan-tts prepare" in said and "nothing.jsonl" in said.splitlines()[-1]
     assert not (tmp_path / "out/run").exists()
+
+
+def test_a_stop_is_passed_on_and_nothing_is_lost(base, recordings, tmp_path):
+    out, log, errors = tmp_path / "out", tmp_path / "log", tmp_path / "errors"
+    arguments = [base, recordings, out, "--speaker=me", "--steps=100000", "--metrics.log_freq=1"]
+    arguments += ["--heldout-fraction=0.25"]
+    more = ["--training.mixed_precision_param=float32", "--validation.freq=100000"]
+    command = start_titan_tts("finetune", *arguments, *more, log=log, errors=errors)
+    try:
+        metrics = out / "run/metrics.jsonl"
+        runs.wait_until(lambda: metrics.is_file() and metrics.read_text(), 120, errors.read_text)
+        os.kill(command.pid, signal.SIGTERM)
+        assert command.wait(60) == 143
+    finally:
+        command.kill()
+    state = json.loads((out / "run/state.json").read_text())
+    assert state["state"] == "preempted"
+    [saved] = [path.name for path in (out / "run/checkpoint").glob("step-*")]
+    assert int(saved.removeprefix("step-")) >= 1
