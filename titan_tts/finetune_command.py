@@ -193,7 +193,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "data.batching": "buckets",
         "ema.decays": "0.9,0.99",
         "validation.freq": max(1, steps // 10),
-        "validation.keep_best": "heldout_loss",
+        "validation.keep_best": "best_heldout_loss",
         "checkpoint.interval": max(1, steps // 2),
     }
     if options.keep:
