@@ -89,7 +89,7 @@ train debug --nodes 2 --rendezvous host0 | --rendezvous 'host0' with --nodes 2: 
 data doctor d | [data] path = '' is empty
 prepar corpus | there is no command 'prepar': did you mean prepare?
 data doktor d | there is no command 'doktor': did you mean doctor?
-xyz | there is no command 'xyz': there are train, configs,
+xyz | there is no command 'xyz': there are train, finetune, configs,
 """
 
 
