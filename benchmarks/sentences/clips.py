@@ -61,7 +61,7 @@ def main(args: list[str]) -> int:
         trial = Trial("phones", steps, 0, options.size, "debug")
         row = made[json.dumps(vars(trial))]
         wer = row["sets"]["heldout"]["wer"]
-        label = f"{steps} steps, {row['core_seconds']:.0f} s of a core: {wer:.0%} of 100 sentences' words wrong"
+        label = f"{steps} steps, {row['core_seconds']:.0f} s of a core: {100 * wer:.0f} % of 100 sentences' words wrong"
         columns.append((label, wavs_of(trial, options.runs)))
     listed = [
         json.loads(line)
