@@ -57,7 +57,7 @@ class InfillPass(ForwardPass):
         with self.amp:
             prediction = self.model(noisy.latents, noisy.t, rows.mask, given, rows.ids, keep_text)
         losses = self.loss_fn(prediction, noisy.target, spans)
-        self.metrics.count_losses(noisy.t, losses.detach(), spans)
+        self.metrics.count_losses(noisy.t, losses.detach(), spans.sum(1))
         return losses.sum()
 
     def encode(self, batch: dict[str, Any]) -> Any:
