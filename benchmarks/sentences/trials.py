@@ -177,10 +177,11 @@ def make(
                 "dtype": "float32",
                 "seeds": 1,
                 "on-page": 0,
-                "speaker-scorer": "own",
                 "max-utterances": utterances,
             }.items():
                 arguments += [f"--{option}", str(value)]
+            if recipe.program != INFILL:  # which has no speaker encoder
+                arguments += ["--speaker-scorer", "own"]
             run(arguments)
             sets[name] = _judged(out)
     metrics = JsonLines(folder / "metrics.jsonl").read()
