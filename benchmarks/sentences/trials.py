@@ -24,7 +24,7 @@ import soundfile
 import torch
 
 from benchmarks.quality.jobs import run_on, train_command, training_seconds
-from benchmarks.quality.recipes import PEERS, SWITCHES, Recipe
+from benchmarks.quality.recipes import INFILL, PEERS, SWITCHES, Recipe
 from benchmarks.quality.recipes import RECIPES as PEER_RECIPES
 from benchmarks.sentences.check_referee import errors, hear
 from benchmarks.sentences.corpus import FOLDER, ROOT
