@@ -213,7 +213,7 @@ def _rate_of(base: Path) -> float:
 
 def _compare(options: Options, base: Path, data: Path) -> None:
     if not options.recognizer:
-        show("not compared: give --recognizer (docs/evaluate.md), and the same command goes on")
+        show("not compared: give --recognizer (docs/evaluate.md), and run the same command again")
         return
     out = Path(options.out)
     systems = [str(base), f"{out / 'run'}@best"]

@@ -67,7 +67,7 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     heldout = samples["heldout"]["samples"]
     assert samples["train"]["samples"] + heldout == 12 and heldout > 0
     first = (out / "run/metrics.jsonl").read_text()
-    # The same command goes on with what is missing: the comparison, with an old set to be forgotten.
+    # The same command does only what is missing: the comparison, here with held-out data of the base, too.
     data = base.parent / "data"
     status, said = finetune(*arguments, f"--recognizer={WORDS}", f"--keep-test={data}")
     assert status == 0, said

@@ -31,9 +31,8 @@ class GrownEmbedding:
     def load(self, model: nn.Module, path: Path) -> None:
         """Writes the rows that the checkpoint has; the others keep their initial values. A collective."""
         table = checkpoint_storage.read_table(path).state_dict_metadata
-        if (
-            self.name not in table
-        ):  # a pretrained encoder's run had neither added nor conditioning tokens
+        # The run of a pretrained encoder may have had neither added nor conditioning tokens.
+        if self.name not in table:
             return
         size = cast(TensorStorageMetadata, table[self.name]).size
         saved = {self.name: torch.empty(size)}
