@@ -70,7 +70,6 @@ def test_ids_of_bytes_and_characters():
 
 
 def test_phones_leave_them_alone():
-    pytest.importorskip("phonemizer")
     known = "".join(sorted(set("hˈaɪ, θɹˈiː")))
     vocabulary = make_vocabulary("phones", known, language="en-us", added=TOKENS)
     tokenizer = UnitTokenizer(vocabulary)
