@@ -156,16 +156,16 @@ def state_memory(
     model = build_on_meta(args, config.training.dtype)
     with fake_process_group(layout) as dims:
         model = get_train_spec().parallelize_fn(model, dims, plain)
-        parameters = [local_tensor(parameter) for parameter in model.parameters()]
+        trained = [local_tensor(p) for p in model.parameters() if p.requires_grad]
         weights = _padded_bytes(model)
         decoder = [*stacks(model, ["model"])[0], model.norm]
         ahead = config.parallelism.fsdp_prefetch_units
         gathered, sizes = _gathered(model, decoder, max(1, ahead))
         frozen_encoder = _frozen_encoder(config, source, dims)
         optimizer = _optimizer(model, config.optimizer)
-    local = sum(parameter.nbytes for parameter in parameters)
+    local = sum(parameter.nbytes for parameter in trained)
     averages = len(config.ema.decays) if config.ema.enable else 0
-    ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in parameters)
+    ema = averages * _FLOAT32 * sum(parameter.numel() for parameter in trained)
     training = config.training
     transient = 0
     if layout.sharded:
@@ -187,10 +187,12 @@ def _padded_bytes(module: nn.Module) -> int:
 
 
 def _optimizer(model: nn.Module, options: Optimizer) -> int:
-    """Two moments of each parameter and a float32 step count; Muon has one moment of block matrices."""
+    """Two moments of each trained parameter and a float32 step count; Muon has one moment of block matrices."""
     muon = set(map(weight_of, matmul_weights(model))) if options.name == "Muon" else set()
     total = 0
     for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
         local = local_tensor(parameter)
         numbers = local.numel()
         if parameter in muon:

@@ -1,6 +1,5 @@
 """Loads a trained model: from a run's folder, by its resolved config and a checkpoint, or from an exported folder."""
 
-import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torchtitan.tools.utils import device_type
 
+from titan_tts.speak.adapter_files import add_to, read_adapter, read_tensors
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, is_exported, read_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
@@ -23,11 +23,11 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.run.checkpoint_storage import (
     MANIFEST,
     checkpoint_steps,
-    load_checkpoint,
     read_manifest,
     read_table,
     verify,
 )
+from torchtitan.models.dit_tts.run.resume_rules import adapter_base
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -63,6 +63,9 @@ class LoadedRun:
     device: torch.device
     weights: str = RAW
     """"raw", or "ema:0.999" for an average"""
+
+    learned_reference: torch.Tensor | None = None
+    """(R, C) latents that the run has trained ([adapter] kind = "reference"); they stand for every reference"""
 
 
 def untrained_model(run: LoadedRun) -> DiTTTSModel:
@@ -157,14 +160,11 @@ def load_run(
     entry = ""
     if path != folder:
         weights, entry = _find_weights(folder, path, step, weights)
-    values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
-    state = {f"{entry}{name}": value for name, value in values.items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load_checkpoint(state, path, no_dist=True)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[name])
+    adapts = config.adapter.kind != "none" and path != folder
+    _load_weights(model, _adapted_base(config, path) if adapts else path, "" if adapts else entry)
+    learned_reference = None
+    if adapts:
+        learned_reference = add_to(model, config.adapter, read_adapter(path, entry))
     if dtype == "bfloat16" or (dtype == "auto" and multiplies_bfloat16(device)):
         model = _with_weights_in(torch.bfloat16, model)
     text_encoder = None
@@ -173,8 +173,34 @@ def load_run(
         text_encoder = load_run_encoder(folder, there, device)
     objective = build_objective(config)
     return LoadedRun(
-        folder, config, model, text_encoder, tokenizer, objective, step, device, weights
+        *(folder, config, model, text_encoder, tokenizer, objective, step, device, weights),
+        learned_reference=learned_reference,
     )
+
+
+def _load_weights(model: DiTTTSModel, path: Path, entry: str) -> None:
+    """Loads a checkpoint's weights; `entry` stands before their names there."""
+    values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
+    read_tensors({f"{entry}{name}": value for name, value in values.items()}, path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+
+
+def _adapted_base(config: JobConfig, path: Path) -> Path:
+    """The weights that the adapter in a checkpoint is for."""
+    base = Path(str(config.checkpoint.initial_load_path))
+    if not base.is_dir():
+        raise InputError(
+            f"{path} is an adapter of {base}, which is not there; put it back, or set [checkpoint] "
+            f"initial_load_path in the run's config.toml to where it is"
+        )
+    recorded = read_manifest(path)["trained_with"]
+    if any(recorded.get(key) != value for key, value in adapter_base(base).items()):
+        raise InputError(f"{path} is an adapter of other weights than {base} has; restore these")
+    if problem := verify(base):
+        raise InputError(f"{problem}; restore it, as {path} is an adapter of it")
+    return base
 
 
 def _check_bounds(config: JobConfig, folder: Path) -> None:

@@ -30,6 +30,7 @@ def job(function, *arguments, **options):
 @pytest.mark.long
 def test_two_ranks_train_as_one_process_does(tmp_path):
     jobs = [job(ranks.compare, TP, *ranks.COMPILED), job(ranks.compare, TP, *ranks.SEQUENCE)]
+    jobs.append(job(ranks.compare, TP, *ranks.COMPILED, *ranks.LORA))
     for arguments in ([], ranks.COMPILED):
         # The sum begins before the product that does not need it, and so does a gather.
         jobs.append(job(ranks.overlap, TP, "mm all_reduce mm wait_tensor", *arguments))
@@ -41,7 +42,8 @@ def test_two_ranks_train_as_one_process_does(tmp_path):
 @pytest.mark.long
 def test_four_ranks_train_as_one_process_does_and_load_other_layouts(tmp_path):
     checkpoints = job(ranks.checkpoints, tmp_path, [TP_FSDP], [ranks.PLAIN, TP_DDP])
-    run(4, tmp_path, job(ranks.compare, TP_FSDP), checkpoints)
+    compared = job(ranks.compare, TP_FSDP), job(ranks.compare, TP_FSDP, *ranks.LORA)
+    run(4, tmp_path, *compared, job(ranks.compare, TP_DDP, *ranks.LORA), checkpoints)
 
 
 @pytest.mark.matrix

@@ -14,6 +14,7 @@ from torchtitan.models.dit_tts.data.build import build_dataloader, open_training
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
+from torchtitan.models.dit_tts.infra.adapters import add_adapter
 from torchtitan.models.dit_tts.infra.collectives import (
     assert_equal_across_ranks,
     long_timeout_group,
@@ -120,7 +121,8 @@ def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:
 def _parallelize(
     model: DiTTTSModel, parallel_dims: ParallelDims, job_config: JobConfig
 ) -> DiTTTSModel:
-    """By [parallelism] backend."""
+    """By [parallelism] backend, after [adapter]."""
+    add_adapter(model, job_config.adapter)
     if job_config.parallelism.backend == "megatron":
         from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron
 

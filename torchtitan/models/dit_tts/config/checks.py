@@ -3,6 +3,7 @@
 from operator import attrgetter
 
 import torchtitan.config.job_config as titan
+from torchtitan.models.dit_tts.config.adapter_checks import check_adapter
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.data_checks import (
     check_batch_ramp,
@@ -105,6 +106,7 @@ def validate_config(
     check_optimizer(config, dp_degree)
     check_float8(config)
     check_duration(config)
+    check_adapter(config)
 
 
 def validate_machine(config: JobConfig) -> None:

@@ -565,6 +565,23 @@ class Divergence:
 
 
 @dataclass
+class Adapter:
+    kind: Annotated[Literal["none", "lora", "reference"], TRAINING] = "none"
+    """What a run trains over the weights of [checkpoint] initial_load_path, which stay as they are: all weights
+    (none: nothing stays), low-rank updates of the decoder's projections (lora), or the latents of one reference,
+    which stands for every sample's (reference). Checkpoints then hold these alone"""
+
+    rank: Annotated[PositiveInt, TRAINING] = 16
+    """Rank of a low-rank update"""
+
+    alpha: Annotated[PositiveFloat, TRAINING] = 16.0
+    """Updates are multiplied by alpha / rank"""
+
+    frames: Annotated[Frames, TRAINING] = 128
+    """Length of the learned reference, in latent frames"""
+
+
+@dataclass
 class Benchmark:
     enable: bool = False
     """Times training steps on synthetic data, without checkpoints, and writes benchmark.json to the
@@ -607,6 +624,7 @@ class JobConfig(titan.JobConfig):
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     encoder: Encoder = field(default_factory=Encoder)
+    adapter: Adapter = field(default_factory=Adapter)
     attention: Attention = field(default_factory=Attention)
     objective: Objective = field(default_factory=Objective)
     ema: EMA = field(default_factory=EMA)

@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.model.initialization import plain_name
 
 
 class EMA(Stateful):
-    """One average of a model's weights for each decay β, which is min(β, n / (9 + n)) after n updates:
+    """One average of a model's trained weights for each decay β, which is min(β, n / (9 + n)) after n updates:
     the first update copies the weights, and early averages follow them closely.
 
     Averages are float32 whatever the dtype of the weights, since an update with a decay of 0.9999 changes
@@ -23,7 +23,9 @@ class EMA(Stateful):
 
     def __init__(self, model: nn.Module, decays: Sequence[float]):
         self.num_updates = 0
-        self.weights = {plain_name(name): p for name, p in model.named_parameters()}
+        self.weights = {
+            plain_name(name): p for name, p in model.named_parameters() if p.requires_grad
+        }
         self.averages = {
             decay: {
                 name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()

@@ -115,7 +115,10 @@ def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
     """The split of the plain model's parameters that differ between ranks."""
     found: dict[nn.Parameter, Placement] = {}
     for module, name, parts, _ in projections(model):
-        found[weight_of(getattr(module, name))] = Shard(0 if parts > 1 else 1)
+        layer = getattr(module, name)
+        found[weight_of(layer)] = Shard(0 if parts > 1 else 1)
+        if hasattr(layer, "low_rank"):
+            found |= {layer.lora_b: Shard(1)} if parts > 1 else {layer.lora_a: Shard(2)}
         if isinstance(module, JointAttention):
             found |= {weight_of(norm): Shard(0) for norm in (module.q_norm, module.k_norm)}
     return found
@@ -129,7 +132,7 @@ def keep_part(model: DiTTTSModel, ranks: int, shards: Group | None = None) -> No
         for name, parameter in own_parameters(module).items():
             if isinstance(placement := placements.get(parameter), Shard):
                 part = parameter.detach().chunk(ranks, placement.dim)[0].clone()
-                module._parameters[name] = nn.Parameter(part)
+                module._parameters[name] = nn.Parameter(part, parameter.requires_grad)
     model.rotated = part_of_groups(model.rotated, model.args.n_heads, ranks, 0)
     if shards is not None:
         use_sequence_layers(model, shards)
@@ -154,6 +157,9 @@ def _use_megatron_layers(model: DiTTTSModel, group: dist.ProcessGroup) -> None:
     for module, name, parts, _ in projections(model):
         layer = getattr(module, name)
         layer.group = group
+        if hasattr(layer, "low_rank"):
+            layer.low_rank.group = group_of(group)
+            layer.low_rank.by_columns = parts == 1
         if parts > 1:
             layer.__class__ = MegatronColumn
             layer.summed = group_of(group) if _sums_gradient(name) else None

@@ -81,6 +81,11 @@ def sum_gradients(x: torch.Tensor, group: Group) -> torch.Tensor:
     return _Collective.apply(x, "keep", "sum", group)
 
 
+def sum_parts(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum of x over the group, of which each rank has a part. All ranks use the sum alike."""
+    return _Collective.apply(x, "sum", "keep", group)
+
+
 class _ColumnProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, group: Group, sequence: bool):

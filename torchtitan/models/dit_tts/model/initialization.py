@@ -27,15 +27,16 @@ def initial_value(
     """Initial float32 value of one full parameter, on the generator's device.
 
     Norms are one, biases zero. AdaLN's `up` matrices and the output are zero: every block starts with the
-    shared modulation, and the network predicts zero. Other matrices are normal with variance 1 / fan-in;
+    shared modulation, and the network predicts zero. A low-rank update starts as zero, too. Other matrices are normal with variance 1 / fan-in;
     those that write to the residual stream are divided by √(2·layers).
     """
     device = generator.device
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
-    if name.endswith(".bias") or name == "output.weight" or name.endswith("adaln.up.weight"):
+    zero = (".bias", "adaln.up.weight", ".lora_b")
+    if name == "output.weight" or name.endswith(zero):
         return torch.zeros(shape, device=device)
-    std = 1.0 / math.sqrt(shape[1])
+    std = 1.0 / math.sqrt(shape[-1])
     if name.startswith("layers.") and name.endswith(("attention.out.weight", "mlp.down.weight")):
         std /= math.sqrt(2 * n_layers)
     if name.endswith("embedding.weight"):

@@ -12,12 +12,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
-from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager
+from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager, ModelWrapper
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.adapters import is_trained
 from torchtitan.models.dit_tts.infra.collectives import (
     gather_from_ranks,
     one_thread_on_cpu_ranks,
@@ -27,11 +28,23 @@ from torchtitan.models.dit_tts.infra.collectives import (
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.run import checkpoint_storage as storage
 from torchtitan.models.dit_tts.run.grown_vocabulary import find_grown
-from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfit, trained_with
+from torchtitan.models.dit_tts.run.resume_rules import (
+    adapter_base,
+    check_trained_with,
+    misfit,
+    trained_with,
+)
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
+
+
+class _TrainedWeights(ModelWrapper):
+    """A model of which checkpoints have what an adapter's run trains."""
+
+    def _get_state_dict(self) -> dict[str, Any]:
+        return {name: v for name, v in super()._get_state_dict().items() if is_trained(name)}
 
 
 class RunCheckpointer(CheckpointManager):
@@ -57,6 +70,9 @@ class RunCheckpointer(CheckpointManager):
         self.on_load = on_load
         self.trained_with = trained_with(config)
         self.saved_step = -1
+        self.adapts = config.adapter.kind != "none"
+        if self.adapts and config.checkpoint.enable:
+            self.trained_with |= adapter_base(Path(str(config.checkpoint.initial_load_path)))
         self.has_saved = False
         self.best_step: int | None = None
         """whose checkpoint is kept however old it is"""
@@ -68,6 +84,8 @@ class RunCheckpointer(CheckpointManager):
             base_folder=str(run_folder.path),
             **parts,
         )
+        if self.adapts:
+            self.states[MODEL] = _TrainedWeights(parts["model_parts"])
 
     # Saving
 
@@ -171,7 +189,8 @@ class RunCheckpointer(CheckpointManager):
         )
 
     def _bytes_of_a_checkpoint(self) -> int:
-        weights = sum(p.numel() for p in self.states[MODEL].model[0].parameters())
+        trained = (p for p in self.states[MODEL].model[0].parameters() if p.requires_grad)
+        weights = sum(p.numel() for p in trained)
         return int(1.1 * 4 * weights * (3 + len(self.ema.averages if self.ema is not None else ())))
 
     def _purge_stale_checkpoints(self) -> None:
@@ -205,12 +224,36 @@ class RunCheckpointer(CheckpointManager):
             self._remove_left_behind()
         self._refuse_to_lose_steps(step)
         path = self._checkpoint_to_load() if self.enable else None
+        if self.adapts and self.enable:
+            self._load_base()
+            resumes = path is not None and path.parent == Path(self.folder)
+            path = path if resumes else None
         if path is not None:
             logger.info(f"Loading {path}")
             self._load(path, resumes=path.parent == Path(self.folder))
             loaded = True
         self.on_load()
         return loaded
+
+    def _load_base(self) -> None:
+        """Loads the weights that an adapter's run leaves as they are, at every start."""
+        path = Path(str(self.initial_load_path))
+        if problem := self._problem(path):
+            raise InputError(f"{problem}; restore it, as the adapter is for these weights")
+        check_trained_with(path, self.trained_with, self.config.resume.allow, resumes=False)
+        if find_grown(self.config, self.run_folder.path) is not None:
+            raise InputError(
+                f"the data has tokens that {path} does not know, and an adapter does not train their embedding; "
+                f"set [adapter] kind = 'none', or leave these texts out"
+            )
+        logger.info(f"Loading {path}, which stays as it is")
+        whole = ModelWrapper(self.states[MODEL].model)
+        frozen = {name: v for name, v in whole.state_dict().items() if not is_trained(name)}
+        try:
+            storage.load_checkpoint(frozen, path)
+        except (CheckpointException, RuntimeError) as error:
+            raise misfit(path, error, self.config.optimizer.name) or error from None
+        whole.load_state_dict(frozen)
 
     def roll_back(self) -> bool:
         """Loads the newest valid checkpoint once more, and with it the state of everything else. A

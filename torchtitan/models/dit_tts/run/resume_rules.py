@@ -1,10 +1,13 @@
 """Compares what a checkpoint was trained with to the config that loads it."""
 
+import json
 import re
 from collections.abc import Collection
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.keys import marked
@@ -12,6 +15,8 @@ from torchtitan.models.dit_tts.config.marks import TRAINING, WEIGHTS
 from torchtitan.models.dit_tts.config.old_keys import REMOVED
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import checkpoint_storage
+
+_BASE = "adapter.base"
 
 _MISFIT = re.compile(
     r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"
@@ -23,6 +28,13 @@ def trained_with(config: JobConfig) -> dict[str, Any]:
     """section.key -> value of what decides the training of a run. The loader's state has the order of the
     data, which decides it too."""
     return {key: attrgetter(key)(config) for key in marked(TRAINING, WEIGHTS)}
+
+
+def adapter_base(path: Path) -> dict[str, str]:
+    """What a manifest says of the weights that an adapter is for, so that it is never added to others."""
+    files = checkpoint_storage.read_manifest(path)["files"]
+    hashes = json.dumps({name: each["xxh3"] for name, each in files.items()}, sort_keys=True)
+    return {_BASE: xxhash.xxh3_64_hexdigest(hashes.encode())}
 
 
 def check_trained_with(
@@ -42,11 +54,16 @@ def check_trained_with(
     except InputError:
         return  # initial weights of another program; the caller has said so
     for key, value in {**training, **REMOVED}.items():
-        if saved[key] == value or key in allowed:
+        if saved.get(key) == value or key in allowed or (key == _BASE and not resumes):
             continue
         if resumes or key in marked(WEIGHTS):
             remedy = "this version has no such key;" if key in REMOVED else "set it back, or"
             remedy = f"{remedy} accept the change with --resume.allow {key}"
+            if key == _BASE:
+                raise InputError(
+                    f"{path} is an adapter of other weights than [checkpoint] initial_load_path names; give those "
+                    f"that it was trained over"
+                )
             if key == "model.flavor":  # weights of another size fit nowhere
                 remedy = f"give --model.flavor {saved[key]}"
             raise InputError(

@@ -1,0 +1,113 @@
+"""What [adapter] trains over a frozen model: low-rank updates of the decoder's projections, or one reference.
+
+A low-rank update (LoRA; Hu et al. 2021, arXiv 2106.09685) of a matrix W is W + alpha / rank · B A. The matrices that
+are fused in one projection (q, k, v and gate; gate and up) have an update each. It is computed by a hook of the layer,
+so the layer keeps its class, its weight and its name, and whatever loads or splits these does so as before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from torchtitan.models.dit_tts.config.job_config import Adapter
+from torchtitan.models.dit_tts.infra.matmul_weights import projections
+from torchtitan.models.dit_tts.infra.muon import join_fused
+from torchtitan.models.dit_tts.infra.tensor_collectives import Group, sum_gradients, sum_parts
+from torchtitan.models.dit_tts.model.encoders import SpeakerEncoder
+from torchtitan.models.dit_tts.streams import Stream
+
+REFERENCE = "speaker_encoder.learned_reference"
+"""Name of the parameter of kind "reference", (R, C)"""
+
+_A, _B = "lora_a", "lora_b"
+
+
+@dataclass
+class LowRank:
+    """How a layer's update is computed; its parameters are `lora_a` (parts, rank, in) and `lora_b`
+    (parts, out / parts, rank)."""
+
+    rows: int
+    """of each of the fused matrices in turn"""
+
+    scale: float
+    group: Group | None = None
+    """of the ranks that share the layer"""
+
+    by_columns: bool = False
+    """whether a rank has columns of the layer's weight, not rows"""
+
+
+def add_adapter(model: nn.Module, options: Adapter) -> None:
+    """Freezes the model and gives it the parameters that are trained. Their values come with the model's."""
+    if options.kind == "none":
+        return
+    model.requires_grad_(False)
+    if options.kind == "reference":
+        encoder: Any = model.speaker_encoder
+        channels = encoder.input.in_features // encoder.patch_size
+        encoder.__class__ = _WithLearnedReference
+        encoder.learned_reference = nn.Parameter(
+            encoder.input.weight.new_empty(options.frames, channels)
+        )
+        return
+    # Else the first block, whose input nothing trains, would be compiled to a graph of its own.
+    model.get_submodule("input").register_forward_hook(lambda *call: call[-1].requires_grad_())
+    scale = options.alpha / options.rank
+    for module, name, parts, rows in projections(model):
+        layer = getattr(module, name)
+        out, width = layer.weight.shape
+        new = partial(torch.empty, dtype=layer.weight.dtype, device=layer.weight.device)
+        layer.lora_a = nn.Parameter(new(parts, options.rank, width))
+        layer.lora_b = nn.Parameter(new(parts, out // parts, options.rank))
+        layer.low_rank = LowRank(rows, scale)
+        layer.register_forward_hook(_add_update)
+
+
+def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    x, a, b, how = args[0], layer.lora_a, layer.lora_b, layer.low_rank
+    low = F.linear(x, a.flatten(0, 1).to(x.dtype))
+    if how.group is not None:  # the conditions' own gradients, which layers leave to their callers, nobody needs
+        low = (sum_parts if how.by_columns else sum_gradients)(low, how.group)
+    low = low.unflatten(-1, (a.shape[0], -1))
+    if a.shape[0] == 1:
+        update = F.linear(low[..., 0, :], b[0].to(low.dtype))
+    else:
+        each = [F.linear(low[..., part, :], b[part].to(low.dtype)) for part in range(a.shape[0])]
+        apart = torch.stack([one.unflatten(-1, (-1, how.rows)) for one in each], dim=-2)
+        update = apart.flatten(-3)
+    return output + how.scale * update
+
+
+class _WithLearnedReference(SpeakerEncoder):
+    """Encodes its own reference for every sample."""
+
+    learned_reference: nn.Parameter
+
+    def forward(
+        self, latents: torch.Tensor, mask: torch.Tensor, packed: Stream | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        own = self.learned_reference.expand(latents.shape[0], -1, -1)
+        return super().forward(own, mask.new_ones(own.shape[:2]))
+
+
+def is_trained(name: str) -> bool:
+    """Whether an adapter's run trains, and saves, the parameter of this name."""
+    return name == REFERENCE or name.endswith((f".{_A}", f".{_B}"))
+
+
+@torch.no_grad()
+def merge(model: nn.Module, values: Mapping[str, torch.Tensor], scale: float) -> None:
+    """Adds low-rank updates to the plain model's weights. `values`: `lora_a` and `lora_b` of every projection by their
+    full names; `scale`: alpha / rank."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for module, name, _, rows in projections(model):
+        layer = getattr(module, name)
+        prefix = f"{names[id(layer)]}."
+        a, b = (values[prefix + each].to(layer.weight.device).float() for each in (_A, _B))
+        layer.weight.copy_(layer.weight + scale * join_fused(b @ a, rows))
