@@ -13,6 +13,7 @@ from safetensors.torch import save, save_file
 
 from titan_tts.export.model_card import model_card
 from titan_tts.export.options import Options
+from titan_tts.speak.adapters import write_adapter
 from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
 from titan_tts.speak.speech_data import TrainingShards, open_speech_data
@@ -38,6 +39,10 @@ def export(options: Options, out: Path) -> str:
         raise InputError(f"{folder} is an exported folder already; give the run folder")
     loaded = load_run(folder, options.step, options.weights, options.encoder)
     config = loaded.config
+    if options.adapter and loaded.adapter is None:
+        raise InputError(
+            f"--adapter, but {folder} is no adapter's run: its [adapter] kind is 'none', and it has trained all weights"
+        )
     codec = build_codec(options.codec or config.sampling.codec)
     check_codec(codec, config.data.path)
     shards = open_speech_data(folder, config, options.data)
@@ -45,15 +50,27 @@ def export(options: Options, out: Path) -> str:
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
-        _write(options, temporary, loaded, codec, shards)
+        if options.adapter:
+            _write_adapter(temporary, loaded)
+        else:
+            _write(options, temporary, loaded, codec, shards)
         os.rename(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    return (
-        f"{out}: step {loaded.step} ({loaded.weights}) of {folder}, {size / 2**20:.1f} MiB; fill in the "
-        f"licences in {out / exported.CARD}"
-    )
+    report = f"{out}: step {loaded.step} ({loaded.weights}) of {folder}, {size / 2**20:.1f} MiB"
+    if options.adapter:
+        base = config.checkpoint.initial_load_path
+        return f"{report}; speak: titan-tts serve {base} --voice NAME={out},RECORDING.wav"
+    return f"{report}; fill in the licences in {out / exported.CARD}"
+
+
+def _write_adapter(out: Path, loaded: LoadedRun) -> None:
+    config = loaded.config
+    assert loaded.adapter is not None
+    about = {"step": loaded.step, "weights": loaded.weights}
+    base = Path(str(config.checkpoint.initial_load_path))
+    write_adapter(out, config.adapter, loaded.adapter, base, **about)
 
 
 def _write(
@@ -62,9 +79,11 @@ def _write(
     config = loaded.config
     write_atomic(out / DURATIONS_FILE, shards.durations.to_json())
     _write_codec(out, codec, options.codec or config.sampling.codec)
-    if options.voices:
-        limit = config.data.max_speaker_frames
-        voices = {name: shards.reference(name)[:limit].float() for name in options.voices}
+    limit = config.data.max_speaker_frames
+    voices = {name: shards.reference(name)[:limit].float() for name in options.voices}
+    if loaded.learned_reference is not None:
+        voices["learned"] = loaded.learned_reference
+    if voices:
         write_atomic(out / exported.VOICES, save(voices))
     audio = next((record.audio for record in recorded_codecs(shards.data.path)), {})
     # The path of a file is not given away.

@@ -24,6 +24,9 @@ class Options(ModelOptions):
     voices: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     """A speaker of the training shards whose reference is exported, too, for --speaker; may be repeated."""
 
+    adapter: bool = False
+    """Write what an adapter's run has trained alone, some megabytes that `titan-tts serve --voice` adds to its base."""
+
     license: str = "unknown"
     """Licence of the weights for the model card, such as apache-2.0."""
 

@@ -23,7 +23,8 @@ class ServerOptions(SamplingOptions):
     """Port to listen on; 0: a free one, which is printed."""
 
     voice: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """NAME=FILE: a voice from a recording, in addition to the speakers; may be repeated."""
+    """NAME=FILE: a voice from a recording, in addition to the speakers; NAME=FOLDER or NAME=FOLDER,FILE: with an
+    adapter that `titan-tts export --adapter` wrote; may be repeated."""
 
 
 def check_server_options(options: ServerOptions) -> None:
@@ -33,8 +34,22 @@ def check_server_options(options: ServerOptions) -> None:
         name, equals, path = given.partition("=")
         if not (name and equals):
             raise InputError(f"--voice = {given}, but it must be NAME=FILE")
-        if not os.path.isfile(path):
-            raise InputError(f"--voice = {given}, but there is no such file")
+        folder, file = _parts(path)
+        if folder and not os.path.isdir(folder):
+            raise InputError(f"--voice = {given}, but there is no folder {folder}")
+        if not folder or file:
+            if not os.path.isfile(file):
+                raise InputError(f"--voice = {given}, but there is no file {file}")
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """(folder of an adapter, recording) of FILE, FOLDER or FOLDER,FILE."""
+    if os.path.isfile(path):
+        return "", path
+    if os.path.isdir(path):
+        return path, ""
+    folder, _, file = path.rpartition(",")
+    return folder, file
 
 
 def load_served(options: ServerOptions) -> "tuple[Synthesizer, dict[str, Voice]]":
@@ -43,5 +58,11 @@ def load_served(options: ServerOptions) -> "tuple[Synthesizer, dict[str, Voice]]
 
     synthesizer = load_synthesizer(options)
     _ = synthesizer.lengths  # a missing predictor or fit is told now, not at the first request
-    pairs = (given.partition("=") for given in options.voice)
-    return synthesizer, {name: synthesizer.recording(path) for name, _, path in pairs}
+    voices: dict[str, Voice] = {}
+    for given in options.voice:
+        name, _, path = given.partition("=")
+        folder, file = _parts(path)
+        voices[name] = (
+            synthesizer.adapted(name, folder, file) if folder else synthesizer.recording(file)
+        )
+    return synthesizer, voices

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torchtitan.tools.utils import device_type
 
-from titan_tts.speak.adapter_files import add_to, read_adapter, read_tensors
+from titan_tts.speak.adapters import Values, add_adapter_to, read_adapter, read_tensors
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, is_exported, read_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
@@ -17,6 +17,7 @@ from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
+from torchtitan.models.dit_tts.infra.adapters import REFERENCE
 from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -64,8 +65,13 @@ class LoadedRun:
     weights: str = RAW
     """"raw", or "ema:0.999" for an average"""
 
-    learned_reference: torch.Tensor | None = None
-    """(R, C) latents that the run has trained ([adapter] kind = "reference"); they stand for every reference"""
+    adapter: Values | None = None
+    """what an adapter's run has trained; low-rank updates are in the model's weights already"""
+
+    @property
+    def learned_reference(self) -> torch.Tensor | None:
+        """(R, C) latents that stand for every reference ([adapter] kind = "reference")."""
+        return (self.adapter or {}).get(REFERENCE)
 
 
 def untrained_model(run: LoadedRun) -> DiTTTSModel:
@@ -160,11 +166,13 @@ def load_run(
     entry = ""
     if path != folder:
         weights, entry = _find_weights(folder, path, step, weights)
-    adapts = config.adapter.kind != "none" and path != folder
-    _load_weights(model, _adapted_base(config, path) if adapts else path, "" if adapts else entry)
-    learned_reference = None
-    if adapts:
-        learned_reference = add_to(model, config.adapter, read_adapter(path, entry))
+    adapter = None
+    if config.adapter.kind == "none" or path == folder:
+        _load_weights(model, path, entry)
+    else:
+        _load_weights(model, adapted_base(config, path))
+        adapter = read_adapter(path, entry)
+        add_adapter_to(model, config.adapter, adapter)
     if dtype == "bfloat16" or (dtype == "auto" and multiplies_bfloat16(device)):
         model = _with_weights_in(torch.bfloat16, model)
     text_encoder = None
@@ -174,11 +182,11 @@ def load_run(
     objective = build_objective(config)
     return LoadedRun(
         *(folder, config, model, text_encoder, tokenizer, objective, step, device, weights),
-        learned_reference=learned_reference,
+        adapter=adapter,
     )
 
 
-def _load_weights(model: DiTTTSModel, path: Path, entry: str) -> None:
+def _load_weights(model: DiTTTSModel, path: Path, entry: str = "") -> None:
     """Loads a checkpoint's weights; `entry` stands before their names there."""
     values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     read_tensors({f"{entry}{name}": value for name, value in values.items()}, path)
@@ -187,7 +195,7 @@ def _load_weights(model: DiTTTSModel, path: Path, entry: str) -> None:
             parameter.copy_(values[name])
 
 
-def _adapted_base(config: JobConfig, path: Path) -> Path:
+def adapted_base(config: JobConfig, path: Path) -> Path:
     """The weights that the adapter in a checkpoint is for."""
     base = Path(str(config.checkpoint.initial_load_path))
     if not base.is_dir():

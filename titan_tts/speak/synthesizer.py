@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from titan_tts.speak.adapters import Adapters
 from titan_tts.speak.joining import pause
 from titan_tts.speak.lengths import Lengths
 from titan_tts.speak.load_run import LoadedRun
@@ -23,6 +24,11 @@ from torchtitan.models.dit_tts.text.tokenizer import with_duration
 
 _MAX_SECONDS = 600.0
 """of a reference whose text is known"""
+
+
+@dataclass(frozen=True)
+class _Request(SpeechRequest):
+    adapter: str = ""
 
 
 @dataclass
@@ -43,6 +49,19 @@ class Synthesizer:
     def lengths(self) -> Lengths:
         """The estimator of lengths."""
         return self.find_lengths()
+
+    @cached_property
+    def adapters(self) -> Adapters:
+        """Adapters that voices name."""
+        return Adapters(self.run.model, self.run.folder)
+
+    def adapted(self, name: str, folder: str | Path, recording: str | Path = "") -> Voice:
+        """The voice of an adapter that `titan-tts export --adapter` wrote. `recording`: a reference of it; one that it
+        has learned needs none.
+        """
+        learned = self.adapters.open(name, Path(folder))
+        voice = self.recording(recording) if recording else Voice(learned)
+        return replace(voice, adapter=name)
 
     @property
     def sample_rate(self) -> int:
@@ -125,13 +144,15 @@ class Synthesizer:
         silence = len(pause(self.sample_rate)) * (len(pieces) - 1)
         return silence + self.codec.hop_length * sum(self.frames(pieces))
 
-    def requests(self, utterances: Sequence[Utterance]) -> list[SpeechRequest]:
+    def requests(self, utterances: Sequence[Utterance]) -> list[_Request]:
         """The utterances as requests to the sampler."""
-        data, requests = self.run.config.data, []
+        data, requests = self.run.config.data, list[_Request]()
+        learned = self.run.learned_reference
         for each, frames in zip(utterances, self.frames(utterances), strict=True):
             conditions = with_duration(each.conditions, frames, data.frames_per_second)
-            reference = each.voice.latents(data)
-            requests.append(SpeechRequest(each.text, reference, frames, conditions, each.candidate))
+            reference = each.voice.latents(data) if learned is None else learned
+            made = each.text, reference, frames, conditions, each.candidate
+            requests.append(_Request(*made, adapter=each.voice.adapter))
         return requests
 
     def synthesize(
@@ -161,33 +182,41 @@ class Synthesizer:
         return self.speak(self.requests(utterances), seed, sampling) if utterances else []
 
     def speak(
-        self, requests: list[SpeechRequest], seed: int, sampling: Sampling | None = None
+        self, requests: Sequence[_Request], seed: int, sampling: Sampling | None = None
     ) -> list[Speech]:
-        """The speech of a batch; see `synthesize`."""
-        latents = generate_latents(
-            self.run.model,
-            self.run.tokenizer,
-            self.run.objective,
-            requests,
-            sampling or self.sampling,
-            seed,
-            self.run.device,
-            self.run.text_encoder,
-        )
-        return [
-            Speech(self.codec.decode(each).detach().cpu(), self.codec.sample_rate, each)
-            for each in latents
-        ]
+        """The speech of a batch, of each adapter in turn; see `synthesize`."""
+        spoken: dict[int, Speech] = {}
+        for adapter in dict.fromkeys(each.adapter for each in requests):
+            chosen = [i for i, each in enumerate(requests) if each.adapter == adapter]
+            self.adapters.use(adapter)
+            latents = generate_latents(
+                self.run.model,
+                self.run.tokenizer,
+                self.run.objective,
+                [requests[index] for index in chosen],
+                sampling or self.sampling,
+                seed,
+                self.run.device,
+                self.run.text_encoder,
+            )
+            for index, each in zip(chosen, latents, strict=True):
+                waveform = self.codec.decode(each).detach().cpu()
+                spoken[index] = Speech(waveform, self.codec.sample_rate, each)
+        return [spoken[index] for index in range(len(requests))]
 
     def speak_sorted(
         self,
-        requests: Sequence[SpeechRequest],
+        requests: Sequence[_Request],
         seed: int,
         batch_size: int,
         sampling: Sampling | None = None,
     ) -> Iterator[tuple[int, Speech]]:
         """(index, speech) of any number of requests, in batches of similar length."""
-        order = sorted(range(len(requests)), key=lambda index: requests[index].frames)
+
+        def key(index: int) -> tuple[str, int]:
+            return requests[index].adapter, requests[index].frames
+
+        order = sorted(range(len(requests)), key=key)
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             spoken = self.speak([requests[index] for index in batch], seed, sampling)

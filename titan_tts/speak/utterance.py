@@ -24,6 +24,9 @@ class Voice:
     text: str = ""
     """text of the reference; empty: not known"""
 
+    adapter: str = ""
+    """name among the synthesizer's adapters; empty: the model as it is"""
+
     def latents(self, data: Data) -> Tensor:
         """The reference as a model takes it: at most max_speaker_frames; (0, C) without one."""
         if self.reference is None:

@@ -1,0 +1,188 @@
+"""[adapter]: runs over an exported base, killed and continued, on one rank and on two, and how they speak."""
+
+import json
+import shutil
+import wave
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers.exported_run import export
+from titan_tts import from_pretrained
+from titan_tts.cli import main
+from titan_tts.speak.adapters import read_adapter
+from titan_tts.speak.load_run import load_run
+from tools.harness import runs
+from tools.harness.synthetic import make_shards
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths, compiled_graphs
+
+FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
+DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=1"]
+DDP += ["--parallelism.data_parallel_replicate_degree=2"]
+LORA = ["--adapter.kind=lora", "--adapter.rank=3", "--adapter.alpha=12"]
+REFERENCE = ["--adapter.kind=reference", "--adapter.frames=8"]
+
+
+class Runs:
+    """Runs over one base, of 6 steps each."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        make_shards(folder / "data", 24)
+        self.common = [*runs.TINY, f"--data.path={folder / 'data'}", "--optimizer.lr=0.02"]
+        self.common += ["--ema.decays=0.5,0.9", "--checkpoint.interval=2"]
+        run = runs.run(folder, "trained", [*self.common, "--training.steps=3"]).folder
+        self.base = export(run, folder / "base")
+
+    def arguments(self, *more):
+        start = f"--checkpoint.initial_load_path={self.base}"
+        return [*self.common, start, "--training.steps=6", *more]
+
+    def adapt(self, name, *more, ranks=1):
+        return runs.run(self.folder, name, self.arguments(*more), ranks).folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    found = Runs(tmp_path_factory.mktemp("adapters"))
+    found.lora = found.adapt("lora", *LORA)
+    found.reference = found.adapt("reference", *REFERENCE)
+    return found
+
+
+def adapter_of(folder, step=6, entry=""):
+    return read_adapter(folder / f"checkpoint/step-{step}", entry)
+
+
+@pytest.mark.parametrize("layout", [FSDP, DDP])
+def test_killed_runs_on_other_ranks_train_the_same(made, layout):
+    name = "killed" + layout[-1][-1]
+    started = runs.start(made.folder, name, made.arguments(*LORA, *layout), 2)
+    saved = made.folder / name / "checkpoint/step-2/manifest.json"
+    runs.wait_until(saved.is_file, 120)
+    started.kill()
+    resumed = made.adapt(name, *LORA)
+    for entry in ("", "ema.decay-0.5."):
+        expected, found = (adapter_of(each, entry=entry) for each in (made.lora, resumed))
+        assert len(expected) == 48 and expected.keys() == found.keys()
+        for each, value in expected.items():
+            torch.testing.assert_close(found[each], value, atol=1e-4, rtol=0)
+    moved = [value for each, value in adapter_of(resumed).items() if each.endswith("lora_b")]
+    assert min(value.abs().max() for value in moved) > 1e-2
+
+
+def test_a_checkpoint_has_the_adapter_alone(made):
+    def size(run, step):
+        return sum(path.stat().st_size for path in (run / f"checkpoint/step-{step}").iterdir())
+
+    whole = size(made.folder / "trained", 3)
+    assert size(made.lora, 6) < 0.15 * whole and size(made.reference, 6) < 0.02 * whole
+
+
+def test_exported_it_is_base_and_update(made):
+    full = export(made.lora, made.folder / "merged", "--weights=raw")
+    weights, base = (load_file(each / "model.safetensors") for each in (full, made.base))
+    adapter = adapter_of(made.lora)
+    assert weights.keys() == base.keys()
+    a, b = (adapter[f"layers.1.attention.qkv_gate.lora_{each}"] for each in "ab")
+    name = "layers.1.attention.qkv_gate.weight"
+    # Rows of value, the third of each head's four matrices of 48 rows, in the second of four heads.
+    rows = slice(4 * 48 + 2 * 48, 4 * 48 + 3 * 48)
+    expected = base[name][rows] + 12 / 3 * b[2, 48:96] @ a[2]
+    torch.testing.assert_close(weights[name][rows], expected, atol=1e-6, rtol=0)
+    same = [name for name in base if torch.equal(weights[name], base[name])]
+    assert len(base) - len(same) == 24 and "layers.1.adaln.up.weight" in same
+    # And it is a base like any other.
+    tuned = made.adapt("tuned", f"--checkpoint.initial_load_path={full}", *LORA)
+    assert adapter_of(tuned).keys() == adapter.keys()
+
+
+def speak(synthesizer, voices, text="one two three"):
+    found = synthesizer.synthesize([text] * len(voices), voices, seed=3)
+    return [each.latents for each in found]
+
+
+def test_voices_of_one_model_speak_as_the_merged_models_do(made):
+    """In one batch, and compiled without another graph."""
+    for name in ("lora", "reference"):
+        shutil.rmtree(made.folder / f"{name}-alone", ignore_errors=True)
+        export(getattr(made, name), made.folder / f"{name}-alone", "--adapter", "--weights=raw")
+    reference = torch.randn(8, 128, generator=torch.Generator().manual_seed(1))
+    options = {"dtype": "float32", "sampling_steps": 2, "speaker_scale": 2.0}
+    alone = {
+        "base": from_pretrained(made.base, **options),
+        "lora": from_pretrained(made.lora, weights="raw", **options),
+        "reference": from_pretrained(made.reference, weights="raw", **options),
+    }
+    expected = {name: speak(model, [reference])[0] for name, model in alone.items()}
+    assert (expected["lora"] - expected["base"]).abs().max() > 1e-3
+    assert (expected["reference"] - expected["base"]).abs().max() > 1e-4
+    served = from_pretrained(made.base, **options)
+    compile_for_any_lengths(served.run.model, "default", "eager")
+    recording = made.folder / "reference.npy"
+    np.save(recording, reference.numpy())
+    lora = served.adapted("lora", made.folder / "lora-alone", recording)
+    learned = served.adapted("learned", made.folder / "reference-alone")
+    plain = served.voice(reference)
+    speak(served, [plain, plain]), speak(served, [plain])
+    graphs = compiled_graphs()
+    order = {"lora": lora, "base": plain, "reference": learned}
+    for _ in range(2):
+        found = speak(served, [*order.values(), plain])
+        for (name, _), latents in zip(order.items(), found):
+            torch.testing.assert_close(latents, expected[name], atol=1e-5, rtol=0)
+        torch.testing.assert_close(found[-1], expected["base"], atol=1e-5, rtol=0)
+    assert compiled_graphs() == graphs
+
+
+def test_a_learned_reference_speaks_without_one(made, tmp_path):
+    out = tmp_path / "out.wav"
+    text = ["--text=one", "--seconds=1", f"--out={out}", "--sampling-steps=1"]
+    assert main(["generate", str(made.reference), *text]) == 0
+    full = export(made.reference, tmp_path / "full")
+    assert main(["generate", str(full), *text, "--speaker=learned"]) == 0
+    with wave.open(str(out)) as sound:
+        assert sound.getnframes() == 16_000
+    values = load_file(full / "voices/voices.safetensors")
+    entry = load_run(full).weights.replace("ema:", "ema.decay-") + "."
+    assert torch.equal(values["learned"], *adapter_of(made.reference, entry=entry).values())
+
+
+def refusal(made, name, *more):
+    with pytest.raises(AssertionError) as failed:
+        made.adapt(name, *more)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ([*LORA, "--adapter.rank=4"], "adapter.rank = 4, but"),
+        (["--adapter.kind=none"], "adapter.kind = 'none', but"),
+        ([*LORA, "--optimizer.name=Muon"], "with [optimizer] name = 'Muon' is not supported"),
+        ([*LORA, "--checkpoint.initial_load_path="], "set [checkpoint] initial_load_path"),
+    ],
+)
+def test_it_refuses(made, more, said):
+    assert said in refusal(made, "lora", *more)
+
+
+def test_it_is_never_added_to_other_weights(made, tmp_path, capsys):
+    other = made.adapt("other", "--training.steps=1")
+    other = export(other, tmp_path / "base")
+    assert "of other weights than" in refusal(
+        made, "lora", *LORA, f"--checkpoint.initial_load_path={other}"
+    )
+    alone = export(made.lora, tmp_path / "alone", "--adapter")
+    with pytest.raises(InputError, match="an adapter of other weights than"):
+        from_pretrained(other).adapted("a", alone)
+    content = json.loads((alone / "adapter.json").read_text())
+    (alone / "adapter.json").write_text(json.dumps(content | {"version": 9}))
+    with pytest.raises(InputError, match="is not of version 1"):
+        from_pretrained(made.base).adapted("a", alone)
+    assert main(["export", str(other), str(tmp_path / "x"), "--adapter"]) == 2
+    assert main(["export", str(made.folder / "trained"), str(tmp_path / "x"), "--adapter"]) == 2
+    assert "is no adapter's run" in capsys.readouterr().err
