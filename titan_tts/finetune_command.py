@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -28,8 +28,8 @@ _BATCH = 16
 _MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
 """Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
 
-_RATE = 0.1
-"""Of the base's learning rate"""
+_RATES = {"full": 0.1, "lora": 1.0, "reference": 1.0}
+"""Method -> its learning rate in that of the base"""
 
 
 @dataclass
@@ -43,7 +43,11 @@ class Options:
     """Recordings with their texts, in any layout that `titan-tts prepare` reads, or a folder that it wrote."""
 
     out: tyro.conf.Positional[str]
-    """Folder for the data, the run and the comparison: data/, run/, evaluation/."""
+    """Folder for the data, the run and the comparison: data/, run/, evaluation/; also adapter/."""
+
+    method: Literal["full", "lora", "reference"] = "full"
+    """What is trained: all weights, low-rank updates of the decoder's projections, which are saved as some megabytes
+    beside the base, or the latents of one reference of the voice."""
 
     keep: str = ""
     """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""
@@ -102,7 +106,10 @@ def _finetune(options: Options) -> None:
     data = _prepared(options, base)
     _train(options, base, data)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best"]
-    show(f"speak:   {shlex.join(speak)} --reference VOICE.wav --text '...'")
+    voice = "" if options.method == "reference" else "--reference VOICE.wav "
+    show(f"speak:   {shlex.join(speak)} {voice}--text '...'")
+    if options.method != "full" and not (out / "adapter").exists():
+        _titan_tts("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
     _compare(options, base, data)
 
 
@@ -178,7 +185,8 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "job.experiment": "run",
         "encoder.model": config.encoder.model,
         "sampling.codec": config.sampling.codec,
-        "optimizer.lr": _RATE * _rate_of(base),
+        "adapter.kind": "none" if options.method == "full" else options.method,
+        "optimizer.lr": _RATES[options.method] * _rate_of(base),
         "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
         "lr_scheduler.warmup_steps": max(1, steps // 20),
         "lr_scheduler.decay_type": "linear",
