@@ -49,9 +49,7 @@ def read_adapter(path: Path, entry: str = "") -> Values:
     return {name: found[entry + name] for name in trained}
 
 
-def write_adapter(
-    folder: Path, options: Adapter, values: Values, base: Path, **about: Any
-) -> None:
+def write_adapter(folder: Path, options: Adapter, values: Values, base: Path, **about: Any) -> None:
     """Writes an adapter's folder. `base`: the weights that it is for; `about`: further entries of adapter.json."""
     save_file({name: value.contiguous() for name, value in values.items()}, folder / WEIGHTS)
     content = {"format": _FORMAT, "version": _VERSION, "adapter": asdict(options)}

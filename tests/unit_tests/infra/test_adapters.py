@@ -39,7 +39,9 @@ def rows_of(layer_name, number, part):
     return [(head * number + part) * 8 + row for head in range(4) for row in range(8)]
 
 
-@pytest.mark.parametrize("name, number", [("qkv_gate", 4), ("text_kv", 2), ("speaker_kv", 2), ("gate_and_up", 2)])
+@pytest.mark.parametrize(
+    "name, number", [("qkv_gate", 4), ("text_kv", 2), ("speaker_kv", 2), ("gate_and_up", 2)]
+)
 def test_each_fused_matrix_has_an_update_of_its_own(name, number):
     block = adapted().layers[1]
     layer = getattr(block.mlp if name == "gate_and_up" else block.attention, name)
@@ -107,7 +109,10 @@ def test_a_learned_reference_stands_for_every_sample():
         model.get_parameter(REFERENCE).copy_(learned)
     given = inputs()
     found = model(**given)
-    same = {"speaker": learned.expand(3, -1, -1), "speaker_mask": torch.ones(3, 8, dtype=torch.bool)}
+    same = {
+        "speaker": learned.expand(3, -1, -1),
+        "speaker_mask": torch.ones(3, 8, dtype=torch.bool),
+    }
     torch.testing.assert_close(found, plain(**given | same))
     found.sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is not None] == [REFERENCE]

@@ -17,8 +17,8 @@ from tests.helpers.small_models import assert_equal, full_inputs, initialized_mo
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import MAX_BETA2_BFLOAT16, Optimizer, Parallelism
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW
-from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
-from torchtitan.models.dit_tts.infra.muon import Muon, join_fused, split_fused
+from torchtitan.models.dit_tts.infra.matmul_weights import join_fused, matmul_weights, split_fused
+from torchtitan.models.dit_tts.infra.muon import Muon
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import _sum_gradients, apply_fsdp, write_sharded
 from torchtitan.models.dit_tts.model.model import DiTTTSModel

@@ -5,7 +5,7 @@ are fused in one projection (q, k, v and gate; gate and up) have an update each.
 so the layer keeps its class, its weight and its name, and whatever loads or splits these does so as before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.models.dit_tts.config.job_config import Adapter
-from torchtitan.models.dit_tts.infra.matmul_weights import projections
-from torchtitan.models.dit_tts.infra.muon import join_fused
-from torchtitan.models.dit_tts.infra.tensor_collectives import Group, sum_gradients, sum_parts
+from torchtitan.models.dit_tts.infra.matmul_weights import join_fused, projections
 from torchtitan.models.dit_tts.model.encoders import SpeakerEncoder
 from torchtitan.models.dit_tts.streams import Stream
 
@@ -36,11 +34,8 @@ class LowRank:
     """of each of the fused matrices in turn"""
 
     scale: float
-    group: Group | None = None
-    """of the ranks that share the layer"""
-
-    by_columns: bool = False
-    """whether a rank has columns of the layer's weight, not rows"""
+    over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """what tensor parallelism does between A and B: the sum of A's parts, or of the gradients of B's"""
 
 
 def add_adapter(model: nn.Module, options: Adapter) -> None:
@@ -72,8 +67,8 @@ def add_adapter(model: nn.Module, options: Adapter) -> None:
 def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
     x, a, b, how = args[0], layer.lora_a, layer.lora_b, layer.low_rank
     low = F.linear(x, a.flatten(0, 1).to(x.dtype))
-    if how.group is not None:  # the conditions' own gradients, which layers leave to their callers, nobody needs
-        low = (sum_parts if how.by_columns else sum_gradients)(low, how.group)
+    if how.over_ranks is not None:
+        low = how.over_ranks(low)
     low = low.unflatten(-1, (a.shape[0], -1))
     if a.shape[0] == 1:
         update = F.linear(low[..., 0, :], b[0].to(low.dtype))

@@ -1,8 +1,9 @@
-"""The large matmuls of the decoder, whose weights Muon updates and which fp8 computes."""
+"""The large matmuls of the decoder: what Muon updates, fp8 computes, tensor parallelism splits and LoRA adapts."""
 
 from collections.abc import Iterator
 from typing import cast
 
+import torch
 from torch import nn
 
 from torchtitan.models.dit_tts.model.attention import JointAttention
@@ -37,3 +38,16 @@ def matmul_weights(model: nn.Module) -> dict[nn.Linear, tuple[int, int]]:
     return {
         getattr(module, name): (parts, rows) for module, name, parts, rows in projections(model)
     }
+
+
+def split_fused(weight: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
+    """Separates the matrices of a fused projection, which has `rows` rows of each in turn.
+
+    (groups · parts · rows, columns) to (parts, groups · rows, columns).
+    """
+    return weight.unflatten(0, (-1, parts, rows)).transpose(0, 1).flatten(1, 2)
+
+
+def join_fused(matrices: torch.Tensor, rows: int) -> torch.Tensor:
+    """The inverse of `split_fused`."""
+    return matrices.unflatten(1, (-1, rows)).transpose(0, 1).flatten(0, 2)

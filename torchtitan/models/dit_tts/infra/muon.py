@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from torchtitan.models.dit_tts.infra.matmul_weights import join_fused, split_fused
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 
 # Quintic Newton-Schulz iteration: steep at zero, so that five iterations bring every singular value
@@ -28,19 +29,6 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
     return x.mT if tall else x
-
-
-def split_fused(weight: torch.Tensor, parts: int, rows: int) -> torch.Tensor:
-    """Separates the matrices of a fused projection, which has `rows` rows of each in turn.
-
-    (groups · parts · rows, columns) to (parts, groups · rows, columns).
-    """
-    return weight.unflatten(0, (-1, parts, rows)).transpose(0, 1).flatten(1, 2)
-
-
-def join_fused(matrices: torch.Tensor, rows: int) -> torch.Tensor:
-    """The inverse of `split_fused`."""
-    return matrices.unflatten(1, (-1, rows)).transpose(0, 1).flatten(0, 2)
 
 
 class Muon(Optimizer):

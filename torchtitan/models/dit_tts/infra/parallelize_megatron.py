@@ -14,6 +14,7 @@ and speaker are summed once, for all blocks. With `[megatron] sequence_parallel`
 part of the frames, so what is between attention and MLP is divided too.
 """
 
+from functools import partial
 from typing import Any, cast
 
 import torch.distributed as dist
@@ -39,6 +40,7 @@ from torchtitan.models.dit_tts.infra.tensor_collectives import (
     divide_frames,
     group_of,
     sum_gradients,
+    sum_parts,
 )
 from torchtitan.models.dit_tts.model.attention import JointAttention
 from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
@@ -158,8 +160,10 @@ def _use_megatron_layers(model: DiTTTSModel, group: dist.ProcessGroup) -> None:
         layer = getattr(module, name)
         layer.group = group
         if hasattr(layer, "low_rank"):
-            layer.low_rank.group = group_of(group)
-            layer.low_rank.by_columns = parts == 1
+            # Callers of text_kv and speaker_kv sum the gradients of their inputs, but these have none: the encoders
+            # are frozen.
+            summed = sum_gradients if parts > 1 else sum_parts
+            layer.low_rank.over_ranks = partial(summed, group=group_of(group))
         if parts > 1:
             layer.__class__ = MegatronColumn
             layer.summed = group_of(group) if _sums_gradient(name) else None
