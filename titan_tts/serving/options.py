@@ -35,11 +35,8 @@ def check_server_options(options: ServerOptions) -> None:
         if not (name and equals):
             raise InputError(f"--voice = {given}, but it must be NAME=FILE")
         folder, file = _parts(path)
-        if folder and not os.path.isdir(folder):
-            raise InputError(f"--voice = {given}, but there is no folder {folder}")
-        if not folder or file:
-            if not os.path.isfile(file):
-                raise InputError(f"--voice = {given}, but there is no file {file}")
+        if (folder and not os.path.isdir(folder)) or (file and not os.path.isfile(file)):
+            raise InputError(f"--voice = {given}, but there is no such file")
 
 
 def _parts(path: str) -> tuple[str, str]:

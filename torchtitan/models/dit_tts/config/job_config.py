@@ -566,12 +566,12 @@ class Divergence:
 
 @dataclass
 class Adapter:
-    kind: Annotated[Literal["none", "lora", "reference"], TRAINING] = "none"
+    kind: Annotated[Literal["none", "lora", "reference"], TRAINING, WORKLOAD] = "none"
     """What a run trains over the weights of [checkpoint] initial_load_path, which stay as they are: all weights
     (none: nothing stays), low-rank updates of the decoder's projections (lora), or the latents of one reference,
     which stands for every sample's (reference). Checkpoints then hold these alone"""
 
-    rank: Annotated[PositiveInt, TRAINING] = 16
+    rank: Annotated[PositiveInt, TRAINING, WORKLOAD] = 16
     """Rank of a low-rank update"""
 
     alpha: Annotated[PositiveFloat, TRAINING] = 16.0
