@@ -3,6 +3,7 @@
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.factories import is_factory
 
 _SHIPPED = {
     "recognizer": ("words:", "whisper:", "faster-whisper:"),
@@ -30,10 +31,23 @@ def is_shipped(name: str, spec: str) -> bool:
     return kind + colon in _SHIPPED[name]
 
 
+def refuse_function_as_codec(codec: str, where: str, option: str) -> None:
+    """Raises InputError where a config that was read, which may be a stranger's, names a function as its codec."""
+    if is_factory(codec):
+        raise InputError(
+            f"{where}: [sampling] codec = {codec!r} is a function, which is not called because a loaded folder names "
+            f"it; if you trust it give {option} {codec}"
+        )
+
+
 def check_export_runs_nothing(sections: dict[str, Any], path: str) -> None:
     """Raises InputError where a config that lies in an exported folder, which may be a stranger's, names a
     function to call or a folder of compiled code."""
     samples, compiling = sections.get("samples", {}), sections.get("compile", {})
+    sampling = sections.get("sampling", {})
+    codec = sampling.get("codec") if isinstance(sampling, dict) else None
+    if isinstance(codec, str):
+        refuse_function_as_codec(codec, path, "--sampling.codec")
     for name in _SHIPPED:
         spec = samples.get(name) if isinstance(samples, dict) else None
         if spec and isinstance(spec, str) and not is_shipped(name, spec):

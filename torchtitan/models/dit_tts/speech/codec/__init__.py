@@ -2,19 +2,36 @@
 
 from pathlib import Path
 
-from torchtitan.models.dit_tts.speech.codec.interface import Codec, codec_kind
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.factories import call_factory
+from torchtitan.models.dit_tts.speech.codec.interface import OWN, Codec, codec_kind
 
 __all__ = ["Codec", "build_codec", "codec_kind"]
+
+_KNOWN = "mel_dct, the weights of a DAC-VAE"
+_MEMBERS = (
+    *("sample_rate", "hop_length", "latent_channels", "fingerprint", "frames_per_second"),
+    *("to_whole_frames", "encode", "encode_batch", "decode"),
+)
 
 
 def build_codec(name: str, device: str = "cpu") -> Codec:
     """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json. `device`: where
     a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
     """
+    if not name:
+        raise InputError(
+            "the model's codec is not in its folder, as a user's function makes it; give --codec "
+            "package.module:factory (docs/codec.md)"
+        )
     if codec_kind(name) == "mel_dct":
         from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE, MelDctCodec
 
         return MelDctCodec(STATISTICS_FILE if name == "mel_dct" else Path(name))
+    if codec_kind(name) == OWN:
+        made = call_factory(name, device, "codec", _KNOWN, _MEMBERS, "speech/codec/interface.py")
+        made.name = name
+        return made
     from torchtitan.models.dit_tts.speech.codec.dac_vae import load_dac_vae
 
     return load_dac_vae(name, device)

@@ -1,8 +1,10 @@
 """The `Codec` protocol, and the checks that all codecs share."""
 
+import os
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.factories import is_factory
 
 if TYPE_CHECKING:  # commands import this package, and torch takes seconds
     from torch import Tensor
@@ -13,6 +15,9 @@ STATISTICS_NAME = "mel_dct_stats.json"
 WITHOUT_WEIGHTS = ("mel_dct",)
 """Codecs that need no weights; the name of one is its kind"""
 
+OWN = "module:factory"
+"""kind of a codec that a user's function makes; it has the form of such a name, whose kind it is"""
+
 
 @runtime_checkable
 class Codec(Protocol):
@@ -21,7 +26,7 @@ class Codec(Protocol):
     name: str
     sample_rate: int  # Hz, of the waveforms that go in and come out
     hop_length: int  # samples per latent frame
-    latent_channels: int  # 128
+    latent_channels: int  # such as 128
     fingerprint: str  # digest of all constants that change the latents; differs -> encode again
 
     @property
@@ -73,7 +78,9 @@ def check_latents(latents: "Tensor", channels: int) -> None:
 
 
 def codec_kind(name: str) -> str:
-    """The kind of the codec called `name`, wherever its weights are: one of WITHOUT_WEIGHTS, or dac_vae."""
+    """The kind of the codec called `name`, wherever its weights are: one of WITHOUT_WEIGHTS, OWN, or dac_vae."""
     if name in WITHOUT_WEIGHTS:
         return name
+    if not name or (is_factory(name) and not os.path.exists(name)):
+        return OWN
     return "mel_dct" if name.rpartition("/")[2] == STATISTICS_NAME else "dac_vae"

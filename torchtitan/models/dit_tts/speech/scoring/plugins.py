@@ -4,11 +4,8 @@ A user's own is `package.module:factory`: factory(device) returns an object with
 protocol in `interface`. `package.module:factory:ARGUMENT` calls factory(device, "ARGUMENT").
 """
 
-import importlib
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from torchtitan.models.dit_tts.config.job_config import Samples
-from torchtitan.models.dit_tts.errors import (
-    InputError,
-    failure_state,
-    first_line,
-    require_modules,
-)
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.factories import call_factory, failures_named
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
@@ -100,41 +93,11 @@ def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
 
 
 def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) -> Any:
-    """What a user's factory(device) or factory(device, argument) returns, with `name` and all methods of its protocol."""
-    module, _, rest = spec.partition(":")
-    name, colon, argument = rest.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), name]):
-        raise InputError(f"'{spec}' names no {kind}; use {known} or package.module:factory")
-    folder = os.getcwd()  # the console script does not look there
-    if folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except Exception as error:
-        raise InputError(
-            f"the {kind} '{spec}' cannot be imported ({error}); take {known} or a function that Python can import"
-        ) from error
-    failing = _failures_named(kind, spec)
-    made = failing(factory)(device, *([argument] if colon else []))
-    missing = [each for each in ("name", *methods) if not hasattr(made, each)]
-    if missing:
-        raise InputError(
-            f"the {kind} of '{spec}' lacks {', '.join(missing)}; see speech/scoring/interface.py for what it needs"
-        )
+    """What a user's factory returns, with `name` and all methods of its protocol."""
+    made = call_factory(
+        spec, device, kind, known, ("name", *methods), "speech/scoring/interface.py"
+    )
+    failing = failures_named(kind, spec)
     return SimpleNamespace(
         name=made.name, **{method: failing(getattr(made, method)) for method in methods}
     )
-
-
-@contextmanager
-def _failures_named(kind: str, spec: str) -> Iterator[None]:
-    """Turns an exception of a user's code into an InputError; without memory a run has a state of its own."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, InputError) or failure_state(error) == "oom":
-            raise
-        raise InputError(
-            f"the {kind} '{spec}' failed ({type(error).__name__}: {first_line(error)}); mend it "
-            "(TITAN_TTS_TRACEBACK=1 shows the line)"
-        ) from error
