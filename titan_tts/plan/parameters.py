@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts import get_train_spec, model_flavors
 from torchtitan.models.dit_tts.config.job_config import PHONES, Encoder, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import HUB_NAME, SUFFIXES
-from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
+from torchtitan.models.dit_tts.speech.codec.interface import OWN, WITHOUT_WEIGHTS, codec_kind
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.hf_files import weight_files
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary, unit_of
@@ -166,7 +166,7 @@ def downloads(config: JobConfig, source: HFEncoderSpec | None) -> list[Download]
             here = here and not source.built_in and _cached(name, "tokenizer.json")
         found.append(Download("text encoder", name, here, "" if folder else f"hf download {name}"))
     name = config.sampling.codec
-    if name not in WITHOUT_WEIGHTS:
+    if codec_kind(name) not in (*WITHOUT_WEIGHTS, OWN):
         path, purpose = Path(name).expanduser(), "codec, for preparation and generation"
         # As the codec takes a name: what exists or ends like a file of weights is a path.
         if path.exists() or path.suffix in SUFFIXES or not HUB_NAME.fullmatch(name):

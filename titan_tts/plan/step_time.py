@@ -259,9 +259,10 @@ def tensor_sums(
         return []
     number = TORCH_DTYPE_MAP[config.training.mixed_precision_param].itemsize * samples
     frames = float(number * lengths.frames * args.dim)
-    conditions = lengths.text_tokens + speaker_keys(args, lengths)
+    conditions = lengths.text_tokens * args.text_key_dim
+    conditions += speaker_keys(args, lengths) * args.speaker_dim
     repeated = sum(blocks.get(kind, 0) for kind in ("full", "selective"))
-    size = float(number * conditions * args.speaker_dim)
+    size = float(number * conditions)
     of_conditions = ("all-reduce, TP conditions", NOTHING, 1, size, 2)
     forward, backward = 2 * (args.n_layers + repeated), 2 * args.n_layers
     if not config.megatron.sequence_parallel:

@@ -23,7 +23,6 @@ from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     MEDIA_TYPES,
-    STREAMED,
     encoded,
     pcm,
     wav_header,
@@ -105,7 +104,9 @@ class SpeechService:
             voice = self._voice(body.voice)
             conditions = self.synthesizer.conditions(voice)
             whole = Utterance(text, voice, conditions, speed=body.speed)
-            return self.synthesizer.pieces(whole, low_latency=body.response_format in STREAMED)
+            return self.synthesizer.pieces(
+                whole, low_latency=self.synthesizer.streams(body.response_format)
+            )
         except InputError as error:
             raise Refusal(400, str(error), "cannot_be_said", "input") from None
 
@@ -137,10 +138,11 @@ class SpeechService:
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
         client = request.client.host if request.client else ""
         rate, sounds = self.synthesizer.sample_rate, self.spoken(pieces, client)
+        streams = self.synthesizer.streams(kind)
 
         async def begun() -> torch.Tensor:
             """The sound up to which an error still has a status: the first piece of a stream, else all."""
-            if kind in STREAMED:
+            if streams:
                 return await anext(sounds)
             return torch.cat([each async for each in sounds])
 
@@ -152,7 +154,7 @@ class SpeechService:
             raise Refusal(503, str(error), "ending") from None
         except InputError as error:
             raise Refusal(400, str(error), "cannot_be_said", "input") from None
-        if kind not in STREAMED:
+        if not streams:
             content = await asyncio.to_thread(encoded, sound, rate, kind)
             return Response(content, media_type=MEDIA_TYPES[kind])
 

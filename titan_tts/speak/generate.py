@@ -21,7 +21,6 @@ from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
-    STREAMED,
     SUFFIXES,
     encoded,
     pcm,
@@ -96,7 +95,7 @@ class Generation:
             kind: format of the standard output.
         """
         began = time.perf_counter()
-        streams = not out and kind in STREAMED
+        streams = not out and self.synthesizer.streams(kind)
         pieces = self.synthesizer.pieces(self._utterance(request), low_latency=streams)
         _check_fits(request, self.synthesizer.samples(pieces), out or kind)
         spoken: list[Speech] = []

@@ -1,5 +1,6 @@
 """Estimates how many latent frames an utterance takes: by a trained predictor, by the fit that a run keeps of its
-training data, or by the rate of the reference.
+training data, or by the rate of the reference. A model that was trained with [objective] loss_on_padding needs none of
+them: it makes zero latents behind the speech, where `speech_end` cuts.
 
 Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
 the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w. The rate rule is that with
@@ -13,11 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import torch
+from torch import Tensor
+
 from titan_tts.speak.load_run import LoadedRun, find_checkpoint, load_run
 from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
@@ -37,6 +41,21 @@ nothing of the text, and ask for all memory"""
 
 _BATCH = 64
 
+_SILENT_RMS, _SILENT_FRAMES = 0.3, 20
+"""so many latents below it in a row are padding: latents of speech have an RMS near 1, padding is 0 with the model's
+error"""
+
+
+_ENDS_ITSELF = "but this model decides itself where the speech ends; leave it out"
+
+
+def speech_end(latents: Tensor) -> int:
+    """Where the speech ends in latents (T, C), at least 1: at the first silent frames that a second has."""
+    silent = latents.square().mean(-1).sqrt() < _SILENT_RMS
+    silent = torch.cat([silent, silent.new_ones(_SILENT_FRAMES)])
+    runs = silent.unfold(0, _SILENT_FRAMES, 1).all(-1)
+    return max(1, int(runs.int().argmax()))
+
 
 @dataclass(frozen=True)
 class Lengths:
@@ -55,8 +74,20 @@ class Lengths:
     known_speakers: Container[str] = ()
     """whose rate the estimate knows better than one reference does"""
 
+    generated: int = 0
+    """frames of every utterance, if the model ends the speech itself; estimates then only split long texts"""
+
+    def generate(self, utterances: Sequence[Utterance]) -> list[int]:
+        """Latent frames to generate of each utterance, at least 1, at its speed."""
+        if not self.generated:
+            frames = zip(utterances, self.frames(utterances), strict=True)
+            return [max(1, round(estimate / each.speed)) for each, estimate in frames]
+        for each in utterances:
+            require(each.speed == 1, f"speed = {each.speed:g}, {_ENDS_ITSELF}")
+        return [self.generated] * len(utterances)
+
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:
-        """Latent frames of each utterance, at least 1."""
+        """Latent frames that each utterance is estimated to take, at least 1."""
         if self.is_rate and not all(each.voice.text for each in utterances):
             raise InputError(
                 "--duration = rate, but the text of the reference is unknown; give --reference-text, or "
@@ -105,12 +136,17 @@ def open_lengths(
     folder = Path(choice) if choice else find_predictor(run.folder, run.config)
     if choice == FIT or folder is None:
         durations = fit()
+        ends_itself = not choice and run.config.objective.loss_on_padding
 
         def estimate(utterances: Sequence[Utterance]) -> list[float]:
             return [durations.estimate(each.text, each.voice.speaker) for each in utterances]
 
         name, known = "the fit on the training data", durations.speaker_scale
-        return Lengths(name, estimate, scale, known_speakers=known)
+        generated = run.config.data.max_frames if ends_itself else 0
+        if ends_itself:
+            name = "the model's own end"
+            require(scale == 1, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
+        return Lengths(name, estimate, scale, known_speakers=known, generated=generated)
     predictor = load_predictor(folder, run.config, encoder)
     return Lengths(f"{folder} step {predictor.step}", partial(_predict, predictor), scale)
 

@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.infra.adapters import REFERENCE
 from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model_config import read_sizes
 from torchtitan.models.dit_tts.run.checkpoint_storage import (
     MANIFEST,
     checkpoint_steps,
@@ -222,17 +223,23 @@ def _check_bounds(config: JobConfig, folder: Path) -> None:
                 f"numbers; export the run again"
             )
     widest = max((size for entry in table.values() for size in entry.size), default=0)
-    for section, key, most in (
-        ("encoder", "n_layers", len(table)),
-        ("encoder", "n_heads", widest),
-        ("encoder", "dim", widest),
-        ("data", "latent_channels", widest),
-        ("data", "speaker_patch_size", widest),
-    ):
-        if (value := getattr(getattr(config, section), key)) > most:
+    values = [
+        (f"[{section}] {key}", getattr(getattr(config, section), key), most)
+        for section, key, most in (
+            ("encoder", "n_layers", len(table)),
+            ("encoder", "n_heads", widest),
+            ("encoder", "dim", widest),
+            ("data", "latent_channels", widest),
+            ("data", "speaker_patch_size", widest),
+        )
+    ]
+    sizes = read_sizes(config.model.sizes)
+    layers = [name for name in sizes if name.endswith("n_layers")]
+    values += [(f"[model] sizes: {name}", sizes[name], len(table)) for name in layers]
+    for name, value, most in values:
+        if value > most:
             raise InputError(
-                f"{folder / CONFIG}: [{section}] {key} = {value} is of another model than {WEIGHTS}; export "
-                f"the run again"
+                f"{folder / CONFIG}: {name} = {value} is of another model than {WEIGHTS}; export the run again"
             )
 
 

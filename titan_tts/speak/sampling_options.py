@@ -159,8 +159,11 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
+    from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 
     config = load_run_config(find_folder(options.run), options.config_args)
+    if not (options.codec or any(option_name(a) == "sampling.codec" for a in options.config_args)):
+        refuse_function_as_codec(config.sampling.codec, options.run, "--codec")
     if config.model.flavor == DURATION_FLAVOR:
         raise InputError(
             f"{options.run} predicts lengths and generates no speech; give a run that does, and this "

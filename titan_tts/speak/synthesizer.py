@@ -10,7 +10,7 @@ from torch import Tensor
 
 from titan_tts.speak.adapters import Adapters
 from titan_tts.speak.joining import pause
-from titan_tts.speak.lengths import Lengths
+from titan_tts.speak.lengths import Lengths, speech_end
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import split_text
 from titan_tts.speak.speaker_reference import encode_reference, load_latents, reference_settings
@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sound_files import STREAMED
 from torchtitan.models.dit_tts.text.tokenizer import with_duration
 
 _MAX_SECONDS = 600.0
@@ -110,13 +111,10 @@ class Synthesizer:
         return {"speaker": voice.speaker} if voice.speaker in known else {}
 
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:
-        """Lengths in latent frames: given, or estimated."""
+        """Lengths to generate, in latent frames: given, or by `lengths`."""
         unknown = [each for each in utterances if each.frames is None]
-        estimates = iter(self.lengths.frames(unknown) if unknown else [])
-        return [
-            max(1, round(next(estimates) / each.speed)) if each.frames is None else each.frames
-            for each in utterances
-        ]
+        generated = iter(self.lengths.generate(unknown) if unknown else [])
+        return [next(generated) if each.frames is None else each.frames for each in utterances]
 
     def pieces(self, utterance: Utterance, low_latency: bool = False) -> list[Utterance]:
         """Splits a text into pieces no longer than the training utterances, and sets their lengths;
@@ -126,9 +124,9 @@ class Synthesizer:
 
         def sizes(texts: Sequence[str]) -> list[float]:
             tokens = [len(tokenizer.encode(text)) for text in texts]
-            frames = self.frames([replace(utterance, text=text) for text in texts])
+            frames = self.lengths.frames([replace(utterance, text=text) for text in texts])
             return [
-                max(n / data.max_text_tokens, length / data.max_frames)
+                max(n / data.max_text_tokens, length / utterance.speed / data.max_frames)
                 for n, length in zip(tokens, frames, strict=True)
             ]
 
@@ -139,8 +137,18 @@ class Synthesizer:
         lengths = self.frames(pieces)
         return [replace(each, frames=n) for each, n in zip(pieces, lengths, strict=True)]
 
+    def streams(self, kind: str) -> bool:
+        """Whether a sound of this format can be sent piece by piece. A wav begins with its length, which a model
+        that ends the speech itself does not tell before."""
+        return kind in STREAMED and not (kind == "wav" and self._ends_itself)
+
+    @property
+    def _ends_itself(self) -> bool:
+        return self.run.config.objective.loss_on_padding
+
     def samples(self, pieces: Sequence[Utterance]) -> int:
-        """Samples that the pieces of a text will have, with the pauses between them."""
+        """Samples that the pieces of a text will have at most, with the pauses between them; exactly so many where
+        the model does not end the speech itself."""
         silence = len(pause(self.sample_rate)) * (len(pieces) - 1)
         return silence + self.codec.hop_length * sum(self.frames(pieces))
 
@@ -199,6 +207,8 @@ class Synthesizer:
                 self.run.device,
                 self.run.text_encoder,
             )
+            if self._ends_itself:
+                latents = [each[: speech_end(each)] for each in latents]
             for index, each in zip(chosen, latents, strict=True):
                 waveform = self.codec.decode(each).detach().cpu()
                 spoken[index] = Speech(waveform, self.codec.sample_rate, each)

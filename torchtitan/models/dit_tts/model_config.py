@@ -1,7 +1,8 @@
 """The model sizes: the flavors, and what a job config changes in them."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,54 @@ class _PretrainedEncoder:
         return PretrainedTextEncoder(source)
 
 
+_SIZES = (
+    *("dim", "n_layers", "n_heads", "mlp_dim", "adaln_rank", "timestep_dim"),
+    *("speaker_dim", "speaker_n_layers", "speaker_n_heads", "speaker_mlp_dim"),
+    *("speaker_partial_patches", "speaker_bidirectional"),
+    *("text_mlp_dim", "text_projection", "rope_theta", "norm_eps"),
+)
+"""Fields of `DiTTTSModelArgs` that [model] sizes may change: no other key decides them"""
+
+_MAX_SIZE = 2**20
+
+
+def read_sizes(given: Sequence[str]) -> dict[str, int | float | bool]:
+    """[model] sizes, each FIELD=VALUE, as fields of `DiTTTSModelArgs`."""
+    kinds = {each.name: each.type for each in fields(DiTTTSModelArgs)}
+    found: dict[str, int | float | bool] = {}
+    for each in given:
+        name, _, text = (part.strip() for part in each.partition("="))
+        require(
+            name in _SIZES and name not in found,
+            f"[model] sizes has {each!r}, but each must be FIELD=VALUE, with one of the fields {', '.join(_SIZES)}, "
+            f"each once",
+        )
+        kind: Any = kinds[name]
+        value: Any = None
+        try:
+            value = {"true": True, "false": False}[text] if kind is bool else kind(text)
+        except (KeyError, ValueError):
+            pass
+        low = 0 if name == "text_mlp_dim" or kind is float else 1
+        require(
+            isinstance(value, bool) or (value is not None and low <= value <= _MAX_SIZE),
+            f"[model] sizes has {each!r}, but {name} must be "
+            + ("true or false" if kind is bool else f"a {kind.__name__} from {low} to {_MAX_SIZE}"),
+        )
+        found[name] = value
+    return found
+
+
+def write_sizes(args: DiTTTSModelArgs, flavor: str) -> list[str]:
+    """[model] sizes of a model whose other sizes are the flavor's; the inverse of `read_sizes`."""
+    had, found = _FLAVORS[flavor], list[str]()
+    for name in _SIZES:
+        value = getattr(args, name)
+        if value != getattr(had, name):
+            found.append(f"{name}={str(value).lower()}")
+    return found
+
+
 @dataclass
 class DiTTTSModelConfig(DiTTTSModelArgs):
     """Model args with the two methods that upstream's trainer calls."""
@@ -49,6 +98,19 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
                 config's dump_folder, as in upstream's view.
             download: whether a pretrained text encoder's config may be downloaded.
         """
+        for name, value in read_sizes(job_config.model.sizes).items():
+            setattr(self, name, value)
+        for width, heads in (("dim", "n_heads"), ("speaker_dim", "speaker_n_heads")):
+            size, count = getattr(self, width), getattr(self, heads)
+            require(
+                size % (2 * count) == 0,
+                f"[model] sizes make {heads} = {count} for {width} = {size}, but the width of a head must be an even "
+                f"number; change one of them",
+            )
+        require(
+            self.timestep_dim % 2 == 0,
+            f"[model] sizes make timestep_dim = {self.timestep_dim}, but it must be an even number",
+        )
         self.latent_channels = job_config.data.latent_channels
         self.speaker_patch_size = job_config.data.speaker_patch_size
         self.attention = job_config.attention.backend
@@ -61,6 +123,16 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
             f"{self.n_heads} heads and {self.mlp_dim} MLP units of [model] flavor = {flavor!r}",
         )
         encoder = job_config.encoder
+        require(
+            self.text_projection or not is_pretrained(encoder.model),
+            f"[model] sizes has text_projection=false with [encoder] model = {encoder.model!r}, but only a learned "
+            f"encoder can do without the projection; leave it out",
+        )
+        require(
+            not self.speaker_bidirectional or job_config.data.batching != "packed",
+            "[model] sizes has speaker_bidirectional=true with [data] batching = 'packed', in whose rows references "
+            "have no place for their mean; set batching to 'buckets'",
+        )
         if is_pretrained(encoder.model):
             self._take_pretrained(job_config, folder or Path(job_config.job.dump_folder), download)
         else:

@@ -156,6 +156,15 @@ def check_text(config: JobConfig) -> None:
         f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes', 'chars' and 'phones:LANGUAGE' "
         f"such as 'phones:en-us', a folder of a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
     )
+    require(
+        not encoder.convention or config.model.text_positions == "none",
+        f"[encoder] convention = {encoder.convention!r} with [model] text_positions = 'aligned', which needs texts as "
+        f"they are; set text_positions to 'none'",
+    )
+    require(
+        encoder.convention != "echo" or encoder.model == "bytes",
+        f"[encoder] convention = 'echo' with model = {encoder.model!r}, but Echo-TTS reads bytes; set model to 'bytes'",
+    )
     tokens = encoder.added_tokens
     require(
         len(set(tokens)) == len(tokens) <= MAX_ADDED and all(t and t == t.strip() for t in tokens),

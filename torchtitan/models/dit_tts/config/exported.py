@@ -55,9 +55,12 @@ _DATA = (
     *("speaker_patch_size", "max_text_tokens", "conditioning", "conditioning_dropout"),
     "duration_token_seconds",
 )
-_ENCODER = ("model", "added_tokens", "frozen", "dtype", "dim", "n_layers", "n_heads")
+_ENCODER = (
+    *("model", "added_tokens", "convention", "frozen", "dtype"),
+    *("dim", "n_layers", "n_heads"),
+)
 KEPT: dict[str, tuple[str, ...] | None] = {
-    "model": ("name", "flavor", "text_positions"),
+    "model": ("name", "flavor", "sizes", "text_positions"),
     "data": _DATA,
     "encoder": (*_ENCODER, "vocab_size"),
     "objective": None,
@@ -107,6 +110,8 @@ def fine_tune_config(config: JobConfig, codec: str, encoder: str) -> dict[str, d
     found["sampling"]["codec"] = codec
     if not codec:
         del found["sampling"]["codec"]
+    if config.objective.loss_on_padding:  # rows of one length, as it was trained
+        found["data"]["bucket_frames"] = [config.data.max_frames]
     # Figures of speech need what listens, which a folder does not name.
     if config.validation.keep_best not in measured_figures(replace(config, samples=Samples())):
         del found["validation"]["keep_best"]

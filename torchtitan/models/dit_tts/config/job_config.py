@@ -81,6 +81,10 @@ class Model(titan.Model):
     """Size of the model: debug, 18M, 60M, 300M, 800M, 3B or 8B; or duration, which predicts
     durations instead of synthesizing speech"""
 
+    sizes: Annotated[list[str], WEIGHTS, WORKLOAD] = field(default_factory=list)
+    """Sizes that differ from the flavor's, such as dim=1536,n_layers=28: FIELD=NUMBER, true or false, with the
+    fields of model/args.py that no other key sets"""
+
     text_positions: Annotated[Literal["none", "aligned"], WEIGHTS, WORKLOAD] = "none"
     """Positions of the text's keys in the attention's rotated heads: none, or each token at its
     frame, by an alignment in training and as expected from its letters in generation (aligned)"""
@@ -356,6 +360,10 @@ class Encoder:
     """Parts of the texts that are one token each, such as "[S1]" before a speaker's turn or "(laugh)"; they
     have no letters in lengths and word errors"""
 
+    convention: Annotated[Literal["", "echo"], WORKLOAD] = ""
+    """Project whose rules the texts follow, for a model that titan-tts convert made: Echo-TTS's punctuation, [S1]
+    before the text and no end token (echo)"""
+
     frozen: Annotated[bool, TRAINING, WORKLOAD] = True
     """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
     [optimizer] encoder_lr"""
@@ -442,6 +450,9 @@ class Sampling:
     schedule: Literal["linear", "sway", "epss"] = "linear"
     """Times of the intervals: even (linear); denser at the noise, as in F5-TTS (sway); or 5 to 16 of 32 swayed
     ones"""
+
+    start_t: Annotated[float, Bounds(0, 1, open_low=True)] = 1.0
+    """Time at which sampling starts, a factor of the schedule's times; Echo-TTS takes 0.999"""
 
     sway: Annotated[float, Bounds(-1, MAX_SWAY)] = -1.0
     """Coefficient of sway and epss, from -1 (denser near the noise) to 1.75 (near the data)"""

@@ -55,15 +55,16 @@ def swayed(t: float, coefficient: float) -> float:
 
 
 def schedule_times(sampling: Sampling) -> list[float]:
-    """Begins of all steps from 1 on, and 0. The pruned steps of "epss" sway, too, as in F5-TTS."""
+    """Begins of all steps from `start_t` on, and 0. The pruned steps of "epss" sway, too, as in F5-TTS."""
     intervals = sampling.steps // EVALUATIONS_PER_STEP[sampling.solver]
     if sampling.schedule == "epss":
         times = [1.0 - index / 32 for index in _EPSS[intervals]]
     else:
         times = linear_times(intervals)
-    if sampling.schedule == "linear":
-        return times
-    return [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]  # exactly 0, without rounding
+    if sampling.schedule != "linear":
+        # exactly 0, without rounding
+        times = [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]
+    return [sampling.start_t * t for t in times]
 
 
 def plan_steps(sampling: Sampling) -> list[Step]:

@@ -39,7 +39,7 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Hidden width of the decoder's gated MLP"""
 
     speaker_dim: int = 768
-    """Width of the speaker encoder, and of the text and speaker keys' input"""
+    """Width of the speaker encoder, of the speaker keys' input, and of the text keys' with `text_projection`"""
 
     speaker_n_layers: int = 8
     """Blocks of the speaker encoder"""
@@ -52,6 +52,12 @@ class DiTTTSModelArgs(BaseModelArgs):
 
     speaker_patch_size: int = 4
     """Speaker frames stacked into one key"""
+
+    speaker_partial_patches: bool = True
+    """Whether a reference's last frames that fill no patch are a key, padded with zeros; false: they are dropped"""
+
+    speaker_bidirectional: bool = False
+    """Whether each patch sees all of its reference, whose mean is then one more key; false: only those before it"""
 
     latent_channels: int = 128
     """Width C of a latent frame"""
@@ -67,6 +73,13 @@ class DiTTTSModelArgs(BaseModelArgs):
 
     text_n_heads: int = 4
     """Heads of the learned text encoder, all rotated"""
+
+    text_mlp_dim: int = 0
+    """Hidden width of the learned text encoder's gated MLP; 0: 2.75 times its width"""
+
+    text_projection: bool = True
+    """Whether a linear layer and a norm bring the text features to `speaker_dim`; false: the text keys read the
+    learned encoder's features"""
 
     text_encoder: Callable[[], nn.Module] | None = None
     """Builds the pretrained text encoder that is trained inside the model; None: there is none, and without a
@@ -102,3 +115,13 @@ class DiTTTSModelArgs(BaseModelArgs):
 
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""
+
+    @property
+    def text_mlp_width(self) -> int:
+        """Hidden width of the learned text encoder's gated MLP."""
+        return self.text_mlp_dim or (11 * self.text_dim) // 4
+
+    @property
+    def text_key_dim(self) -> int:
+        """Width of the text keys' input."""
+        return self.speaker_dim if self.text_projection else self.text_dim

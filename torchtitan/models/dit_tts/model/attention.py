@@ -79,10 +79,10 @@ class JointAttention(GatedAttention):
     (`condition_key_values`) and passes them at every step.
     """
 
-    def __init__(self, dim: int, n_heads: int, context_dim: int, eps: float):
+    def __init__(self, dim: int, n_heads: int, text_dim: int, speaker_dim: int, eps: float):
         super().__init__(dim, n_heads, eps)
-        self.text_kv = nn.Linear(context_dim, 2 * dim, bias=False)
-        self.speaker_kv = nn.Linear(context_dim, 2 * dim, bias=False)
+        self.text_kv = nn.Linear(text_dim, 2 * dim, bias=False)
+        self.speaker_kv = nn.Linear(speaker_dim, 2 * dim, bias=False)
 
     def _key_value(self, kv: torch.Tensor, rope: torch.Tensor | None = None) -> KeyValue:
         parts = kv.unflatten(-1, (-1, 2, self.head_dim))
@@ -98,7 +98,7 @@ class JointAttention(GatedAttention):
     def condition_key_values(
         self, text: torch.Tensor, speaker: torch.Tensor, text_rope: torch.Tensor | None
     ) -> tuple[KeyValue, KeyValue]:
-        """text (B, L, c), speaker (B, P, c). `text_rope`, a `rope_table`, rotates the text's keys if they have
+        """text (B, L, c), speaker (B, P, s). `text_rope`, a `rope_table`, rotates the text's keys if they have
         positions."""
         text_key_value = self._key_value(self.text_kv(text), text_rope)
         return text_key_value, self._key_value(self.speaker_kv(speaker))

@@ -27,7 +27,7 @@ class Conditions:
     """(B, L) bool"""
 
     speaker: torch.Tensor
-    """(B, P, c)"""
+    """(B, P, s)"""
 
     speaker_mask: torch.Tensor
     """(B, P) bool"""
@@ -67,8 +67,11 @@ class ConditionedModel(ModelProtocol):
         self.condition_embedding = (
             embedding(args.condition_tokens, args.text_dim) if args.condition_tokens else None
         )
-        self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
-        self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
+        self.text_input: nn.Module = nn.Identity()
+        self.text_norm: nn.Module = nn.Identity()
+        if args.text_projection:
+            self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
+            self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
         self.speaker_encoder = SpeakerEncoder(args)
         # Sharding replaces it by a function that writes a rank's part of a full value.
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
@@ -113,7 +116,9 @@ class ConditionedModel(ModelProtocol):
             packed: where the samples are that stand in one row, B = 1.
         """
         text = self._text_features(text_ids, text_mask, text_features, text_rows, packed)
-        text = self.text_norm(self.text_input(text.to(self.text_input.weight.dtype)))
+        if self.args.text_projection:
+            text = text.to(cast(nn.Linear, self.text_input).weight.dtype)
+        text = self.text_norm(self.text_input(text))
         patches = packed and packed.patches
         speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask, patches)
         return Conditions(text, text_mask, speaker, speaker_mask, text_positions)

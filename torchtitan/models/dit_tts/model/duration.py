@@ -47,7 +47,7 @@ class DurationModel(ConditionedModel):
 
     def __init__(self, args: DiTTTSModelArgs):
         super().__init__(args)
-        self.input = nn.Linear(args.speaker_dim, args.dim)
+        self.input = nn.Linear(args.text_key_dim, args.dim)
         self.layers = nn.ModuleList(DurationBlock(args) for _ in range(args.n_layers))
         self.norm = RMSNorm(args.dim, args.norm_eps)
         self.output = nn.Linear(args.dim, 1)

@@ -40,14 +40,17 @@ class EncoderBlock(nn.Module):
 class SpeakerEncoder(nn.Module):
     """Reference latents to decoder keys: (B, S, C) and mask (B, S) to (B, P, D) and mask (B, P).
 
-    P = ceil(S / patch). Attention is causal, so padding on the right changes no valid position; a
-    patch is valid if any of its frames is. Samples that are packed in one row begin with a patch each.
+    P = ceil(S / patch), and one more for the mean of a bidirectional encoder. Causal attention is not changed by
+    padding on the right; the other masks it. A patch is valid if any of its frames is, or only if all are
+    (`speaker_partial_patches`). Samples that are packed in one row begin with a patch each.
     """
 
     def __init__(self, args: DiTTTSModelArgs):
         super().__init__()
         dim, n_heads = args.speaker_dim, args.speaker_n_heads
         self.patch_size = args.speaker_patch_size
+        self.partial_patches = args.speaker_partial_patches
+        self.bidirectional = args.speaker_bidirectional
         self.head_dim = dim // n_heads
         self.rope_theta = args.rope_theta
         self.input = nn.Linear(args.latent_channels * self.patch_size, dim)
@@ -64,11 +67,31 @@ class SpeakerEncoder(nn.Module):
         latents = nn.functional.pad(latents * mask[..., None], (0, 0, 0, missing))
         mask = nn.functional.pad(mask, (0, missing))
         patches = latents.unflatten(1, (-1, self.patch_size)).flatten(2)
+        in_patch = mask.unflatten(1, (-1, self.patch_size))
+        valid = in_patch.any(-1) if self.partial_patches else in_patch.all(-1)
         x = self.input(patches.to(self.input.weight.dtype))
         rope = rope_table(positions_of(x, packed), self.head_dim, self.rope_theta)
+        keys = _attendable(valid) if self.bidirectional else None
         for layer in self.layers:
-            x = layer(x, rope, None, True, packed)
-        return self.norm(x), mask.unflatten(1, (-1, self.patch_size)).any(-1)
+            x = layer(x, rope, keys, not self.bidirectional, packed)
+        x = self.norm(x)
+        return _with_mean(x, valid) if self.bidirectional else (x, valid)
+
+
+def _attendable(mask: torch.Tensor) -> torch.Tensor:
+    """The mask (B, L) for attention, (B, 1, 1, L). Position 0 is always a valid key: nothing valid would
+    otherwise give an empty softmax."""
+    keys = mask.clone()
+    keys[:, 0] = True
+    return keys[:, None, None, :]
+
+
+def _with_mean(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (B, P, D) and mask (B, P) with the mean of the valid positions behind them, valid if any is."""
+    count = mask.sum(1, keepdim=True)
+    total = torch.where(mask[..., None], x, 0.0).sum(1, keepdim=True)
+    mean = total / count.clamp(min=1)[..., None].to(x.dtype)
+    return torch.cat([x, mean], dim=1), torch.cat([mask, count > 0], dim=1)
 
 
 class ByteEncoder(nn.Module):
@@ -84,7 +107,7 @@ class ByteEncoder(nn.Module):
         self.rope_theta = args.rope_theta
         self.embedding = embedding(args.text_vocab_size, dim)
         self.layers = nn.ModuleList(
-            EncoderBlock(args, dim, n_heads, (11 * dim) // 4) for _ in range(args.text_n_layers)
+            EncoderBlock(args, dim, n_heads, args.text_mlp_width) for _ in range(args.text_n_layers)
         )
         self.norm = RMSNorm(dim, args.norm_eps)
 
@@ -93,9 +116,7 @@ class ByteEncoder(nn.Module):
     ) -> torch.Tensor:
         x = self.embedding(text_ids)
         rope = rope_table(positions_of(x, packed), self.head_dim, self.rope_theta)
-        # Position 0 is always a valid key: an empty text would otherwise give an empty softmax.
-        keys = mask.clone()
-        keys[:, 0] = True
+        keys = _attendable(mask)
         for layer in self.layers:
-            x = layer(x, rope, keys[:, None, None, :], False, packed)
+            x = layer(x, rope, keys, False, packed)
         return self.norm(x)

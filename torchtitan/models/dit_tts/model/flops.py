@@ -47,38 +47,47 @@ def _learned_encoders(
 ) -> Iterator[tuple[int, int, int, int]]:
     """(blocks, positions, width, MLP width) of the speaker encoder and of a learned text encoder."""
     c, width = args.speaker_dim, args.text_dim
-    yield args.speaker_n_layers, speaker_keys(args, lengths), c, args.speaker_mlp_dim
+    yield args.speaker_n_layers, _speaker_patches(args, lengths), c, args.speaker_mlp_dim
     if args.text_vocab_size:
-        yield args.text_n_layers, lengths.text_tokens, width, (11 * width) // 4
+        yield args.text_n_layers, lengths.text_tokens, width, args.text_mlp_width
+
+
+def _speaker_patches(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    return -(-lengths.speaker_frames // args.speaker_patch_size)
 
 
 def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """Reference frames after patching; a partial patch is a key too."""
-    return -(-lengths.speaker_frames // args.speaker_patch_size)
+    """Keys of the reference: its patches, also a partial one, and the mean of a bidirectional encoder."""
+    return _speaker_patches(args, lengths) + int(args.speaker_bidirectional)
 
 
 def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample's forward pass, without a pretrained text encoder."""
-    text, speaker, c = lengths.text_tokens, speaker_keys(args, lengths), args.speaker_dim
-    flops = 2 * text * args.text_dim * c
-    flops += 2 * speaker * args.speaker_patch_size * args.latent_channels * c
+    text, c = lengths.text_tokens, args.speaker_dim
+    flops = 2 * text * args.text_dim * c if args.text_projection else 0
+    flops += _speaker_input_flops(args, lengths)
     flops += sum(_encoder_blocks(*sizes) for sizes in _learned_encoders(args, lengths))
     if args.task == "duration":
         flops += args.n_layers * args.dim * (6 * text * args.mlp_dim + 4 * c)
-        return flops + 2 * text * args.dim * (c + 1)
+        return flops + 2 * text * args.dim * (args.text_key_dim + 1)
     T, D = lengths.frames, args.dim
     flops += divisible_flops(args, lengths) + args.n_layers * 24 * D * args.adaln_rank
     flops += 4 * T * args.latent_channels * D  # input and output
     return flops + 2 * args.timestep_dim * D + 8 * D**2
 
 
+def _speaker_input_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    width = args.speaker_patch_size * args.latent_channels
+    return 2 * _speaker_patches(args, lengths) * width * args.speaker_dim
+
+
 def divisible_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample in the blocks' forward pass that tensor parallelism divides among its ranks."""
     T, text, speaker = lengths.frames, lengths.text_tokens, speaker_keys(args, lengths)
-    D, c = args.dim, args.speaker_dim
+    D = args.dim
     block = 10 * T * D**2 + 6 * T * D * args.mlp_dim  # projections and MLP
     block += 4 * T * (T + text + speaker) * D  # attention
-    block += 4 * D * c * (text + speaker)  # K and V of the conditions
+    block += 4 * D * (text * args.text_key_dim + speaker * args.speaker_dim)  # K and V
     return args.n_layers * block
 
 
@@ -92,7 +101,7 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     saved = 0
     if args.task == "speech":
         saved = 2 * (lengths.frames * args.latent_channels + args.timestep_dim) * args.dim
-    saved += 2 * speaker_keys(args, lengths) * args.speaker_patch_size * args.latent_channels * c
+    saved += _speaker_input_flops(args, lengths)
     if not (args.text_vocab_size or args.text_encoder or args.condition_tokens):
         saved += 2 * lengths.text_tokens * args.text_dim * c
     return 3 * forward_flops(args, lengths) - saved

@@ -93,7 +93,9 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.eps = args.norm_eps
         self.adaln = LowRankAdaLN(args.dim, args.adaln_rank)
-        self.attention = JointAttention(args.dim, args.n_heads, args.speaker_dim, args.norm_eps)
+        self.attention = JointAttention(
+            args.dim, args.n_heads, args.text_key_dim, args.speaker_dim, args.norm_eps
+        )
         self.mlp = GatedMLP(args.dim, args.mlp_dim, args.n_heads)
 
     def forward(

@@ -152,9 +152,9 @@ def data_vocabulary(
         subwords: the ids of text of a pretrained encoder.
     """
     data, unit = config.data, unit_of(config.encoder.model)
-    added = config.encoder.added_tokens
+    added, convention = config.encoder.added_tokens, config.encoder.convention
     if unit == "bytes" and not data.conditioning:
-        return Vocabulary(added=tuple(added))
+        return Vocabulary(added=tuple(added), convention=convention)
     labels = [name for name in data.conditioning if name != "duration"]
     characters, values = "", {}
     language = language_of(config.encoder.model)
@@ -173,6 +173,7 @@ def data_vocabulary(
         subwords=subwords,
         language=language,
         added=added,
+        convention=convention,
     )
 
 

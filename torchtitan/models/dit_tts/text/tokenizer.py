@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
+from torchtitan.models.dit_tts.text.conventions import ECHO, MAX_ADDED_BYTES, NORMALIZERS
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import (
@@ -219,7 +220,7 @@ class ConditionedTokenizer(BaseTokenizer):
 
 
 class UnitTokenizer(ConditionedTokenizer):
-    """Ids for the learned encoder: begin, the conditioning tokens, bytes or characters, end."""
+    """Ids for the learned encoder: begin, the conditioning tokens, bytes or characters, end (Echo-TTS has none)."""
 
     def __init__(
         self,
@@ -230,6 +231,10 @@ class UnitTokenizer(ConditionedTokenizer):
         super().__init__(vocabulary, conditioning_dropout, aligner)
         self.num_special_tokens = 2 + self.n_conditions
         """ids that `encode` adds to those of the text"""
+        self._end, self._normalized = [END_ID], NORMALIZERS[vocabulary.convention]
+        if vocabulary.convention == ECHO:
+            self._end = []
+            self.num_special_tokens += MAX_ADDED_BYTES - 1
         self._bytes = vocabulary.unit == "bytes"
         language = vocabulary.language
         self._phones = Phonemizer(language, self.added) if language else None
@@ -264,6 +269,7 @@ class UnitTokenizer(ConditionedTokenizer):
     def _ids(self, text: str) -> np.ndarray:
         """Of the text alone."""
         unicode_bytes(text)
+        text = self._normalized(text)
         if not self._bytes:
             points = np.frombuffer(unicode_bytes(self.spoken(text), "utf-32-le"), np.uint32)
             return self._character_ids.take(points, mode="clip")
@@ -278,7 +284,8 @@ class UnitTokenizer(ConditionedTokenizer):
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
-        return [BEGIN_ID, *self.condition_ids(metadata, drop), *self._ids(text).tolist(), END_ID]
+        ids = self._ids(text).tolist()
+        return [BEGIN_ID, *self.condition_ids(metadata, drop), *ids, *self._end]
 
     def encode_into(
         self,
@@ -289,12 +296,12 @@ class UnitTokenizer(ConditionedTokenizer):
     ) -> int:
         ids, first = self._ids(text), 1 + self.n_conditions
         end = first + len(ids)
-        check_fits(row, end + 1)
-        row[0], row[end] = BEGIN_ID, END_ID
+        check_fits(row, end + len(self._end))
+        row[0], row[end : end + len(self._end)] = BEGIN_ID, self._end
         if self._conditions:
             row[1:first] = self.condition_ids(metadata, drop)
         row[first:end] = ids
-        return end + 1
+        return end + len(self._end)
 
     def decode(self, ids: Sequence[int]) -> str:
         first = self.vocabulary.first_added_id

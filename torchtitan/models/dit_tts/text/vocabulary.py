@@ -25,6 +25,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.config.job_config import LEARNED_UNITS, PHONES, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
 
 SUBWORDS = "subwords"
 """unit of every pretrained encoder; [encoder] model names the encoder instead"""
@@ -89,6 +90,9 @@ class Vocabulary:
     added: tuple[str, ...] = ()
     """[encoder] added_tokens"""
 
+    convention: str = ""
+    """[encoder] convention"""
+
     @property
     def model(self) -> str:
         """[encoder] model that has these units."""
@@ -152,6 +156,7 @@ def make_vocabulary(
     subwords: Subwords | None = None,
     language: str = "",
     added: Sequence[str] = (),
+    convention: str = "",
 ) -> Vocabulary:
     """The vocabulary of some data, the same whatever order its samples and shards have.
 
@@ -163,7 +168,7 @@ def make_vocabulary(
         duration_token_seconds: width of a duration bin.
         max_seconds: the longest duration with a bin of its own; longer ones have the last.
         subwords, language: for the units "subwords" and "phones".
-        added: as in `Vocabulary`.
+        added, convention: as in `Vocabulary`.
     """
     fields = {}
     for name in conditioning:
@@ -183,7 +188,7 @@ def make_vocabulary(
             f"[encoder] model = {unit!r}, but all texts of [data] path are empty; use data with text"
         )
     width = duration_token_seconds if "duration" in fields else 0.0
-    return Vocabulary(unit, known, fields, width, subwords, language, tuple(added))
+    return Vocabulary(unit, known, fields, width, subwords, language, tuple(added), convention)
 
 
 def unit_of(model: str) -> str:
@@ -212,6 +217,7 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool =
             if (data.unit, data.language) != (run.unit, run.language)
             else []
         ),
+        ("[encoder] convention", data.convention, run.convention),
         ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
         ("[data] duration_token_seconds", data.duration_token_seconds, run.duration_token_seconds),
     ):
@@ -339,6 +345,7 @@ def from_json(text: str, where: str) -> Vocabulary:
             subwords,
             contents.get("language", ""),
             tuple(contents.get("added", ())),
+            contents.get("convention", ""),
         )
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -346,7 +353,8 @@ def from_json(text: str, where: str) -> Vocabulary:
             f"{where} cannot be read as a tokenizer ({type(error).__name__}: {error}); restore the "
             f"file that the run wrote"
         ) from error
-    if found != (_VERSION, vocabulary.fingerprint, vocabulary.size) or vocabulary.unit not in UNITS:
+    known = vocabulary.unit in UNITS and vocabulary.convention in NORMALIZERS
+    if found != (_VERSION, vocabulary.fingerprint, vocabulary.size) or not known:
         raise InputError(
             f"{where} was changed after the run wrote it, or another version of this program wrote it: "
             f"its contents do not have its fingerprint; restore it, as the weights depend on these ids"
@@ -373,6 +381,8 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
         contents["language"] = vocabulary.language
     if vocabulary.added:
         contents["added"] = list(vocabulary.added)
+    if vocabulary.convention:
+        contents["convention"] = vocabulary.convention
     if vocabulary.subwords:
         contents["subwords"] = {
             name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"
