@@ -57,6 +57,10 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "export.export_command",
         "Write a trained model to a standalone folder, and publish it.",
     ),
+    "convert": (
+        "convert.convert_command",
+        "Write a model of Echo-TTS as an exported folder, or in its layout.",
+    ),
     "export-codec": ("export.codec_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.plan_command", "Predict time, memory and MFU of a run on a named GPU."),
     "ablate": ("grids.ablate_command", "Run or continue a grid of benchmarks."),

@@ -64,6 +64,9 @@ class Options:
     heldout_fraction: float = 0.1
     """Fraction of the recordings that is not trained on and decides which step is the best."""
 
+    codec: str = ""
+    """Codec of the base's latents, if it is not in its folder: its path, or package.module:factory."""
+
     steps: int = 0
     """Steps of training; 0: by the minutes of speech."""
 
@@ -101,16 +104,21 @@ def _finetune(options: Options) -> None:
         exported, of_run = out / "base", ("export", str(base), str(out / "base"))
         if not is_exported(exported):
             best = (base / "validation.jsonl").is_file() and _config_of(base).validation.keep_best
-            _titan_tts(*of_run, *(("--step", "best") if best else ()))
+            _titan_tts(*of_run, *(("--step", "best") if best else ()), *_codec(options))
         base = exported
     data = _prepared(options, base)
     _train(options, base, data)
-    speak = ["titan-tts", "generate", str(out / "run"), "--step", "best"]
+    speak = ["titan-tts", "generate", str(out / "run"), "--step", "best", *_codec(options)]
     voice = "" if options.method == "reference" else "--reference VOICE.wav "
     show(f"speak:   {shlex.join(speak)} {voice}--text '...'")
     if options.method != "full" and not (out / "adapter").exists():
-        _titan_tts("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
+        of_run = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
+        _titan_tts(*of_run, *_codec(options))
     _compare(options, base, data)
+
+
+def _codec(options: Options) -> tuple[str, ...]:
+    return ("--codec", options.codec) if options.codec else ()
 
 
 def _titan_tts(*arguments: str) -> None:
@@ -149,7 +157,7 @@ def _prepared(options: Options, base: Path) -> Path:
     if (given / "prepare.json").is_file():
         return given
     data, config = Path(options.out, "data"), _config_of(base)
-    arguments = [str(given), str(data), "--codec", config.sampling.codec]
+    arguments = [str(given), str(data), "--codec", options.codec or config.sampling.codec]
     for name, value in read_exported(base)["audio"].items():
         arguments += [f"--{name.replace('_', '-')}", "off" if value is None else str(value)]
     longest = config.data.max_frames / config.data.frames_per_second
@@ -184,7 +192,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "job.dump_folder": out,
         "job.experiment": "run",
         "encoder.model": config.encoder.model,
-        "sampling.codec": config.sampling.codec,
+        "sampling.codec": options.codec or config.sampling.codec,
         "adapter.kind": "none" if options.method == "full" else options.method,
         "optimizer.lr": _RATES[options.method] * _rate_of(base),
         "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
@@ -235,6 +243,7 @@ def _compare(options: Options, base: Path, data: Path) -> None:
             options.recognizer,
             "--speaker-scorer",
             options.speaker_scorer,
+            *_codec(options),
         ]
         _titan_tts("evaluate", *systems, *arguments)
     show(f"compare: {os.path.join(options.out, 'evaluation', 'evaluation.html')}")

@@ -16,7 +16,7 @@ FOLDERS = {building: ROOT / building.replace(".", "/") for building in (FAMILY, 
 # A module imports from its own room and from lines above its own; a room with a point is a part of a room.
 FAMILY_LAYERS = [
     {"errors"},
-    {"files", "run.launcher", "speech.audio", "streams", "added_tokens"},
+    {"files", "factories", "run.launcher", "speech.audio", "streams", "added_tokens"},
     {"config"},
     {"model", "flow", "run.factors", "speech.codec"},
     {"data", "speech.scoring"},
@@ -42,7 +42,7 @@ COMMAND_LAYERS = [
     {"plan", "prepare", "doctor"},
     {"speak", "grids"},
     {"evaluate", "export", "serving"},
-    {"launch.torchrun", "launch.slurm_queue"},
+    {"launch.torchrun", "launch.slurm_queue", "convert"},
     {
         "launch.train_command",
         "launch.slurm_command",

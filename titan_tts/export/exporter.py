@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,18 @@ from titan_tts.speak.speech_data import TrainingShards, open_speech_data
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
+from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
+from torchtitan.models.dit_tts.speech.codec.interface import OWN
 from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_codecs
 from torchtitan.models.dit_tts.text.build_tokenizer import TEXT_TOKENIZER_FILE, TOKENIZER_FILE
 from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE
 from torchtitan.models.dit_tts.text.hf_encoder import CONFIG_FILE, read_record
 from torchtitan.models.dit_tts.text.hf_files import weight_files
-from torchtitan.models.dit_tts.text.vocabulary import to_json
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, to_json
 
 
 def export(options: Options, out: Path) -> str:
@@ -43,20 +47,17 @@ def export(options: Options, out: Path) -> str:
         raise InputError(
             f"--adapter, but {folder} is no adapter's run: its [adapter] kind is 'none', and it has trained all weights"
         )
+    if not options.codec:
+        refuse_function_as_codec(config.sampling.codec, options.run, "--codec")
     codec = build_codec(options.codec or config.sampling.codec)
     check_codec(codec, config.data.path)
     shards = open_speech_data(folder, config, options.data)
     assert isinstance(shards, TrainingShards)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True)
+    with new_folder(out) as temporary:
         if options.adapter:
             _write_adapter(temporary, loaded)
         else:
             _write(options, temporary, loaded, codec, shards)
-        os.rename(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     report = f"{out}: step {loaded.step} ({loaded.weights}) of {folder}, {size / 2**20:.1f} MiB"
     if options.adapter:
@@ -73,12 +74,24 @@ def _write_adapter(out: Path, loaded: LoadedRun) -> None:
     write_adapter(out, config.adapter, loaded.adapter, base, **about)
 
 
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder that appears as `out` when it is complete."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        os.rename(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def _write(
     options: Options, out: Path, loaded: LoadedRun, codec: Codec, shards: TrainingShards
 ) -> None:
     config = loaded.config
     write_atomic(out / DURATIONS_FILE, shards.durations.to_json())
-    _write_codec(out, codec, options.codec or config.sampling.codec)
+    write_codec(out, codec, options.codec or config.sampling.codec)
     limit = config.data.max_speaker_frames
     voices = {name: shards.reference(name)[:limit].float() for name in options.voices}
     if loaded.learned_reference is not None:
@@ -86,18 +99,11 @@ def _write(
     if voices:
         write_atomic(out / exported.VOICES, save(voices))
     audio = next((record.audio for record in recorded_codecs(shards.data.path)), {})
-    # The path of a file is not given away.
-    codec_name = "" if Path(codec.name).is_absolute() else codec.name
-    about = {
-        "codec": {
-            "kind": codec_kind(codec.name),
-            "name": codec_name,
-            "fingerprint": codec.fingerprint,
-            "sample_rate": codec.sample_rate,
-            "hop_length": codec.hop_length,
-        },
+    about: dict[str, Any] = {
+        "codec": about_codec(codec),
         "audio": {name: audio[name] for name in ("loudness", "max_silence") if name in audio},
     }
+    codec_name = about["codec"]["name"]
     kept = _write_model(out, loaded, about, options.dtype)
     fine_tune = exported.fine_tune_config(config, codec_name, kept["encoder"]["model"])
     write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(fine_tune)))
@@ -132,23 +138,47 @@ def _write_model(
         vocabulary = replace(vocabulary, subwords=named)
     if loaded.tokenizer.aligner is not None:
         loaded.tokenizer.aligner.save(out)
-    write_atomic(out / TOKENIZER_FILE, to_json(vocabulary))
-    kept["sampling"].pop("codec")
-    content = {
-        "format": exported.FORMAT,
-        "version": exported.VERSION,
-        "step": loaded.step,
-        "weights": loaded.weights,
-        **about,
-        "config": kept,
-    }
-    write_atomic(out / exported.CONFIG, json.dumps(content, indent=1) + "\n")
     checkpoint = loaded.folder / config.checkpoint.folder / f"step-{loaded.step}"
-    write_manifest(out, exported.files_read(out), read_manifest(checkpoint)["trained_with"])
+    about = {"step": loaded.step, "weights": loaded.weights, **about}
+    write_description(out, kept, vocabulary, about, read_manifest(checkpoint)["trained_with"])
     return kept
 
 
-def _write_codec(out: Path, codec: Codec, built_by: str) -> None:
+def write_description(
+    out: Path,
+    kept: dict[str, dict[str, Any]],
+    vocabulary: Vocabulary,
+    about: dict[str, Any],
+    trained_with: dict[str, Any],
+) -> None:
+    """Writes tokenizer.json, config.json and, of all files that are there, the manifest.
+
+    Args:
+        kept: the part of the config that config.json has, by `exported.kept`.
+        about: further entries of config.json.
+    """
+    write_atomic(out / TOKENIZER_FILE, to_json(vocabulary))
+    kept["sampling"].pop("codec")
+    content = {"format": exported.FORMAT, "version": exported.VERSION, **about, "config": kept}
+    write_atomic(out / exported.CONFIG, json.dumps(content, indent=1) + "\n")
+    write_manifest(out, exported.files_read(out), trained_with)
+
+
+def about_codec(codec: Codec) -> dict[str, Any]:
+    """The codec's entry of config.json."""
+    kind = codec_kind(codec.name)
+    # The path of a file is not given away, and a folder names no function to call.
+    named = kind != OWN and not Path(codec.name).is_absolute()
+    return {
+        "kind": kind,
+        "name": codec.name if named else "",
+        "fingerprint": codec.fingerprint,
+        "sample_rate": codec.sample_rate,
+        "hop_length": codec.hop_length,
+    }
+
+
+def write_codec(out: Path, codec: Codec, built_by: str) -> None:
     """Writes mel_dct's constants, or the weights of a codec that is a local file."""
     if codec_kind(codec.name) == "mel_dct":
         from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE

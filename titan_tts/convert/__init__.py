@@ -1,0 +1,1 @@
+"""Weights of other projects to exported folders, and back."""
