@@ -1,5 +1,7 @@
-"""Writes a converted folder, complete under its name or not at all, and reads one to convert it back."""
+"""Writes another project's model as an exported folder, and an exported folder in another project's layout."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,21 @@ from torch import Tensor
 
 from titan_tts.convert.layout import conversion_table, to_ours, to_theirs
 from titan_tts.convert.options import Options
-from titan_tts.convert.projects import ECHO, PROJECTS, Project, check_is_of, config_of, sizes_of
+from titan_tts.convert.projects import (
+    ECHO,
+    IRODORI,
+    PROJECTS,
+    Header,
+    Project,
+    check_is_of,
+    config_of,
+    header_of,
+    sizes_of,
+)
 from titan_tts.export.exporter import about_codec, new_folder, write_codec, write_description
 from titan_tts.speak.hub import is_hub_name
 from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config, without_none
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
 from torchtitan.models.dit_tts.files import write_atomic
@@ -25,36 +37,44 @@ from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig, model_flav
 from torchtitan.models.dit_tts.run.checkpoint_storage import verify
 from torchtitan.models.dit_tts.run.resume_rules import trained_with
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
-from torchtitan.models.dit_tts.text.build_tokenizer import load_vocabulary
+from torchtitan.models.dit_tts.text.build_tokenizer import TEXT_TOKENIZER_FILE, load_vocabulary
 from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE, LinearDurationModel
+from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer, load_subword_tokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
+
+_HEADER = "config_json"
+"""entry of a safetensors file's header in which Irodori-TTS has its config"""
 
 
 def convert(options: Options, out: Path) -> str:
     """Writes an exported folder of another project's weights. Returns a report."""
     path = _find(options.source)
-    weights, project = _read(path), ECHO
+    weights, header = _read(path)
+    project = IRODORI if header else ECHO
     left_out = [name for name in weights if any(part in f".{name}" for part in project.left_out)]
     for name in left_out:
         del weights[name]
-    args = sizes_of(weights, project, path)
+    args = sizes_of(weights, header, project, path)
+    config = config_of(args, header, project)
+    vocabulary, text = Vocabulary(convention=project.convention), None
+    if project is IRODORI:
+        rows = len(weights["text_encoder.text_embedding.weight"])
+        vocabulary, text = _irodori_texts(options, config, header, rows)
     codec = _codec_of(options, project, args)
-    config = config_of(args, project)
     config.data.frames_per_second = codec.frames_per_second
-    vocabulary = Vocabulary(convention=project.convention)
     config.encoder.vocab_size = vocabulary.size
-    model = _on_meta(config)
+    model = _on_meta(config)[0]
     ours = to_ours(conversion_table(model, project is ECHO), model, weights, path)
     with new_folder(out) as folder:
         save_file(ours, folder / exported.WEIGHTS, {"format": "pt"})
+        if text is not None:
+            write_atomic(folder / TEXT_TOKENIZER_FILE, text.to_json())
         _describe(folder, options, project, config, codec, vocabulary)
-    count = sum(value.numel() for value in ours.values())
-    dropped = (
-        f"; {len(left_out)} tensors that only generation block by block has are left out"
-        if left_out
-        else ""
-    )
-    return f"{out}: {project.name}, {count:,} parameters{dropped}"
+    parameters = sum(value.numel() for value in ours.values())
+    report = f"{out}: {project.name}, {parameters:,} parameters"
+    if left_out:
+        report += f"; left out are {len(left_out)} tensors of generation block by block"
+    return report
 
 
 def convert_back(options: Options, out: Path) -> str:
@@ -67,45 +87,48 @@ def convert_back(options: Options, out: Path) -> str:
         )
     if problem := verify(folder):
         raise InputError(f"{problem}; copy the folder again")
-    config, vocabulary = load_run_config(folder), load_vocabulary(folder)
-    config.encoder.vocab_size = vocabulary.size
-    args = model_flavors()[config.model.flavor]
-    args.update_from_config(config)
+    config = load_run_config(folder)
+    config.encoder.vocab_size = load_vocabulary(folder).size
+    model, args = _on_meta(config)
     check_is_of(config, args, project, folder)
-    table = conversion_table(_on_meta(config), project is ECHO)
-    theirs = to_theirs(table, _read(folder / exported.WEIGHTS), folder)
+    table = conversion_table(model, project is ECHO)
+    theirs = to_theirs(table, _read(folder / exported.WEIGHTS)[0], folder)
+    header = {"format": "pt"}
+    if project is IRODORI:
+        header[_HEADER] = json.dumps(header_of(config, args))
     with new_folder(out) as new:
-        save_file(theirs, new / project.file, {"format": "pt"})
+        save_file(theirs, new / project.file, header)
     return f"{out / project.file}: {len(theirs)} tensors in the layout of {project.name}"
 
 
-def _on_meta(config: JobConfig) -> DiTTTSModel:
+def _on_meta(config: JobConfig) -> tuple[DiTTTSModel, DiTTTSModelConfig]:
     args = model_flavors()[config.model.flavor]
     args.update_from_config(config)
     with torch.device("meta"):
-        return DiTTTSModel(args)
+        return DiTTTSModel(args), args
 
 
 def _find(source: str) -> Path:
     """The file of weights."""
-    path = Path(source)
+    path, files = Path(source), [project.file for project in PROJECTS.values()]
+    if exported.is_exported(path):
+        raise InputError(f"{source} is an exported folder; give --to echo or --to irodori")
     if path.is_dir():
-        found = [path / each.file for each in PROJECTS.values() if (path / each.file).is_file()]
+        found = [path / name for name in files if (path / name).is_file()]
         if not found:
             exported.refuse_pickles(path)
-            names = ", ".join(each.file for each in PROJECTS.values())
-            raise InputError(f"{path} has none of {names}; give the file of weights")
+            raise InputError(f"{path} has none of {', '.join(files)}; give the file of weights")
         return found[0]
-    if path.suffix == ".safetensors" or path.exists() or not is_hub_name(source):
+    if path.is_file() or path.suffix == ".safetensors" or not is_hub_name(source):
         require(path.is_file(), f"{source} is neither a file nor a folder nor a hub name")
         exported.refuse_pickles(path)
         return path
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    for project in PROJECTS.values():
+    for name in files:
         try:
-            return Path(hf_hub_download(source, project.file))
+            return Path(hf_hub_download(source, name))
         except EntryNotFoundError:
             continue
         except (OSError, ValueError, RuntimeError) as error:
@@ -113,31 +136,53 @@ def _find(source: str) -> Path:
                 f"{source} is not a folder, and cannot be downloaded from the hub ({first_line(error)}); download it "
                 f"elsewhere and give the file's path"
             ) from None
-    raise InputError(
-        f"{source} has no weights that are known; give the name of a model of Echo-TTS"
-    )
+    raise InputError(f"{source} has none of {', '.join(files)}; give the file of weights")
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors, and Irodori-TTS's config in the header, if there is one."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError) as error:
+            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, header
+    except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again") from None
 
 
+def _irodori_texts(
+    options: Options, config: JobConfig, header: Header, rows: int
+) -> tuple[Vocabulary, TextTokenizer]:
+    """Its vocabulary, of as many ids as the embedding has rows, and its tokenizer."""
+    require(
+        header.get("text_add_bos", True) is True,
+        "the model's config has text_add_bos = false, and its texts no begin, which no published model has",
+    )
+    model = config.encoder.model
+    given = f"{LEARNED_SUBWORDS}{options.tokenizer}" if options.tokenizer else model
+    found = load_subword_tokenizer(given)
+    require(
+        found.text.end <= rows,
+        f"{given} has ids up to {found.text.end - 1}, but the model's embedding has {rows} rows; give its tokenizer by "
+        f"--tokenizer",
+    )
+    assert found.vocabulary.subwords is not None
+    subwords = replace(found.vocabulary.subwords, base=rows, model=model)
+    convention = config.encoder.convention
+    return replace(found.vocabulary, subwords=subwords, convention=convention), found.text
+
+
 def _codec_of(options: Options, project: Project, args: DiTTTSModelConfig) -> Codec:
-    name = options.codec
+    name = options.codec or project.codecs.get(args.latent_channels, "")
     require(
         bool(name),
-        f"--codec is not given, and {project.name}'s is not part of this program; give package.module:factory, a function "
-        f"of yours that makes it (docs/convert.md has one)",
+        f"--codec is not given, and {project.name}'s is not part of this program; give package.module:factory, a "
+        f"function of yours that makes it (docs/convert.md has one)",
     )
     codec = build_codec(name)
     require(
         codec.latent_channels == args.latent_channels,
-        f"--codec = {name} has latents of {codec.latent_channels} channels, and the model of {args.latent_channels}; give "
-        f"the model's codec",
+        f"--codec = {name} has latents of {codec.latent_channels} channels, but the model's have {args.latent_channels}; "
+        f"give the model's codec",
     )
     return codec
 
@@ -151,11 +196,12 @@ def _describe(
     vocabulary: Vocabulary,
 ) -> None:
     """Writes everything but the weights."""
-    rate = np.full(257, config.data.frames_per_second / project.bytes_per_second)
-    rate[-1] = 0.0
-    write_atomic(folder / DURATIONS_FILE, LinearDurationModel(rate, {}, 0.0).to_json())
+    per_byte = np.full(257, config.data.frames_per_second / project.bytes_per_second)
+    per_byte[-1] = 0.0  # the constant
+    write_atomic(folder / DURATIONS_FILE, LinearDurationModel(per_byte, {}, 0.0).to_json())
     write_codec(folder, codec, options.codec)
-    about: dict[str, Any] = {"step": 0, "weights": "raw", "codec": about_codec(codec), "audio": {}}
+    about: dict[str, Any] = {"step": 0, "weights": "raw"}
+    about |= {"codec": about_codec(codec), "audio": project.audio}
     fine_tune = exported.fine_tune_config(config, about["codec"]["name"], config.encoder.model)
     write_atomic(folder / exported.FINE_TUNE, tomli_w.dumps(without_none(fine_tune)))
     card = f"""---
@@ -165,7 +211,7 @@ pipeline_tag: text-to-speech
 
 # A model of {project.name}
 
-Converted from `{Path(options.source).name}` by titan-tts convert. The licence of the weights stays: {project.licence}.
+Converted from `{Path(options.source).name}` by titan-tts convert. The licence of its weights holds: {project.licence}.
 """
     write_atomic(folder / exported.CARD, card)
     write_description(folder, exported.kept(config), vocabulary, about, trained_with(config))

@@ -12,14 +12,18 @@ class Options:
     such a folder in the other project's layout."""
 
     source: tyro.conf.Positional[str]
-    """Weights (.safetensors) of Echo-TTS, their folder, or its hub name; with --to a folder that `convert` or
-    `export` wrote."""
+    """Weights (.safetensors) of Echo-TTS or Irodori-TTS, their folder, or their hub name; with --to a folder that
+    `convert` or `export` wrote."""
 
     out: tyro.conf.Positional[str]
     """Folder to write, a new or an empty one."""
 
-    to: Literal["", "echo"] = ""
+    to: Literal["", "echo", "irodori"] = ""
     """Project whose layout is written."""
 
     codec: str = ""
-    """Codec of the model's latents: package.module:factory for Echo-TTS's (docs/convert.md)."""
+    """Codec of the model's latents: its path or hub name, by default Irodori-TTS's; package.module:factory for
+    Echo-TTS's (docs/convert.md)."""
+
+    tokenizer: str = ""
+    """Irodori-TTS's tokenizer, a folder or hub name; by default the one that the model's config names."""

@@ -1,19 +1,23 @@
 """What Echo-TTS and Irodori-TTS are beside their weights: sizes, texts, lengths, sampling, codec."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig, model_flavors, write_sizes
 
 _FLAVOR = "800M"
 """to which [model] sizes of a converted model is the difference"""
+
+Header = Mapping[str, Any]
+"""Irodori-TTS's config, which the header of its file has; empty for Echo-TTS"""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Project:
     file: str
     """of the weights in its folders, and on the hub"""
 
-    convention: Literal["echo"]
+    convention: Literal["echo", "irodori"]
     bidirectional: bool
     max_frames: int
     max_speaker_frames: int
@@ -34,6 +38,12 @@ class Project:
     """of a text, about: where long texts are split"""
 
     licence: str
+    audio: dict[str, float | None] = field(default_factory=dict)
+    """how references are treated before the codec"""
+
+    codecs: dict[int, str] = field(default_factory=dict)
+    """hub name by the number of channels; none: a user's function"""
+
     left_out: tuple[str, ...] = ()
     """parts of the names of tensors that are not converted"""
 
@@ -48,15 +58,40 @@ ECHO = Project(
     max_text_tokens=768,
     speaker_scale=8.0,
     bytes_per_second=16.0,
-    licence="CC-BY-NC-SA-4.0, its codec's too",
+    licence="CC-BY-NC-SA-4.0, as its codec's",
+    audio={"loudness": None, "max_silence": None},
     # Of generation block by block, which this family has not.
-    left_out=("latent_encoder.", "latent_norm.", ".wk_latent.", ".wv_latent."),
+    left_out=(".latent_encoder.", ".latent_norm.", ".wk_latent.", ".wv_latent."),
 )
-PROJECTS = {"echo": ECHO}
+IRODORI = Project(
+    name="Irodori-TTS",
+    file="model.safetensors",
+    convention="irodori",
+    bidirectional=True,
+    max_frames=750,
+    max_speaker_frames=750,
+    max_text_tokens=256,
+    speaker_scale=5.0,
+    bytes_per_second=21.0,
+    licence="see its model card",
+    audio={"loudness": -16.0, "max_silence": None},
+    codecs={32: "Aratako/Semantic-DACVAE-Japanese-32dim", 128: "facebook/dacvae-watermarked"},
+)
+PROJECTS = {"echo": ECHO, "irodori": IRODORI}
 
 
-def sizes_of(weights: Mapping[str, Tensor], project: Project, where: Path) -> DiTTTSModelConfig:
-    """The sizes of a model by the shapes of its tensors."""
+def sizes_of(
+    weights: Mapping[str, Tensor], header: Header, project: Project, where: Path
+) -> DiTTTSModelConfig:
+    """The sizes of a model by the shapes of its tensors. Raises InputError for what this family has not."""
+    for key, needed, why in (
+        ("use_caption_condition", False, "a voice by its description, without a reference"),
+        ("latent_patch_size", 1, "frames stacked in the decoder"),
+    ):
+        require(
+            header.get(key, needed) == needed,
+            f"{where} has {key} = {header.get(key)!r} in its config: {why}, which no model here has; take another one",
+        )
 
     def shape(name: str) -> torch.Size:
         if name not in weights or weights[name].ndim != 2:
@@ -65,59 +100,70 @@ def sizes_of(weights: Mapping[str, Tensor], project: Project, where: Path) -> Di
             )
         return weights[name].shape
 
-    def blocks(prefix: str) -> int:
-        numbers = {key.split(".")[prefix.count(".")] for key in weights if key.startswith(prefix)}
-        return len(numbers)
+    def block(prefix: str) -> dict[str, int]:
+        """Sizes of an encoder or of the decoder."""
+        rest = [name.removeprefix(prefix) for name in weights if name.startswith(prefix)]
+        return {
+            "n_layers": len({name.partition(".")[0] for name in rest}),
+            "n_heads": shape(f"{prefix}0.attention.q_norm.weight")[0],
+            "mlp_dim": shape(f"{prefix}0.mlp.w1.weight")[0],
+        }
+
+    def of_encoder(name: str) -> dict[str, int]:
+        return {f"{name}_{key}": value for key, value in block(f"{name}_encoder.blocks.").items()}
 
     dim, channels = shape("in_proj.weight")
-    speaker_dim, patch = shape("speaker_encoder.in_proj.weight")
-    text_dim = shape("text_encoder.text_embedding.weight")[1]
-    first = "blocks.0"
-    text, speaker = "text_encoder.blocks.0", "speaker_encoder.blocks.0"
-    heads = shape(f"{first}.attention.q_norm.weight")[0]
+    speaker_dim, stacked = shape("speaker_encoder.in_proj.weight")
+    sizes: dict[str, Any] = {
+        **block("blocks."),
+        **of_encoder("speaker"),
+        **of_encoder("text"),
+        **_rules(header, project),
+        "dim": dim,
+        "adaln_rank": shape("blocks.0.attention_adaln.shift_down.weight")[0],
+        "timestep_dim": shape("cond_module.0.weight")[1],
+        "latent_channels": channels,
+        "speaker_dim": speaker_dim,
+        "speaker_patch_size": stacked // channels,
+        "text_dim": shape("text_encoder.text_embedding.weight")[1],
+    }
+    found = replace(model_flavors()[_FLAVOR], **sizes)
     require(
-        heads % 2 == 0,
-        f"{where} has {heads} heads, of which {project.name} rotates the larger half and this family the smaller; only "
-        f"an even number can be converted",
+        found.n_heads % 2 == 0,
+        f"{where} has {found.n_heads} heads, of which {project.name} rotates the larger half and this family the "
+        f"smaller; only an even number can be converted",
     )
-    return replace(
-        model_flavors()[_FLAVOR],
-        dim=dim,
-        n_layers=blocks("blocks."),
-        n_heads=heads,
-        mlp_dim=shape(f"{first}.mlp.w1.weight")[0],
-        adaln_rank=shape(f"{first}.attention_adaln.shift_down.weight")[0],
-        timestep_dim=shape("cond_module.0.weight")[1],
-        speaker_dim=speaker_dim,
-        speaker_n_layers=blocks("speaker_encoder.blocks."),
-        speaker_n_heads=shape(f"{speaker}.attention.q_norm.weight")[0],
-        speaker_mlp_dim=shape(f"{speaker}.mlp.w1.weight")[0],
-        speaker_patch_size=patch // channels,
-        speaker_partial_patches=False,
-        speaker_bidirectional=project.bidirectional,
-        latent_channels=channels,
-        text_dim=text_dim,
-        text_n_layers=blocks("text_encoder.blocks."),
-        text_n_heads=shape(f"{text}.attention.q_norm.weight")[0],
-        text_mlp_dim=shape(f"{text}.mlp.w1.weight")[0],
-        text_projection=False,
-        norm_eps=1e-5,
-    )
+    return found
 
 
-def config_of(args: DiTTTSModelConfig, project: Project) -> JobConfig:
+def _rules(header: Header, project: Project) -> dict[str, Any]:
+    """What of the forward pass no shape tells."""
+    return {
+        "norm_eps": float(header.get("norm_eps", 1e-5)),
+        "rope_theta": 10000.0,
+        "text_projection": False,
+        "speaker_partial_patches": False,
+        "speaker_bidirectional": project.bidirectional,
+    }
+
+
+def config_of(args: DiTTTSModelConfig, header: Header, project: Project) -> JobConfig:
     """The config of a run that had trained the model, as far as it is known; codec and rate of its latents are not
     in it. `args`: of `sizes_of`."""
     config = JobConfig()
     model, data, encoder = config.model, config.data, config.encoder
     model.flavor, model.sizes = _FLAVOR, write_sizes(args, _FLAVOR)
     data.latent_channels, data.speaker_patch_size = args.latent_channels, args.speaker_patch_size
-    data.max_frames, data.max_speaker_frames = project.max_frames, project.max_speaker_frames
-    data.max_text_tokens = project.max_text_tokens
+    data.max_frames = int(header.get("fixed_target_latent_steps", project.max_frames))
+    data.max_speaker_frames = project.max_speaker_frames
+    data.max_text_tokens = int(header.get("max_text_len", project.max_text_tokens))
     # Rows of one length: where the speech ends is learned from the zeros behind it.
-    data.num_buckets, data.bucket_frames = 1, [project.max_frames]
+    data.num_buckets, data.bucket_frames = 1, [data.max_frames]
     config.objective.loss_on_padding = True
-    encoder.model, encoder.convention = "bytes", project.convention
+    encoder.convention = project.convention
+    encoder.model = "bytes"
+    if project is IRODORI:
+        encoder.model = f"{LEARNED_SUBWORDS}{header['text_tokenizer_repo']}"
     encoder.dim, encoder.n_layers = args.text_dim, args.text_n_layers
     encoder.n_heads = args.text_n_heads
     config.sampling = replace(
@@ -127,39 +173,56 @@ def config_of(args: DiTTTSModelConfig, project: Project) -> JobConfig:
     return config
 
 
-_SAME: dict[str, Any] = {
-    "model.text_positions": "none",
-    "objective.prediction": "velocity",
-    "encoder.added_tokens": [],
-    "data.conditioning": [],
-}
-"""Keys that a model must have so to be one of the projects'"""
-
-
 def check_is_of(config: JobConfig, args: DiTTTSModelConfig, project: Project, where: Path) -> None:
-    """Raises InputError where a model's forward pass is not the project's."""
-    as_theirs = {
-        **_SAME,
+    """Raises InputError where a model's forward pass, or its texts, are not the project's."""
+    needed: dict[str, Any] = {
         "encoder.convention": project.convention,
+        "encoder.added_tokens": [],
+        "data.conditioning": [],
+        "model.text_positions": "none",
+        "objective.prediction": "velocity",
     }
-    found: dict[str, Any] = {}
-    for key in as_theirs:
-        section, _, name = key.partition(".")
-        found[key] = getattr(getattr(config, section), name)
-    for name, value in (
-        ("norm_eps", 1e-5),
-        ("rope_theta", 10000.0),
-        ("text_projection", False),
-        ("speaker_partial_patches", False),
-        ("speaker_bidirectional", project.bidirectional),
-    ):
-        as_theirs[f"model.sizes: {name}"], found[f"model.sizes: {name}"] = (
-            value,
-            getattr(args, name),
-        )
-    for key, value in as_theirs.items():
+    pairs = [(key, value, attrgetter(key)(config)) for key, value in needed.items()]
+    rules = _rules({"norm_eps": args.norm_eps} if project is IRODORI else {}, project)
+    pairs += [(f"model.sizes {key}", value, getattr(args, key)) for key, value in rules.items()]
+    for key, value, found in pairs:
         require(
-            found[key] == value,
-            f"{where} has {key} = {found[key]!r}, but a model of {project.name} has {value!r}; it can only be used with "
-            f"titan-tts",
+            found == value,
+            f"{where} has {key} = {found!r}, but a model of {project.name} has {value!r}; only titan-tts can run it",
         )
+
+
+def header_of(config: JobConfig, args: DiTTTSModelConfig) -> dict[str, Any]:
+    """Irodori-TTS's config of a model, for the header of its file."""
+
+    def ratio(hidden: int, dim: int) -> float:
+        """Of which they take int(dim · ratio)."""
+        return next(
+            each for each in (hidden / dim, (hidden + 0.5) / dim) if int(dim * each) == hidden
+        )
+
+    return {
+        "latent_dim": args.latent_channels,
+        "latent_patch_size": 1,
+        "model_dim": args.dim,
+        "num_layers": args.n_layers,
+        "num_heads": args.n_heads,
+        "mlp_ratio": ratio(args.mlp_dim, args.dim),
+        "text_mlp_ratio": ratio(args.text_mlp_width, args.text_dim),
+        "speaker_mlp_ratio": ratio(args.speaker_mlp_dim, args.speaker_dim),
+        "text_vocab_size": args.text_vocab_size,
+        "text_tokenizer_repo": config.encoder.model.removeprefix(LEARNED_SUBWORDS),
+        "text_add_bos": True,
+        "text_dim": args.text_dim,
+        "text_layers": args.text_n_layers,
+        "text_heads": args.text_n_heads,
+        "speaker_dim": args.speaker_dim,
+        "speaker_layers": args.speaker_n_layers,
+        "speaker_heads": args.speaker_n_heads,
+        "speaker_patch_size": args.speaker_patch_size,
+        "timestep_embed_dim": args.timestep_dim,
+        "adaln_rank": args.adaln_rank,
+        "norm_eps": args.norm_eps,
+        "max_text_len": config.data.max_text_tokens,
+        "fixed_target_latent_steps": config.data.max_frames,
+    }

@@ -136,6 +136,8 @@ def _write_model(
         assert vocabulary.subwords is not None
         named = replace(vocabulary.subwords, model=kept["encoder"]["model"])
         vocabulary = replace(vocabulary, subwords=named)
+    elif vocabulary.subwords:
+        shutil.copyfile(loaded.folder / TEXT_TOKENIZER_FILE, out / TEXT_TOKENIZER_FILE)
     if loaded.tokenizer.aligner is not None:
         loaded.tokenizer.aligner.save(out)
     checkpoint = loaded.folder / config.checkpoint.folder / f"step-{loaded.step}"

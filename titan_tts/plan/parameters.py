@@ -18,7 +18,12 @@ from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import HUB_NAME, SUF
 from torchtitan.models.dit_tts.speech.codec.interface import OWN, WITHOUT_WEIGHTS, codec_kind
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.hf_files import weight_files
-from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, make_vocabulary, unit_of
+from torchtitan.models.dit_tts.text.vocabulary import (
+    SUBWORDS,
+    Vocabulary,
+    make_vocabulary,
+    unit_of,
+)
 
 # Part of the model by the first word of a parameter's name.
 _PARTS = {
@@ -97,9 +102,10 @@ def _known_ids(config: JobConfig, source: HFEncoderSpec | None) -> tuple[int, tu
         ).conditioning
     labels = [name for name in data.conditioning if name != "duration"]
     unknown = []
-    if unit_of(encoder.model) in ("chars", PHONES):
+    unit = unit_of(encoder.model)
+    if source is None and unit in ("chars", PHONES, SUBWORDS):
         unknown.append(
-            "the characters of the texts or phones: they depend on the data; none is counted"
+            "the characters, phones or pieces of the texts: they depend on the data or a tokenizer; none is counted"
         )
     if labels:
         unknown.append(
@@ -109,7 +115,7 @@ def _known_ids(config: JobConfig, source: HFEncoderSpec | None) -> tuple[int, tu
     if source is not None:
         added = Vocabulary("bytes", "", fields).size - Vocabulary("bytes").size
         return source.vocab_size + added, tuple(unknown)
-    return Vocabulary(unit_of(encoder.model), "", fields).size, tuple(unknown)
+    return Vocabulary(unit, "", fields).size, tuple(unknown)
 
 
 def build_on_meta(args: DiTTTSModelArgs, dtype: str) -> nn.Module:

@@ -1,65 +1,68 @@
 """Converted weights against the projects' forward passes, layer by layer, and back to the bit."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.echo_style import Reference, Sizes, random_weights
+from tests.helpers.pretrained_checkpoints import gemma_tokenizer
 from titan_tts.cli import main
 from titan_tts.speak.load_run import load_run
 
-FRAMES, TEXT, SPEAKER = [9, 5, 7], [6, 11, 4], [13, 8, 3]
-SIZES = Sizes()
+ECHO = Sizes()
+IRODORI = replace(ECHO, vocabulary=700, patch=2, channels=8)
+FRAMES, TEXT, SPEAKER = [9, 5, 7], [6, 11, 4], [13, 8, 1]
+FILES = {"echo": "pytorch_model.safetensors", "irodori": "model.safetensors"}
+PROJECTS = pytest.mark.parametrize("project, sizes", [("echo", ECHO), ("irodori", IRODORI)])
+HEADER = {"latent_patch_size": 1, "norm_eps": 1e-5, "text_tokenizer_repo": "some/tokenizer"}
+HEADER |= {"max_text_len": 200, "fixed_target_latent_steps": 300}
+SILENT = "ignore:torch.distributed"
 
 
 @pytest.fixture
 def convert(tmp_path):
     """Writes weights in a project's layout and converts them. Returns the folder."""
+    gemma_tokenizer().save_pretrained(tmp_path / "tokenizer")
 
-    def run(weights, name="model", *arguments):
-        save_file(weights, tmp_path / f"{name}.safetensors")
-        codec = "--codec=tests.helpers.small_codec:SmallCodec:6"
-        assert (
-            main(
-                [
-                    "convert",
-                    str(tmp_path / f"{name}.safetensors"),
-                    str(tmp_path / name),
-                    codec,
-                    *arguments,
-                ]
-            )
-            == 0
-        )
-        return tmp_path / name
+    def run(weights, project="echo", name="model", **header):
+        metadata = {"config_json": json.dumps(HEADER | header)} if project == "irodori" else None
+        source = tmp_path / name / FILES[project]
+        source.parent.mkdir()
+        save_file(weights, source, metadata)
+        channels = weights["in_proj.weight"].shape[1]
+        arguments = [f"--codec=tests.helpers.small_codec:SmallCodec:{channels}"]
+        arguments += [f"--tokenizer={tmp_path / 'tokenizer'}"] if project == "irodori" else []
+        out = tmp_path / f"{name}-converted"
+        assert main(["convert", str(source.parent), str(out), *arguments]) == 0
+        return out
 
     return run
 
 
-def batch(seed=3):
+def samples(sizes):
     """Three samples; the third's reference is shorter than a patch."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for t, frames, text, speaker in zip(
-        (1 / 16, 1 / 128, 1 / 50), FRAMES, TEXT, SPEAKER, strict=True
-    ):
-        rows.append(
-            {
-                "latents": torch.randn(frames, SIZES.channels, generator=generator),
-                "t": torch.tensor(t),
-                "text_ids": torch.randint(1, SIZES.vocabulary, (text,), generator=generator),
-                "speaker": torch.randn(speaker, SIZES.channels, generator=generator),
-            }
-        )
-    return rows
+    generator = torch.Generator().manual_seed(3)
+    lengths = zip((1 / 16, 1 / 128, 1 / 50), FRAMES, TEXT, SPEAKER, strict=True)
+    return [
+        {
+            "latents": torch.randn(frames, sizes.channels, generator=generator),
+            "t": torch.tensor(t),
+            "text_ids": torch.randint(1, sizes.vocabulary, (text,), generator=generator),
+            "speaker": torch.randn(speaker, sizes.channels, generator=generator),
+        }
+        for t, frames, text, speaker in lengths
+    ]
 
 
 def padded(rows, name):
-    values = torch.nn.utils.rnn.pad_sequence(
-        [row[name] for row in rows], batch_first=True, padding_value=7
-    )
-    lengths = torch.tensor([len(row[name]) for row in rows])
-    return values, torch.arange(values.shape[1]) < lengths[:, None]
+    values = [row[name] for row in rows]
+    lengths = torch.tensor([len(value) for value in values])
+    stacked = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=7)
+    return stacked, torch.arange(stacked.shape[1]) < lengths[:, None]
 
 
 def assert_near(found, expected, name=""):
@@ -68,46 +71,150 @@ def assert_near(found, expected, name=""):
     assert error < 1e-5, (name, error)
 
 
+@PROJECTS
 @torch.no_grad()
-def test_every_layer_is_echos(convert):
-    weights = random_weights(SIZES, torch.float32)
-    model = load_run(convert(weights)).model
-    in_float64 = {name: value.double() for name, value in weights.items()}
-    rows, kept = batch(), {}
+@pytest.mark.filterwarnings(SILENT)
+def test_every_layer_is_the_projects(convert, project, sizes):
+    weights = random_weights(sizes, torch.float32)
+    model, kept = load_run(convert(weights, project)).model, {}
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, given, out, name=name: kept.__setitem__(name, out))
+    rows, compared = samples(sizes), set()
     latents, frame_mask = padded(rows, "latents")
     ids, text_mask = padded(rows, "text_ids")
-    speaker, speaker_mask = padded(rows, "speaker")
-    # Our ids of bytes are 3 higher, behind padding, begin and end.
-    t = torch.stack([row["t"] for row in rows])
-    found = model(latents, t, frame_mask, ids + 3, text_mask, speaker, speaker_mask)
+    # Of Echo-TTS our ids of bytes are 3 higher, behind padding, begin and end.
+    ids = ids + 3 if project == "echo" else ids
+    times = torch.stack([row["t"] for row in rows])
+    found = model(latents, times, frame_mask, ids, text_mask, *padded(rows, "speaker"))
+    in_float64 = {name: value.double() for name, value in weights.items()}
     for number, row in enumerate(rows):
-        reference = Reference(in_float64, SIZES)
-        given = (
-            row["latents"].double(),
-            row["t"].double(),
-            row["text_ids"],
-            row["speaker"].double(),
+        reference = Reference(in_float64, sizes, bidirectional=project == "irodori")
+        expected = reference(
+            row["latents"].double(), row["t"].double(), row["text_ids"], row["speaker"].double()
         )
-        expected = reference(*given)
         assert_near(found[number, : len(expected)], expected, f"row {number}")
-        assert_near(kept["timestep"][number].flatten(), reference.seen["cond_module"])
         for name, value in reference.seen.items():
-            ours = name.replace("blocks", "layers")
-            if ours in kept:
-                assert_near(kept[ours][number, : len(value)], value, name)
-    compared = {name.replace("blocks", "layers") for name in Reference(in_float64, SIZES).seen}
-    assert sum("layers." in name and name.count(".") < 3 for name in compared) >= 0
+            ours = name.replace("blocks", "layers").replace("cond_module", "timestep")
+            of_row = kept[ours][number].flatten(-2) if ours == "timestep" else kept[ours][number]
+            assert_near(of_row[: len(value)], value, name)
+            compared.add(name)
+    assert len(compared) == 1 + sizes.layers + sizes.text_layers + sizes.speaker_layers
 
 
-def test_back_to_the_bit(convert, tmp_path):
-    for dtype in (torch.float32, torch.bfloat16):
-        weights = random_weights(SIZES, dtype)
-        folder = convert(weights, f"model-{dtype}")
-        back = tmp_path / f"back-{dtype}"
-        assert main(["convert", str(folder), str(back), "--to=echo"]) == 0
-        found = load_file(back / "pytorch_model.safetensors")
-        assert set(found) == set(weights)
-        for name, value in weights.items():
-            assert found[name].dtype == dtype and torch.equal(found[name], value), name
+@PROJECTS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_back_to_the_bit(convert, tmp_path, project, sizes, dtype):
+    weights = random_weights(sizes, dtype)
+    folder, back = convert(weights, project), tmp_path / "back"
+    assert main(["convert", str(folder), str(back), f"--to={project}"]) == 0
+    found = load_file(back / FILES[project])
+    assert set(found) == set(weights)
+    for name, value in weights.items():
+        assert found[name].dtype == dtype and torch.equal(found[name], value), name
+    if project == "irodori":
+        with safe_open(back / FILES[project], framework="pt") as file:
+            header = json.loads(file.metadata()["config_json"])
+        assert HEADER.items() <= header.items()
+        names = ("mlp_ratio", "text_mlp_ratio", "speaker_mlp_ratio")
+        dims = (sizes.dim, sizes.text, sizes.speaker)
+        hidden = [int(dim * header[name]) for name, dim in zip(names, dims, strict=True)]
+        assert hidden == [sizes.mlp, sizes.text_mlp, sizes.speaker_mlp]
+
+
+def without(name):
+    return lambda weights: weights.pop(name)
+
+
+def shorter(name):
+    return lambda weights: weights.update({name: weights[name][:-1].contiguous()})
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (
+            without("blocks.1.attention.wk_text.weight"),
+            "missing is 'blocks.1.attention.wk_text.weight'",
+        ),
+        (without("cond_module.0.weight"), "cond_module.0.weight is missing"),
+        (lambda weights: weights.update(more=torch.zeros(2)), "unknown is 'more'"),
+        (shorter("text_encoder.blocks.2.mlp.w3.weight"), "w3.weight (34, 40) instead of (35, 40)"),
+        (shorter("text_encoder.text_embedding.weight"), "(255, 40) instead of (256, 40)"),
+        (shorter("blocks.0.mlp_adaln.gate_up.bias"), "gate_up.bias (23,) instead of (24,)"),
+    ],
+)
+def test_other_tensors_are_refused_by_name(convert, capsys, change, words):
+    weights = random_weights(ECHO, torch.float32)
+    change(weights)
+    with pytest.raises(AssertionError):
+        convert(weights)
+    assert words in capsys.readouterr().err
+
+
+def test_tensors_of_generation_block_by_block_are_left_out(convert, capsys):
+    weights = random_weights(ECHO, torch.float32)
+    more = (
+        "latent_encoder.in_proj.bias",
+        "latent_norm.weight",
+        "blocks.0.attention.wk_latent.weight",
+    )
+    convert(weights | {name: torch.zeros(3) for name in more})
+    assert "left out are 3 tensors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "header, words",
+    [
+        ({"use_caption_condition": True}, "use_caption_condition = True"),
+        ({"latent_patch_size": 2}, "latent_patch_size = 2"),
+        ({"text_add_bos": False}, "text_add_bos = false"),
+    ],
+)
+def test_models_that_are_refused(convert, capsys, header, words):
+    with pytest.raises(AssertionError):
+        convert(random_weights(IRODORI, torch.float32), "irodori", **header)
+    assert words in capsys.readouterr().err
+
+
+def test_what_cannot_be_converted_is_said(convert, tmp_path, capsys):
+    odd = random_weights(replace(ECHO, dim=30, heads=5), torch.float32)
+    few = random_weights(replace(IRODORI, vocabulary=20), torch.float32)
+    for weights, project, words in ((odd, "echo", "has 5 heads"), (few, "irodori", "has 20 rows")):
+        with pytest.raises(AssertionError):
+            convert(weights, project, project)
+        assert words in capsys.readouterr().err
+    folder = str(convert(random_weights(ECHO, torch.float32), name="good"))
+    source, out = str(tmp_path / "good"), str(tmp_path / "out")
+    (tmp_path / "pickle").mkdir()
+    (tmp_path / "pickle/model.pt").touch()
+    for arguments, words in (
+        ([source, out], "--codec is not given"),
+        ([source, out, "--codec=mel_dct"], "128 channels"),
+        ([folder, out], "give --to"),
+        ([source, out, "--to=echo"], "no exported folder"),
+        ([folder, out, "--to=irodori"], "encoder.convention = 'echo'"),
+        ([source, folder], "exists already"),
+        ([str(tmp_path / "pickle"), out], "a pickle"),
+        ([str(tmp_path / "nothing.safetensors"), out], "neither a file"),
+    ):
+        assert main(["convert", *arguments]) == 2
+        assert words in capsys.readouterr().err, arguments
+
+
+@pytest.mark.filterwarnings(SILENT)
+def test_texts_are_the_projects(convert):
+    """Echo-TTS: the byte 0, then bytes; Irodori-TTS: the tokenizer's begin, then its pieces."""
+    echo = load_run(convert(random_weights(ECHO))).tokenizer
+    text = "Hi: “you”…\nIt’s—me;"
+    assert echo.encode(text) == [1, *(3 + byte for byte in b'[S1] Hi, "you"... It\'s, me,')]
+    assert echo.encode("(S2) a") == [1, *(3 + byte for byte in b"(S2) a")]
+    tokenizer = load_run(convert(random_weights(IRODORI), "irodori", "second")).tokenizer
+    theirs = gemma_tokenizer()
+    for text, said in (
+        ("「ａ（b）〜！？…」", "a(b)ー!?…"),
+        ("（one）（two）", "(one)(two)"),
+        ("one ... two.. ●①—", "one … two… ○"),
+    ):
+        expected = [theirs.bos_token_id, *theirs.encode(said, add_special_tokens=False)]
+        assert tokenizer.encode(text) == expected, text
+        assert tokenizer.text.counts([text]) == [len(expected)]

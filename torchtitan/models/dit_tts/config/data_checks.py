@@ -7,6 +7,7 @@ from torchtitan.models.dit_tts.config.batch_split import ramp_accumulation
 from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
     DURATION_FLAVOR,
+    LEARNED_SUBWORDS,
     MAX_BUCKETS,
     Data,
     JobConfig,
@@ -153,8 +154,8 @@ def check_text(config: JobConfig) -> None:
     )
     require(
         not pretrained or "/" in encoder.model,
-        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes', 'chars' and 'phones:LANGUAGE' "
-        f"such as 'phones:en-us', a folder of a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
+        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes', 'chars', 'phones:LANGUAGE' "
+        f"such as 'phones:en-us', 'subwords:NAME' of a tokenizer, a folder of a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
     )
     require(
         not encoder.convention or config.model.text_positions == "none",
@@ -164,6 +165,11 @@ def check_text(config: JobConfig) -> None:
     require(
         encoder.convention != "echo" or encoder.model == "bytes",
         f"[encoder] convention = 'echo' with model = {encoder.model!r}, but Echo-TTS reads bytes; set model to 'bytes'",
+    )
+    require(
+        encoder.convention != "irodori" or encoder.model.startswith(LEARNED_SUBWORDS),
+        f"[encoder] convention = 'irodori' with model = {encoder.model!r}, but Irodori-TTS reads the pieces of a "
+        f"tokenizer; set model to 'subwords:NAME'",
     )
     tokens = encoder.added_tokens
     require(

@@ -28,6 +28,10 @@ LEARNED_UNITS = ("bytes", "chars", PHONES)
 """Units of text of the learned encoder inside the model; `[encoder] model` is one of them, with a language behind
 the last: phones:en-us"""
 
+LEARNED_SUBWORDS = "subwords:"
+"""Begin of `[encoder] model` where the learned encoder reads the pieces of a pretrained tokenizer, whose folder or name
+follows"""
+
 CONDITIONING_FIELDS = ("speaker", "language", "quality", "class", "duration")
 """Values of `[data] conditioning`"""
 
@@ -63,7 +67,8 @@ MAX_SWAY = 2 / (math.pi - 2)
 
 def is_pretrained(encoder_model: str) -> bool:
     """Whether `[encoder] model` names a pretrained encoder and not the learned one's unit."""
-    return encoder_model not in ("bytes", "chars") and not encoder_model.startswith(f"{PHONES}:")
+    learned = (f"{PHONES}:", LEARNED_SUBWORDS)
+    return encoder_model not in ("bytes", "chars") and not encoder_model.startswith(learned)
 
 
 @dataclass
@@ -352,17 +357,17 @@ class Data:
 @dataclass
 class Encoder:
     model: Annotated[str, WORKLOAD] = "bytes"
-    """Text encoder: "bytes", "chars" or "phones:en-us" is the learned one inside the model, over utf-8 bytes, the
-    characters of the data, or the phones that espeak-ng gives the text in that language; anything else is a pretrained one, a local folder or a name of the Hugging
+    """Text encoder: "bytes", "chars", "phones:en-us" or "subwords:NAME" is the learned one inside the model, over utf-8 bytes, the
+    characters of the data, the phones that espeak-ng gives the text in that language, or the pieces of a pretrained tokenizer; anything else is a pretrained one, a local folder or a name of the Hugging
     Face hub such as "google/t5gemma-2-270m-270m" or "google-t5/t5-base". An existing local path takes precedence"""
 
     added_tokens: list[str] = field(default_factory=list)
     """Parts of the texts that are one token each, such as "[S1]" before a speaker's turn or "(laugh)"; they
     have no letters in lengths and word errors"""
 
-    convention: Annotated[Literal["", "echo"], WORKLOAD] = ""
+    convention: Annotated[Literal["", "echo", "irodori"], WORKLOAD] = ""
     """Project whose rules the texts follow, for a model that titan-tts convert made: Echo-TTS's punctuation, [S1]
-    before the text and no end token (echo)"""
+    before the text and no end token (echo), or Irodori-TTS's punctuation (irodori)"""
 
     frozen: Annotated[bool, TRAINING, WORKLOAD] = True
     """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at

@@ -53,5 +53,5 @@ def find_grown(config: JobConfig, folder: Path) -> GrownEmbedding | None:
     before, now = load_vocabulary(origin), load_vocabulary(folder)
     if before.fingerprint == now.fingerprint:
         return None
-    name = _LEARNED if now.subwords is None else _BEYOND_PRETRAINED
+    name = _LEARNED if now.is_learned else _BEYOND_PRETRAINED
     return GrownEmbedding(name, rows_in(before, now))

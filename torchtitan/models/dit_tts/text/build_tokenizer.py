@@ -8,7 +8,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.exported import is_exported
-from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
+from torchtitan.models.dit_tts.config.job_config import Data, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
@@ -118,6 +118,8 @@ def _text_tokenizer(
     if trained.subwords is None:  # `check_covers` refuses other units
         return None, Subwords(0, "", model=model)
     text = load_text_tokenizer(weights, trained)
+    if not is_pretrained(model):  # the run's own is all that its learned rows depend on
+        return text, trained.subwords
     try:
         now = load_subword_tokenizer(model, download=False)
     except InputError:  # no longer here, and not needed

@@ -2,9 +2,11 @@
 training as in generation, before it becomes ids.
 """
 
+import re
+import unicodedata
 from collections.abc import Callable
 
-ECHO = "echo"
+ECHO, IRODORI = "echo", "irodori"
 
 _ECHO_REPLACED = {
     "…": "...",
@@ -19,6 +21,14 @@ _ECHO_REPLACED = {
 _ECHO_SPEAKER = "[S1] "
 """tag of the first speaker, which begins every text that names no speaker"""
 
+MAX_ADDED_BYTES = len(_ECHO_SPEAKER)
+"""by which Echo-TTS's rules make a text longer, at most"""
+
+_LEFT_OUT = r"\\\[n\\\]|\[n\]|[\t\u3000;▼♀♂《》≪≫①-⑥\u02d7\u2010-\u2015\u2043\u2212\u23af\u23e4\u2500\u2501\u2e3a\u2e3b]"
+_IRODORI_LEFT_OUT = re.compile(_LEFT_OUT)
+_IRODORI_LETTERS = str.maketrans("？！♥●◯〇\uff5e\u301c", "?!♡○○○ーー")
+_BRACKETS = dict(zip("「『（【(", "」』）】)", strict=True))
+
 
 def _echo_text(text: str) -> str:
     for old, new in _ECHO_REPLACED.items():
@@ -27,8 +37,27 @@ def _echo_text(text: str) -> str:
     return text if tagged else _ECHO_SPEAKER + text
 
 
-NORMALIZERS: dict[str, Callable[[str], str]] = {"": str, ECHO: _echo_text}
-"""Value of [encoder] convention -> what it makes of a text"""
+def _irodori_text(text: str) -> str:
+    text = _IRODORI_LEFT_OUT.sub("", text).translate(_IRODORI_LETTERS)
+    text = re.sub("…{3,}", "……", text)
+    while _is_bracketed(text):
+        text = text[1:-1]
+    text = unicodedata.normalize("NFKC", text)
+    return text.replace("...", "…").replace("..", "…")
 
-MAX_ADDED_BYTES = len(_ECHO_SPEAKER)
-"""by which Echo-TTS's rules make a text longer, at most"""
+
+def _is_bracketed(text: str) -> bool:
+    """Whether one pair of brackets encloses the whole text."""
+    closing = _BRACKETS.get(text[:1])
+    if closing is None or len(text) < 2 or text[-1] != closing:
+        return False
+    depth = 0
+    for character in text[:-1]:
+        depth += (character == text[0]) - (character == closing)
+        if depth == 0:
+            return False
+    return depth == 1
+
+
+NORMALIZERS: dict[str, Callable[[str], str]] = {"": str, ECHO: _echo_text, IRODORI: _irodori_text}
+"""Value of [encoder] convention -> what it makes of a text"""

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import load_local_or_hub
 from torchtitan.models.dit_tts.text.aligner import Aligner
+from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
@@ -36,11 +38,18 @@ class TextTokenizer:
     never changes, so any thread may use it.
     """
 
-    def __init__(self, serialized: str, added: AddedTokens | None = None, first_id: int = 0):
+    def __init__(
+        self,
+        serialized: str,
+        added: AddedTokens | None = None,
+        first_id: int = 0,
+        convention: str = "",
+    ):
         """
         Args:
             serialized: JSON of the `tokenizers` library.
             added: tokens of the text beyond the model's own, with ids from `first_id` on.
+            convention: [encoder] convention, whose rules every text goes through.
 
         Raises:
             ValueError: it is not valid.
@@ -74,6 +83,8 @@ class TextTokenizer:
         self.end = max([*pieces, *in_empty], default=-1) + 1
         """1 + the highest id of its own that a text can have"""
         self._serialized, self._added, self._first_id = serialized, added, first_id
+        self._convention, self._normalized = convention, NORMALIZERS[convention]
+        self.fingerprint += convention and f"-{convention}"
         self._id_of: dict[int, int] = {}
         if added is not None and added.tokens:
             backend.add_tokens([AddedToken(token, normalized=False) for token in added.tokens])
@@ -83,7 +94,7 @@ class TextTokenizer:
 
     def __reduce__(self):
         # The library's pickle forgets a setting.
-        return TextTokenizer, (self._serialized, self._added, self._first_id)
+        return TextTokenizer, (self._serialized, self._added, self._first_id, self._convention)
 
     def to_json(self) -> str:
         return self._backend.to_str()
@@ -91,6 +102,7 @@ class TextTokenizer:
     def ids(self, text: str) -> list[int]:
         """Ids of a text with the model's special tokens."""
         unicode_bytes(text)
+        text = self._normalized(text)
         encoding = self._backend.encode(text)
         found = encoding.ids
         if self._has_more_specials(encoding):
@@ -99,13 +111,16 @@ class TextTokenizer:
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         """Number of ids of each text."""
+        if self._convention:
+            return [len(self.ids(text)) for text in texts]
         return [
             len(self.ids(text)) if self._has_more_specials(encoding) else len(encoding)
             for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
         ]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Of each of `ids`, the first character and the one after its last; equal for special tokens."""
+        """Of each of `ids`, the first character and the one after its last; equal for special tokens. Of a text as it
+        is: no convention has positions."""
         encoding = self._backend.encode(text)
         if not self._has_more_specials(encoding):
             return encoding.offsets
@@ -120,6 +135,7 @@ class TextTokenizer:
         if self._unknown is None:
             return []
         unicode_bytes(text)
+        text = self._normalized(text)
         encoding = self._backend.encode(text)
         offsets = zip(encoding.ids, encoding.offsets, strict=True)
         # Some models read a word as unknown for one of its characters.
@@ -168,9 +184,9 @@ class SubwordTokenizer(ConditionedTokenizer):
         self.base = vocabulary.first_added_id
         self.pad_id = vocabulary.subwords.pad_id
         self.text_fingerprint = text.fingerprint
-        self.text = (
-            TextTokenizer(text.to_json(), self.added, self.base) if self.added.tokens else text
-        )
+        self.text, convention = text, vocabulary.convention
+        if self.added.tokens or convention:
+            self.text = TextTokenizer(text.to_json(), self.added, self.base, convention)
         if text.end > self.base:
             raise InputError(
                 f"[encoder] model = {vocabulary.model!r}: its tokenizer has ids up to {text.end - 1}, "
@@ -213,13 +229,42 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
     """The tokenizer of a pretrained encoder, without conditioning.
 
     Args:
-        model: hub name or folder.
+        model: hub name or folder, behind LEARNED_SUBWORDS where only its tokenizer is used.
         download: whether the hub may be asked for what this machine does not have.
     """
+    if not is_pretrained(model):
+        found, text = _load_tokenizer(model.removeprefix(LEARNED_SUBWORDS), download)
+        text = _begun_text(text, found.bos_token, found.bos_token_id)
+        subwords = Subwords(len(found), text.fingerprint, found.pad_token_id or 0, model)
+        return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
     source = find_source(model, download=download)
-    from transformers import AutoTokenizer
+    found, text = _load_tokenizer(source.model, download)
+    subwords = Subwords(source.vocab_size, text.fingerprint, found.pad_token_id or 0, source.model)
+    return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
 
-    model = source.model
+
+def _begun_text(text: TextTokenizer, begin: str | None, begin_id: int | None) -> TextTokenizer:
+    """The tokenizer with no other special token than this one before each text; None: without any."""
+    contents = json.loads(text.to_json())
+    contents["post_processor"] = None
+    if begin is not None:
+        parts = [
+            {"SpecialToken": {"id": begin, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ]
+        second = {"Sequence": {"id": "B", "type_id": 1}}
+        contents["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": parts,
+            "pair": [*parts, second],
+            "special_tokens": {begin: {"id": begin, "ids": [begin_id], "tokens": [begin]}},
+        }
+    return TextTokenizer(json.dumps(contents))
+
+
+def _load_tokenizer(model: str, download: bool) -> tuple[Any, TextTokenizer]:
+    """The library's tokenizer of a folder or hub name, and ours."""
+    from transformers import AutoTokenizer
 
     def load(**where: Any) -> tuple[Any, TextTokenizer | None]:
         found = AutoTokenizer.from_pretrained(model, **where)
@@ -241,8 +286,7 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
             f"[encoder] model = {model!r} has a tokenizer in Python only "
             f"({type(found).__name__}); use an encoder that has a tokenizer.json"
         )
-    subwords = Subwords(source.vocab_size, text.fingerprint, found.pad_token_id or 0, model)
-    return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
+    return found, text
 
 
 def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:

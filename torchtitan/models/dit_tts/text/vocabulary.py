@@ -101,6 +101,11 @@ class Vocabulary:
         return f"{self.unit}:{self.language}" if self.language else self.unit
 
     @property
+    def is_learned(self) -> bool:
+        """Whether the rows of text are learned: with the model, not beforehand."""
+        return not is_pretrained(self.model)
+
+    @property
     def first_added_id(self) -> int:
         """1 + the last id of text; of a pretrained encoder's, too."""
         if self.subwords:
@@ -290,7 +295,9 @@ def rows_in(run: Vocabulary, new: Vocabulary) -> np.ndarray:
 def _meanings(vocabulary: Vocabulary) -> list[tuple[str, str | None]]:
     """(kind, value) of each row of the learned embedding."""
     found: list[tuple[str, str | None]] = []
-    if vocabulary.subwords is None:
+    if vocabulary.subwords and vocabulary.is_learned:
+        found = [("subword", str(number)) for number in range(vocabulary.subwords.base)]
+    elif vocabulary.subwords is None:
         found = [("special", str(number)) for number in range(FIRST_BYTE_ID)]
         if vocabulary.unit == "bytes":
             found += [("byte", str(number)) for number in range(256)]
