@@ -112,8 +112,8 @@ def _finetune(options: Options) -> None:
     voice = "" if options.method == "reference" else "--reference VOICE.wav "
     show(f"speak:   {shlex.join(speak)} {voice}--text '...'")
     if options.method != "full" and not (out / "adapter").exists():
-        of_run = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
-        _titan_tts(*of_run, *_codec(options))
+        alone = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
+        _titan_tts(*alone, *_codec(options))
     _compare(options, base, data)
 
 
