@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jiwer
 import numpy as np
 import soundfile
 import torch
@@ -25,8 +24,6 @@ from benchmarks.sentences.referee import (
     RATE,
     PhoneReferee,
     WordReferee,
-    pronunciations,
-    spoken_words,
     words,
 )
 from torchtitan.models.dit_tts.errors import report_input_errors
@@ -58,11 +55,8 @@ def errors(text: str, sound: Sound) -> Errors:
     """Of a text's words and of the phones that the dictionary has for them."""
     hear_words, hear_phones, _ = _tools()
     by_word = count_errors(text, hear_words.transcribe(sound))
-    wanted = [phone for word in spoken_words(text) for phone in pronunciations()[word]]
-    # jiwer takes no empty transcript for a list of phones.
-    found = jiwer.process_words(" ".join(wanted), " ".join(hear_phones.transcribe(sound)) or "-")
-    wrong = found.substitutions + found.deletions + found.insertions
-    return Errors(by_word.word_errors, by_word.words, wrong, len(wanted))
+    by_phone = count_errors(hear_phones.units(text), hear_phones.transcribe(sound))
+    return Errors(by_word.word_errors, by_word.words, by_phone.word_errors, by_phone.words)
 
 
 def hear(sound: Sound) -> str:

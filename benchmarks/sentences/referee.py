@@ -1,13 +1,13 @@
 """The referee of the sentences: PocketSphinx with a trigram of other sentences of the grammar, and its phone loop.
 
-As a recognizer of `titan-tts evaluate` and of samples: --recognizer benchmarks.sentences.referee:words
-(from the project's folder). Phone errors: `phone_errors`.
+As recognizers of `titan-tts evaluate` and of samples, from the project's folder: --recognizer
+benchmarks.sentences.referee:words, or :phones, whose "words" are phones, so that WER is the phone error rate.
 """
 
 import itertools
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from pocketsphinx import Decoder, get_model_path
 
 from benchmarks.sentences.grammar import forms, lexicon, sentences, spelled, words_of
 from benchmarks.sentences.trigram import write_trigram
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 SEED = 0
@@ -70,13 +71,15 @@ def words(device: str) -> WordReferee:
 class PhoneReferee:
     """Recognizes phones by a phone trigram of general English: no word list and no grammar helps it."""
 
+    name = "phone loop (PocketSphinx)"
+
     def __init__(self) -> None:
-        phones = Path(get_model_path("en-us"), "en-us-phone.lm.bin")
+        trigram = Path(get_model_path("en-us"), "en-us-phone.lm.bin")
         # Weights of PocketSphinx's own tutorial on phoneme recognition.
         self.decoder = Decoder(
             samprate=RATE,
             lm=None,
-            allphone=str(phones),
+            allphone=str(trigram),
             lw=2.0,
             beam=1e-20,
             pbeam=1e-20,
@@ -84,9 +87,29 @@ class PhoneReferee:
         )
         self.channel_mean = self.decoder.get_cmn()
 
-    def transcribe(self, sound: Sound) -> list[str]:
+    def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
+        """Raises InputError for a text with a word that the dictionary lacks."""
+        unknown = {word for text in texts for word in spoken_words(text)} - pronunciations().keys()
+        require(not unknown, f"the phone dictionary lacks {', '.join(sorted(unknown)[:5])}")
+
+    def units(self, text: str) -> str:
+        """The dictionary's phones of a text."""
+        return _as_words(phone for word in spoken_words(text) for phone in pronunciations()[word])
+
+    def transcribe(self, sound: Sound, language: str = "") -> str:
         self.decoder.set_cmn(self.channel_mean)
-        return [phone for phone in _decode(self.decoder, sound).split() if phone not in _SILENCES]
+        heard = _decode(self.decoder, sound).split()
+        return _as_words(phone for phone in heard if phone not in _SILENCES)
+
+
+def _as_words(phones: Iterable[str]) -> str:
+    """Phones such as UH and M so written that a normalizer of texts does not take them for hesitation."""
+    return " ".join(f"ph{phone.lower()}" for phone in phones)
+
+
+def phones(device: str) -> PhoneReferee:
+    """The factory of the phone loop."""
+    return PhoneReferee()
 
 
 def _decode(decoder: Decoder, sound: Sound) -> str:

@@ -133,10 +133,15 @@ def test_noise_and_silence_are_no_words():
 
     from benchmarks.sentences.referee import PhoneReferee, words
     from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+    from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 
     noise = 0.1 * np.random.default_rng(0).standard_normal(32_000).astype(np.float32)
     referee = words("cpu")
 
     assert referee.transcribe(Sound(torch.zeros(16_000), 16_000)) == ""
     assert len(referee.transcribe(Sound(torch.from_numpy(noise), 16_000)).split()) < 4
-    assert len(PhoneReferee().transcribe(Sound(torch.from_numpy(noise), 16_000))) < 20
+    phones = PhoneReferee()
+    assert len(phones.transcribe(Sound(torch.from_numpy(noise), 16_000)).split()) < 20
+    # By PocketSphinx's dictionary; a normalizer drops words such as "uh" and "hm".
+    assert phones.units("The 2 books.") == "phdh phah pht phuw phb phuh phk phs"
+    assert count_errors(phones.units("book"), phones.units("look")).words == 3

@@ -4,13 +4,16 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import (
     open_opinion_predictor,
     open_recognizer,
     open_speaker_scorer,
 )
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
 
 OWN = """
 class Both:
@@ -25,6 +28,12 @@ class Broken(Both):
         super().__init__(device)
     def transcribe(self, sound, language=""): return {}["word"]
     def similarity(self, sound, reference): raise MemoryError
+class Phones:
+    name = "phones"
+    def __init__(self, device): pass
+    def check_texts(self, texts, languages=()): pass
+    def units(self, text): return " ".join(text.replace(" ", ""))
+    def transcribe(self, sound, language=""): return "a c a d"
 class Half:
     name = "half"
     def __init__(self, device): pass
@@ -43,6 +52,9 @@ def test_a_users_own(tmp_path, monkeypatch):
         made = opens("my_referees:Both", "cuda:2")
         assert made.name == ("cuda:2", None) and hasattr(made, call)
     assert open_recognizer("my_referees:Both:/a:b").name == ("cpu", "/a:b")
+    by_phone = Scorers(open_recognizer("my_referees:Phones"))
+    found = score(Sound(torch.zeros(9), 9), "a cab", by_phone).errors
+    assert (found.word_errors, found.words) == (1, 4)
     spec = "my_referees:Broken:late"
     refused(lambda: open_recognizer(spec).transcribe(None), f"recognizer '{spec}' failed (KeyError")
     with pytest.raises(MemoryError):  # not a mistake in the plug-in

@@ -8,14 +8,16 @@ so the layer keeps its class, its weight and its name, and whatever loads or spl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.models.dit_tts.config.job_config import Adapter
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.infra.matmul_weights import join_fused, projections
+from torchtitan.models.dit_tts.model.conditions import ConditionedModel
 from torchtitan.models.dit_tts.model.encoders import SpeakerEncoder
 from torchtitan.models.dit_tts.streams import Stream
 
@@ -89,6 +91,20 @@ class _WithLearnedReference(SpeakerEncoder):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         own = self.learned_reference.expand(latents.shape[0], -1, -1)
         return super().forward(own, mask.new_ones(own.shape[:2]))
+
+
+@torch.no_grad()
+def start_from_reference(model: nn.Module, dataset: Dataset) -> None:
+    """Lets a learned reference begin as the longest one in the data, repeated where it is too short; where none has a
+    reference, as the longest utterance."""
+    lengths = dataset.reference_frames
+    of = "reference" if lengths.max() else "latents"
+    longest = int((lengths if lengths.max() else dataset.frames).argmax())
+    latents = torch.from_numpy(getattr(dataset.load(longest), of)).float()
+    parameter = model.get_parameter(REFERENCE)
+    times = -(-parameter.shape[0] // len(latents))
+    value = latents.repeat(times, 1)[: parameter.shape[0]]
+    cast(ConditionedModel, model).write_parameter(parameter, value.to(parameter.device))
 
 
 def is_trained(name: str) -> bool:

@@ -31,7 +31,8 @@ class Sound:
 
 
 class Recognizer(Protocol):
-    """Transcribes speech.
+    """Transcribes speech. One that hears other units than words, such as phones, has a method units(text) too, which
+    writes a text in them, with blanks between.
 
     Attributes:
         name: for tables and reports, such as "Whisper large-v3".

@@ -5,7 +5,7 @@ protocol in `interface`. `package.module:factory:ARGUMENT` calls factory(device,
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +60,8 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
         if kind == "whisper":
             return whisper.WhisperRecognizer(argument, device)
         return whisper.FasterWhisperRecognizer(argument, device)
-    return _from_factory(spec, device, "recognizer", RECOGNIZERS, "transcribe", "check_texts")
+    methods = "transcribe", "check_texts"
+    return _from_factory(spec, device, "recognizer", RECOGNIZERS, *methods, optional=["units"])
 
 
 def open_speaker_scorer(
@@ -92,12 +93,15 @@ def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
     return _from_factory(spec, device, "opinion predictor", OPINION_PREDICTORS, "score")
 
 
-def _from_factory(spec: str, device: str, kind: str, known: str, *methods: str) -> Any:
+def _from_factory(
+    spec: str, device: str, kind: str, known: str, *methods: str, optional: Sequence[str] = ()
+) -> Any:
     """What a user's factory returns, with `name` and all methods of its protocol."""
     made = call_factory(
         spec, device, kind, known, ("name", *methods), "speech/scoring/interface.py"
     )
     failing = failures_named(kind, spec)
+    offered = [*methods, *(each for each in optional if hasattr(made, each))]
     return SimpleNamespace(
-        name=made.name, **{method: failing(getattr(made, method)) for method in methods}
+        name=made.name, **{method: failing(getattr(made, method)) for method in offered}
     )

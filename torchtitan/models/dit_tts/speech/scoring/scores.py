@@ -45,7 +45,10 @@ def score(
     if scorers.recognizer is not None:
         heard = scorers.recognizer.transcribe(sound, language)
         spelling = getattr(scorers.recognizer, "spelling", None)
-        errors = count_errors(scorers.added.without(text), heard, language, spelling)
+        wanted = scorers.added.without(text)
+        if units := getattr(scorers.recognizer, "units", None):
+            wanted = units(wanted)
+        errors = count_errors(wanted, heard, language, spelling)
     if scorers.speaker is not None and reference is not None:
         similarity = _finite(scorers.speaker.similarity(sound, reference))
     if scorers.opinion is not None:
