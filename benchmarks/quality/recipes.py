@@ -13,7 +13,6 @@ CONFIG = "train_configs/debug.toml"
 
 PACKAGE = ("-m", "titan_tts")
 INFILL = ("-m", "benchmarks.quality.infill_run")
-PADDED = ("-m", "benchmarks.quality.padded_run")
 """Python's arguments before `train ...` and `evaluate ...`"""
 
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -127,7 +126,6 @@ RECIPES: dict[str, Recipe] = {
             {**_IRODORI, **_FIXED_LENGTH},
             _NONE_OF_OURS,
             {"lr_scheduler.warmup_steps": 0.02},
-            PADDED,
         ),
         Recipe(
             "irodori_masked",

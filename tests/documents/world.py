@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pyarrow.parquet
 import soundfile
+import torch
+from safetensors.torch import save_file
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.benchmark_runs import combinations, write_grid
-from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.echo_style import Sizes, random_weights
+from tests.helpers.pretrained_checkpoints import gemma_tokenizer, write_tiny_t5gemma2
 from tests.helpers.speech_checkpoints import write_tiny_wavlm, write_tiny_whisper
 from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from tools.harness.forked import ROOT, environment
@@ -178,6 +181,11 @@ def build(folder: Path, program: Path, hub: dict[str, str]) -> World:
     _write_list(folder / "patterned", utterances, {}, speakers=False)
     (folder / "dacvae").mkdir()
     write_tiny_dac_vae(folder / "dacvae")
+    gemma_tokenizer().save_pretrained(folder / "tokenizer")
+    (folder / "irodori").mkdir()
+    header = {"text_tokenizer_repo": "some/tokenizer", "fixed_target_latent_steps": 100}
+    weights = random_weights(Sizes(channels=128, vocabulary=700), torch.float32)
+    save_file(weights, folder / "irodori/model.safetensors", {"config_json": json.dumps(header)})
     write_grid(folder / "grid", combinations(batch=[8, 16], compile=["off", "default"]), 2, 0.01)
     world = World(folder, program, hub)
     page = folder / "maker"
@@ -222,6 +230,8 @@ def _source(path: str) -> str:
         "voice.jsonl": "one_voice/manifest.jsonl",
         "/models/dacvae": "dacvae",
         "dacvae": "dacvae",
+        "/models/irodori": "irodori",
+        "/models/tokenizer": "tokenizer",
         "outputs/my_grid": "grid",
         "outputs/data": "maker/outputs/data",
         "outputs/duration": "maker/outputs/duration",

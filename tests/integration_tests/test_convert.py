@@ -1,7 +1,12 @@
-"""A tiny model of Echo-TTS from its weights to a voice of its own: convert, generate, train, finetune, export, serve."""
+"""Tiny models of Echo-TTS and Irodori-TTS from their weights to voices of their own, and back in their layout."""
 
+import io
 import json
+import os
+import signal
 import tomllib
+import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,23 +14,37 @@ import soundfile
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.echo_style import Sizes, random_weights
+from tests.helpers.pretrained_checkpoints import gemma_tokenizer
 from tests.helpers.speech_corpora import tone
-from tools.harness.forked import titan_tts
+from tools.harness import runs
+from tools.harness.forked import start_titan_tts, titan_tts
+from tools.harness.synthetic import make_shards
 
-CODEC = "--codec=tests.helpers.small_codec:SmallCodec"
+FUNCTION = "tests.helpers.small_codec:SmallCodec"
+CODEC = f"--codec={FUNCTION}"
+SIZES = {"echo": Sizes(), "irodori": replace(Sizes(), vocabulary=700, patch=2)}
+FILES = {"echo": "pytorch_model.safetensors", "irodori": "model.safetensors"}
+HEADER = {"text_tokenizer_repo": "some/tokenizer", "fixed_target_latent_steps": 120}
+FLOAT32 = "--training.mixed_precision_param=float32"
 
 
 def command(*arguments):
     done = titan_tts(*map(str, arguments))
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+
+
+@pytest.fixture(scope="module", params=["echo", "irodori"])
+def project(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("echo")
-    save_file(random_weights(Sizes()), folder / "pytorch_model.safetensors")
-    command("convert", folder, folder / "base", CODEC)
+def base(project, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(project)
+    header = {"config_json": json.dumps(HEADER)} if project == "irodori" else None
+    save_file(random_weights(SIZES[project]), folder / FILES[project], header)
+    gemma_tokenizer().save_pretrained(folder / "tokenizer")
+    command("convert", folder, folder / "base", CODEC, f"--tokenizer={folder / 'tokenizer'}")
     return folder / "base"
 
 
@@ -36,55 +55,65 @@ def recordings(tmp_path_factory):
         sound = tone(1.0 + 0.1 * number, hertz=200 + 50 * number)
         noise = 0.01 * np.random.default_rng(number).standard_normal(len(sound))
         soundfile.write(folder / f"{number}.wav", sound + noise, 16_000)
-        lines.append(
-            json.dumps({"audio": f"{number}.wav", "text": ("Ten: seven", "one")[number % 2]})
-        )
+        text = ("Ten: seven", "one")[number % 2]
+        lines.append(json.dumps({"audio": f"{number}.wav", "text": text}))
     (folder / "list.jsonl").write_text("\n".join(lines))
     return folder / "list.jsonl"
 
 
-def test_it_speaks_and_is_trained_and_given_back(base, recordings, tmp_path):
-    fast = ["--sampling-steps=2", CODEC]
-    command("generate", base, *fast, "--text=Good morning.", "--out", tmp_path / "base.wav")
-    sound, rate = soundfile.read(tmp_path / "base.wav")
-    assert rate == 16_000 and 0 < len(sound) <= 640 * 640
-
-    more = ["--speaker=me", "--steps=2", "--heldout-fraction=0.25", CODEC]
-    precision = "--training.mixed_precision_param=float32"
-    command("finetune", base, recordings, tmp_path / "tuned", *more, precision)
+def test_a_voice_of_it_and_back(project, base, recordings, tmp_path):
+    more = ["--speaker=me", "--steps=2", "--heldout-fraction=0.25", CODEC, FLOAT32]
+    command("finetune", base, recordings, tmp_path / "tuned", *more)
     run = tmp_path / "tuned/run"
     config = tomllib.loads((run / "config.toml").read_text())
-    assert config["data"]["bucket_frames"] == [640] and config["objective"]["loss_on_padding"]
-    by_hand = [base / "fine_tune.toml", f"--data.path={tmp_path / 'tuned/data/train'}", precision]
-    by_hand += [
-        f"--checkpoint.initial_load_path={base}",
-        "--training.steps=2",
-        "--data.batch_multiple=4",
-    ]
-    by_hand += [
-        "--training.global_batch_size=4",
-        f"--job.dump_folder={tmp_path}",
-        "--job.experiment=hand",
-    ]
-    command("train", *by_hand, "--sampling.codec=tests.helpers.small_codec:SmallCodec")
-    losses = [json.loads(line)["loss"] for line in open(tmp_path / "hand/metrics.jsonl")]
+    longest = {"echo": 640, "irodori": 120}[project]
+    assert config["data"]["bucket_frames"] == [longest]
+    assert config["encoder"]["convention"] == project and config["sampling"]["start_t"] == 0.999
+    losses = [json.loads(line)["loss"] for line in open(run / "metrics.jsonl")]
     assert np.isfinite(losses).all()
 
     command("export", run, tmp_path / "voice", "--weights=raw", "--voices=me", CODEC)
-    command(
-        "generate",
-        tmp_path / "voice",
-        *fast,
-        "--speaker=me",
-        "--text=One.",
-        "--out",
-        tmp_path / "a.flac",
-    )
-    command("convert", tmp_path / "voice", tmp_path / "theirs", "--to=echo")
-    theirs = load_file(tmp_path / "theirs/pytorch_model.safetensors")
-    before = random_weights(Sizes())
-    assert {name: value.shape for name, value in theirs.items()} == {
-        n: v.shape for n, v in before.items()
-    }
+    speak = ["--sampling-steps=2", "--speaker=me", "--text=One.", CODEC]
+    command("generate", tmp_path / "voice", *speak, "--out", tmp_path / "a.flac")
+    sound, rate = soundfile.read(tmp_path / "a.flac")
+    assert rate == 16_000 and 0 < len(sound) <= longest * 640
+    command("convert", tmp_path / "voice", tmp_path / "theirs", f"--to={project}")
+    theirs = load_file(tmp_path / "theirs" / FILES[project])
+    before = random_weights(SIZES[project])
+    assert {n: v.shape for n, v in theirs.items()} == {n: v.shape for n, v in before.items()}
     changed = "blocks.1.attention.wk_speaker.weight"
     assert 0 < (theirs[changed] - before[changed]).abs().max() < 0.1
+
+
+def test_a_run_starts_from_it(base, tmp_path):
+    make_shards(tmp_path / "data", 12, channels=6)
+    keys = [f"--data.path={tmp_path / 'data'}", f"--checkpoint.initial_load_path={base}", FLOAT32]
+    keys += ["--training.steps=2", "--data.batch_multiple=4", "--training.global_batch_size=4"]
+    keys += [f"--job.dump_folder={tmp_path}", "--job.experiment=run", "--metrics.log_freq=1"]
+    keys += ["--data.max_dropped_fraction=1", f"--sampling.codec={FUNCTION}"]
+    command("train", base / "fine_tune.toml", *keys)
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_it_is_served(base, tmp_path):
+    """A wav is sent when its length is known."""
+    pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+    out, err = tmp_path / "out", tmp_path / "err"
+    options = [CODEC, "--port=0", "--sampling-steps=1", f"--voice=me={base.parent / 'me.wav'}"]
+    soundfile.write(base.parent / "me.wav", tone(1.0), 16_000)
+    server = start_titan_tts("serve", base, *options, log=out, errors=err)
+    try:
+        runs.wait_until(lambda: out.exists() and "http://" in out.read_text(), 120, err.read_text)
+        address = out.read_text().split("http://")[1].split()[0].rstrip(",/")
+        body = {"model": "base", "input": "one two", "voice": "me", "response_format": "wav"}
+        headers = {"Content-Type": "application/json"}
+        url = f"http://{address}/audio/speech"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            content = answer.read()
+        samples, rate = soundfile.read(io.BytesIO(content))
+        assert rate == 16_000 and len(content) == 44 + 2 * len(samples)
+        os.kill(server.pid, signal.SIGINT)
+        assert server.wait(120) in (0, 130)
+    finally:
+        server.kill()

@@ -1,6 +1,7 @@
 """The model's sizes from a config."""
 
 import json
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model_config import model_flavors
+from torchtitan.models.dit_tts.model_config import model_flavors, write_sizes
 from torchtitan.models.dit_tts.train_spec import build_model
 
 
@@ -54,6 +55,55 @@ def test_sizes_that_do_not_fit(section, key, value):
     config = JobConfig()
     setattr(getattr(config, section), key, value)
     with pytest.raises(InputError, match=rf"\[{section}\] {key} = {value}\b"):
+        model_flavors()["debug"].update_from_config(config)
+
+
+def sized(*sizes, **data):
+    config = JobConfig()
+    config.model.sizes = list(sizes)
+    for key, value in data.items():
+        setattr(config.data, key, value)
+    args = model_flavors()["debug"]
+    args.update_from_config(config)
+    return args
+
+
+def test_sizes_that_differ_from_the_flavors():
+    args = sized("dim=320", "n_heads = 5", "text_projection=false", "norm_eps=1e-05")
+    assert (args.dim, args.n_heads, args.text_projection, args.norm_eps) == (320, 5, False, 1e-5)
+    assert args.n_layers == model_flavors()["debug"].n_layers
+    given = write_sizes(args, "debug")
+    assert sorted(given) == ["dim=320", "n_heads=5", "norm_eps=1e-05", "text_projection=false"]
+    assert sized(*given) == args and write_sizes(sized(), "debug") == []
+
+
+@pytest.mark.parametrize(
+    "sizes, words",
+    [
+        (["dim"], "has 'dim'"),
+        (["latent_channels=8"], "'latent_channels=8', but each must be FIELD=VALUE"),
+        (["dim=64", "dim=32"], "'dim=32', but each"),
+        (["dim=6.5"], "dim must be a int from 1"),
+        (["n_layers=0"], "n_layers must be a int from 1 to 1048576"),
+        (["norm_eps=nan"], "norm_eps must be a float from 0"),
+        (["text_projection=no"], "must be true or false"),
+        (["n_heads=5"], "n_heads = 5 for dim = 192"),
+        (["speaker_dim=33"], "speaker_n_heads = 2 for speaker_dim = 33"),
+        (["timestep_dim=7"], "timestep_dim = 7"),
+    ],
+)
+def test_sizes_that_are_refused(sizes, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        sized(*sizes)
+
+
+def test_sizes_that_need_other_keys(tmp_path):
+    with pytest.raises(InputError, match="no place for their mean"):
+        sized("speaker_bidirectional=true", batching="packed")
+    config = JobConfig()
+    config.model.sizes = ["text_projection=false"]
+    config.encoder.model = str(write_tiny_t5(tmp_path / "t5"))
+    with pytest.raises(InputError, match="only a learned encoder"):
         model_flavors()["debug"].update_from_config(config)
 
 

@@ -26,11 +26,11 @@ from titan_tts.convert.projects import (
     sizes_of,
 )
 from titan_tts.export.exporter import about_codec, new_folder, write_codec, write_description
-from titan_tts.speak.hub import is_hub_name
+from titan_tts.speak.hub import find_folder
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config, without_none
-from torchtitan.models.dit_tts.errors import InputError, first_line, require
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig, model_flavors
@@ -110,33 +110,14 @@ def _on_meta(config: JobConfig) -> tuple[DiTTTSModel, DiTTTSModelConfig]:
 
 def _find(source: str) -> Path:
     """The file of weights."""
-    path, files = Path(source), [project.file for project in PROJECTS.values()]
+    files = tuple(project.file for project in PROJECTS.values())
+    path = Path(source) if Path(source).is_file() else find_folder(source, files)
     if exported.is_exported(path):
         raise InputError(f"{source} is an exported folder; give --to echo or --to irodori")
-    if path.is_dir():
-        found = [path / name for name in files if (path / name).is_file()]
-        if not found:
-            exported.refuse_pickles(path)
-            raise InputError(f"{path} has none of {', '.join(files)}; give the file of weights")
-        return found[0]
-    if path.is_file() or path.suffix == ".safetensors" or not is_hub_name(source):
-        require(path.is_file(), f"{source} is neither a file nor a folder nor a hub name")
-        exported.refuse_pickles(path)
-        return path
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    for name in files:
-        try:
-            return Path(hf_hub_download(source, name))
-        except EntryNotFoundError:
-            continue
-        except (OSError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"{source} is not a folder, and cannot be downloaded from the hub ({first_line(error)}); download it "
-                f"elsewhere and give the file's path"
-            ) from None
-    raise InputError(f"{source} has none of {', '.join(files)}; give the file of weights")
+    exported.refuse_pickles(path)
+    found = [each for each in (path, *(path / name for name in files)) if each.is_file()]
+    require(bool(found), f"{source} has none of {' and '.join(files)}; give the file of weights")
+    return found[0]
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

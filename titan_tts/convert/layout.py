@@ -6,17 +6,21 @@ by block, and has a pair in channels (i, i + K/2) of a head of K: the order of c
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.model.attention import GatedAttention, JointAttention
+from torchtitan.models.dit_tts.model.attention import (
+    GatedAttention,
+    JointAttention,
+    SelfAttention,
+)
 from torchtitan.models.dit_tts.model.encoders import EncoderBlock
 from torchtitan.models.dit_tts.model.layers import GatedMLP
-from torchtitan.models.dit_tts.model.model import DiTTTSModel, LowRankAdaLN
+from torchtitan.models.dit_tts.model.model import DiTTTSModel, TransformerBlock
 from torchtitan.models.dit_tts.text.vocabulary import BEGIN_ID, FIRST_BYTE_ID, named
 
 _SHOWN = 5
@@ -94,74 +98,71 @@ class ByteRows:
 Table = Mapping[str, Fused | ByteRows]
 """by the name of our parameter"""
 
-_EMBEDDING = "text_encoder.text_embedding.weight"
-_SINGLE = {
-    "text_encoder.norm.weight": "text_norm.weight",
-    "speaker_encoder.norm.weight": "speaker_norm.weight",
-    **{f"timestep.layers.{n}.weight": f"cond_module.{n}.weight" for n in (0, 2, 4)},
-    **{
-        f"{ours}.{kind}": f"{theirs}.{kind}"
-        for ours, theirs in (("input", "in_proj"), ("output", "out_proj"))
-        for kind in ("weight", "bias")
-    },
-    "norm.weight": "out_norm.weight",
+
+def _adaln(kind: str) -> Fused:
+    whats, wheres = ("shift", "scale", "gate"), ("attention", "mlp")
+    return Fused(tuple(f"{where}_adaln.{what}_{kind}" for what in whats for where in wheres))
+
+
+# Our name, below a module's, and theirs, below that of their module, which is called alike.
+_ATTENTION = {
+    "qkv_gate.weight": Fused(("wq.weight", "wk.weight", "wv.weight", "gate.weight"), paired=(0, 1)),
+    "out.weight": Fused(("wo.weight",)),
+    "q_norm.weight": Fused(("q_norm.weight",), paired=(0,), vector=True),
+    "k_norm.weight": Fused(("k_norm.weight",), paired=(0,), vector=True),
 }
-_MODULATION = tuple(
-    f"{where}_adaln.{what}" for what in ("shift", "scale", "gate") for where in ("attention", "mlp")
-)
-"""order of our rows"""
+_OF_MODULES: dict[type[nn.Module], dict[str, Fused]] = {
+    JointAttention: {
+        **_ATTENTION,
+        "text_kv.weight": Fused(("wk_text.weight", "wv_text.weight"), paired=(0,)),
+        "speaker_kv.weight": Fused(("wk_speaker.weight", "wv_speaker.weight"), paired=(0,)),
+    },
+    SelfAttention: _ATTENTION,
+    GatedMLP: {
+        "gate_and_up.weight": Fused(("w1.weight", "w3.weight")),
+        "down.weight": Fused(("w2.weight",)),
+    },
+    TransformerBlock: {
+        "adaln.down.weight": _adaln("down.weight"),
+        "adaln.up.weight": _adaln("up.weight"),
+        "adaln.up.bias": _adaln("up.bias"),
+    },
+    EncoderBlock: {
+        "attention_norm.weight": Fused(("attention_norm.weight",)),
+        "mlp_norm.weight": Fused(("mlp_norm.weight",)),
+    },
+}
+_OF_MODEL: Table = {
+    "text_encoder.embedding.weight": Fused(("text_encoder.text_embedding.weight",)),
+    "text_encoder.norm.weight": Fused(("text_norm.weight",)),
+    "speaker_encoder.input.weight": Fused(("speaker_encoder.in_proj.weight",), divided=True),
+    "speaker_encoder.input.bias": Fused(("speaker_encoder.in_proj.bias",), divided=True),
+    "speaker_encoder.norm.weight": Fused(("speaker_norm.weight",)),
+    "timestep.layers.0.weight": Fused(("cond_module.0.weight",)),
+    "timestep.layers.2.weight": Fused(("cond_module.2.weight",)),
+    "timestep.layers.4.weight": Fused(("cond_module.4.weight",)),
+    "input.weight": Fused(("in_proj.weight",)),
+    "input.bias": Fused(("in_proj.bias",)),
+    "norm.weight": Fused(("out_norm.weight",)),
+    "output.weight": Fused(("out_proj.weight",)),
+    "output.bias": Fused(("out_proj.bias",)),
+}
 
 
-def conversion_table(model: DiTTTSModel, bytes_from_echo: bool) -> Table:
-    """The table of a model, which may be on the meta device.
-
-    >>> conversion_table(model, True)["layers.3.attention.speaker_kv.weight"].parts
-    ('blocks.3.attention.wk_speaker.weight', 'blocks.3.attention.wv_speaker.weight')
-    """
-    found: dict[str, Fused | ByteRows] = {ours: Fused((each,)) for ours, each in _SINGLE.items()}
-    found["text_encoder.embedding.weight"] = (ByteRows if bytes_from_echo else Fused)((_EMBEDDING,))
-    for kind in ("weight", "bias"):
-        their = f"speaker_encoder.in_proj.{kind}"
-        found[f"speaker_encoder.input.{kind}"] = Fused((their,), divided=True)
-
+def conversion_table(model: DiTTTSModel, of_bytes: bool) -> Table:
+    """The table of a model, which may be on the meta device; `of_bytes`: its texts are Echo-TTS's."""
+    found = dict(_OF_MODEL)
+    if of_bytes:
+        found |= {name: ByteRows(found[name].parts) for name in found if "embedding" in name}
     for name, module in model.named_modules():
-        block, _, _ = name.replace("layers.", "blocks.").rpartition(".")
-
-        def add(ours: str, parts: tuple[str, ...], blocks: int = 1, paired: tuple[int, ...] = ()):
-            found[f"{name}.{ours}"] = Fused(
-                tuple(f"{block}.{part}" for part in parts), blocks, paired
-            )
-
+        theirs, blocks = name.replace("layers.", "blocks."), 1
         if isinstance(module, GatedAttention):
-            heads = module.n_heads
-            fused = {"qkv_gate": (("wq", "wk", "wv", "gate"), (0, 1)), "out": (("wo",), ())}
-            if isinstance(module, JointAttention):
-                fused |= {
-                    f"{kind}_kv": ((f"wk_{kind}", f"wv_{kind}"), (0,))
-                    for kind in ("text", "speaker")
-                }
-            for ours, (parts, paired) in fused.items():
-                blocks = heads if len(parts) > 1 else 1
-                add(
-                    f"{ours}.weight",
-                    tuple(f"attention.{each}.weight" for each in parts),
-                    blocks,
-                    paired,
-                )
-            for norm in ("q_norm", "k_norm"):
-                their = f"{block}.attention.{norm}.weight"
-                found[f"{name}.{norm}.weight"] = Fused((their,), heads, (0,), vector=True)
+            blocks = module.n_heads
         elif isinstance(module, GatedMLP):
             blocks = module.down.in_features // module.block
-            add("gate_and_up.weight", ("mlp.w1.weight", "mlp.w3.weight"), blocks)
-            add("down.weight", ("mlp.w2.weight",))
-        elif isinstance(module, LowRankAdaLN):
-            for ours, kind in (("down", "weight"), ("up", "weight"), ("up", "bias")):
-                add(f"{ours}.{kind}", tuple(f"{each}_{ours}.{kind}" for each in _MODULATION))
-        elif isinstance(module, EncoderBlock):
-            for norm in ("attention_norm", "mlp_norm"):
-                theirs = name.replace("layers.", "blocks.")
-                found[f"{name}.{norm}.weight"] = Fused((f"{theirs}.{norm}.weight",))
+        for ours, row in _OF_MODULES.get(type(module), {}).items():
+            parts = tuple(f"{theirs}.{part}" for part in row.parts)
+            found[f"{name}.{ours}"] = replace(row, parts=parts, blocks=blocks)
     return found
 
 

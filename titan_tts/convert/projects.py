@@ -192,37 +192,31 @@ def check_is_of(config: JobConfig, args: DiTTTSModelConfig, project: Project, wh
         )
 
 
+_HEADER_NAMES = {
+    **{"latent_dim": "latent_channels", "model_dim": "dim", "num_layers": "n_layers"},
+    **{"num_heads": "n_heads", "text_dim": "text_dim", "text_vocab_size": "text_vocab_size"},
+    **{f"{kind}_layers": f"{kind}_n_layers" for kind in ("text", "speaker")},
+    **{f"{kind}_heads": f"{kind}_n_heads" for kind in ("text", "speaker")},
+    **{each: each for each in ("speaker_dim", "speaker_patch_size", "adaln_rank", "norm_eps")},
+    "timestep_embed_dim": "timestep_dim",
+}
+
+
 def header_of(config: JobConfig, args: DiTTTSModelConfig) -> dict[str, Any]:
     """Irodori-TTS's config of a model, for the header of its file."""
-
-    def ratio(hidden: int, dim: int) -> float:
-        """Of which they take int(dim · ratio)."""
-        return next(
-            each for each in (hidden / dim, (hidden + 0.5) / dim) if int(dim * each) == hidden
-        )
-
-    return {
-        "latent_dim": args.latent_channels,
+    found = {theirs: getattr(args, ours) for theirs, ours in _HEADER_NAMES.items()}
+    for prefix, hidden, dim in (
+        ("", args.mlp_dim, args.dim),
+        ("text_", args.text_mlp_width, args.text_dim),
+        ("speaker_", args.speaker_mlp_dim, args.speaker_dim),
+    ):
+        # They take int(dim · ratio).
+        ratios = (hidden / dim, (hidden + 0.5) / dim)
+        found[f"{prefix}mlp_ratio"] = next(each for each in ratios if int(dim * each) == hidden)
+    return found | {
         "latent_patch_size": 1,
-        "model_dim": args.dim,
-        "num_layers": args.n_layers,
-        "num_heads": args.n_heads,
-        "mlp_ratio": ratio(args.mlp_dim, args.dim),
-        "text_mlp_ratio": ratio(args.text_mlp_width, args.text_dim),
-        "speaker_mlp_ratio": ratio(args.speaker_mlp_dim, args.speaker_dim),
-        "text_vocab_size": args.text_vocab_size,
         "text_tokenizer_repo": config.encoder.model.removeprefix(LEARNED_SUBWORDS),
         "text_add_bos": True,
-        "text_dim": args.text_dim,
-        "text_layers": args.text_n_layers,
-        "text_heads": args.text_n_heads,
-        "speaker_dim": args.speaker_dim,
-        "speaker_layers": args.speaker_n_layers,
-        "speaker_heads": args.speaker_n_heads,
-        "speaker_patch_size": args.speaker_patch_size,
-        "timestep_embed_dim": args.timestep_dim,
-        "adaln_rank": args.adaln_rank,
-        "norm_eps": args.norm_eps,
         "max_text_len": config.data.max_text_tokens,
         "fixed_target_latent_steps": config.data.max_frames,
     }

@@ -20,9 +20,9 @@ FILES = (
 
 
 @cache
-def find_folder(name: str) -> Path:
+def find_folder(name: str, patterns: tuple[str, ...] = FILES) -> Path:
     """The folder of a run or of an exported model. `name`: a folder, or OWNER/NAME on the hub,
-    which is downloaded into the hub's cache. Where OWNER is a local folder, so is NAME.
+    whose files of these patterns are downloaded into the hub's cache. Where OWNER is a local folder, so is NAME.
     """
     path = Path(name)
     if path.exists() or path.parent.is_dir() and path.parent != Path(".") or not is_hub_name(name):
@@ -30,7 +30,7 @@ def find_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{name} is not a folder, and cannot be downloaded from the hub ({first_line(error)}); give a run's "

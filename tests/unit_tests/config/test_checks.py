@@ -149,6 +149,10 @@ REFUSED = """
 1 | profiling.enable_profiling = true | needs a GPU
 1 | model.text_positions = 'aligned'; objective.loss_on_padding = true | loss_on_padding = true
 1 | LENGTHS; data.conditioning = ['duration'] | which predicts it
+1 | encoder = {convention = 'echo', model = 'chars'} | 'echo' with model = 'chars' | to 'bytes'
+1 | encoder.convention = 'irodori' | 'irodori' with model = 'bytes' | subwords:NAME
+1 | encoder.convention = 'echo'; model.text_positions = 'aligned' | needs texts as they are
+1 | sampling.start_t = 0.0 | start_t = 0.0 | greater than 0
 2 | training.enable_cpu_offload = true; optimizer.name = 'Muon' | would run on the CPU
 1 | training = {batch_ramp = [2, 4], batch_ramp_steps = 8} | = [2, 4] | descending
 1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' is not supported

@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.sentences import refused
 from titan_tts.evaluate.options import scorer_specs
+from titan_tts.speak.sampling_options import SamplingOptions, chosen_config
 from torchtitan.models.dit_tts.config.exported import (
     CONFIG,
     FINE_TUNE,
@@ -42,6 +43,22 @@ def test_a_run_names_no_function(name, spec):
         specs = {"recognizer": own, "speaker_scorer": "xvector:a/b", "opinion": "dnsmos"}
         config = SimpleNamespace(samples=SimpleNamespace(**specs))
         assert scorer_specs(SimpleNamespace(**NONE), config) == specs
+
+
+def test_a_folder_names_no_codec_that_is_a_function(tmp_path):
+    hostile = "shutil:rmtree"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(f'[sampling]\ncodec = "{hostile}"\n')
+    words = f"codec = '{hostile}' is a function", f"--codec {hostile}"
+    refused(lambda: chosen_config(SamplingOptions(run=str(run))), *words)
+    for given in ({"codec": hostile}, {"config_args": ["--sampling.codec", hostile]}):
+        trusted = chosen_config(SamplingOptions(run=str(run), **given))
+        assert trusted.sampling.codec == hostile
+    for name in (CONFIG, WEIGHTS):
+        (run / name).touch()
+    shown = f"--sampling.codec {hostile}"
+    refused(lambda: load_config([f"--job.config_file={run / 'config.toml'}"]), words[0], shown)
 
 
 def test_an_export_keeps_what_its_model_depends_on():

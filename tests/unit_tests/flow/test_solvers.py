@@ -37,6 +37,12 @@ def test_sway():
         assert all(t > end for t, end in pairwise(times)) == falls
 
 
+def test_sampling_may_start_below_the_noise():
+    assert schedule_times(Sampling(steps=2, start_t=0.8)) == pytest.approx([0.8, 0.4, 0.0])
+    whole, scaled = (Sampling(steps=5, schedule="sway", start_t=t) for t in (1.0, 0.999))
+    assert schedule_times(scaled) == pytest.approx([0.999 * t for t in schedule_times(whole)])
+
+
 @pytest.mark.parametrize("intervals", EPSS_INTERVALS)
 def test_epss_leaves_out_steps_of_32(intervals):
     pruned = schedule_times(Sampling(steps=intervals, schedule="epss"))

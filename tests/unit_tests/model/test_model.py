@@ -92,6 +92,8 @@ def test_flavors_have_exact_sizes():
         {"text_vocab_size": 0},
         {"text_vocab_size": 0, "condition_tokens": 3},
         {"text_vocab_size": 259},
+        {"text_vocab_size": 259, "text_mlp_dim": 52, "text_projection": False, "text_dim": 24},
+        {"text_vocab_size": 259, "speaker_bidirectional": True, "speaker_partial_patches": False},
         {"task": "duration", "dim": 48, "n_layers": 3},
     ],
 )

@@ -56,6 +56,34 @@ def test_a_reference_whose_text_is_known_corrects_the_estimate(alone):
     refused(lambda: rate.frames([SAID, NOBODY]), "--duration = rate", "--reference-text")
 
 
+def test_a_model_may_end_the_speech_itself(alone):
+    """Trained on padding: rows of the longest length; estimates are for splitting texts."""
+    config = replace(alone.config, objective=replace(alone.config.objective, loss_on_padding=True))
+    run = replace(alone, config=config)
+    longest = config.data.max_frames
+    found = asked(run)
+    assert found.name == "the model's own end" and found.frames([NOBODY]) == [9]
+    assert found.generate([NOBODY, SAID]) == [longest, longest]
+    refused(lambda: found.generate([replace(NOBODY, speed=1.5)]), "speed = 1.5", "decides itself")
+    refused(lambda: asked(run, scale=2.0), "--duration-scale = 2", "decides itself")
+    assert asked(run, "fit", 2.0).generate([NOBODY, replace(NOBODY, speed=2)]) == [18, 9]
+
+
+def test_where_speech_ends():
+    """At the first of 20 silent frames, or at silence up to the end."""
+    speech = torch.ones(100, CHANNELS)
+    assert lengths.speech_end(speech) == 100
+    pause = speech.clone()
+    pause[30:49] = 0.1  # a frame less than silence takes
+    assert lengths.speech_end(pause) == 100
+    pause[49] = -0.29
+    assert lengths.speech_end(pause) == 30
+    pause[49] = 0.31
+    pause[95:] = 0
+    assert lengths.speech_end(pause) == 95
+    assert lengths.speech_end(torch.zeros(7, CHANNELS)) == 1
+
+
 @pytest.mark.parametrize("frames", [4197, 1e300, np.inf, np.nan])
 def test_a_length_that_no_speech_has_is_refused(frames):
     """Whatever estimates it: the limit is 4,096 frames, and 25 for each of four characters."""

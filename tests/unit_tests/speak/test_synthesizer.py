@@ -48,6 +48,20 @@ def test_alone_as_in_a_batch(synthesizer, monkeypatch, tmp_path):
     assert found == SamplingOptions(run=str(tmp_path), data="shards", step=3, duration="fit")
 
 
+def test_speech_that_the_model_ends_itself_is_cut_there(synthesizer, monkeypatch):
+    run = synthesizer.run
+    objective = replace(run.config.objective, loss_on_padding=True)
+    own = replace(synthesizer, run=replace(run, config=replace(run.config, objective=objective)))
+    made = torch.ones(40, CHANNELS)
+    made[12:] = 0
+    monkeypatch.setattr("titan_tts.speak.synthesizer.generate_latents", lambda *_: [made])
+    [speech], [whole] = (each.synthesize(["one"]) for each in (own, synthesizer))
+    assert len(speech.waveform) == 12 * HOP and len(whole.waveform) == 40 * HOP
+    # Its length is not known beforehand, and a wav begins with it.
+    assert [own.streams(kind) for kind in ("wav", "pcm", "flac")] == [False, True, False]
+    assert synthesizer.streams("wav")
+
+
 def test_what_a_voice_is_given_as(synthesizer, tmp_path):
     latents, path = torch.ones(3, CHANNELS), tmp_path / "voice.npy"
     np.save(path, latents.numpy())
