@@ -28,7 +28,7 @@ _BATCH = 16
 _MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
 """Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
 
-_RATES = {"full": 0.1, "lora": 1.0, "reference": 1.0}
+_RATES = {"full": 0.1, "lora": 0.3, "reference": 1.0}
 """Method -> its learning rate in that of the base"""
 
 

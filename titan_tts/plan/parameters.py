@@ -13,6 +13,7 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
 from torchtitan.models.dit_tts.config.job_config import PHONES, Encoder, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.infra.adapters import is_trained
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.speech.codec.dac_vae_weights import HUB_NAME, SUFFIXES
 from torchtitan.models.dit_tts.speech.codec.interface import OWN, WITHOUT_WEIGHTS, codec_kind
@@ -138,12 +139,13 @@ def count_parameters(
     blocks = len(list(model.get_submodule("layers").children()))
     for name, parameter in model.named_parameters():
         first = name.partition(".")[0]
-        part = _PARTS.get(first, first)
+        part = "adapter" if is_trained(name) else _PARTS.get(first, first)
         counts[part] = counts.get(part, 0) + parameter.numel()
+    adapted = "adapter" in counts
     for part, number in counts.items():
         name = f"{part} {encoder.model}" if part == "text encoder" else part
         note = f"{blocks} of {number // blocks:,}" if part == "blocks" else ""
-        parts.append(Part(name, number, True, note))
+        parts.append(Part(name, number, part == "adapter" or not adapted, note))
     return parts
 
 

@@ -52,6 +52,7 @@ from torchtitan.models.dit_tts.files import is_remote
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
 from torchtitan.models.dit_tts.infra.parallelize_megatron import split_parameters
+from torchtitan.models.dit_tts.infra.adapters import add_adapter
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
     divisible_flops,
@@ -233,6 +234,7 @@ class Planner:
         self.gpus = gpus
         self.sizes = sizes = model_sizes(self.config)
         model = build_on_meta(self.sizes.args, config.training.dtype)
+        add_adapter(model, config.adapter)
         self.parts = count_parameters(model, config.encoder, sizes.source)
         self.parameters = sum(p.numel() for p in model.parameters())
         self.divisible = sum(p.numel() for p in split_parameters(model))

@@ -97,6 +97,12 @@ class DiTTTSModelArgs(BaseModelArgs):
     condition_tokens: int = 0
     """Number of conditioning tokens; each has a learned embedding among the text features"""
 
+    adapter: str = "none"
+    """What is trained over frozen weights, as [adapter] kind has it; the network itself has none of it"""
+
+    adapter_rank: int = 0
+    """Rank of low-rank updates"""
+
     adaln_rank: int = 256
     """Rank of the low-rank AdaLN"""
 

@@ -83,12 +83,17 @@ def _speaker_input_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
 
 def divisible_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample in the blocks' forward pass that tensor parallelism divides among its ranks."""
-    T, text, speaker = lengths.frames, lengths.text_tokens, speaker_keys(args, lengths)
-    D = args.dim
-    block = 10 * T * D**2 + 6 * T * D * args.mlp_dim  # projections and MLP
-    block += 4 * T * (T + text + speaker) * D  # attention
-    block += 4 * D * (text * args.text_key_dim + speaker * args.speaker_dim)  # K and V
-    return args.n_layers * block
+    text, speaker = lengths.text_tokens, speaker_keys(args, lengths)
+    products, attention = _block_flops(args, lengths)
+    key_values = 4 * args.dim * (text * args.text_key_dim + speaker * args.speaker_dim)
+    return args.n_layers * (products + attention + key_values)
+
+
+def _block_flops(args: DiTTTSModelArgs, lengths: Lengths) -> tuple[int, int]:
+    """(products of the frames, attention) of a block's forward pass."""
+    T, D = lengths.frames, args.dim
+    keys = T + lengths.text_tokens + speaker_keys(args, lengths)
+    return 10 * T * D**2 + 6 * T * D * args.mlp_dim, 4 * T * keys * D
 
 
 def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
@@ -97,6 +102,8 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     The backward pass costs twice the forward, less the gradients of inputs that need none: latents, timestep
     embedding, reference latents, and text features that nothing trained computes.
     """
+    if args.adapter != "none":
+        return forward_flops(args, lengths) + _adapter_flops(args, lengths)
     c = args.speaker_dim
     saved = 0
     if args.task == "speech":
@@ -105,6 +112,26 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     if not (args.text_vocab_size or args.text_encoder or args.condition_tokens):
         saved += 2 * lengths.text_tokens * args.text_dim * c
     return 3 * forward_flops(args, lengths) - saved
+
+
+def _adapter_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of one sample that an adapter has in addition to the forward pass: its own, and the backward pass, in which
+    frozen weights have no gradients. The blocks' input has one, and of what lies before the blocks the learned
+    reference alone."""
+    T, D, F, r = lengths.frames, args.dim, args.mlp_dim, args.adapter_rank
+    text, speaker = lengths.text_tokens, speaker_keys(args, lengths)
+    products, attention = _block_flops(args, lengths)
+    flops = args.n_layers * (products + 2 * attention) + 2 * T * args.latent_channels * D
+    if args.adapter == "reference":
+        flops -= 8 * T * D**2 + attention // 2  # the first block's input has none, and no query
+        flops += args.n_layers * 4 * D * speaker * args.speaker_dim
+        n, length, c, mlp = next(_learned_encoders(args, lengths))
+        flops += n * (10 * length * c**2 + 6 * length * c * mlp + 8 * length**2 * c)
+        return flops + _speaker_input_flops(args, lengths)
+    of_frames = T * r * (26 * D + 6 * F)
+    into = 4 * r * (text * args.text_key_dim + speaker * args.speaker_dim)
+    out_of = 4 * r * D * (text + speaker)
+    return flops + args.n_layers * (3 * of_frames + 2 * into + 3 * out_of)
 
 
 def repeated_flops(
