@@ -29,6 +29,7 @@ FAMILY_LAYERS = [
         "run.trackers",
         "run.resume_rules",
         "run.grown_vocabulary",
+        "run.teacher",
     },
     {"metrics", "run.checkpointing", "run.benchmark", "run.rollback"},
     {"forward_pass"},

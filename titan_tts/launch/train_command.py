@@ -58,11 +58,18 @@ def run(options: Options) -> int:
         args = ["--help-all" if options.help_all else "--help"]
     elif options.dry_run or options.dry_run_gpus:
         return run_dry(args, gpus or None)
-    elif processes > 1:
-        from titan_tts.launch.torchrun import launch
+    else:
+        # To read the config takes time, and several machines would write the same folder.
+        may_have_teacher = any("distill" in each for each in args) and options.nodes == 1
+        if may_have_teacher and "RANK" not in os.environ:
+            from titan_tts.export.teacher import export_teacher
 
-        group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
-        return launch([*group, "-m", "titan_tts", "train", *args])
+            args = export_teacher(args)
+        if processes > 1:
+            from titan_tts.launch.torchrun import launch
+
+            group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
+            return launch([*group, "-m", "titan_tts", "train", *args])
     from torchtitan.models.dit_tts import main
 
     return main.train(args)

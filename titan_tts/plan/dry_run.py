@@ -17,9 +17,10 @@ def run_dry(config_args: list[str], gpus: int | None) -> int:
     from titan_tts.plan.report import summary_lines
     from torchtitan.models.dit_tts.config.manager import load_config
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
+    from torchtitan.models.dit_tts.run.teacher import with_teacher
 
     quiet_known_warnings()
-    config = load_config(config_args)
+    config = with_teacher(load_config(config_args))
     if gpus is not None:
         why = _GPUS
     elif "WORLD_SIZE" in os.environ:

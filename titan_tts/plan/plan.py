@@ -57,6 +57,7 @@ from torchtitan.models.dit_tts.model.flops import (
     Lengths,
     divisible_flops,
     repeated_flops,
+    teacher_flops,
     text_encoder_flops,
     training_flops,
 )
@@ -100,6 +101,9 @@ class Summary:
 
     encoder_flops: int
     """likewise of a pretrained text encoder"""
+
+    teacher_flops: int
+    """likewise of a frozen teacher"""
 
     volumes: dict[str, float]
     """bytes through one rank in that step, by collective"""
@@ -237,6 +241,8 @@ class Planner:
         add_adapter(model, config.adapter)
         self.parts = count_parameters(model, config.encoder, sizes.source)
         self.parameters = sum(p.numel() for p in model.parameters())
+        if sizes.args.teacher_passes:
+            self.parts.append(Part("teacher", self.parameters, False, "frozen"))
         self.divisible = sum(p.numel() for p in split_parameters(model))
         self.longest = longest_batches(self.config, self.ranks)
         self.activations = Activations(
@@ -277,7 +283,8 @@ class Planner:
         sums = tensor_sums(config, args, batches.micro_batch, batches.lengths, layout, blocks)
         own, states = self._own_parameters(layout.tensor), self.states(config)
         times = batches.accumulation
-        return communication(config, own, states, layout, cluster, times, sums)
+        where = layout, cluster, times
+        return communication(config, own, states, *where, sums, args.teacher_passes)
 
     def timed(
         self, config: JobConfig, cluster: Cluster, factor: Factor, batches: Batches
@@ -291,6 +298,8 @@ class Planner:
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
         executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
         executed += repeated_flops(args, lengths, blocks, tensor)
+        taught, passes = teacher_flops(args, lengths), args.teacher_passes
+        of_rank = taught - passes * divisible_flops(args, lengths) * (1 - 1 / tensor)
         # Of a trained one's forward and backward passes; by operation about half of the matmuls are repeated.
         share = (blocks.get("full", 0) + blocks.get("selective", 0) / 2) / args.n_layers
         repeated_text = share * encoder_flops / 3 if args.text_encoder is not None else 0
@@ -309,10 +318,11 @@ class Planner:
             copied_bytes=copied_bytes(config, own, layout, times),
             optimizer_bytes=optimizer_bytes(config, states),
             communication=collectives,
+            teacher_share=of_rank / executed,
         )
         seconds = with_error(sum(time.values()), factor)
         all_samples = self.ranks * times * samples
-        all_flops = all_samples * (flops + encoder_flops)
+        all_flops = all_samples * (flops + encoder_flops + taught)
         return TimedStep(
             batches=batches,
             time=time,
@@ -345,6 +355,7 @@ class Planner:
             samples=samples,
             flops=samples * flops,
             encoder_flops=samples * encoder_flops,
+            teacher_flops=samples * teacher_flops(self.sizes.args, longest.lengths),
             volumes={each.name: each.volume for each in collectives},
         )
 

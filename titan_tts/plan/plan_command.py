@@ -101,11 +101,12 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.config.manager import TTSConfigManager, resolve
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
     from torchtitan.models.dit_tts.model_config import model_flavors
+    from torchtitan.models.dit_tts.run.teacher import with_teacher
 
     quiet_known_warnings()
     device = find_device(options.gpu)
     given = TTSConfigManager().parse_args([f"--job.config_file={path}", *options.config_args])
-    config = resolve(given)
+    config = with_teacher(resolve(given))
     device = with_peak(device, config)
     in_node = options.gpus_per_node or device.gpus_per_node
     gpus = options.gpus or in_node * options.nodes

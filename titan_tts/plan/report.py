@@ -149,6 +149,8 @@ def memory_lines(
         lines.append(("frozen text encoder", states.encoder, how))
         if states.encoder_units:
             lines.append(_gathered("gathered of the text encoder", states.encoder_gathered))
+    if states.teacher:
+        lines.append(("teacher", states.teacher, f"{dtype}, frozen, sharded like the weights"))
     if sharded:
         lines.append(_gathered("gathered weights", states.gathered))
         how = "largest unit, complete, and the input of its reduce-scatter"
@@ -216,6 +218,8 @@ def _arithmetic(summary: Summary) -> list[str]:
     if training.batch_ramp:
         complete = batch_ramp(training).global_batches(training.steps)
         rows.append(f"with the batch ramp {training.steps:,} steps are {complete:,.1f} such steps")
+    if summary.teacher_flops:
+        rows.append(f"{summary.teacher_flops:,} FLOPs of the teacher ([distill] teacher_steps)")
     if summary.encoder_flops:
         rows.append(f"{summary.encoder_flops:,} FLOPs of the text encoder at the longest texts")
     return rows

@@ -94,6 +94,9 @@ class StateMemory:
     encoder_units: int
     """of a sharded one, gathered one after another; 0: not sharded"""
 
+    teacher: int
+    """a frozen network like the model, with its gathered weights"""
+
     offloaded: bool
     """the lasting ones are in the machine's memory, not the GPU's"""
 
@@ -113,7 +116,7 @@ class StateMemory:
         """Whatever the batch."""
         lasting = 0 if self.offloaded else self.lasting
         whole = self.gathered.total + self.unsharded_gradients
-        return lasting + whole + self.encoder + self.encoder_gathered.total
+        return lasting + whole + self.encoder + self.encoder_gathered.total + self.teacher
 
 
 @contextlib.contextmanager
@@ -173,9 +176,10 @@ def state_memory(
         compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize
         transient = largest * (compute + TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize)
     offloaded = training.enable_cpu_offload and layout.sharded
+    teacher = (0 if offloaded else weights) + gathered.total if args.teacher_passes else 0
     outer, inner = sizes[False], sizes[True] or [0]
     return StateMemory(
-        *(weights, local, optimizer, ema, gathered, transient, *frozen_encoder, offloaded),
+        *(weights, local, optimizer, ema, gathered, transient, *frozen_encoder, teacher, offloaded),
         units=len(outer + inner),
         first=(sum(outer) + max(inner)) / max(1, sum(outer + inner)),
     )

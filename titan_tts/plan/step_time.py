@@ -171,6 +171,7 @@ def communication(
     cluster: Cluster,
     accumulation: int,
     sums: Iterable[TensorSum] = (),
+    passes: int = 0,
 ) -> tuple[Collective, ...]:
     """Communication of one optimizer step, as flat rings.
 
@@ -182,6 +183,7 @@ def communication(
         parameters: trained ones, of which a rank has a part under tensor parallelism.
         layout: neighbouring ranks share samples, and these groups shard, as in upstream's mesh.
         sums: of tensor parallelism, as of `tensor_sums`.
+        passes: through a teacher.
     """
     training = config.training
     compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
@@ -228,6 +230,9 @@ def communication(
         add("all-gather, forward", FORWARD, compute, shards, in_node, states.first, once)
         # It begins with blocks that have stayed gathered.
         add("all-gather, backward", BACKWARD, again, shards, in_node, end=0.0, units=units)
+        if passes:  # of a teacher, whose encoders are gathered once, which is neglected
+            size, end = passes * again, states.first / passes
+            add("all-gather, teacher", FORWARD, size, shards, in_node, end, units=passes * units)
         add("reduce-scatter", BACKWARD, reduced, shards, in_node, states.first)
     if layout.replicas > 1:
         in_node = min(max(1, groups_in_node // shards), layout.replicas)
@@ -264,12 +269,16 @@ def tensor_sums(
     repeated = sum(blocks.get(kind, 0) for kind in ("full", "selective"))
     size = float(number * conditions)
     of_conditions = ("all-reduce, TP conditions", NOTHING, 1, size, 2)
+    # Under sequence parallelism a gather and a reduce-scatter, which move as much.
+    passes = 2 * args.n_layers * args.teacher_passes
+    teacher = [("all-reduce, TP teacher", NOTHING, passes, frames, 2)] if passes else []
     forward, backward = 2 * (args.n_layers + repeated), 2 * args.n_layers
     if not config.megatron.sequence_parallel:
         return [
             ("all-reduce, TP forward", NOTHING, forward, frames, 2),
             ("all-reduce, TP backward", GRADIENT_PRODUCTS, backward, frames, 2),
             of_conditions,
+            *teacher,
         ]
     modulation = float(number * 6 * args.dim)
     return [
@@ -279,6 +288,7 @@ def tensor_sums(
         ("both, SP backward", GRADIENT_PRODUCTS, 2 * backward, frames, 1),
         ("all-reduce, SP modulation", NOTHING, args.n_layers, modulation, 2),
         of_conditions,
+        *teacher,
     ]
 
 
@@ -308,6 +318,7 @@ def step_time(
     copied_bytes: float,
     optimizer_bytes: float,
     communication: Sequence[Collective],
+    teacher_share: float = 0.0,
 ) -> dict[str, float]:
     """Seconds of each part of a step on one GPU, whose work is per micro-batch where nothing else is written.
 
@@ -319,6 +330,7 @@ def step_time(
         copied_bytes: of weights and gradients that FSDP2 or `replicate` copies and casts.
         optimizer_bytes: of clipping, optimizer and EMA, per step.
         communication: per step.
+        teacher_share: FLOPs of a frozen teacher over `flops`; its kernels are like the model's.
     """
     gain = FP8_GAIN if fp8 else 1.0
     per_micro_batch = {
@@ -333,6 +345,9 @@ def step_time(
     model, encoder = sum(list(parts.values())[:3]), parts["text encoder"]
     backward = _BACKWARD_FRACTION * model
     computing = {FORWARD: model - backward, BACKWARD: backward, TEXT_ENCODER: encoder}
+    if teacher_share:
+        parts["teacher"] = teacher_share * model
+        computing[FORWARD] += parts["teacher"]
     computing[GRADIENT_PRODUCTS] = times * hiding_flops / (gain * device.peak_flops)
     parts["optimizer"] = factor.value * optimizer_bytes / device.bandwidth
     parts["exposed communication"] = exposed_seconds(communication, computing, accumulation)

@@ -24,7 +24,14 @@ from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
 from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
 from torchtitan.models.dit_tts.model.duration import DurationModel
-from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops, training_flops
+from torchtitan.models.dit_tts.model.flops import (
+    Lengths,
+    MicroBatch,
+    executed_flops,
+    forward_flops,
+    teacher_flops,
+    training_flops,
+)
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import apply_rope, rope_table
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -126,6 +133,21 @@ def test_flops_of_an_adapters_training_equal_the_counter(lengths, kind):
     with FlopCounterMode(display=False) as counter:
         model(**batch).sum().backward()
     assert counter.get_total_flops() == 3 * training_flops(args, Lengths(*lengths))
+
+
+def test_flops_of_a_teacher_equal_the_counter():
+    args = replace(SMALL, text_vocab_size=259, teacher_passes=5)
+    with torch.device("meta"), torch.no_grad():
+        model, batch = DiTTTSModel(args), full_inputs(args, 3, 13, 7, 5)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        conditions = encoded(model, {"text_positions": None, **batch})
+        for _ in range(5):
+            model.denoise(batch["latents"], batch["t"], batch["frame_mask"], conditions)
+    found = teacher_flops(args, lengths := Lengths(13, 7, 5))
+    assert counter.get_total_flops() == 3 * found
+    micro_batch = MicroBatch((3, 13, 7, 5), [(13, 7, 5)] * 3)
+    assert executed_flops(args, micro_batch) == 3 * (found + training_flops(args, lengths))
+    assert teacher_flops(SMALL, lengths) == 0
 
 
 @torch.no_grad()

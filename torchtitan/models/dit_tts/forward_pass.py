@@ -8,6 +8,7 @@ import torch
 
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.flow.distillation import Distillation
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import compile_function, static_shapes
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -91,6 +92,8 @@ class ForwardPass:
     amp: Any
     """context of the network's precision"""
 
+    teacher: "Teacher | None" = None
+
     def __post_init__(self) -> None:
         compiled = self.config.compile
         self.add_noise = build_objective(self.config).add_noise
@@ -132,6 +135,11 @@ class ForwardPass:
             place = batch["global_batch"], batch["row"], batch["global_batch_size"]
             noisy = self.add_noise(batch["latents"], *place, *in_frames)
             features = self._text_features(batch)
+            target = noisy.target
+            if self.teacher is not None:
+                keep = noisy.keep_text, noisy.keep_speaker
+                given = batch, noisy.latents, noisy.t, frame_mask, keep, features
+                target = self.teacher.target(*given)
         with self.amp:
             prediction = self.model(
                 noisy.latents,
@@ -145,7 +153,7 @@ class ForwardPass:
                 batch["text_positions"],
                 *(() if packed is None else (packed,)),
             )
-        losses = self.loss_fn(prediction, noisy.target, frame_mask, *in_frames)
+        losses = self.loss_fn(prediction, target, frame_mask, *in_frames)
         frames_of = batch["frames"] if packed else frame_mask.sum(1)
         self.metrics.count_losses(noisy.t, losses.detach(), frames_of)
         return losses.sum()
@@ -157,14 +165,44 @@ class ForwardPass:
         ids, mask, *_ = _conditions(batch)
         return self.text_encoder(ids, mask, batch["text_rows"])
 
-    def encode(self, batch: dict[str, Any]) -> Conditions:
-        """Encoded text and speaker of a batch, outside of training."""
+    def encode(self, batch: dict[str, Any], features: torch.Tensor | None = None) -> Conditions:
+        """Encoded text and speaker of a batch. `features`: of a text encoder outside the model, if they are known."""
         inputs = _conditions(batch)
-        features = self._text_features(batch)
+        if features is None:
+            features = self._text_features(batch)
         with self.amp:
             rows, positions = batch["text_rows"], batch["text_positions"]
-            return self.model.encode_conditions(*inputs, features, rows, positions)
+            return self.model.encode_conditions(*inputs, features, rows, positions, batch["packed"])
 
     def denoise(self, *inputs: Any) -> torch.Tensor:
         with self.amp:
             return self.model.denoise(*inputs)
+
+
+@dataclass(eq=False)
+class Teacher:
+    """The frozen network whose guided flow a student learns."""
+
+    forward_pass: ForwardPass
+    """of the teacher's network"""
+
+    distillation: Distillation
+
+    def target(
+        self,
+        batch: dict[str, Any],
+        latents: torch.Tensor,
+        t: torch.Tensor,
+        frame_mask: torch.Tensor,
+        keep: tuple[torch.Tensor, torch.Tensor],
+        features: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The student's at noisy latents of a batch. `keep`: of text and speaker, (B,); `features` as of `encode`."""
+        packed: PackedStreams | None = batch["packed"]
+        conditions = self.forward_pass.encode(batch, features)
+
+        def denoise(x: torch.Tensor, now: torch.Tensor, *has: bool) -> torch.Tensor:
+            kept = (each & seen for each, seen in zip(keep, has, strict=True))
+            return self.forward_pass.denoise(x, now, frame_mask, conditions, *kept, packed)
+
+        return self.distillation.mean_velocity(denoise, latents, t, packed and packed.frames)

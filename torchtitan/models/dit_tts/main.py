@@ -72,6 +72,7 @@ def train(args: list[str]) -> int:
     from torchtitan.models.dit_tts.infra.stop_signal import StopSignal, state_after
     from torchtitan.models.dit_tts.model_config import model_flavors
     from torchtitan.models.dit_tts.run.run_folder import RunFolder
+    from torchtitan.models.dit_tts.run.teacher import with_teacher
     from torchtitan.models.dit_tts.run.trackers import check_trackers
     from torchtitan.models.dit_tts.speech.codec.record import check_kind
     from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
@@ -79,6 +80,7 @@ def train(args: list[str]) -> int:
     from torchtitan.tools.logging import init_logger, logger
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    config = with_teacher(config)
     validate_config(config, world_size, list(model_flavors()))
     validate_machine(config)
     check_kind(config.sampling.codec, config.data.path)

@@ -116,6 +116,7 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.attention = job_config.attention.backend
         self.text_positions = job_config.model.text_positions
         self.adapter, self.adapter_rank = job_config.adapter.kind, job_config.adapter.rank
+        self.teacher_passes = job_config.distill.passes
         degree, flavor = job_config.parallelism.tensor_parallel_degree, job_config.model.flavor
         divided = math.gcd(self.n_heads, self.mlp_dim)
         require(

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
-from torchtitan.models.dit_tts.forward_pass import ForwardPass, measure
+from torchtitan.models.dit_tts.forward_pass import ForwardPass, Teacher, measure
 from torchtitan.models.dit_tts.infra.adapters import start_from_reference
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
@@ -43,7 +43,9 @@ from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter, save_bad_step
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
+from torchtitan.models.dit_tts.run.teacher import build_teacher, distillation
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.build import build_validator
 from torchtitan.models.dit_tts.validation.history import best_row
 from torchtitan.models.dit_tts.validation.validator import Validator
@@ -124,7 +126,9 @@ class DiTTTSTrainer(Trainer):
             lr_schedulers=self.lr_schedulers,
             states={"train_state": self, "divergence": self.divergence},
         )
-        self.compile_watch = CompileWatch(self.model_parts[0], config.compile.components)
+        self.compile_watch = CompileWatch(
+            self.model_parts[0], config.compile.components, bool(config.distill.teacher)
+        )
         self.validator = build_validator(
             self.config,
             view,
@@ -145,7 +149,7 @@ class DiTTTSTrainer(Trainer):
         self.progress = Progress()
 
     def build_forward_pass(self, text_encoder: PretrainedTextEncoder | None) -> ForwardPass:
-        return ForwardPass(
+        forward_pass = ForwardPass(
             self.job_config,
             self.model_parts[0],
             text_encoder,
@@ -155,6 +159,13 @@ class DiTTTSTrainer(Trainer):
             self.device,
             self.maybe_enable_amp,
         )
+        if self.config.distill.teacher:
+            vocabulary = cast(ConditionedTokenizer, self.dataloader.tokenizer).vocabulary
+            sizes = self.train_spec, self.model_args, self.job_config, vocabulary
+            network = build_teacher(*sizes, self.parallel_dims, self.device)
+            of_teacher = replace(forward_pass, model=network)
+            forward_pass.teacher = Teacher(of_teacher, distillation(self.config))
+        return forward_pass
 
     def init_distributed(self) -> ParallelDims:
         dims = super().init_distributed()

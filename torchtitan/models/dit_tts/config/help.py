@@ -10,7 +10,7 @@ from torchtitan.config.manager import custom_registry
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import TTSConfigManager
 
-_SECTIONS = """job data encoder model attention objective optimizer lr_scheduler training ema validation samples
+_SECTIONS = """job data encoder model attention objective distill optimizer lr_scheduler training ema validation samples
 sampling checkpoint resume divergence parallelism megatron activation_checkpoint compile quantize metrics benchmark profiling comm
 debug""".split()
 

@@ -434,6 +434,25 @@ class Objective:
 
 
 @dataclass
+class Distill:
+    teacher: str = ""
+    """Model that speaks in many steps, a folder that titan-tts export wrote: the run starts from its weights and learns
+    to speak as it does in [sampling] steps without guidance. Empty: no distillation"""
+
+    teacher_steps: Annotated[PositiveInt, TRAINING, WORKLOAD] = 4
+    """Euler steps of the teacher in each interval of the student's schedule"""
+
+    passes: Annotated[NonNegativeInt, WORKLOAD] = 0
+    """Passes of a sample through the teacher in a step; 0: follows from its guidance"""
+
+    times: Annotated[list[float], TRAINING] = field(default_factory=list)
+    """Begins of the student's intervals; empty: follow from [sampling] steps, schedule and sway"""
+
+    fingerprint: Annotated[str, TRAINING] = ""
+    """Of the teacher's weights and config; empty: taken from its folder"""
+
+
+@dataclass
 class EMA:
     enable: Annotated[bool, WORKLOAD] = True
     """Exponential moving averages of the weights, sharded like them and checkpointed"""
@@ -643,6 +662,7 @@ class JobConfig(titan.JobConfig):
     adapter: Adapter = field(default_factory=Adapter)
     attention: Attention = field(default_factory=Attention)
     objective: Objective = field(default_factory=Objective)
+    distill: Distill = field(default_factory=Distill)
     ema: EMA = field(default_factory=EMA)
     sampling: Sampling = field(default_factory=Sampling)
     validation: Validation = field(default_factory=Validation)  # type: ignore[assignment]

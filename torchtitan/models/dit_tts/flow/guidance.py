@@ -1,7 +1,7 @@
 """Changes of the network's velocity in sampling: classifier-free guidance and score rescaling."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,23 +14,28 @@ Network = Callable[[torch.Tensor, tuple[tuple[bool, bool], ...]], torch.Tensor]
 class Branch(NamedTuple):
     """A velocity without a condition, from which guidance leads away."""
 
-    scale: float
+    scale: float | torch.Tensor
+    """(B, T, 1) or less where it differs by row"""
+
     has_text: bool
     has_speaker: bool
 
 
-def branches_at(sampling: Sampling, step: int, t: float) -> tuple[Branch, ...]:
-    """The branches of a step that begins at time t: none outside (min_t, max_t] (Kynkäänniemi et al. 2024,
-    Applying Guidance in a Limited Interval, arXiv 2404.07724), and none with scale 0.
+def is_guided(sampling: Sampling, t: Any) -> Any:
+    """Whether steps that begin at t, a number or a tensor, are guided: those in (min_t, max_t] (Kynkäänniemi et al. 2024,
+    Applying Guidance in a Limited Interval, arXiv 2404.07724)."""
+    # Times of a schedule are rounded.
+    return (sampling.min_t + 1e-6 < t) & (t <= sampling.max_t + 1e-6)
+
+
+def branches_of(sampling: Sampling, step: int = 0) -> tuple[Branch, ...]:
+    """The branches of a guided step; none with scale 0.
 
     independent: one without the text, one without the speaker.
     joint: one without both; their scales are equal.
     alternating: without the text in even steps, without the speaker in odd ones. As in Irodori-TTS the scales
         stay, so each condition is guided half as much.
     """
-    # Times of a schedule are rounded.
-    if not sampling.min_t + 1e-6 < t <= sampling.max_t + 1e-6:
-        return ()
     text = Branch(sampling.text_scale, has_text=False, has_speaker=True)
     speaker = Branch(sampling.speaker_scale, has_text=True, has_speaker=False)
     chosen = {
@@ -39,6 +44,11 @@ def branches_at(sampling: Sampling, step: int, t: float) -> tuple[Branch, ...]:
         "alternating": ((text, speaker)[step % 2],),
     }[sampling.guidance]
     return tuple(branch for branch in chosen if branch.scale != 0.0)
+
+
+def branches_at(sampling: Sampling, step: int, t: float) -> tuple[Branch, ...]:
+    """The branches of a step that begins at time t."""
+    return branches_of(sampling, step) if is_guided(sampling, t) else ()
 
 
 def guided_velocity(

@@ -49,6 +49,8 @@ class FlowMatching:
     text_dropout: float = 0.1
     speaker_dropout: float = 0.1
     seed: int = 0
+    times: tuple[float, ...] = ()
+    """to draw from evenly, instead of the distribution"""
 
     def sample_times(
         self,
@@ -64,6 +66,8 @@ class FlowMatching:
         batch_keys = stream_keys(self.seed, global_batch, torch.zeros_like(row), _STRATA)
         stratum = permuted(row, batch_keys, global_batch_size)
         u = (stratum + uniform(keys)) / global_batch_size
+        if self.times:
+            return torch.tensor(self.times, device=u.device)[(u * len(self.times)).long()]
         if self.time_distribution == "logit_normal":
             u = torch.sigmoid(self.logit_mean + self.logit_std * torch.special.ndtri(u))
         return u.float()
@@ -166,6 +170,7 @@ def build_objective(job_config: JobConfig) -> FlowMatching:
         text_dropout=o.text_dropout,
         speaker_dropout=o.speaker_dropout,
         seed=job_config.data.seed,
+        times=tuple(job_config.distill.times),
     )
 
 

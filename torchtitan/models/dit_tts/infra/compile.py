@@ -142,11 +142,14 @@ class CompileWatch:
     """Counts the graphs that Dynamo compiles in a model's forward passes, and warns of too many: more than one
     per static shape and kind of block or function of the objective. A recompilation takes a minute."""
 
-    def __init__(self, model: nn.Module, components: Sequence[str] = ("model",)):
+    def __init__(
+        self, model: nn.Module, components: Sequence[str] = ("model",), has_teacher: bool = False
+    ):
         found, pretrained = stacks(model, components), _pretrained_stacks(model)
         # Activation checkpointing of every n-th block wraps some blocks and not others.
         kinds = (len({type(layer) for layer in each}) for each in found if each not in pretrained)
-        self.kinds = sum(kinds) + _OBJECTIVE_FUNCTIONS * ("loss" in components)
+        # A teacher's blocks have graphs without gradients.
+        self.kinds = (1 + has_teacher) * sum(kinds) + _OBJECTIVE_FUNCTIONS * ("loss" in components)
         self._any_shape = _PRETRAINED_GRAPHS * any(each in pretrained for each in found)
         self.graphs = 0
         self._warned = False

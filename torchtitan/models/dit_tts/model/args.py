@@ -119,6 +119,10 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Positions of the text's keys in the rotated heads: none, or each at its token's position in the speech
     (aligned)"""
 
+    teacher_passes: int = 0
+    """Passes of each sample through the decoder of a frozen teacher in training, which has the same sizes; 0: there is
+    none"""
+
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""
 

@@ -61,12 +61,18 @@ def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return _speaker_patches(args, lengths) + int(args.speaker_bidirectional)
 
 
+def _condition_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of encoding one sample's text and speaker, without a pretrained text encoder."""
+    projected = 2 * lengths.text_tokens * args.text_dim * args.speaker_dim
+    flops = projected if args.text_projection else 0
+    flops += _speaker_input_flops(args, lengths)
+    return flops + sum(_encoder_blocks(*sizes) for sizes in _learned_encoders(args, lengths))
+
+
 def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """FLOPs of one sample's forward pass, without a pretrained text encoder."""
     text, c = lengths.text_tokens, args.speaker_dim
-    flops = 2 * text * args.text_dim * c if args.text_projection else 0
-    flops += _speaker_input_flops(args, lengths)
-    flops += sum(_encoder_blocks(*sizes) for sizes in _learned_encoders(args, lengths))
+    flops = _condition_flops(args, lengths)
     if args.task == "duration":
         flops += args.n_layers * args.dim * (6 * text * args.mlp_dim + 4 * c)
         return flops + 2 * text * args.dim * (args.text_key_dim + 1)
@@ -134,6 +140,19 @@ def _adapter_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return flops + args.n_layers * (3 * of_frames + 2 * into + 3 * out_of)
 
 
+def teacher_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of a frozen teacher for one sample: conditions are encoded once. Guidance hides keys but computes them."""
+    if not args.teacher_passes:
+        return 0
+    conditions = _condition_flops(args, lengths)
+    return conditions + args.teacher_passes * (forward_flops(args, lengths) - conditions)
+
+
+def _step_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of one sample in a training step, without recomputation and a pretrained text encoder."""
+    return training_flops(args, lengths) + teacher_flops(args, lengths)
+
+
 def repeated_flops(
     args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int], tensor: int = 1
 ) -> int:
@@ -180,7 +199,7 @@ def executed_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     if batch.packed_slots:
         flops = _packed_flops(args, batch)
     else:
-        flops = rows * training_flops(args, Lengths(*padded))
+        flops = rows * _step_flops(args, Lengths(*padded))
     if args.text_encoder_sizes is not None:
         flops += sum(text_encoder_flops(args.text_encoder_sizes, *rows) for rows in batch.text_rows)
     return flops
@@ -190,7 +209,7 @@ def _packed_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     """Training FLOPs of all positions and slots of a packed batch, where attention stays within the samples."""
 
     def flops(*lengths: int) -> int:
-        return training_flops(args, Lengths(*lengths))
+        return _step_flops(args, Lengths(*lengths))
 
     padding = [
         size - sum(lengths)
@@ -205,7 +224,7 @@ def _packed_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
 
 def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     """Training FLOPs of a micro-batch's real lengths, with the pretrained text encoder."""
-    flops = sum(training_flops(args, Lengths(*lengths)) for lengths in batch.lengths)
+    flops = sum(_step_flops(args, Lengths(*lengths)) for lengths in batch.lengths)
     if args.text_encoder_sizes is not None:
         # Conditioning tokens do not pass through it, but they are too few to count.
         sizes = args.text_encoder_sizes

@@ -63,6 +63,7 @@ class HeldoutLoss:
         self.times, self.seed, self.objective = validation.times, validation.seed, objective
         self.forward_pass, self.device, self.group = forward_pass, forward_pass.device, group
         self.error_sums, self.row_figures = error_sums, row_figures
+        self._targets: dict[tuple[int, int], torch.Tensor] = {}  # of a student, which stay the same
 
     @torch.no_grad()
     def measure(self, gains: bool) -> Losses:
@@ -94,6 +95,7 @@ class HeldoutLoss:
         the right condition of the same samples, and the row figures."""
         shape = len(kinds), len(self.times), samples, 3 + len(self.row_figures)
         values = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        teacher = self.forward_pass.teacher
         for fixed, counts in batches:
             inputs = self.forward_pass.to_device(fixed.inputs)
             mask = valid_mask(inputs["frames"], inputs["latents"].shape[1])
@@ -105,6 +107,12 @@ class HeldoutLoss:
                 keys = stream_keys(self.seed, place, rows, _STREAM + set_number)
                 times = torch.full((len(rows),), t, device=self.device)
                 noisy, target = self.objective.add_noise_at(inputs["latents"], times, keys)
+                if teacher is not None:
+                    if (key := (id(fixed), position)) not in self._targets:
+                        keep = torch.ones_like(times, dtype=torch.bool)
+                        taught = teacher.target(inputs, noisy, times, mask, (keep, keep))
+                        self._targets[key] = taught
+                    target = self._targets[key]
                 right = None
                 for kind, (conditions, measured) in enumerate(variants):
                     output = self.forward_pass.denoise(noisy, times, mask, conditions)

@@ -105,13 +105,19 @@ def check_codec(codec: Codec, data_path: str | Sequence[str]) -> None:
             )
 
 
-def check_same_codec(heldout_path: str | Sequence[str], data_path: str | Sequence[str]) -> None:
-    """Raises InputError where held-out data were encoded by another codec than the training data."""
+def check_same_codec(
+    path: str | Sequence[str],
+    data_path: str | Sequence[str],
+    about: str = "[validation] path",
+    remedy: str = "give held-out shards of the same",
+) -> None:
+    """Raises InputError where the data of a path, which the message calls `about`, were encoded by another codec than
+    the training data."""
     known = {record.fingerprint: record for record in recorded_codecs(data_path)}
-    for record in recorded_codecs(heldout_path):
+    for record in recorded_codecs(path):
         if known and record.fingerprint not in known:
             other = next(iter(known.values()))
             raise InputError(
-                f"[validation] path: {record.path} names another codec ({record.kind}, {record.fingerprint}) "
-                f"than {other.path} ({other.kind}, {other.fingerprint}); give held-out shards of the same"
+                f"{about}: {record.path} names another codec ({record.kind}, {record.fingerprint}) "
+                f"than {other.path} ({other.kind}, {other.fingerprint}); {remedy}"
             )
