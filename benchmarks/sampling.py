@@ -173,6 +173,8 @@ class Meter:
         from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
 
         self.seeds = options.seeds
+        self.latents: list[torch.Tensor] = []
+        """of the last case: of every text, seed by seed"""
         self.runs = {name: load_run(options.run, dtype=name) for name in {"float32", options.dtype}}
         run = self.runs["float32"]
         self.config = run.config
@@ -217,10 +219,12 @@ class Meter:
         )
         system = System(case.name, speaks)
         scores, seconds = [], 0.0
+        self.latents = []
         for seed in range(self.seeds):
             began = time.process_time()
             spoken = dict(system.speak(prompts, seed))
             seconds += time.process_time() - began
+            self.latents += [spoken[place].latents for place in range(len(prompts))]
             found = []
             for place, prompt in enumerate(prompts):
                 voice = prompt.load_reference() if prompt.load_reference is not None else None
