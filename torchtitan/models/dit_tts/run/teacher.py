@@ -25,6 +25,7 @@ from torchtitan.models.dit_tts.config.exported import (
 from torchtitan.models.dit_tts.config.job_config import (
     CUDA_GRAPH_MODES,
     DURATION_FLAVOR,
+    Adapter,
     JobConfig,
     Sampling,
 )
@@ -84,7 +85,11 @@ def with_teacher(config: JobConfig) -> JobConfig:
     taken: dict[str, dict[str, Any]] = {
         **{section: values[section] for section in ("model", "data", "encoder")},
         "distill": {"times": times, "passes": passes},
-        "objective": {"prediction": "velocity"},
+        "objective": {
+            "prediction": "velocity",
+            "loss_on_padding": teacher.objective.loss_on_padding,
+        },
+        "sampling": {"start_t": teacher.sampling.start_t},
         "validation": {"times": times},
     }
     codec = teacher.sampling.codec
@@ -157,8 +162,9 @@ def build_teacher(
     training = config.training
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = spec.model_cls(args).requires_grad_(False)
-    # Nothing is kept for a backward pass.
-    plain = replace(config, activation_checkpoint=ActivationCheckpoint(mode="none"))
+    # Nothing is kept for a backward pass, and an adapter is the student's.
+    whole = ActivationCheckpoint(mode="none")
+    plain = replace(config, activation_checkpoint=whole, adapter=Adapter())
     model = cast(ModelProtocol, spec.parallelize_fn(model, parallel_dims, plain).eval())
     model.to_empty(device="cpu" if training.enable_cpu_offload else device)
     if isinstance(model.text_encoder, PretrainedTextEncoder):
