@@ -49,10 +49,10 @@ from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, batch_polic
 from torchtitan.models.dit_tts.data.storage import find_shards, sidecar_path
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.infra.adapters import add_adapter
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
 from torchtitan.models.dit_tts.infra.parallelize_megatron import split_parameters
-from torchtitan.models.dit_tts.infra.adapters import add_adapter
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
     divisible_flops,
