@@ -612,7 +612,7 @@ class Adapter:
     alpha: Annotated[PositiveFloat, TRAINING] = 16.0
     """Updates are multiplied by alpha / rank"""
 
-    frames: Annotated[Frames, TRAINING] = 128
+    frames: Annotated[Frames, TRAINING] = 64
     """Length of the learned reference, in latent frames"""
 
 

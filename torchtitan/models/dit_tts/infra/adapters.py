@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -95,13 +96,14 @@ class _WithLearnedReference(SpeakerEncoder):
 
 @torch.no_grad()
 def start_from_reference(model: nn.Module, dataset: Dataset) -> None:
-    """Lets a learned reference begin as the longest one in the data, repeated where it is too short; where none has a
-    reference, as the longest utterance."""
-    lengths = dataset.reference_frames
-    of = "reference" if lengths.max() else "latents"
-    longest = int((lengths if lengths.max() else dataset.frames).argmax())
-    latents = torch.from_numpy(getattr(dataset.load(longest), of)).float()
+    """Lets a learned reference begin as one of the data, the one of the nearest length, repeated where it is too short;
+    where none has a reference, as an utterance."""
     parameter = model.get_parameter(REFERENCE)
+    has_references = dataset.reference_frames.max() > 0
+    of = "reference" if has_references else "latents"
+    lengths = dataset.reference_frames if has_references else dataset.frames
+    nearest = int(np.abs(lengths - parameter.shape[0]).argmin())
+    latents = torch.from_numpy(getattr(dataset.load(nearest), of)).float()
     times = -(-parameter.shape[0] // len(latents))
     value = latents.repeat(times, 1)[: parameter.shape[0]]
     cast(ConditionedModel, model).write_parameter(parameter, value.to(parameter.device))
