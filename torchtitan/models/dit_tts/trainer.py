@@ -184,11 +184,17 @@ class DiTTTSTrainer(Trainer):
                 f"The run is complete: step {self.step} of {steps}; nothing is left to train"
             )
         else:
-            parameters = sum(parameter.numel() for parameter in self.model_parts[0].parameters())
+            sizes = [(p.numel(), p.requires_grad) for p in self.model_parts[0].parameters()]
+            trained, total = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
+            parameters = (
+                f"{trained:,} of {total:,} parameters"
+                if trained < total
+                else f"{total:,} parameters"
+            )
             device = self.metrics_processor.device_memory_monitor.device_name
             last = "the benchmark's end" if self.benchmark is not None else steps
             logger.info(
-                f"Training {self.config.model.flavor} ({parameters:,} parameters) from step "
+                f"Training {self.config.model.flavor} ({parameters}) from step "
                 f"{self.step + 1} to {last} on {self.parallel_dims.world_size} x {device}; run folder: "
                 f"{self.run_folder.path}"
             )
