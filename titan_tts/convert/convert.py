@@ -22,6 +22,7 @@ from titan_tts.convert.projects import (
     Project,
     check_is_of,
     config_of,
+    entry,
     header_of,
     sizes_of,
 )
@@ -125,6 +126,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
+            if not isinstance(header, dict):
+                raise ValueError(f"its {_HEADER} is no table")
             return {name: file.get_tensor(name) for name in file.keys()}, header
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again") from None
@@ -135,7 +138,7 @@ def _irodori_texts(
 ) -> tuple[Vocabulary, TextTokenizer]:
     """Its vocabulary, of as many ids as the embedding has rows, and its tokenizer."""
     require(
-        header.get("text_add_bos", True) is True,
+        entry(header, "text_add_bos", True),
         "the model's config has text_add_bos = false, and its texts no begin, which no published model has",
     )
     model = config.encoder.model

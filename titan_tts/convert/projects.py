@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, JobConfig
+from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig, model_flavors, write_sizes
 
@@ -94,7 +95,7 @@ def sizes_of(
         )
 
     def shape(name: str) -> torch.Size:
-        if name not in weights or weights[name].ndim != 2:
+        if name not in weights or weights[name].ndim != 2 or not weights[name].numel():
             raise InputError(
                 f"{where} holds no weights of {project.name}: {name} is missing or no matrix"
             )
@@ -136,10 +137,20 @@ def sizes_of(
     return found
 
 
+def entry(header: Header, key: str, default: Any) -> Any:
+    """An entry of the header, of the default's type."""
+    value = header.get(key, default)
+    require(
+        type(value) is type(default),
+        f"the model's config has {key} = {value!r}, but it must be of the kind of {default!r}; copy it again",
+    )
+    return value
+
+
 def _rules(header: Header, project: Project) -> dict[str, Any]:
     """What of the forward pass no shape tells."""
     return {
-        "norm_eps": float(header.get("norm_eps", 1e-5)),
+        "norm_eps": entry(header, "norm_eps", 1e-5),
         "rope_theta": 10000.0,
         "text_projection": False,
         "speaker_partial_patches": False,
@@ -154,22 +165,23 @@ def config_of(args: DiTTTSModelConfig, header: Header, project: Project) -> JobC
     model, data, encoder = config.model, config.data, config.encoder
     model.flavor, model.sizes = _FLAVOR, write_sizes(args, _FLAVOR)
     data.latent_channels, data.speaker_patch_size = args.latent_channels, args.speaker_patch_size
-    data.max_frames = int(header.get("fixed_target_latent_steps", project.max_frames))
+    data.max_frames = entry(header, "fixed_target_latent_steps", project.max_frames)
     data.max_speaker_frames = project.max_speaker_frames
-    data.max_text_tokens = int(header.get("max_text_len", project.max_text_tokens))
+    data.max_text_tokens = entry(header, "max_text_len", project.max_text_tokens)
     # Rows of one length: where the speech ends is learned from the zeros behind it.
     data.num_buckets, data.bucket_frames = 1, [data.max_frames]
     config.objective.loss_on_padding = True
     encoder.convention = project.convention
     encoder.model = "bytes"
     if project is IRODORI:
-        encoder.model = f"{LEARNED_SUBWORDS}{header['text_tokenizer_repo']}"
+        encoder.model = LEARNED_SUBWORDS + entry(header, "text_tokenizer_repo", "")
     encoder.dim, encoder.n_layers = args.text_dim, args.text_n_layers
     encoder.n_heads = args.text_n_heads
     config.sampling = replace(
         config.sampling, start_t=0.999, text_scale=3.0, speaker_scale=project.speaker_scale
     )
     config.optimizer.lr = 1e-4
+    check_numbers(config)
     return config
 
 

@@ -168,6 +168,9 @@ def test_tensors_of_generation_block_by_block_are_left_out(convert, capsys):
         ({"use_caption_condition": True}, "use_caption_condition = True"),
         ({"latent_patch_size": 2}, "latent_patch_size = 2"),
         ({"text_add_bos": False}, "text_add_bos = false"),
+        ({"norm_eps": "small"}, "norm_eps = 'small', but it must be of the kind of 1e-05"),
+        ({"fixed_target_latent_steps": 0}, "max_frames = 0"),
+        ({"max_text_len": None}, "max_text_len = None"),
     ],
 )
 def test_models_that_are_refused(convert, capsys, header, words):
