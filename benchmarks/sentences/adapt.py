@@ -21,9 +21,13 @@ from typing import Any
 from benchmarks.sentences.corpus import FOLDER, NEW_VOICE, ROOT, speak
 from benchmarks.sentences.grammar import sentences
 from benchmarks.sentences.trials import REFEREE, SETS
+from titan_tts.evaluate.systems import own_voice
+from titan_tts.speak.load_run import load_run
 from torchtitan.models.dit_tts.errors import report_input_errors
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.run.run_folder import environment
+from torchtitan.models.dit_tts.speech.scoring.interface import SpeakerScorer
+from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import own_scorer
 
 RESULTS = ROOT / "benchmarks/results/adapt.json"
 RUNS = ROOT / "outputs/sentences_adapted"
@@ -37,6 +41,11 @@ class Row:
     minutes: float
     seed: int
     """of order, noise, times and new weights"""
+
+
+def base_voice(device: str, base: str) -> SpeakerScorer:
+    """The scorer of every row: the base's speaker encoder, as a fine-tuned one hears otherwise."""
+    return own_scorer(own_voice(load_run(base)))
 
 
 def titan_tts(*arguments: object) -> None:
@@ -59,12 +68,23 @@ def record(folder: Path, minutes: float) -> Path:
     return path
 
 
-def evaluated(system: str, folder: Path, corpus: Path, utterances: int) -> dict[str, Any]:
+def evaluated(
+    system: str, folder: Path, base: Path, corpus: Path, utterances: int
+) -> dict[str, Any]:
     """Figures with their intervals, of the system and of the codec, by set."""
     found: dict[str, Any] = {}
     for name, path in JUDGED.items():
         out = folder / name.replace(" ", "_")
-        options = ["--recognizer", REFEREE, "--speaker-scorer", "own", "--seeds", 1, "--on-page", 0]
+        options = [
+            "--recognizer",
+            REFEREE,
+            "--speaker-scorer",
+            f"benchmarks.sentences.adapt:base_voice:{base}",
+            "--seeds",
+            1,
+            "--on-page",
+            0,
+        ]
         options += ["--max-utterances", utterances, "--dtype", "float32"]
         titan_tts("evaluate", system, "--test", corpus / path, "--out", out, *options)
         rows = json.loads((out / "evaluation.json").read_text())["rows"]
@@ -85,7 +105,7 @@ def make(row: Row, base: Path, corpus: Path, runs: Path, utterances: int) -> dic
     options += ["--training.mixed_precision_param", "float32"]
     options += ["--data.seed", row.seed, "--debug.seed", row.seed]
     titan_tts("finetune", base, record(runs / "recordings", row.minutes), folder, *options)
-    return evaluated(f"{folder / 'run'}@best", folder, corpus, utterances)
+    return evaluated(f"{folder / 'run'}@best", folder, base, corpus, utterances)
 
 
 def main(args: list[str]) -> int:
@@ -111,7 +131,7 @@ def main(args: list[str]) -> int:
         print(json.dumps(rows[-1]), flush=True)
 
     if not any(row["method"] == "base" for row in rows):
-        found = evaluated(str(base), runs / "base", corpus, options.utterances)
+        found = evaluated(str(base), runs / "base", base, corpus, options.utterances)
         add({"method": "base"}, found)
     done = [tuple(row.get(key) for key in ("method", "minutes", "seed")) for row in rows]
     for seed, minutes, method in itertools.product(options.seeds, options.minutes, options.methods):
