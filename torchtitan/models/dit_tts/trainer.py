@@ -159,12 +159,12 @@ class DiTTTSTrainer(Trainer):
             self.device,
             self.maybe_enable_amp,
         )
-        if self.config.distill.teacher:
+        if self.job_config.distill.teacher:
             vocabulary = cast(ConditionedTokenizer, self.dataloader.tokenizer).vocabulary
             sizes = self.train_spec, self.model_args, self.job_config, vocabulary
             network = build_teacher(*sizes, self.parallel_dims, self.device)
             of_teacher = replace(forward_pass, model=network)
-            forward_pass.teacher = Teacher(of_teacher, distillation(self.config))
+            forward_pass.teacher = Teacher(of_teacher, distillation(self.job_config))
         return forward_pass
 
     def init_distributed(self) -> ParallelDims:

@@ -48,8 +48,8 @@ class Distillation:
             column = values[:, None, None]
             return column if packed is None else per_position(column, packed)
 
-        bounds = torch.tensor([*self.times, 0.0], device=t.device)
-        # Times of a schedule are rounded.
+        # Filled on the device, for which the host would wait otherwise. Times of a schedule are rounded.
+        bounds = torch.stack([t.new_full((), each) for each in (*self.times, 0.0)])
         width = t - bounds[(t[:, None] <= bounds + 1e-6).sum(1)]
         branches = branches_of(self.guidance)
         x, total = latents, torch.zeros_like(latents)

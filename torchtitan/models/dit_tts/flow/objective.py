@@ -67,7 +67,9 @@ class FlowMatching:
         stratum = permuted(row, batch_keys, global_batch_size)
         u = (stratum + uniform(keys)) / global_batch_size
         if self.times:
-            return torch.tensor(self.times, device=u.device)[(u * len(self.times)).long()]
+            # Filled on the device, for which the host would wait otherwise.
+            times = torch.stack([u.new_full((), each) for each in self.times])
+            return times[(u * len(self.times)).long()].float()
         if self.time_distribution == "logit_normal":
             u = torch.sigmoid(self.logit_mean + self.logit_std * torch.special.ndtri(u))
         return u.float()
