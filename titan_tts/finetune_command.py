@@ -28,8 +28,10 @@ _BATCH = 16
 _MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
 """Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
 
-_RATES = {"full": 0.1, "lora": 0.3, "reference": 1.0}
+_RATES = {"full": 0.1, "lora": 0.3}
 """Method -> its learning rate in that of the base"""
+
+_RANK = 16
 
 
 @dataclass
@@ -45,9 +47,9 @@ class Options:
     out: tyro.conf.Positional[str]
     """Folder for the data, the run and the comparison: data/, run/, evaluation/; also adapter/."""
 
-    method: Literal["full", "lora", "reference"] = "full"
-    """What is trained: all weights, low-rank updates of the decoder's projections, which are saved as some megabytes
-    beside the base, or the latents of one reference of the voice."""
+    method: Literal["full", "lora"] = "full"
+    """What is trained: all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
+    beside the base."""
 
     keep: str = ""
     """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""
@@ -86,6 +88,12 @@ class Options:
 def run(options: Options) -> int:
     if Path(options.out).is_file():
         raise InputError(f"OUT = {options.out} is a file; give a folder")
+    if options.recognizer:  # before training
+        from torchtitan.models.dit_tts.config.job_config import Samples
+        from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
+
+        scorers = {"recognizer": options.recognizer, "speaker_scorer": options.speaker_scorer}
+        check_pretrained(Samples(**scorers))
     try:
         _finetune(options)
     except _Ended as end:
@@ -109,8 +117,7 @@ def _finetune(options: Options) -> None:
     data = _prepared(options, base)
     _train(options, base, data)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best", *_codec(options)]
-    voice = "" if options.method == "reference" else "--reference VOICE.wav "
-    show(f"speak:   {shlex.join(speak)} {voice}--text '...'")
+    show(f"speak:   {shlex.join(speak)} --reference VOICE.wav --text '...'")
     if options.method != "full" and not (out / "adapter").exists():
         alone = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
         _titan_tts(*alone, *_codec(options))
@@ -193,7 +200,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "job.experiment": "run",
         "encoder.model": config.encoder.model,
         "sampling.codec": options.codec or config.sampling.codec,
-        "adapter.kind": "none" if options.method == "full" else options.method,
+        "lora.rank": 0 if options.method == "full" else _RANK,
         "optimizer.lr": _RATES[options.method] * _rate_of(base),
         "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
         "lr_scheduler.warmup_steps": max(1, steps // 20),

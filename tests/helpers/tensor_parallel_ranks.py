@@ -29,7 +29,7 @@ from torchtitan.models.dit_tts.train_spec import get_train_spec
 ARGS = small_args(text_vocab_size=8, latent_channels=8, n_heads=4, text_positions="aligned")
 CONFIG = ["--training.mixed_precision_param=float32", "--activation_checkpoint.mode=full"]
 CONFIG += ["--parallelism.backend=megatron", "--optimizer.implementation=foreach"]
-LORA = ["--adapter.kind=lora", "--adapter.rank=3", "--adapter.alpha=2"]
+LORA = ["--lora.rank=3", "--lora.alpha=2"]
 SEQUENCE = ["--megatron.sequence_parallel"]
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager", "--compile.components=model"]
 ROWS = 8
@@ -100,7 +100,7 @@ def begin(layout: Layout, *arguments: str, seed: int = 0) -> Training:
         model = get_train_spec().parallelize_fn(model, dims, config)
         place = dist.get_rank() // layout[2]
     else:
-        add_adapter(model, config.adapter)
+        add_adapter(model, config.lora)
     fill_adapter(model)
     optimizers = build_tts_optimizers([model], config.optimizer, dims)  # type: ignore[arg-type]
     return Training(layout, model, optimizers, EMA(model, [0.5]), place)
@@ -135,7 +135,7 @@ def assert_same(found: Training, expected: Training, tolerance: float = 1e-9) ->
 
 def compare(layout: Layout, *arguments: str, steps: int = 2) -> None:
     """Losses, gradient norms and what the steps make of the weights are those of one process."""
-    adapter = [each for each in arguments if each.startswith("--adapter")]
+    adapter = [each for each in arguments if each.startswith("--lora")]
     alone = begin(PLAIN, "--parallelism.backend=torchtitan", *adapter)
     spread = begin(layout, *arguments)
     for number in range(steps):

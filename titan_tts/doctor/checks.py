@@ -20,6 +20,11 @@ EXTRA_TEXT_TOKENS = 2
 DURATION_TOLERANCE = 2.0
 # However alike the other samples are, a value within this factor of the median is no outlier.
 MIN_OUTLIER_RATIO = 2.0
+# Correlation of characters and frames below which texts are taken for those of other recordings; of read
+# sentences it is 0.9 and more. Fewer samples, or texts of one length, can have any.
+MIN_TEXT_CORRELATION = 0.4
+MIN_CORRELATED = 30
+MIN_TEXT_SPREAD = 0.15
 # Peaks spread more than levels do.
 MIN_PEAK_RATIO = 4.0
 
@@ -109,9 +114,11 @@ class _Checks:
         rate = characters_per_second(self.dataset, self.limits.frames_per_second)
         distance, centre = np.zeros(len(rate)), np.zeros(len(rate))
         outside = np.zeros(len(rate), bool)
-        languages, _ = self.dataset.labels("language")
+        languages, names = self.dataset.labels("language")
         order = np.argsort(languages, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(languages[order])) + 1):
+            language = languages[group[0]] if len(group) else -1
+            self.texts_of_others(group, names[language] if language >= 0 else "")
             # A text without a character is another finding.
             distance[group], limit, centre[group] = log_distance(
                 rate[group], rate[group] > 0, self.limits.outlier_sigmas, MIN_OUTLIER_RATIO
@@ -124,6 +131,19 @@ class _Checks:
 
         cases = np.flatnonzero(outside)
         self.add_samples("chars_per_second_outlier", cases, detail, distance[outside])
+
+    def texts_of_others(self, samples: np.ndarray, language: str) -> None:
+        """Whether longer texts are longer speech, among the samples (k,) of one language."""
+        characters, frames = self.dataset.text_chars[samples], self.dataset.frames[samples]
+        if len(samples) < MIN_CORRELATED or not frames.std():
+            return
+        if characters.std() < MIN_TEXT_SPREAD * characters.mean():
+            return
+        found = float(np.corrcoef(characters, frames)[0, 1])
+        if found < MIN_TEXT_CORRELATION:
+            said = f"correlation of characters and length {found:.2f}, of matching texts about 0.9"
+            example = Example(f"language {language!r}" if language else "all texts", said)
+            self.add("texts_of_others", len(samples), [example])
 
     def speakers(self) -> None:
         codes, values = self.dataset.labels("speaker")

@@ -53,6 +53,10 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
             "The model copies its target: titan-tts prepare into a new folder chooses others; in your "
             "own shards take another utterance of the speaker, or none.",
         ),
+        "texts_of_others": (
+            "Longer texts are not longer speech",
+            "The texts belong to other recordings, as if a list were shifted by a row: listen to a few.",
+        ),
         "heldout_in_training": (
             "Held-out samples with the latents of a training sample",
             "Their metrics measure memorization: remove them from one of the two.",

@@ -45,7 +45,7 @@ def export(options: Options, out: Path) -> str:
     config = loaded.config
     if options.adapter and loaded.adapter is None:
         raise InputError(
-            f"--adapter, but {folder} is no adapter's run: its [adapter] kind is 'none', and it has trained all weights"
+            f"--adapter, but {folder} is no adapter's run: its [lora] rank is 0, and it has trained all weights"
         )
     if not options.codec:
         refuse_function_as_codec(config.sampling.codec, options.run, "--codec")
@@ -71,7 +71,7 @@ def _write_adapter(out: Path, loaded: LoadedRun) -> None:
     assert loaded.adapter is not None
     about = {"step": loaded.step, "weights": loaded.weights}
     base = Path(str(config.checkpoint.initial_load_path))
-    write_adapter(out, config.adapter, loaded.adapter, base, **about)
+    write_adapter(out, config.lora, loaded.adapter, base, **about)
 
 
 @contextmanager
@@ -94,8 +94,6 @@ def _write(
     write_codec(out, codec, options.codec or config.sampling.codec)
     limit = config.data.max_speaker_frames
     voices = {name: shards.reference(name)[:limit].float() for name in options.voices}
-    if loaded.learned_reference is not None:
-        voices["learned"] = loaded.learned_reference
     if voices:
         write_atomic(out / exported.VOICES, save(voices))
     audio = next((record.audio for record in recorded_codecs(shards.data.path)), {})

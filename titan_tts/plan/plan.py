@@ -238,7 +238,7 @@ class Planner:
         self.gpus = gpus
         self.sizes = sizes = model_sizes(self.config)
         model = build_on_meta(self.sizes.args, config.training.dtype)
-        add_adapter(model, config.adapter)
+        add_adapter(model, config.lora)
         self.parts = count_parameters(model, config.encoder, sizes.source)
         self.parameters = sum(p.numel() for p in model.parameters())
         if sizes.args.teacher_passes:

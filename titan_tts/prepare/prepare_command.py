@@ -1,11 +1,14 @@
 """`titan-tts prepare`: recordings of any format to shards of latents."""
 
 import shlex
+import sys
 from pathlib import Path
 
 from titan_tts.prepare.formats import find_format
 from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.data.heldout import FEW_SAMPLES
 from torchtitan.models.dit_tts.errors import require_modules
+from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
 
 __all__ = ["Options", "run"]
 
@@ -52,19 +55,30 @@ def run(options: Options) -> int:
             f"test on it:   {shlex.join(['titan-tts', 'evaluate', 'RUN', '--test', options.output])}"
         )
         return 0
+    held_out = record["summary"]["heldout"]["samples"]
+    if 0 < held_out < FEW_SAMPLES:
+        print(
+            f"warning: only {held_out} recordings are held out, by which a training chooses its best step; give a larger "
+            f"--heldout-fraction (and --overwrite)",
+            file=sys.stderr,
+        )
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
     config, *keys = _config_for(options, trained["hours"])
     command = ["titan-tts", "train", config, "--data.path", train, *keys]
     print(f"train on it:  {shlex.join(command)}")
+    if trained["hours"] < 1:
+        adapt = ["titan-tts", "finetune", "MODEL", options.output, "TUNED"]
+        print(f"or better, with so little: {shlex.join(adapt)}")
     return 0
 
 
 def _config_for(options: Options, hours: float) -> list[str]:
     """A shipped config and the options with which it accepts these data."""
     # The embedded codec is for work without downloads, as is an encoder that is learned.
-    if options.codec == "mel_dct" and not options.encode_text:
-        return ["one_gpu" if hours >= 10 else "small"]
+    if codec_kind(options.codec) == "mel_dct" and not options.encode_text:
+        keys = ["one_gpu" if hours >= 10 else "small"]
+        return keys if options.codec == "mel_dct" else [*keys, "--sampling.codec", options.codec]
     keys = ["800m"]
     if options.codec != "facebook/dacvae-watermarked":
         keys += ["--sampling.codec", options.codec]

@@ -47,7 +47,7 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
     samples = sum(summary[split]["samples"] for split in SPLITS)
     for name, words in (
         ("replaced_reference", "samples whose reference in the source was a part of themselves"),
-        ("peak_limited", "samples below the wanted loudness, limited by their peak"),
+        ("peak_limited", "samples a little below the wanted loudness, as their peaks would clip"),
         ("mixed_channels", "samples mixed from more than one channel"),
         ("resampled", "samples resampled to the codec's rate"),
     ):

@@ -1,8 +1,8 @@
-"""Adapters ([adapter] of a run's config): read from a run's checkpoint or from an exported folder, and added to the
+"""Adapters ([lora] of a run's config): read from a run's checkpoint or from an exported folder, and added to the
 weights that they are for.
 
     adapter.safetensors    its parameters under the run's names
-    adapter.json           format, version, its [adapter] section, the base that it is for, step and weights
+    adapter.json           format, version, its [lora] section, the base that it is for, step and weights
 """
 
 import json
@@ -16,11 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from torchtitan.models.dit_tts.config.job_config import Adapter
+from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.infra.adapters import REFERENCE, is_trained, merge
+from torchtitan.models.dit_tts.infra.adapters import is_trained, merge
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.run.checkpoint_storage import load_checkpoint, read_table
 from torchtitan.models.dit_tts.run.resume_rules import adapter_base
@@ -49,21 +49,21 @@ def read_adapter(path: Path, entry: str = "") -> Values:
     return {name: found[entry + name] for name in trained}
 
 
-def write_adapter(folder: Path, options: Adapter, values: Values, base: Path, **about: Any) -> None:
+def write_adapter(folder: Path, options: Lora, values: Values, base: Path, **about: Any) -> None:
     """Writes an adapter's folder. `base`: the weights that it is for; `about`: further entries of adapter.json."""
     save_file({name: value.contiguous() for name, value in values.items()}, folder / WEIGHTS)
-    content = {"format": _FORMAT, "version": _VERSION, "adapter": asdict(options)}
+    content = {"format": _FORMAT, "version": _VERSION, "lora": asdict(options)}
     content |= adapter_base(base) | about
     write_atomic(folder / CONFIG, json.dumps(content, indent=1) + "\n")
 
 
-def open_adapter(folder: Path, base: Path) -> tuple[Adapter, Values]:
+def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
     """An adapter that `titan-tts export --adapter` wrote for the exported folder `base`."""
     path = folder / CONFIG
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         known = content["format"], content["version"]
-        options = Adapter(**content["adapter"])
+        options = Lora(**content["lora"])
         values = load_file(folder / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(
@@ -71,7 +71,7 @@ def open_adapter(folder: Path, base: Path) -> tuple[Adapter, Values]:
         ) from None
     if known != (_FORMAT, _VERSION):
         raise InputError(f"{path} is not of version {_VERSION} of this format; export it again")
-    check_numbers(options, "adapter")
+    check_numbers(options, "lora")
     if any(content.get(key) != value for key, value in adapter_base(base).items()):
         raise InputError(
             f"{folder} is an adapter of other weights than {base}; give the exported folder that it was trained over"
@@ -79,10 +79,8 @@ def open_adapter(folder: Path, base: Path) -> tuple[Adapter, Values]:
     return options, values
 
 
-def add_adapter_to(model: nn.Module, options: Adapter, values: Values) -> None:
-    """Adds low-rank updates to the plain model's weights; a learned reference changes none."""
-    if options.kind != "lora":
-        return
+def add_adapter_to(model: nn.Module, options: Lora, values: Values) -> None:
+    """Adds low-rank updates to the plain model's weights."""
     try:
         merge(model, values, options.alpha / options.rank)
     except (KeyError, RuntimeError) as error:
@@ -95,18 +93,17 @@ class Adapters:
 
     def __init__(self, model: nn.Module, base: Path):
         self._model, self._base = model, base
-        self._opened: dict[str, tuple[Adapter, Values]] = {}
+        self._opened: dict[str, tuple[Lora, Values]] = {}
         self._plain: dict[nn.Linear, torch.Tensor] = {}
         self._present = ""
 
-    def open(self, name: str, folder: Path) -> torch.Tensor | None:
-        """Reads an adapter. Returns its reference (R, C), if it has learned one."""
-        options, values = self._opened[name] = open_adapter(folder, self._base)
+    def open(self, name: str, folder: Path) -> None:
+        """Reads an adapter."""
+        self._opened[name] = open_adapter(folder, self._base)
         if not self._plain:
             linears = matmul_weights(self._model)
             self._plain = {each: each.weight.detach().clone() for each in linears}
         self.use(name)  # so that what does not fit is an error now
-        return values.get(REFERENCE)
 
     @torch.no_grad()
     def use(self, name: str) -> None:

@@ -17,7 +17,6 @@ from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
-from torchtitan.models.dit_tts.infra.adapters import REFERENCE
 from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -68,11 +67,6 @@ class LoadedRun:
 
     adapter: Values | None = None
     """what an adapter's run has trained; low-rank updates are in the model's weights already"""
-
-    @property
-    def learned_reference(self) -> torch.Tensor | None:
-        """(R, C) latents that stand for every reference ([adapter] kind = "reference")."""
-        return (self.adapter or {}).get(REFERENCE)
 
 
 def untrained_model(run: LoadedRun) -> DiTTTSModel:
@@ -168,12 +162,12 @@ def load_run(
     if path != folder:
         weights, entry = _find_weights(folder, path, step, weights)
     adapter = None
-    if config.adapter.kind == "none" or path == folder:
+    if config.lora.rank == 0 or path == folder:
         _load_weights(model, path, entry)
     else:
         _load_weights(model, adapted_base(config, path))
         adapter = read_adapter(path, entry)
-        add_adapter_to(model, config.adapter, adapter)
+        add_adapter_to(model, config.lora, adapter)
     if dtype == "bfloat16" or (dtype == "auto" and multiplies_bfloat16(device)):
         model = _with_weights_in(torch.bfloat16, model)
     text_encoder = None

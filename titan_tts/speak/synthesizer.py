@@ -57,11 +57,9 @@ class Synthesizer:
         return Adapters(self.run.model, self.run.folder)
 
     def adapted(self, name: str, folder: str | Path, recording: str | Path = "") -> Voice:
-        """The voice of an adapter that `titan-tts export --adapter` wrote. `recording`: a reference of it; one that it
-        has learned needs none.
-        """
-        learned = self.adapters.open(name, Path(folder))
-        voice = self.recording(recording) if recording else Voice(learned)
+        """The voice of an adapter that `titan-tts export --adapter` wrote. `recording`: a reference of it."""
+        self.adapters.open(name, Path(folder))
+        voice = self.recording(recording) if recording else Voice()
         return replace(voice, adapter=name)
 
     @property
@@ -155,10 +153,9 @@ class Synthesizer:
     def requests(self, utterances: Sequence[Utterance]) -> list[_Request]:
         """The utterances as requests to the sampler."""
         data, requests = self.run.config.data, list[_Request]()
-        learned = self.run.learned_reference
         for each, frames in zip(utterances, self.frames(utterances), strict=True):
             conditions = with_duration(each.conditions, frames, data.frames_per_second)
-            reference = each.voice.latents(data) if learned is None else learned
+            reference = each.voice.latents(data)
             made = each.text, reference, frames, conditions, each.candidate
             requests.append(_Request(*made, adapter=each.voice.adapter))
         return requests

@@ -53,6 +53,22 @@ def folder(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("shift, found", [(0, False), (1, True)])
+def test_texts_of_other_recordings(folder, shift, found):
+    """A list whose texts are shifted by a row; each text of w words is spoken in 4 frames a word and some."""
+    generator = np.random.default_rng(0)
+    words = generator.integers(2, 14, 60)
+    template, samples = sound_samples()[0], []
+    for number, count in enumerate(words):
+        frames = int(4 * count + generator.integers(0, 5))
+        latents = generator.standard_normal((frames, CHANNELS)).astype(np.float16)
+        text = " ".join(["seven"] * words[(number + shift) % 60])
+        metadata = {**template.metadata, "text": text, "target_duration": frames / 25}
+        samples.append(replace(template, key=f"{number:03d}", latents=latents, metadata=metadata))
+    write_shards(folder, samples)
+    assert ("texts_of_others" in examine(folder)) == found
+
+
 def cut_off(folder):
     path = write_shards(folder, sound_samples())[1]
     os.truncate(path, path.stat().st_size - 30_000)
@@ -199,7 +215,7 @@ def test_fault_is_found(code, folder):
 
 
 def test_valid_dataset_has_no_finding(folder):
-    assert set(FAULTS) | {"heldout_in_training"} == set(all_kinds())
+    assert set(FAULTS) | {"heldout_in_training", "texts_of_others"} == set(all_kinds())
     assert Limits() == Limits(25.0, 768, 192, "bytes", 5.0, 20)
     paths = write_shards(folder, sound_samples())
     record(folder, paths)

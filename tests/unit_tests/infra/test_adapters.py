@@ -1,4 +1,4 @@
-"""[adapter]: what is trained over a frozen model, and what it adds to the weights."""
+"""[lora]: what is trained over a frozen model, and what it adds to the weights."""
 
 import math
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.helpers.small_models import full_inputs, initialized_model, random_model, small_args
-from torchtitan.models.dit_tts.config.job_config import Adapter
-from torchtitan.models.dit_tts.infra.adapters import REFERENCE, add_adapter, is_trained, merge
+from torchtitan.models.dit_tts.config.job_config import Lora
+from torchtitan.models.dit_tts.infra.adapters import add_adapter, is_trained, merge
 from torchtitan.models.dit_tts.infra.compile import apply_compile, compiled_graphs
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -18,7 +18,7 @@ RANK, SCALE = 3, 2.0 / 3
 
 def adapted(seed=0):
     model = random_model(ARGS, seed)
-    add_adapter(model, Adapter("lora", RANK, alpha=2.0))
+    add_adapter(model, Lora(RANK, alpha=2.0))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if is_trained(name):
@@ -77,7 +77,7 @@ def test_only_the_adapter_is_trained_and_averaged():
 def test_an_adapter_starts_as_nothing():
     with torch.device("meta"):
         model = DiTTTSModel(ARGS)
-    add_adapter(model, Adapter("lora", RANK))
+    add_adapter(model, Lora(RANK))
     model.to_empty(device="cpu")
     torch.manual_seed(5)
     with torch.no_grad():
@@ -99,22 +99,3 @@ def test_compiled_blocks_share_one_graph():
     model(**inputs()).square().sum().backward()
     assert compiled_graphs() - before == 1
     torch.testing.assert_close(model(**inputs()), expected, atol=1e-5, rtol=0)
-
-
-def test_a_learned_reference_stands_for_every_sample():
-    model, plain = random_model(ARGS), random_model(ARGS)
-    add_adapter(model, Adapter("reference", frames=8))
-    learned = torch.randn(8, ARGS.latent_channels)
-    with torch.no_grad():
-        model.get_parameter(REFERENCE).copy_(learned)
-    given = inputs()
-    found = model(**given)
-    same = {
-        "speaker": learned.expand(3, -1, -1),
-        "speaker_mask": torch.ones(3, 8, dtype=torch.bool),
-    }
-    torch.testing.assert_close(found, plain(**given | same))
-    found.sum().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is not None] == [REFERENCE]
-    given["speaker"], given["speaker_mask"] = given["speaker"][:, :0], given["speaker_mask"][:, :0]
-    torch.testing.assert_close(model(**given), found)

@@ -18,7 +18,7 @@ from tests.helpers.small_models import (
     small_args,
     until,
 )
-from torchtitan.models.dit_tts.config.job_config import Adapter
+from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.adapters import add_adapter
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
@@ -122,14 +122,13 @@ def test_flops_equal_the_counter(lengths, sizes):
     assert counter.get_total_flops() == 3 * training_flops(args, Lengths(*lengths))
 
 
-@pytest.mark.parametrize("kind", ["lora", "reference"])
 @pytest.mark.parametrize("lengths", [(1, 1, 1), (13, 7, 5)])
-def test_flops_of_an_adapters_training_equal_the_counter(lengths, kind):
-    args = replace(SMALL, text_vocab_size=259, adapter=kind, adapter_rank=3)
+def test_flops_of_low_rank_training_equal_the_counter(lengths):
+    args = replace(SMALL, text_vocab_size=259, lora_rank=3)
     with torch.device("meta"):
         model = DiTTTSModel(args)
         batch = full_inputs(args, 3, *lengths)
-    add_adapter(model, Adapter(kind, rank=3, frames=lengths[2]))
+    add_adapter(model, Lora(rank=3))
     with FlopCounterMode(display=False) as counter:
         model(**batch).sum().backward()
     assert counter.get_total_flops() == 3 * training_flops(args, Lengths(*lengths))

@@ -122,7 +122,7 @@ def test_figures_in_words():
         "heldout: samples 40, 1.5 minutes, shards 1",
         "speakers: 7",
         "samples whose reference in the source was a part of themselves: 10 (10.0%)",
-        "samples below the wanted loudness, limited by their peak: 50 (50.0%)",
+        "samples a little below the wanted loudness, as their peaks would clip: 50 (50.0%)",
         "samples mixed from more than one channel: 5 (5.0%)",
         "samples resampled to the codec's rate: 25 (25.0%)",
         "silence cut: 12.3 seconds",

@@ -99,7 +99,7 @@ def test_rows_in_words():
     figures |= {"speaker_gain": None, "weights": "raw", "best_heldout_loss": 1.125}
     figures |= {"best_weights": "ema:0.9", "step": 7, "seconds": 2.06}
     said = "validation at step 7: held-out loss 1.2500, training samples 1.5000 (gap -0.2500), text gain 0.5000, "
-    rest = " with weights raw; lowest held-out loss 1.1250 with ema:0.9; 2.1 s"
+    rest = " with weights raw; 1.1250 with ema:0.9, this step's best; 2.1 s"
     assert _sentence(figures) == f"{said}speaker gain none (no two held-out speakers){rest}"
     lengths = {"speaker_gain": 0.75, "seconds_error": 0.1234, "within_10_percent": 0.256}
     within = "speaker gain 0.7500, lengths wrong by 0.123 s, 26% within 10 %,"

@@ -115,7 +115,7 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.speaker_patch_size = job_config.data.speaker_patch_size
         self.attention = job_config.attention.backend
         self.text_positions = job_config.model.text_positions
-        self.adapter, self.adapter_rank = job_config.adapter.kind, job_config.adapter.rank
+        self.lora_rank = job_config.lora.rank
         self.teacher_passes = job_config.distill.passes
         degree, flavor = job_config.parallelism.tensor_parallel_degree, job_config.model.flavor
         divided = math.gcd(self.n_heads, self.mlp_dim)

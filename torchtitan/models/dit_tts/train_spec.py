@@ -121,8 +121,8 @@ def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:
 def _parallelize(
     model: DiTTTSModel, parallel_dims: ParallelDims, job_config: JobConfig
 ) -> DiTTTSModel:
-    """By [parallelism] backend, after [adapter]."""
-    add_adapter(model, job_config.adapter)
+    """By [parallelism] backend, after [lora]."""
+    add_adapter(model, job_config.lora)
     if job_config.parallelism.backend == "megatron":
         from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron
 

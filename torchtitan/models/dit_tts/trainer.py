@@ -20,7 +20,6 @@ from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, Teacher, measure
-from torchtitan.models.dit_tts.infra.adapters import start_from_reference
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
 from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
@@ -174,10 +173,6 @@ class DiTTTSTrainer(Trainer):
 
     def _begin(self) -> None:
         """Brings the run folder to the loaded step."""
-        if self.step == 0 and self.config.adapter.kind == "reference" and self.benchmark is None:
-            start_from_reference(self.model_parts[0], self.dataloader.dataset)
-            if self.ema is not None:
-                self.ema.restart()
         steps = self.config.training.steps
         if self.step >= steps:
             logger.info(
@@ -309,7 +304,9 @@ class DiTTTSTrainer(Trainer):
             folder = self.run_folder.path / checkpoint.folder
             saved = f"checkpoint: {folder}/step-{self.step}"
             where = saved if self.checkpointer.writes else "nothing was saved"
-            logger.info(f"Trained to step {self.step}; {where}")
+            best = self.checkpointer.best_step
+            kept = f"; best step: {best} (--step best)" if best is not None else ""
+            logger.info(f"Trained to step {self.step}; {where}{kept}")
 
     def close(self) -> None:
         self.dataloader.close()

@@ -3,7 +3,6 @@
 from operator import attrgetter
 
 import torchtitan.config.job_config as titan
-from torchtitan.models.dit_tts.config.adapter_checks import check_adapter
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.data_checks import (
     check_batch_ramp,
@@ -15,6 +14,7 @@ from torchtitan.models.dit_tts.config.duration_checks import check_duration
 from torchtitan.models.dit_tts.config.exported import check_initial_weights
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.keys import check_numbers
+from torchtitan.models.dit_tts.config.lora_checks import check_lora
 from torchtitan.models.dit_tts.config.manager import run_folder_path
 from torchtitan.models.dit_tts.config.megatron_checks import check_megatron
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
@@ -106,7 +106,7 @@ def validate_config(
     check_optimizer(config, dp_degree)
     check_float8(config)
     check_duration(config)
-    check_adapter(config)
+    check_lora(config)
 
 
 def validate_machine(config: JobConfig) -> None:

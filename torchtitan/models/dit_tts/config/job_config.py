@@ -600,20 +600,13 @@ class Divergence:
 
 
 @dataclass
-class Adapter:
-    kind: Annotated[Literal["none", "lora", "reference"], TRAINING, WORKLOAD] = "none"
-    """What a run trains over the weights of [checkpoint] initial_load_path, which stay as they are: all weights
-    (none: nothing stays), low-rank updates of the decoder's projections (lora), or the latents of one reference,
-    which stands for every sample's (reference). Checkpoints then hold these alone"""
-
-    rank: Annotated[PositiveInt, TRAINING, WORKLOAD] = 16
-    """Rank of a low-rank update"""
+class Lora:
+    rank: Annotated[NonNegativeInt, TRAINING, WORKLOAD] = 0
+    """Rank of low-rank updates (LoRA) of the decoder's projections, which a run trains over the weights of
+    [checkpoint] initial_load_path, and which its checkpoints hold alone; 0: all weights are trained"""
 
     alpha: Annotated[PositiveFloat, TRAINING] = 16.0
     """Updates are multiplied by alpha / rank"""
-
-    frames: Annotated[Frames, TRAINING] = 64
-    """Length of the learned reference, in latent frames"""
 
 
 @dataclass
@@ -659,7 +652,7 @@ class JobConfig(titan.JobConfig):
     training: Training = field(default_factory=Training)
     data: Data = field(default_factory=Data)
     encoder: Encoder = field(default_factory=Encoder)
-    adapter: Adapter = field(default_factory=Adapter)
+    lora: Lora = field(default_factory=Lora)
     attention: Attention = field(default_factory=Attention)
     objective: Objective = field(default_factory=Objective)
     distill: Distill = field(default_factory=Distill)

@@ -251,7 +251,7 @@ def resolve(
         config.encoder.model = local_path(config.encoder.model)
     if os.path.exists(os.path.expanduser(config.sampling.codec)):
         config.sampling.codec = local_path(config.sampling.codec)
-    if config.adapter.kind != "none" and config.checkpoint.initial_load_path:
+    if config.lora.rank and config.checkpoint.initial_load_path:
         # What speaks with the run's adapter needs the weights that it is for.
         config.checkpoint.initial_load_path = local_path(config.checkpoint.initial_load_path)
     if config.benchmark.enable:  # no data, no checkpoints, no audit, no page at W&B

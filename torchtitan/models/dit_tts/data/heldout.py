@@ -12,6 +12,9 @@ HELDOUT_PREFIXES = ("held", "dev", "val", "eval", "test")
 HELDOUT_FOLDER = "heldout"
 """as titan-tts prepare names the folder of the held-out shards"""
 
+FEW_SAMPLES = 10
+"""Held-out samples below which prepare and training warn"""
+
 
 def split_of(value: Any) -> str | None:
     """The split that a name stands for, "train" or "heldout"; None for an unknown name."""

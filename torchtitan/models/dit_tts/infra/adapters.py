@@ -1,4 +1,4 @@
-"""What [adapter] trains over a frozen model: low-rank updates of the decoder's projections, or one reference.
+"""What [lora] trains over a frozen model: low-rank updates of the decoder's projections.
 
 A low-rank update (LoRA; Hu et al. 2021, arXiv 2106.09685) of a matrix W is W + alpha / rank · B A. The matrices that
 are fused in one projection (q, k, v and gate; gate and up) have an update each. It is computed by a hook of the layer,
@@ -8,22 +8,14 @@ so the layer keeps its class, its weight and its name, and whatever loads or spl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchtitan.models.dit_tts.config.job_config import Adapter
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.matmul_weights import join_fused, projections
-from torchtitan.models.dit_tts.model.conditions import ConditionedModel
-from torchtitan.models.dit_tts.model.encoders import SpeakerEncoder
-from torchtitan.models.dit_tts.streams import Stream
-
-REFERENCE = "speaker_encoder.learned_reference"
-"""Name of the parameter of kind "reference", (R, C)"""
 
 _A, _B = "lora_a", "lora_b"
 
@@ -41,19 +33,11 @@ class LowRank:
     """what tensor parallelism does between A and B: the sum of A's parts, or of the gradients of B's"""
 
 
-def add_adapter(model: nn.Module, options: Adapter) -> None:
+def add_adapter(model: nn.Module, options: Lora) -> None:
     """Freezes the model and gives it the parameters that are trained. Their values come with the model's."""
-    if options.kind == "none":
+    if not options.rank:
         return
     model.requires_grad_(False)
-    if options.kind == "reference":
-        encoder: Any = model.speaker_encoder
-        channels = encoder.input.in_features // encoder.patch_size
-        encoder.__class__ = _WithLearnedReference
-        encoder.learned_reference = nn.Parameter(
-            encoder.input.weight.new_empty(options.frames, channels)
-        )
-        return
     # Else the first block, whose input nothing trains, would be compiled to a graph of its own.
     model.get_submodule("input").register_forward_hook(lambda *call: call[-1].requires_grad_())
     scale = options.alpha / options.rank
@@ -82,36 +66,9 @@ def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> 
     return output + how.scale * update
 
 
-class _WithLearnedReference(SpeakerEncoder):
-    """Encodes its own reference for every sample."""
-
-    learned_reference: nn.Parameter
-
-    def forward(
-        self, latents: torch.Tensor, mask: torch.Tensor, packed: Stream | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        own = self.learned_reference.expand(latents.shape[0], -1, -1)
-        return super().forward(own, mask.new_ones(own.shape[:2]))
-
-
-@torch.no_grad()
-def start_from_reference(model: nn.Module, dataset: Dataset) -> None:
-    """Lets a learned reference begin as one of the data, the one of the nearest length, repeated where it is too short;
-    where none has a reference, as an utterance."""
-    parameter = model.get_parameter(REFERENCE)
-    has_references = dataset.reference_frames.max() > 0
-    of = "reference" if has_references else "latents"
-    lengths = dataset.reference_frames if has_references else dataset.frames
-    nearest = int(np.abs(lengths - parameter.shape[0]).argmin())
-    latents = torch.from_numpy(getattr(dataset.load(nearest), of)).float()
-    times = -(-parameter.shape[0] // len(latents))
-    value = latents.repeat(times, 1)[: parameter.shape[0]]
-    cast(ConditionedModel, model).write_parameter(parameter, value.to(parameter.device))
-
-
 def is_trained(name: str) -> bool:
     """Whether an adapter's run trains, and saves, the parameter of this name."""
-    return name == REFERENCE or name.endswith((f".{_A}", f".{_B}"))
+    return name.endswith((f".{_A}", f".{_B}"))
 
 
 @torch.no_grad()

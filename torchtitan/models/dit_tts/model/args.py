@@ -97,11 +97,8 @@ class DiTTTSModelArgs(BaseModelArgs):
     condition_tokens: int = 0
     """Number of conditioning tokens; each has a learned embedding among the text features"""
 
-    adapter: str = "none"
-    """What is trained over frozen weights, as [adapter] kind has it; the network itself has none of it"""
-
-    adapter_rank: int = 0
-    """Rank of low-rank updates"""
+    lora_rank: int = 0
+    """Rank of the low-rank updates that alone are trained; 0: all is. The network itself has none of them"""
 
     adaln_rank: int = 256
     """Rank of the low-rank AdaLN"""

@@ -108,8 +108,8 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     The backward pass costs twice the forward, less the gradients of inputs that need none: latents, timestep
     embedding, reference latents, and text features that nothing trained computes.
     """
-    if args.adapter != "none":
-        return forward_flops(args, lengths) + _adapter_flops(args, lengths)
+    if args.lora_rank:
+        return forward_flops(args, lengths) + _lora_flops(args, lengths)
     c = args.speaker_dim
     saved = 0
     if args.task == "speech":
@@ -120,20 +120,13 @@ def training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return 3 * forward_flops(args, lengths) - saved
 
 
-def _adapter_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """FLOPs of one sample that an adapter has in addition to the forward pass: its own, and the backward pass, in which
-    frozen weights have no gradients. The blocks' input has one, and of what lies before the blocks the learned
-    reference alone."""
-    T, D, F, r = lengths.frames, args.dim, args.mlp_dim, args.adapter_rank
+def _lora_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
+    """FLOPs of one sample that low-rank updates have in addition to the plain forward pass: their own, and the backward
+    pass, in which frozen weights have no gradients. The blocks' input has one, and nothing that lies before it."""
+    T, D, F, r = lengths.frames, args.dim, args.mlp_dim, args.lora_rank
     text, speaker = lengths.text_tokens, speaker_keys(args, lengths)
     products, attention = _block_flops(args, lengths)
     flops = args.n_layers * (products + 2 * attention) + 2 * T * args.latent_channels * D
-    if args.adapter == "reference":
-        flops -= 8 * T * D**2 + attention // 2  # the first block's input has none, and no query
-        flops += args.n_layers * 4 * D * speaker * args.speaker_dim
-        n, length, c, mlp = next(_learned_encoders(args, lengths))
-        flops += n * (10 * length * c**2 + 6 * length * c * mlp + 8 * length**2 * c)
-        return flops + _speaker_input_flops(args, lengths)
     of_frames = T * r * (26 * D + 6 * F)
     into = 4 * r * (text * args.text_key_dim + speaker * args.speaker_dim)
     out_of = 4 * r * D * (text + speaker)

@@ -70,7 +70,7 @@ class RunCheckpointer(CheckpointManager):
         self.on_load = on_load
         self.trained_with = trained_with(config)
         self.saved_step = -1
-        self.adapts = config.adapter.kind != "none"
+        self.adapts = config.lora.rank > 0
         if self.adapts and config.checkpoint.enable:
             self.trained_with |= adapter_base(Path(str(config.checkpoint.initial_load_path)))
         self.has_saved = False
@@ -244,7 +244,7 @@ class RunCheckpointer(CheckpointManager):
         if find_grown(self.config, self.run_folder.path) is not None:
             raise InputError(
                 f"the data has tokens that {path} does not know, and an adapter does not train their embedding; "
-                f"set [adapter] kind = 'none', or leave these texts out"
+                f"set [lora] rank = 0, or leave these texts out"
             )
         logger.info(f"Loading {path}, which stays as it is")
         whole = ModelWrapper(self.states[MODEL].model)

@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.config.old_keys import REMOVED
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import checkpoint_storage
 
-_BASE = "adapter.base"
+_BASE = "lora.base"
 
 _MISFIT = re.compile(
     r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"

@@ -25,8 +25,8 @@ from torchtitan.models.dit_tts.config.exported import (
 from torchtitan.models.dit_tts.config.job_config import (
     CUDA_GRAPH_MODES,
     DURATION_FLAVOR,
-    Adapter,
     JobConfig,
+    Lora,
     Sampling,
 )
 from torchtitan.models.dit_tts.config.manager import load_run_config
@@ -162,9 +162,9 @@ def build_teacher(
     training = config.training
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = spec.model_cls(args).requires_grad_(False)
-    # Nothing is kept for a backward pass, and an adapter is the student's.
+    # Nothing is kept for a backward pass, and low-rank updates are the student's.
     whole = ActivationCheckpoint(mode="none")
-    plain = replace(config, activation_checkpoint=whole, adapter=Adapter())
+    plain = replace(config, activation_checkpoint=whole, lora=Lora())
     model = cast(ModelProtocol, spec.parallelize_fn(model, parallel_dims, plain).eval())
     model.to_empty(device="cpu" if training.enable_cpu_offload else device)
     if isinstance(model.text_encoder, PretrainedTextEncoder):

@@ -10,6 +10,7 @@ from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConf
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.heldout import FEW_SAMPLES
 from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.flow.duration import duration_figures
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss, build_objective
@@ -31,9 +32,6 @@ from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
 from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 from torchtitan.models.dit_tts.validation.validator import Validator
 from torchtitan.tools.logging import logger
-
-FEW_SAMPLES = 10
-"""held-out samples below which a run warns; asking for fewer by [validation] samples is a choice"""
 
 
 def build_validator(

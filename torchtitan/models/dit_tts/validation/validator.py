@@ -150,8 +150,8 @@ def _sentence(row: dict[str, Any]) -> str:
         f"validation at step {row['step']}: held-out loss {shown('heldout_loss')}, training samples "
         f"{shown('training_loss')} (gap {shown('gap', '+.4f')}), text gain "
         f"{shown('text_gain', missing='no two held-out texts')}, speaker gain "
-        f"{shown('speaker_gain', missing='no two held-out speakers')}{lengths} with weights {row['weights']}; lowest held-out loss "
-        f"{shown('best_heldout_loss')} with {row['best_weights']}; {row['seconds']:.1f} s"
+        f"{shown('speaker_gain', missing='no two held-out speakers')}{lengths} with weights {row['weights']}; "
+        f"{shown('best_heldout_loss')} with {row['best_weights']}, this step's best; {row['seconds']:.1f} s"
     )
 
 
