@@ -26,6 +26,12 @@ SIZES = {"echo": Sizes(), "irodori": replace(Sizes(), vocabulary=700, patch=2)}
 FILES = {"echo": "pytorch_model.safetensors", "irodori": "model.safetensors"}
 HEADER = {"text_tokenizer_repo": "some/tokenizer", "fixed_target_latent_steps": 120}
 FLOAT32 = "--training.mixed_precision_param=float32"
+# Rows are as long as the model's longest utterance.
+SMALL = [
+    "--training.global_batch_size=4",
+    "--training.max_local_batch_size=4",
+    "--validation.times=0.9",
+]
 
 
 def command(*arguments):
@@ -62,7 +68,7 @@ def recordings(tmp_path_factory):
 
 
 def test_a_voice_of_it_and_back(project, base, recordings, tmp_path):
-    more = ["--speaker=me", "--steps=2", "--heldout-fraction=0.25", CODEC, FLOAT32]
+    more = ["--speaker=me", "--steps=2", "--heldout-fraction=0.25", CODEC, FLOAT32, *SMALL]
     command("finetune", base, recordings, tmp_path / "tuned", *more)
     run = tmp_path / "tuned/run"
     config = tomllib.loads((run / "config.toml").read_text())
@@ -88,7 +94,7 @@ def test_a_voice_of_it_and_back(project, base, recordings, tmp_path):
 def test_a_run_starts_from_it(base, tmp_path):
     make_shards(tmp_path / "data", 12, channels=6)
     keys = [f"--data.path={tmp_path / 'data'}", f"--checkpoint.initial_load_path={base}", FLOAT32]
-    keys += ["--training.steps=2", "--data.batch_multiple=4", "--training.global_batch_size=4"]
+    keys += ["--training.steps=2", "--data.batch_multiple=4", *SMALL]
     keys += [f"--job.dump_folder={tmp_path}", "--job.experiment=run", "--metrics.log_freq=1"]
     keys += ["--data.max_dropped_fraction=1", f"--sampling.codec={FUNCTION}"]
     command("train", base / "fine_tune.toml", *keys)
