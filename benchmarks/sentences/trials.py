@@ -52,6 +52,12 @@ _COMMON = {
     "ema.decays": "0.99,0.999",
     "lr_scheduler.decay_ratio": 1.0,
 }
+# Rates are debug's by width; encoders are those of `small` and `one_gpu`, which these flavors are for.
+_FLAVORS: dict[str, dict[str, Any]] = {
+    "debug": {},
+    "18M": {"encoder.n_layers": 3, "encoder.n_heads": 3, "optimizer.base_dim": 192},
+    "60M": {"encoder.n_layers": 4, "encoder.n_heads": 4, "optimizer.base_dim": 192},
+}
 _PHONES = {"encoder.model": "phones:en-us"}
 _NO_PLACES = {"model.text_positions": "none"}
 RECIPES = {
@@ -93,6 +99,7 @@ def train_arguments(trial: Trial, corpus: Path, runs: Path) -> list[str]:
     recipe = RECIPES[trial.recipe]
     settings = {
         **_COMMON,
+        **_FLAVORS[trial.flavor],
         **recipe.settings(trial.steps),
         "model.flavor": trial.flavor,
         "training.steps": trial.steps,
@@ -223,7 +230,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", nargs="+", type=int, default=[2500])
     parser.add_argument("--sizes", nargs="+", default=["5h"])
-    parser.add_argument("--flavors", nargs="+", default=["debug"])
+    parser.add_argument("--flavors", nargs="+", default=["debug"], choices=_FLAVORS)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--utterances", type=int, default=100, help="of each set; 0: all")
     parser.add_argument("--jobs", type=int, default=2, help="trials at once")
