@@ -31,6 +31,7 @@ ASSUMED = {
     "docs/encoders.md": "outputs/data /data/recordings",
     "docs/evaluate.md": "outputs/NAME outputs/a outputs/b /data/ready",
     "docs/export.md": "outputs/debug outputs/mine outputs/data outputs/duration /data/new",
+    "docs/few_steps.md": "outputs/debug outputs/NAME outputs/data /data/ready voice.wav",
     "docs/fine_tune.md": "outputs/base /data/new /data/old recordings.jsonl voice.wav",
     "docs/generate.md": "voice",
     "docs/many_gpus.md": "/data/ready",
@@ -178,6 +179,15 @@ def test_a_fine_tune_starts_from_the_weights(reader, page):
     speaks(reader, "morning.wav")
     for page_of in ("anna/evaluation", "kept/evaluation", "kept/forgotten"):
         assert (reader.folder / page_of / "evaluation.html").is_file()
+
+
+@follows("docs/few_steps.md")
+def test_a_student_speaks_by_itself(reader, page):
+    read(reader, page)
+    for name in ("distill", "fast"):
+        trained(reader, name)
+    speaks(reader, "fast.wav")
+    evaluated(reader, "/data/ready/heldout")
 
 
 @follows("docs/export.md")
