@@ -265,6 +265,11 @@ def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
     prompts = []
     for index in evenly([item.speaker for item in items], max_utterances):
         item = items[index]
+        if "references" in item.audio:
+            raise InputError(
+                f"--test {corpus.source}: {item.key}: names its own reference; prepare it (--heldout-fraction 1) and "
+                f"give the output"
+            )
         ready = corpus.latents(item, channels)
         if ready is not None:
             prompts.append(_prompt(item.key, item.metadata, ready.latents, ready.reference))

@@ -7,6 +7,8 @@ A place is a small dict of plain values, paths relative to the source's folder:
     {"tar": name, "start": n, "bytes": n}         bytes of a member, by the name that `files` has
     {"table": path, "group": g, "row": r, "column": name}                    one cell
     {"table": path, "group": g, "row": r, "latents": name, "reference": name or None}
+
+The first two may also have {"references": [path, ...]}: recordings that are joined to the item's reference.
 """
 
 import os
@@ -67,6 +69,11 @@ class Loader:
                 _check_readable(path)
                 raise
         return Recording(*decode(self._bytes(place)))
+
+    def references(self, place: dict[str, Any]) -> list[Recording]:
+        """The recordings that are the item's own reference; raises as `load`."""
+        paths = place.get("references", [])
+        return [Recording(*decode(self._bytes({"file": path}))) for path in paths]
 
     def _bytes(self, place: dict[str, Any]) -> bytes:
         if "tar" in place:

@@ -19,13 +19,14 @@ import torch
 
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from titan_tts.prepare.listing import items_of_chunk, unusable
-from titan_tts.prepare.processing import COUNTED, Processed, length_reason, process
+from titan_tts.prepare.processing import COUNTED, REASONS, Processed, length_reason, process
 from titan_tts.prepare.recordings import SPLITS, Item, SourceError
-from titan_tts.prepare.settings import Options
+from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
+from torchtitan.models.dit_tts.data.members import REFERENCE_PARTS
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
@@ -140,12 +141,13 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
 
 def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, list[Triplet]]]:
     chunk = Chunk()
-    kept: list[Item] = []
+    kept: list[tuple[Item, list[np.ndarray]]] = []
     outcomes: list[Processed | ReadyLatents] = []
     loader = _loader(run)
     for item in items:
         try:
             outcome = _outcome(run, item, loader.load(item.audio, run.channels))
+            references = _references(run, loader.references(item.audio), device)
         except SourceError:
             raise
         except InputError as error:
@@ -156,11 +158,12 @@ def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, 
         if isinstance(outcome, str):
             chunk.dropped[outcome] = chunk.dropped.get(outcome, 0) + 1
         else:
-            kept.append(item)
+            kept.append((item, references))
             outcomes.append(outcome)
     samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
-    for item, outcome, latents in zip(kept, outcomes, _latents(run, outcomes, device), strict=True):
-        samples[item.split].append(_triplet(run, item, outcome, latents))
+    encoded = _latents(run, outcomes, device)
+    for (item, references), outcome, latents in zip(kept, outcomes, encoded, strict=True):
+        samples[item.split].append(_triplet(run, item, outcome, latents, references))
         for name in COUNTED:
             if value := getattr(outcome, name, 0):
                 chunk.counts[name] = chunk.counts.get(name, 0) + value
@@ -183,8 +186,29 @@ def _outcome(
     return loaded
 
 
+def _references(run: Run, recordings: list[Recording], device: str) -> list[np.ndarray]:
+    """Latents (R, channels) of the recordings that a list names as a sample's reference. Each may have an equal part
+    of --max-reference-frames, so that no speaker of several is lost.
+    """
+    audio, latents = run.options.audio, list[np.ndarray]()
+    # No filters: the user chose these recordings.
+    settings = AudioSettings(loudness=audio.loudness, max_silence=audio.max_silence)
+    for recording in recordings:
+        found = process(recording.samples, recording.rate, run.sample_rate, "", settings)
+        if isinstance(found, str):
+            raise InputError(f"a recording of its reference is {REASONS[found]}; name another one")
+        frames = max(1, run.options.max_reference_frames // len(recordings))
+        waveform = torch.from_numpy(found.waveform[: frames * run.hop_length])
+        latents.append(_codec(run.options.codec, device).encode(waveform).cpu().numpy())
+    return latents
+
+
 def _triplet(
-    run: Run, item: Item, outcome: Processed | ReadyLatents, latents: np.ndarray
+    run: Run,
+    item: Item,
+    outcome: Processed | ReadyLatents,
+    latents: np.ndarray,
+    references: list[np.ndarray],
 ) -> Triplet:
     metadata = dict(item.metadata)
     if isinstance(outcome, ReadyLatents):
@@ -197,7 +221,10 @@ def _triplet(
     metadata["target_duration"] = outcome.seconds
     if outcome.gain_db is not None:
         metadata["gain_db"] = outcome.gain_db
-    return Triplet(item.key, latents, np.zeros((0, run.channels), np.float16), metadata)
+    if len(references) > 1:
+        metadata[REFERENCE_PARTS] = [len(each) for each in references]
+    reference = np.concatenate([np.zeros((0, run.channels), np.float16), *references])
+    return Triplet(item.key, latents, reference, metadata)
 
 
 def _latents(run: Run, outcomes: list[Processed | ReadyLatents], device: str) -> list[np.ndarray]:

@@ -43,7 +43,7 @@ class Plan:
 
 
 def list_items(reader: Reader) -> Iterator[tuple[Item | Unusable, int, int]]:
-    """Items with size and time (ns) of their own file, 0 without one.
+    """Items with size and time (ns) of their own file and references, 0 without one.
 
     An item with a missing file or an earlier item's key is unusable.
     """
@@ -64,17 +64,20 @@ def list_items(reader: Reader) -> Iterator[tuple[Item | Unusable, int, int]]:
 
 
 def _with_file(root: str, item: Item) -> tuple[Item | Unusable, int, int]:
-    path = os.path.join(root, item.audio["file"])
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # a FIFO or a device may have no end
-            raise ValueError("is not a regular file")
-    except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
-        problem = unreadable(path, error)
-        if isinstance(problem, SourceError):
-            raise problem from None
-        return Unusable(item.key, str(problem)), 0, 0
-    return item, status.st_size, status.st_mtime_ns
+    size, time = 0, 0
+    for name in [item.audio["file"], *item.audio.get("references", [])]:
+        path = os.path.join(root, name)
+        try:
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode):  # a FIFO or a device may have no end
+                raise ValueError("is not a regular file")
+        except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
+            problem = unreadable(path, error)
+            if isinstance(problem, SourceError):
+                raise problem from None
+            return Unusable(item.key, str(problem)), 0, 0
+        size, time = size + status.st_size, max(time, status.st_mtime_ns)
+    return item, size, time
 
 
 def source_digest(reader: Reader) -> str:

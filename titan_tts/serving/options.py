@@ -23,8 +23,9 @@ class ServerOptions(SamplingOptions):
     """Port to listen on; 0: a free one, which is printed."""
 
     voice: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """NAME=FILE: a voice from a recording, in addition to the speakers; NAME=FOLDER or NAME=FOLDER,FILE: with an
-    adapter that `titan-tts export --adapter` wrote; may be repeated."""
+    """NAME=FILE: a voice from a recording, in addition to the speakers (NAME=FILE,FILE: from one of each turn's
+    speaker); NAME=FOLDER or NAME=FOLDER,FILE: with an adapter that `titan-tts export --adapter` wrote; may be
+    repeated."""
 
 
 def check_server_options(options: ServerOptions) -> None:
@@ -34,19 +35,15 @@ def check_server_options(options: ServerOptions) -> None:
         name, equals, path = given.partition("=")
         if not (name and equals):
             raise InputError(f"--voice = {given}, but it must be NAME=FILE")
-        folder, file = _parts(path)
-        if (folder and not os.path.isdir(folder)) or (file and not os.path.isfile(file)):
+        if not all(map(os.path.isfile, _parts(path)[1])):
             raise InputError(f"--voice = {given}, but there is no such file")
 
 
-def _parts(path: str) -> tuple[str, str]:
-    """(folder of an adapter, recording) of FILE, FOLDER or FOLDER,FILE."""
-    if os.path.isfile(path):
-        return "", path
-    if os.path.isdir(path):
-        return path, ""
-    folder, _, file = path.rpartition(",")
-    return folder, file
+def _parts(path: str) -> tuple[str, list[str]]:
+    """(folder of an adapter, recordings) of FILE, FILE,FILE, FOLDER or FOLDER,FILE."""
+    parts = [path] if os.path.exists(path) else path.split(",")
+    folder = parts.pop(0) if os.path.isdir(parts[0]) else ""
+    return folder, parts
 
 
 def load_served(options: ServerOptions) -> "tuple[Synthesizer, dict[str, Voice]]":
@@ -58,8 +55,8 @@ def load_served(options: ServerOptions) -> "tuple[Synthesizer, dict[str, Voice]]
     voices: dict[str, Voice] = {}
     for given in options.voice:
         name, _, path = given.partition("=")
-        folder, file = _parts(path)
+        folder, files = _parts(path)
         voices[name] = (
-            synthesizer.adapted(name, folder, file) if folder else synthesizer.recording(file)
+            synthesizer.adapted(name, folder, files) if folder else synthesizer.recording(files)
         )
     return synthesizer, voices

@@ -82,7 +82,7 @@ class Generation:
             frames = max(1, round(request.seconds * self.synthesizer.codec.frames_per_second))
         return Utterance(request.text, voice, conditions, frames)
 
-    def _load_voice(self, reference: str, text: str, speaker: str) -> Voice:
+    def _load_voice(self, reference: tuple[str, ...], text: str, speaker: str) -> Voice:
         if reference:
             return self.synthesizer.recording(reference, self.loudness, text)
         return self.synthesizer.speaker(speaker) if speaker else Voice()

@@ -58,8 +58,8 @@ class Options(SamplingOptions):
     format: Literal["", "wav", "flac", "ogg", "mp3", "pcm"] = ""
     """Format of --text-list's files and of standard output; wav by default; pcm (16 bits) for standard output only."""
 
-    reference: str = ""
-    """The speaker: an audio file, or .npy of latents (frames, channels)."""
+    reference: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
+    """The speaker: an audio file, or .npy of latents (frames, channels); repeated for the speakers of several turns."""
 
     reference_text: str = ""
     """Text of the reference, if known; the duration then follows its speaking rate."""
@@ -151,7 +151,7 @@ def check_options(options: Options) -> None:
             raise InputError(
                 "--format is for --text-list and --out - only; a file's name sets its format"
             )
-        if options.out in (options.reference, options.text_file):
+        if options.out in (*options.reference, options.text_file):
             raise InputError(
                 f"--out = {options.out}, but that is the input file; give another name"
             )
@@ -162,7 +162,7 @@ def find_requests(options: Options) -> list[Request]:
     common = Request(
         where="the options",
         text="",
-        reference=options.reference,
+        reference=tuple(options.reference),
         reference_text=options.reference_text,
         speaker=options.speaker,
         seconds=options.seconds,

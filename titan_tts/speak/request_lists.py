@@ -29,8 +29,8 @@ class Request:
     name: str = ""
     """file name without suffix, in a list"""
 
-    reference: str = ""
-    """audio file, or .npy of latents (R, C)"""
+    reference: tuple[str, ...] = ()
+    """audio file, or .npy of latents (R, C); of several turns one of each speaker"""
 
     reference_text: str = ""
     speaker: str = ""
@@ -64,10 +64,8 @@ class Request:
             )
         if self.reference and self.speaker:
             raise InputError(f"{self.where}: give either a reference or a speaker, not both")
-        if self.reference and not os.path.isfile(self.reference):
-            raise InputError(
-                f"{self.where}: reference = {self.reference}, but there is no such file"
-            )
+        if missing := [path for path in self.reference if not os.path.isfile(path)]:
+            raise InputError(f"{self.where}: reference = {missing[0]}, but there is no such file")
         if self.reference_text and not self.reference:
             raise InputError(f"{self.where}: reference text without a reference")
         if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
@@ -80,7 +78,7 @@ class Request:
 _KEYS: dict[str, Any] = {
     "text": str,
     "name": str,
-    "reference": str,
+    "reference": (str, list),
     "reference_text": str,
     "speaker": str,
     "seconds": (int, float),
@@ -111,7 +109,7 @@ def read_text(path: str) -> str:
 def read_requests(path: str, common: Request) -> list[Request]:
     """Reads a list, whose lines are objects with `text` and any of `name`, `reference` (relative to
     the list), `reference_text`, `speaker`, `seconds` and `conditions`. `common`: defaults of the
-    lines. A line with a voice of its own takes nothing of the common voice.
+    lines. A line with a voice of its own takes nothing of the common voice. Several references are a list.
     """
     root = Path(".") if path == STANDARD_INPUT else Path(path).parent
     requests = []
@@ -145,12 +143,18 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{where}: {key} = {value!r} is of a wrong type")
     own_voice = "reference" in given or "speaker" in given
-    voice = replace(common, reference="", reference_text="", speaker="") if own_voice else common
+    voice = replace(common, reference=(), reference_text="", speaker="") if own_voice else common
     conditions = {k: v for k, v in common.conditions.items() if not (own_voice and k == "speaker")}
     seconds = given.get("seconds", common.seconds)
-    reference = given.get("reference", voice.reference)
-    if given.get("reference"):
-        reference = str(root / reference)
+    reference = voice.reference
+    if "reference" in given:
+        paths = given["reference"]
+        paths = [paths] if isinstance(paths, str) else paths
+        if not all(isinstance(path, str) for path in paths):
+            raise InputError(
+                f"{where}: reference = {paths!r}, but it must be a path or a list of them"
+            )
+        reference = tuple(str(root / path) for path in paths if path)
     return Request(
         where=where,
         text=clean_text(given["text"]),

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from titan_tts.speak.adapters import Adapters
@@ -25,6 +26,9 @@ from torchtitan.models.dit_tts.text.tokenizer import with_duration
 
 _MAX_SECONDS = 600.0
 """of a reference whose text is known"""
+
+Files = str | Path | Sequence[str | Path]
+"""A file, or several in order"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Synthesizer:
         """Adapters that voices name."""
         return Adapters(self.run.model, self.run.folder)
 
-    def adapted(self, name: str, folder: str | Path, recording: str | Path = "") -> Voice:
+    def adapted(self, name: str, folder: str | Path, recording: Files = "") -> Voice:
         """The voice of an adapter that `titan-tts export --adapter` wrote. `recording`: a reference of it."""
         self.adapters.open(name, Path(folder))
         voice = self.recording(recording) if recording else Voice()
@@ -77,31 +81,41 @@ class Synthesizer:
         return Voice(self.speech_data.reference(name), name)
 
     def recording(
-        self, path: str | Path, loudness: float | Literal["off"] | None = None, text: str = ""
+        self, path: Files, loudness: float | Literal["off"] | None = None, text: str = ""
     ) -> Voice:
         """The voice in an audio file, or in a .npy of latents (R, C).
 
         Args:
+            path: of several files, as many speakers in the order of their turns; each may have an equal part of
+                [data] max_speaker_frames.
             loudness: LUFS that it is brought to; None: as the training data's references.
             text: text of the recording, if it is known.
         """
-        if Path(path).suffix == ".npy":
-            return Voice(load_latents(path, self.run.config.data.latent_channels), text=text)
-        settings = reference_settings(self.data_path, loudness)
+        paths = [path] if isinstance(path, str | Path) else path
+        if text and len(paths) > 1:
+            raise InputError(f"reference text with {len(paths)} references; leave it out")
+        data, settings = self.run.config.data, reference_settings(self.data_path, loudness)
         # A known text is of the whole recording, whose length then counts; the model takes less.
         longest = round(_MAX_SECONDS * self.codec.frames_per_second)
-        limit = longest if text else self.run.config.data.max_speaker_frames
-        return Voice(encode_reference(path, self.codec, settings, limit), text=text)
+        limit = longest if text else max(1, data.max_speaker_frames // len(paths))
+        found = [
+            load_latents(each, data.latent_channels)
+            if Path(each).suffix == ".npy"
+            else encode_reference(each, self.codec, settings, limit)
+            for each in paths
+        ]
+        joined = found[0] if len(found) == 1 else torch.cat([each[:limit] for each in found])
+        return Voice(joined, text=text)
 
-    def voice(self, of: "str | Path | Tensor | Voice | None") -> Voice:
-        """A voice from an audio file, a speaker's name or latents (R, C); None: no particular one."""
+    def voice(self, of: "Files | Tensor | Voice | None") -> Voice:
+        """A voice from an audio file, or several, a speaker's name or latents (R, C); None: no particular one."""
         if of is None or isinstance(of, Voice):
             return of or Voice()
         if isinstance(of, Tensor):
             return Voice(of)
-        if isinstance(of, Path) or Path(of).is_file():
-            return self.recording(of)
-        return self.speaker(of)
+        if isinstance(of, str) and not Path(of).is_file():
+            return self.speaker(of)
+        return self.recording(of)
 
     def conditions(self, voice: Voice) -> dict[str, str]:
         """The speaker's token, where the model was trained with it."""
@@ -163,7 +177,7 @@ class Synthesizer:
     def synthesize(
         self,
         texts: Sequence[str | Utterance],
-        voices: "Sequence[str | Path | Tensor | Voice | None]" = (),
+        voices: "Sequence[Files | Tensor | Voice | None]" = (),
         seed: int = 0,
         sampling: Sampling | None = None,
     ) -> list[Speech]:

@@ -127,6 +127,25 @@ def test_what_is_recorded_and_refused(folder, tmp_path):
         build(tmp_path, **DRAWN)
 
 
+def test_references_of_several_speakers_are_taken_whole(tmp_path):
+    samples = make_samples(20, channels=CHANNELS)
+    for number, sample in enumerate(samples):
+        sample.metadata["speaker"] = f"s{number % 5}"
+        sample.metadata["reference_parts"] = [1, len(sample.reference) - 1]
+    write_shard(tmp_path / "000000.tar", samples)
+    longest = max(len(sample.reference) for sample in samples)
+    whole = {"max_reference_ratio": 0.0, "max_speaker_frames": longest}
+    found = {
+        key: length
+        for batch, _ in take(build(tmp_path, **whole), 20)
+        for key, length in zip(batch["sample_id"], batch["speaker_frames"].tolist())
+    }
+    assert found == {f"000000:{sample.key}": len(sample.reference) for sample in samples}
+    for changes in (whole | DRAWN, whole | {"max_speaker_frames": 4}, {"max_reference_ratio": 0.1}):
+        with pytest.raises(InputError, match="joins recordings.*max_reference_ratio = 0 and"):
+            take(build(tmp_path, **changes), 20)
+
+
 def test_a_corrupt_utterance_counts_and_leaves_the_stored_reference(tmp_path):
     folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
     valid = take(build(folder, **DRAWN), 30)

@@ -89,6 +89,14 @@ def test_a_corpus_gives_texts_recordings_and_another_utterance_of_the_speaker(tm
     assert len(again) == 2
 
 
+def test_a_corpus_with_references_of_its_own_is_prepared_first(tmp_path):
+    for name in ("a.wav", "b.wav"):
+        soundfile.write(tmp_path / name, tone(0.5), 16_000)
+    row = '{"audio": "a.wav", "text": "a", "speaker": "s", "reference": "b.wav"}'
+    (tmp_path / "m.jsonl").write_text(row)
+    refused(lambda: read(tmp_path / "m.jsonl"), "a: names its own reference", "prepare it")
+
+
 def test_only_the_held_out_part_of_a_corpus_is_taken(tmp_path):
     tree = write_tree(tmp_path)
     (tree / "train-clean").mkdir()

@@ -137,6 +137,35 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     assert lengths == [4000, 4000, 4000, 16_000]  # a duration alone is no cut
 
 
+def test_a_manifest_names_references(tmp_path):
+    for name in ("said.wav", "ann.wav", "bob.wav"):
+        tone(tmp_path / name)
+    manifest = tmp_path / "m.jsonl"
+
+    def listed_with(reference: object) -> Item | Unusable:
+        row = {"audio": "said.wav", "text": "a", "speaker": "ann+bob", "reference": reference}
+        manifest.write_text(json.dumps(row) + "\n")
+        [found] = listed(manifest)
+        return found
+
+    both = listed_with(["ann.wav", "bob.wav"])
+    assert isinstance(both, Item) and both.audio["references"] == ["ann.wav", "bob.wav"]
+    before = source_digest(open_corpus(Options(str(manifest), "")))
+    os.utime(tmp_path / "bob.wav", (1, 2**32))  # one that has changed changes the corpus
+    assert source_digest(open_corpus(Options(str(manifest), ""))) != before
+    assert listed_with("bob.wav").audio["references"] == ["bob.wav"]
+    for none in ("", None, []):
+        assert listed_with(none).audio == {"file": "said.wav"}
+    for wrong, sentence in (
+        (["ann.wav", "gone.wav"], "gone.wav' cannot be read"),
+        (["ann.wav", 3], "a path is needed, or a list of paths"),
+        (["ann.wav", "said.wav"], "names said.wav as its own reference"),
+    ):
+        assert sentence in listed_with(wrong).sentence
+    (tmp_path / "m.csv").write_text("audio,text,speaker,reference\nsaid.wav,a,x,ann.wav\n")
+    assert listed(tmp_path / "m.csv")[0].audio["references"] == ["ann.wav"]
+
+
 def table_of(tmp_path: Path, **columns: object) -> Path:
     rows = {"text": ["x"], "speaker": ["s"]} | columns
     parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")

@@ -80,6 +80,41 @@ def read_shards(folder: Path) -> dict[str, dict]:
     return samples
 
 
+def test_references_of_two_speakers_are_joined(tmp_path):
+    """In the order of the list, each cut to an equal part of the limit; one that is named alone has all of it."""
+    codec, sounds = build_codec("mel_dct"), {}
+    for name, seconds in (("long", 0.8), ("short", 0.12), ("said", 0.4)):
+        sounds[name] = tone(seconds, hertz=100 + 1000 * seconds)
+        audio = corpora.audio_bytes(sounds[name], 16_000, "WAV", "FLOAT")
+        (tmp_path / f"{name}.wav").write_bytes(audio)
+    named = {"a": ["long.wav", "short.wav"], "b": ["short.wav", "long.wav"], "c": "long.wav"}
+    rows = [
+        {"audio": "said.wav", "key": key, "text": "a", "speaker": "x", "reference": paths}
+        for key, paths in named.items()
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    # The filter is not for references.
+    filtered = AudioSettings(loudness=None, max_silence=None, min_seconds=0.3)
+    prepare(tmp_path / "m.jsonl", tmp_path / "out", audio=filtered, max_reference_frames=10)
+    long, short = (codec.encode(torch.from_numpy(sounds[name])) for name in ("long", "short"))
+    found = read_shards(tmp_path / "out/train")
+    # Frames of a cut recording differ near the cut, as the codec hears nothing behind it.
+    for key, parts in {"a": (long[:5], short), "b": (short, long[:5]), "c": (long[:10],)}.items():
+        reference, metadata = found[key]["ref.npy"], found[key]["json"]
+        lengths = [len(part) for part in parts]
+        assert len(reference) == sum(lengths) and "reference_key" not in metadata
+        assert metadata.get("reference_parts", lengths) == lengths
+        assert ("reference_parts" in metadata) == (key != "c")
+        pieces = np.split(reference.astype(np.float32), np.cumsum(lengths)[:-1])
+        for piece, part in zip(pieces, parts, strict=True):
+            np.testing.assert_allclose(piece[:3], part.numpy()[:3], atol=2e-2)
+    (tmp_path / "short.wav").write_bytes(corpora.audio_bytes(np.zeros(8000), 16_000, "WAV"))
+    with pytest.raises(
+        InputError, match="a: a recording of its reference is quieter than -70 LUFS"
+    ):
+        prepare(tmp_path / "m.jsonl", tmp_path / "other")
+
+
 def test_triplets_and_references(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "MAX_BATCH_SECONDS", 0.8)  # two recordings of ten frames
     codec = build_codec("mel_dct")
@@ -150,10 +185,9 @@ def test_another_array_comes_from_the_recording_to_the_shard(corpus, tmp_path, m
     monkeypatch.setattr(members_table, "ARRAYS", (*members_table.ARRAYS, level))
     triplet = encode._triplet
 
-    def with_level(run, item, outcome, latents):
-        return replace(
-            triplet(run, item, outcome, latents), other_arrays={"level": latents[:, :1] + 1}
-        )
+    def with_level(run, item, outcome, latents, *references):
+        made = triplet(run, item, outcome, latents, *references)
+        return replace(made, other_arrays={"level": latents[:, :1] + 1})
 
     monkeypatch.setattr(encode, "_triplet", with_level)
     prepare(corpus, tmp_path / "out", **SMALL)

@@ -355,10 +355,10 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
     numbers = "--port 0 --max-batch 3 --window-ms 40 --max-waiting 5 --max-characters 60 --seed 7"
-    numbers += " --voice d=c.npy --voice e=a=b.npy"
+    numbers += " --voice d=c.npy --voice e=a=b.npy --voice f=c.npy,a=b.npy"
     options = tyro.cli(serve_command.Options, args=["run", "--model-name=it", *numbers.split()])
     assert serve_command.run(options) == 0
-    assert arrived == [3, 0.04, 5, 7, "it", 60, "secret", {"d": 3, "e": 2}]
+    assert arrived == [3, 0.04, 5, 7, "it", 60, "secret", {"d": 3, "e": 2, "f": 5}]
     assert capsys.readouterr().out.endswith("/v1, with a key\n")
     monkeypatch.delenv(serve_command.KEY_VARIABLE)
     assert serve_command.run(serve_command.Options(run="outputs/voice/", port=0)) == 0

@@ -74,6 +74,18 @@ def test_what_a_voice_is_given_as(synthesizer, tmp_path):
     )
 
 
+def test_references_of_two_speakers_share_the_limit(synthesizer, tmp_path):
+    """In their order; the run takes six frames, three of each."""
+    paths = [tmp_path / f"{length}.npy" for length in (9, 2)]
+    for path, length in zip(paths, (9, 2)):
+        np.save(path, length + np.arange(length, dtype=np.float32)[:, None].repeat(CHANNELS, 1))
+    for given in (paths, tuple(map(str, paths))):
+        assert synthesizer.voice(given).reference[:, 0].tolist() == [9, 10, 11, 2, 3]
+    assert synthesizer.recording(paths[::-1]).reference[:, 0].tolist() == [2, 3, 9, 10, 11]
+    assert len(synthesizer.recording(paths[:1]).reference) == 9  # alone it is whole
+    refused(lambda: synthesizer.recording(paths, text="a"), "reference text with 2 references")
+
+
 def test_speed_and_length(synthesizer):
     ann = synthesizer.speaker("ann")
     usual = Utterance("one two one two", ann)

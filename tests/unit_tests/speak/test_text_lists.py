@@ -73,6 +73,25 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     assert (new / "000001.flac").stat().st_mtime_ns != before
 
 
+def test_references_of_two_speakers(generate, said, tmp_path, capsys):
+    """Repeated, or a list in a line; what is asked of the model has both in their order."""
+    other = tmp_path / "lists" / "other.npy"
+    np.save(other, np.full((4, CHANNELS), 2, np.float16))
+    both = [f"--reference={tmp_path}/lists/voice.npy", f"--reference={other}"]
+    assert generate("--text=one", "--out=a.wav", *both) == 0
+    path = tmp_path / "lists" / "two.jsonl"
+    path.write_text('{"text": "one", "reference": ["other.npy", "voice.npy"]}\n')
+    assert generate("--text-list", path, "--out=two", "--speaker=bob") == 0
+    asked = [requests[0].reference[:, 0].tolist() for requests, *_ in generate.asked]
+    assert asked == [[1, 1, 1, 2, 2, 2], [2, 2, 2, 1, 1, 1]]
+    assert generate("--text=one", "--out=a.wav", *both, "--reference-text=one") == 2
+    assert "reference text with 2 references" in capsys.readouterr().err
+    assert generate("--text=one", f"--out={other}.wav", both[0], "--reference=gone.npy") == 2
+    assert "reference = gone.npy, but there is no such file" in capsys.readouterr().err
+    path.write_text('{"text": "one", "reference": ["other.npy", 3]}\n')
+    refused(lambda: read_requests(str(path), Request("", "")), "it must be a path or a list")
+
+
 def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said, tmp_path, capsys):
     assert generate(*said) == 0
     capsys.readouterr()
@@ -173,12 +192,12 @@ def test_what_a_line_takes_of_the_options_and_what_changes_its_speech(tmp_path):
     lines = f'\n{{"text": "a"}}\n{{"text": "b", {own}}}\n{{"text": "c", {reference}}}'
     path.write_text(lines, encoding="utf-8-sig")
     where = [f"{path} line {number}" for number in (2, 3, 4)]
-    voice = {"reference": str(tmp_path / "v.npy"), "reference_text": "t", "speaker": ""}
+    voice = {"reference": (str(tmp_path / "v.npy"),), "reference_text": "t", "speaker": ""}
     found = read_requests(str(path), common)
     first = replace(common, where=where[0], text="a", name="000001")
     assert found == [
         first,
-        Request(where[1], "b", "000002", "", "", "eve", 3.0, {"language": "en"}),
+        Request(where[1], "b", "000002", (), "", "eve", 3.0, {"language": "en"}),
         Request(where[2], "c", "n", **voice, seconds=600.0, conditions={"language": "de"}),
     ]
     changes = [{}, {"text": "b"}, {"seconds": 3.0}, {"conditions": {}}]

@@ -2,7 +2,8 @@
 
 Columns: the audio's path (`audio`, `audio_filepath`, `path` ...), relative to the manifest or
 absolute; text, speaker, language, split and key by the names in `recordings`; `offset` and `duration`
-in seconds for a part of a file. All columns are kept in the sample's JSON.
+in seconds for a part of a file; `reference` for the sample's speaker reference: a recording, or in JSON a list of
+them. All columns are kept in the sample's JSON.
 """
 
 import csv
@@ -142,6 +143,8 @@ class Manifest:
         if row.get("offset") not in (None, ""):
             place["offset"] = _seconds(row, "offset")
             place["seconds"] = _seconds(row, "duration") if row.get("duration") else None
+        if references := _references(row, path):
+            place["references"] = references
         name = first_value(row, KEY_NAMES)
         if name is None:
             relative = os.path.relpath(os.path.join(self.root, path), self.root)
@@ -149,6 +152,17 @@ class Manifest:
             if "offset" in place:  # several parts of one file
                 name += f"-{round(place['offset'] * 1000):08d}"
         return make_item(row, sample_key(str(name)), place, self.options)
+
+
+def _references(row: dict[str, Any], audio: str) -> list[str]:
+    """Paths of the recordings that are joined to the sample's reference; empty where the row names none."""
+    given = row.get("reference")
+    paths = [given] if isinstance(given, str) else given or []
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        raise ValueError(f'has "reference" = {given!r}; a path is needed, or a list of paths')
+    if audio in paths:
+        raise ValueError(f"names {audio} as its own reference; name another recording")
+    return [path for path in paths if path]
 
 
 def _seconds(row: dict[str, Any], name: str) -> float:

@@ -53,6 +53,8 @@ METADATA_SUFFIX = "json"
 HASHES_KEY = "xxh3_64"
 """in the JSON: suffix of a member -> XXH3 hash, 16 hex digits, of an array's data behind its npy
 header or of `canonical_json`"""
+REFERENCE_PARTS = "reference_parts"
+"""in the JSON of a reference that joins recordings, as of the speakers of several turns: frames of each"""
 LABELS = ("speaker", "language", "quality", "class")
 """keys of the JSON whose values the index keeps"""
 

@@ -121,6 +121,7 @@ class RowLoader:
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
         if into.reference:
             speaker_frames = self._load_reference(sample, fetched, into)
+        self._check_speakers(sample, loaded, speaker_frames, bool(into.reference))
         # A cropped sample is as long as its kept frames.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         stored = None if into.features is None else self._load_features(sample, into.features)
@@ -142,6 +143,18 @@ class RowLoader:
             found = self.tokenizer.text_positions(loaded.metadata["text"], aligned)
             into.positions[:tokens] = found
         return frames, speaker_frames, tokens
+
+    def _check_speakers(
+        self, sample: int, loaded: LoadedSample, speaker_frames: int, is_drawn: bool
+    ) -> None:
+        """Raises InputError where a reference that joins recordings is not taken whole: a speaker would be lost."""
+        whole = int(self.dataset.reference_frames[sample])
+        if members.REFERENCE_PARTS in loaded.metadata and (is_drawn or speaker_frames < whole):
+            raise InputError(
+                f"sample '{self.dataset.sample_id(sample)}': its reference joins recordings, as of several speakers, so "
+                f"all of its {whole} frames are needed; set [data] references = 'stored', max_reference_ratio = 0 and "
+                f"max_speaker_frames to {whole} or more"
+            )
 
     def _aligned_frames(self, sample: int, loaded: LoadedSample) -> np.ndarray:
         found = self._aligned.get(sample)
