@@ -42,7 +42,7 @@ REFEREE = "benchmarks.sentences.referee:words"
 
 # Over CONFIG, whose limits are those of digits. Few large batches instead of many small ones teach less per second
 # on a CPU: 4 is the median of 8 samples a step that CONFIG's buckets make of it.
-_COMMON = {
+COMMON = {
     "data.max_frames": 192,
     "data.max_speaker_frames": 128,
     "data.max_text_tokens": 160,
@@ -58,17 +58,17 @@ _FLAVORS: dict[str, dict[str, Any]] = {
     "18M": {"encoder.n_layers": 3, "encoder.n_heads": 3, "optimizer.base_dim": 192},
     "60M": {"encoder.n_layers": 4, "encoder.n_heads": 4, "optimizer.base_dim": 192},
 }
-_PHONES = {"encoder.model": "phones:en-us"}
+PHONES = {"encoder.model": "phones:en-us"}
 _NO_PLACES = {"model.text_positions": "none"}
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("phones", "", _PHONES),
+        Recipe("phones", "", PHONES),
         Recipe("letters", ""),
         Recipe("letters without places", "", _NO_PLACES),
-        Recipe("phones without places", "", {**_PHONES, **_NO_PLACES}),
+        Recipe("phones without places", "", {**PHONES, **_NO_PLACES}),
         *(
-            Recipe(f"phones, {name}", "", {**_PHONES, **SWITCHES[name]})
+            Recipe(f"phones, {name}", "", {**PHONES, **SWITCHES[name]})
             for name in ("muon", "logit_mean_0", "drawn_references")
         ),
         *(PEER_RECIPES[name] for name in PEERS),
@@ -98,7 +98,7 @@ class Trial:
 def train_arguments(trial: Trial, corpus: Path, runs: Path) -> list[str]:
     recipe = RECIPES[trial.recipe]
     settings = {
-        **_COMMON,
+        **COMMON,
         **_FLAVORS[trial.flavor],
         **recipe.settings(trial.steps),
         "model.flavor": trial.flavor,

@@ -5,7 +5,8 @@ them: it makes zero latents behind the speech, where `speech_end` cuts.
 Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
 the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w. The rate rule is that with
 the bytes of the text as the estimate and w = 1: as many frames per byte as the reference has. An estimate that
-knows more of the text takes w = r / (r + 100): the deviation of a short reference is mostly chance.
+knows more of the text takes w = r / (r + k): the deviation of a short reference is mostly chance. k is 50 for the fit
+(measured: benchmarks/sentences/rates.py) and 100 for a predictor, which has heard the voice.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -32,8 +33,8 @@ FIT, RATE = "fit", "rate"
 FOLDER = "duration"
 """name of a predictor's folder, in the run's folder or next to it"""
 
-_HALF_TRUSTED = 100
-"""frames of a reference whose deviation from the estimate counts half"""
+_HALF_TRUSTED_FIT, _HALF_TRUSTED_PREDICTOR = 50, 100
+"""k of the correction, see above"""
 
 _MAX_FRAMES, _FRAMES_PER_CHARACTER = 4096, 25
 """limit of a text, before --duration-scale. Speech takes less; a fit or a predictor may be a stranger's, or know
@@ -71,6 +72,9 @@ class Lengths:
     is_rate: bool = False
     """whether the rate of the reference decides"""
 
+    half_trusted: float = 0
+    """frames of a reference whose deviation from the estimate counts half"""
+
     known_speakers: Container[str] = ()
     """whose rate the estimate knows better than one reference does"""
 
@@ -102,9 +106,8 @@ class Lengths:
         of_references = self.estimate(list(known.values()))
         for (index, each), estimate in zip(known.items(), of_references, strict=True):
             real = 0 if each.voice.reference is None else len(each.voice.reference)
-            weight = 1.0 if self.is_rate else real / (real + _HALF_TRUSTED)
             if real and estimate > 0:
-                estimates[index] *= (real / estimate) ** weight
+                estimates[index] *= (real / estimate) ** (real / (real + self.half_trusted))
         for each, frames in zip(utterances, estimates, strict=True):
             limit = _MAX_FRAMES + _FRAMES_PER_CHARACTER * len(each.text)
             if not frames <= limit:
@@ -146,9 +149,17 @@ def open_lengths(
         if ends_itself:
             name = "the model's own end"
             require(scale == 1, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
-        return Lengths(name, estimate, scale, known_speakers=known, generated=generated)
+        return Lengths(
+            name,
+            estimate,
+            scale,
+            half_trusted=_HALF_TRUSTED_FIT,
+            known_speakers=known,
+            generated=generated,
+        )
     predictor = load_predictor(folder, run.config, encoder)
-    return Lengths(f"{folder} step {predictor.step}", partial(_predict, predictor), scale)
+    name, estimate = f"{folder} step {predictor.step}", partial(_predict, predictor)
+    return Lengths(name, estimate, scale, half_trusted=_HALF_TRUSTED_PREDICTOR)
 
 
 def find_predictor(folder: Path, config: JobConfig) -> Path | None:

@@ -44,9 +44,9 @@ def test_the_fit_is_the_default_and_lengths_are_scaled(alone):
 
 
 def test_a_reference_whose_text_is_known_corrects_the_estimate(alone):
-    """It takes 100 frames where the fit says 25: by half, as it is of 100. A speaker's own rate is known
+    """It takes 100 frames where the fit says 25: by two thirds, as 50 would count half. A speaker's own rate is known
     better from all of the training data. The rate rule takes as many frames per byte as the reference has."""
-    assert asked(alone).frames([SAID, NOBODY]) == [round(9 * 4**0.5), 9]
+    assert asked(alone).frames([SAID, NOBODY]) == [round(9 * 4 ** (2 / 3)), 9]
     assert asked(alone).frames([of(SAID, speaker="ann")]) == [27]
     assert asked(alone).frames([of(SAID, text="zz")]) == [9]  # the fit knows none of its letters
     assert asked(alone).frames([of(SAID, reference=None)]) == [9]
@@ -118,6 +118,8 @@ def test_a_predictor_hears_as_much_of_the_reference_as_it_was_trained_on(alone, 
     text = replace(of(NOBODY, reference=reference), conditions={"language": "de"})
     assert found.frames([text, replace(text, text="a"), text]) == [24, 8, 24]
     assert batches == [(number, *names, {"language": "de"}) for number in (2, 1)]
+    # Of a known text's 12 frames it predicts 4; it has heard the voice, so that 100 would count half.
+    assert found.frames([of(text, text="a")]) == [round(24 * 3 ** (12 / 112))]
 
 
 def config_of(run, flavor: str, **data):
