@@ -92,8 +92,8 @@ def run(options: Options) -> int:
         from torchtitan.models.dit_tts.config.job_config import Samples
         from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
 
-        scorers = {"recognizer": options.recognizer, "speaker_scorer": options.speaker_scorer}
-        check_pretrained(Samples(**scorers))
+        scorer = options.speaker_scorer
+        check_pretrained(Samples(recognizer=options.recognizer, speaker_scorer=scorer))
     try:
         _finetune(options)
     except _Ended as end:
