@@ -1,4 +1,4 @@
-"""A fifth voice from minutes of speech: all weights, low-rank updates or a learned reference, side by side.
+"""A fifth voice from minutes of speech: all weights, or low-rank updates, side by side.
 
 python -m benchmarks.sentences.trials --recipes phones           # a base of four voices
 titan-tts export outputs/sentences_trials/debug-phones-5h-2500-seed-0 outputs/sentences_base
@@ -31,7 +31,7 @@ from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import own_scor
 
 RESULTS = ROOT / "benchmarks/results/adapt.json"
 RUNS = ROOT / "outputs/sentences_adapted"
-METHODS = ("full", "full, kept", "lora", "reference")
+METHODS = ("full", "full, kept", "lora")
 JUDGED = {"new voice": SETS["new_voice"], "old voices": SETS["heldout"]}
 
 
