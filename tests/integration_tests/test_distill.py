@@ -12,6 +12,7 @@ from tools.harness.synthetic import make_shards
 
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
+TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 # One graph per shape and kind of block, and as many without gradients.
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager"]
 STUDENT = ["--sampling.steps=4", "--sampling.text_scale=0", "--distill.teacher_steps=2"]
@@ -54,7 +55,9 @@ def test_from_a_run_to_speech_in_four_steps(base, tmp_path):
     assert soundfile.info(out).frames == 6400
 
 
-@pytest.mark.parametrize("name, layout", [("fsdp", FSDP), ("ddp_compiled", [*DDP, *COMPILED])])
+@pytest.mark.parametrize(
+    "name, layout", [("fsdp", FSDP), ("ddp_compiled", [*DDP, *COMPILED]), ("tp", TP)]
+)
 def test_ranks_learn_what_one_process_learns(base, tmp_path, name, layout):
     exported = base.parent / "exported"
     if not exported.exists():
