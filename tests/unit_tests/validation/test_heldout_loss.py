@@ -51,7 +51,11 @@ def measurer(
     sets = [fixed_set(folder, batch_size=batch_size) for folder in folders]
     objective = objective or FlowMatching()
     forward_pass: Any = SimpleNamespace(
-        encode=encode, denoise=network, to_device=lambda batch: batch, device=torch.device("cpu")
+        encode=encode,
+        denoise=network,
+        to_device=lambda batch: batch,
+        device=torch.device("cpu"),
+        teacher=None,
     )
     validation = Validation(times=TIMES, seed=seed)
     return HeldoutLoss(*sets, validation, objective, forward_pass, **ranks)
