@@ -16,13 +16,13 @@ pytestmark = pytest.mark.usefixtures("remembered_passes")
 # Every part is another power of two, so that a sum shows which of them it has.
 _SIZES = dict(gathered=UnshardedWeights(kept=16, transient=32), unsharded_gradients=64, encoder=128)
 _SIZES |= dict(encoder_gathered=UnshardedWeights(kept=256, transient=512), encoder_units=3)
-STATES = StateMemory(1, 2, 4, 8, **_SIZES, offloaded=False)
+STATES = StateMemory(1, 2, 4, 8, **_SIZES, teacher=1024, offloaded=False)
 LONGEST = Lengths(64, 40, 64)
 
 
 def test_states_are_the_sum_of_their_parts():
-    assert STATES.on_gpu == 1023
-    assert replace(STATES, offloaded=True).on_gpu == 1023 - (1 + 2 + 4 + 8)
+    assert STATES.on_gpu == 2047
+    assert replace(STATES, offloaded=True).on_gpu == 2047 - (1 + 2 + 4 + 8)
 
 
 def test_a_micro_batch_fits_up_to_the_last_byte():
