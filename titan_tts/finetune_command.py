@@ -7,6 +7,7 @@ continues where it was.
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ _BATCH = 16
 _MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
 """Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
 
-_RATES = {"full": 0.1, "lora": 0.3}
+_RATES = {"full": 0.1, "lora": 0.1}
 """Method -> its learning rate in that of the base"""
 
 _RANK = 16
@@ -105,6 +106,7 @@ def _finetune(options: Options) -> None:
     out = Path(options.out)
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.exported import is_exported
+    from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 
     base = find_folder(options.base)
     if not is_exported(base):
@@ -114,11 +116,14 @@ def _finetune(options: Options) -> None:
             best = (base / "validation.jsonl").is_file() and _config_of(base).validation.keep_best
             _titan_tts(*of_run, *(("--step", "best") if best else ()), *_codec(options))
         base = exported
+    if not options.codec:
+        refuse_function_as_codec(_config_of(base).sampling.codec, str(base), "--codec")
     data = _prepared(options, base)
     _train(options, base, data)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best", *_codec(options)]
     show(f"speak:   {shlex.join(speak)} --reference VOICE.wav --text '...'")
-    if options.method != "full" and not (out / "adapter").exists():
+    if options.method != "full":
+        shutil.rmtree(out / "adapter", ignore_errors=True)  # another step may be the best now
         alone = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
         _titan_tts(*alone, *_codec(options))
     _compare(options, base, data)
@@ -221,6 +226,10 @@ def _train(options: Options, base: Path, data: Path) -> None:
     }
     if options.keep:
         keys["data.weights"] = "1,1"
+    if (
+        options.method == "lora"
+    ):  # which has no matrices that grow with the width, and no rate of its own for them
+        keys |= {"optimizer.name": "AdamW", "optimizer.base_dim": 0}
     arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
     config_file = str(base / "fine_tune.toml")
     arguments = [config_file, "--nproc", str(options.nproc), *arguments, *options.config_args]

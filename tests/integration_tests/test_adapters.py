@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.helpers.exported_run import export
 from titan_tts import from_pretrained
@@ -87,7 +87,7 @@ def test_exported_it_is_base_and_update(made):
     name = "layers.1.attention.qkv_gate.weight"
     # Rows of value, the third of each head's four matrices of 48 rows, in the second of four heads.
     rows = slice(4 * 48 + 2 * 48, 4 * 48 + 3 * 48)
-    expected = base[name][rows] + 12 / 3 * b[2, 48:96] @ a[2]
+    expected = base[name][rows] + 12 / 3 * b[rows] @ a[2 * 3 : 3 * 3]
     torch.testing.assert_close(weights[name][rows], expected, atol=1e-6, rtol=0)
     same = [name for name in base if torch.equal(weights[name], base[name])]
     assert len(base) - len(same) == 24 and "layers.1.adaln.up.weight" in same
@@ -132,6 +132,17 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made):
             torch.testing.assert_close(latents, expected[name], atol=1e-5, rtol=0)
         torch.testing.assert_close(found[-1], expected["base"], atol=1e-5, rtol=0)
     assert compiled_graphs() == graphs
+    # One that does not fit, and another of a name that is there.
+    broken = made.folder / "broken"
+    shutil.copytree(made.folder / "lora-alone", broken)
+    values = load_file(broken / "adapter.safetensors")
+    values.popitem()
+    save_file(values, broken / "adapter.safetensors")
+    with pytest.raises(InputError, match="does not fit"):
+        served.adapted("broken", broken)
+    torch.testing.assert_close(speak(served, [plain])[0], expected["base"], atol=1e-5, rtol=0)
+    again = served.adapted("lora", made.folder / "other-alone", recording)
+    torch.testing.assert_close(speak(served, [again])[0], expected["other"], atol=1e-5, rtol=0)
 
 
 def refusal(made, name, *more):
@@ -168,4 +179,7 @@ def test_it_is_never_added_to_other_weights(made, tmp_path, capsys):
         from_pretrained(made.base).adapted("a", alone)
     assert main(["export", str(other), str(tmp_path / "x"), "--adapter"]) == 2
     assert main(["export", str(made.folder / "trained"), str(tmp_path / "x"), "--adapter"]) == 2
+    start = f"--checkpoint.initial_load_path={made.folder / 'trained/checkpoint/step-3'}"
+    over = made.adapt("over-a-checkpoint", *LORA, start)
+    assert main(["export", str(over), str(tmp_path / "x"), "--adapter"]) == 2
     assert "is no adapter's run" in capsys.readouterr().err

@@ -21,10 +21,10 @@ DURATION_TOLERANCE = 2.0
 # However alike the other samples are, a value within this factor of the median is no outlier.
 MIN_OUTLIER_RATIO = 2.0
 # Correlation of characters and frames below which texts are taken for those of other recordings; of read
-# sentences it is 0.9 and more. Fewer samples, or texts of one length, can have any.
-MIN_TEXT_CORRELATION = 0.4
+# sentences it is 0.9 and more. Fewer samples, or texts or recordings of nearly one length, can have any.
+MIN_TEXT_CORRELATION = 0.3
 MIN_CORRELATED = 30
-MIN_TEXT_SPREAD = 0.15
+MIN_TEXT_SPREAD = 0.25
 # Peaks spread more than levels do.
 MIN_PEAK_RATIO = 4.0
 
@@ -135,9 +135,8 @@ class _Checks:
     def texts_of_others(self, samples: np.ndarray, language: str) -> None:
         """Whether longer texts are longer speech, among the samples (k,) of one language."""
         characters, frames = self.dataset.text_chars[samples], self.dataset.frames[samples]
-        if len(samples) < MIN_CORRELATED or not frames.std():
-            return
-        if characters.std() < MIN_TEXT_SPREAD * characters.mean():
+        spread = min(each.std() / max(each.mean(), 1e-9) for each in (characters, frames))
+        if len(samples) < MIN_CORRELATED or spread < MIN_TEXT_SPREAD:
             return
         found = float(np.corrcoef(characters, frames)[0, 1])
         if found < MIN_TEXT_CORRELATION:

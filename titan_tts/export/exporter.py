@@ -47,6 +47,11 @@ def export(options: Options, out: Path) -> str:
         raise InputError(
             f"--adapter, but {folder} is no adapter's run: its [lora] rank is 0, and it has trained all weights"
         )
+    if options.adapter and not exported.is_exported(Path(str(config.checkpoint.initial_load_path))):
+        raise InputError(
+            f"--adapter, but {folder} was trained over a run's checkpoint, and an adapter is served over an exported "
+            f"folder; leave --adapter out, which exports the merged weights"
+        )
     if not options.codec:
         refuse_function_as_codec(config.sampling.codec, options.run, "--codec")
     codec = build_codec(options.codec or config.sampling.codec)

@@ -3,7 +3,8 @@
 from titan_tts.export.options import Options
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.manager import load_config, load_run_config, run_folder_path
-from torchtitan.models.dit_tts.errors import show
+from torchtitan.models.dit_tts.errors import require, show
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.run.run_folder import TEACHER
 
 
@@ -18,7 +19,16 @@ def export_teacher(args: list[str]) -> list[str]:
 
     folder, out = find_folder(config.distill.teacher), run_folder_path(config) / TEACHER
     if not is_exported(folder):
+        source = out.with_suffix(".txt")
+        known = source.read_text("utf-8") if source.is_file() else str(folder.resolve())
+        require(
+            known == str(folder.resolve()),
+            f"[distill] teacher = {str(folder)!r}, but {out} was exported from {known}; give it another [job] "
+            f"experiment, or that teacher",
+        )
         if not is_exported(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(source, known)
             best = (folder / "validation.jsonl").is_file() and load_run_config(
                 folder
             ).validation.keep_best

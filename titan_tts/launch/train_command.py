@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import tyro
 
@@ -60,7 +61,9 @@ def run(options: Options) -> int:
         return run_dry(args, gpus or None)
     else:
         # To read the config takes time, and several machines would write the same folder.
-        may_have_teacher = any("distill" in each for each in args) and options.nodes == 1
+        files = [Path(each) for each in args if each.endswith(".toml")]
+        texts = [*args, *(each.read_text("utf-8") for each in files if each.is_file())]
+        may_have_teacher = any("distill" in each for each in texts) and options.nodes == 1
         if may_have_teacher and "RANK" not in os.environ:
             from titan_tts.export.teacher import export_teacher
 

@@ -55,6 +55,7 @@ from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
 from torchtitan.models.dit_tts.infra.parallelize_megatron import split_parameters
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
+    divided_training_flops,
     divisible_flops,
     repeated_flops,
     teacher_flops,
@@ -296,7 +297,7 @@ class Planner:
         kind = blocks_compiled(config), tensor, config.megatron.sequence_parallel
         pointwise, kernels = pointwise_work(args, lengths.frames, blocks, *kind)
         flops, encoder_flops = _sample_flops(self.sizes, lengths)
-        executed = flops - 3 * divisible_flops(args, lengths) * (1 - 1 / tensor)
+        executed = flops - divided_training_flops(args, lengths) * (1 - 1 / tensor)
         executed += repeated_flops(args, lengths, blocks, tensor)
         taught, passes = teacher_flops(args, lengths), args.teacher_passes
         of_rank = taught - passes * divisible_flops(args, lengths) * (1 - 1 / tensor)

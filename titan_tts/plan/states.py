@@ -107,6 +107,9 @@ class StateMemory:
     """fraction of the parameters in the units up to the decoder's first: a forward pass begins with them, and a
     backward pass ends with them"""
 
+    trained_fraction: float = 1.0
+    """of the parameters"""
+
     @property
     def lasting(self) -> int:
         return self.weights + self.gradients + self.optimizer + self.ema
@@ -181,6 +184,8 @@ def state_memory(
     return StateMemory(
         *(weights, local, optimizer, ema, gathered, transient, *frozen_encoder, teacher, offloaded),
         units=len(outer + inner),
+        trained_fraction=sum(p.numel() for p in trained)
+        / sum(local_tensor(p).numel() for p in model.parameters()),
         first=(sum(outer) + max(inner)) / max(1, sum(outer + inner)),
     )
 

@@ -180,14 +180,15 @@ def communication(
     groups of a node share the node's.
 
     Args:
-        parameters: trained ones, of which a rank has a part under tensor parallelism.
+        parameters: of the model, of which a rank has a part under tensor parallelism.
         layout: neighbouring ranks share samples, and these groups shard, as in upstream's mesh.
         sums: of tensor parallelism, as of `tensor_sums`.
         passes: through a teacher.
     """
     training = config.training
     compute = TORCH_DTYPE_MAP[training.mixed_precision_param].itemsize * parameters
-    reduced = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize * parameters
+    reduced_itemsize = TORCH_DTYPE_MAP[training.mixed_precision_reduce].itemsize
+    reduced = states.trained_fraction * reduced_itemsize * parameters
     shards, groups_in_node = layout.shards, max(1, cluster.gpus_per_node // layout.tensor)
     in_node = min(shards, groups_in_node)
     found = []

@@ -35,6 +35,8 @@ def check_server_options(options: ServerOptions) -> None:
         name, equals, path = given.partition("=")
         if not (name and equals):
             raise InputError(f"--voice = {given}, but it must be NAME=FILE")
+        if sum(each.startswith(f"{name}=") for each in options.voice) > 1:
+            raise InputError(f"--voice = {given}, but {name} is given twice")
         if not all(map(os.path.isfile, _parts(path)[1])):
             raise InputError(f"--voice = {given}, but there is no such file")
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.config.keys import check_numbers
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.adapters import is_trained, merge
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
@@ -72,6 +72,7 @@ def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
     if known != (_FORMAT, _VERSION):
         raise InputError(f"{path} is not of version {_VERSION} of this format; export it again")
     check_numbers(options, "lora")
+    require(options.rank > 0, f"{path}: rank = 0; export the adapter again")
     if any(content.get(key) != value for key, value in adapter_base(base).items()):
         raise InputError(
             f"{folder} is an adapter of other weights than {base}; give the exported folder that it was trained over"
@@ -95,24 +96,30 @@ class Adapters:
         self._model, self._base = model, base
         self._opened: dict[str, tuple[Lora, Values]] = {}
         self._plain: dict[nn.Linear, torch.Tensor] = {}
-        self._present = ""
+        self._present: str | None = ""  # None: the weights of no whole adapter
 
     def open(self, name: str, folder: Path) -> None:
-        """Reads an adapter."""
+        """Reads an adapter, in place of one of this name."""
+        self.use("")
         self._opened[name] = open_adapter(folder, self._base)
         if not self._plain:
             linears = matmul_weights(self._model)
             self._plain = {each: each.weight.detach().clone() for each in linears}
-        self.use(name)  # so that what does not fit is an error now
+        try:
+            self.use(name)  # so that what does not fit is an error now
+        except InputError:
+            del self._opened[name]
+            self.use("")
+            raise
 
     @torch.no_grad()
     def use(self, name: str) -> None:
         """Gives the model this adapter; an empty name: none."""
         if name == self._present:
             return
+        self._present = None
         for linear, weight in self._plain.items():
             linear.weight.copy_(weight)
-        self._present = ""
         if name:
             add_adapter_to(self._model, *self._opened[name])
-            self._present = name
+        self._present = name

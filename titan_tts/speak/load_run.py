@@ -42,7 +42,7 @@ from torchtitan.models.dit_tts.validation.history import (
     weights_of,
 )
 
-_TRAINED = ("model", "objective")
+_TRAINED = ("model", "objective", "lora")
 """Sections whose values, as the weights were trained with them, are in a manifest"""
 
 

@@ -49,7 +49,7 @@ def test_each_fused_matrix_has_an_update_of_its_own(name, number):
     found = layer(x)
     for part in range(number):
         rows = rows_of(name, number, part)
-        a, b = layer.lora_a[part], layer.lora_b[part]
+        a, b = layer.lora_a[part * RANK : (part + 1) * RANK], layer.lora_b[rows]
         expected = x @ (layer.weight[rows] + SCALE * b @ a).T
         torch.testing.assert_close(found[..., rows], expected)
 

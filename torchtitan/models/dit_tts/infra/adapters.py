@@ -15,18 +15,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from torchtitan.models.dit_tts.config.job_config import Lora
-from torchtitan.models.dit_tts.infra.matmul_weights import join_fused, projections
+from torchtitan.models.dit_tts.infra.matmul_weights import projections
 
 _A, _B = "lora_a", "lora_b"
 
 
 @dataclass
 class LowRank:
-    """How a layer's update is computed; its parameters are `lora_a` (parts, rank, in) and `lora_b`
-    (parts, out / parts, rank)."""
+    """How a layer's update is computed. Its parameters are laid out as its weight is, so that FSDP2 and tensor
+    parallelism divide them alike: `lora_a` (parts · rank, in), `lora_b` (out, rank)."""
+
+    parts: int
+    """matrices that are fused in the layer"""
 
     rows: int
-    """of each of the fused matrices in turn"""
+    """of each of them in turn"""
 
     scale: float
     over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -45,24 +48,24 @@ def add_adapter(model: nn.Module, options: Lora) -> None:
         layer = getattr(module, name)
         out, width = layer.weight.shape
         new = partial(torch.empty, dtype=layer.weight.dtype, device=layer.weight.device)
-        layer.lora_a = nn.Parameter(new(parts, options.rank, width))
-        layer.lora_b = nn.Parameter(new(parts, out // parts, options.rank))
-        layer.low_rank = LowRank(rows, scale)
+        layer.lora_a = nn.Parameter(new(parts * options.rank, width))
+        layer.lora_b = nn.Parameter(new(out, options.rank))
+        layer.low_rank = LowRank(parts, rows, scale)
         layer.register_forward_hook(_add_update)
 
 
 def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-    x, a, b, how = args[0], layer.lora_a, layer.lora_b, layer.low_rank
-    low = F.linear(x, a.flatten(0, 1).to(x.dtype))
+    x, how = args[0], layer.low_rank
+    low = F.linear(x, layer.lora_a.to(x.dtype))
     if how.over_ranks is not None:
         low = how.over_ranks(low)
-    low = low.unflatten(-1, (a.shape[0], -1))
-    if a.shape[0] == 1:
-        update = F.linear(low[..., 0, :], b[0].to(low.dtype))
-    else:
-        each = [F.linear(low[..., part, :], b[part].to(low.dtype)) for part in range(a.shape[0])]
-        apart = torch.stack([one.unflatten(-1, (-1, how.rows)) for one in each], dim=-2)
-        update = apart.flatten(-3)
+    b = layer.lora_b.to(low.dtype)
+    if how.parts == 1:
+        return output + how.scale * F.linear(low, b)
+    low = low.unflatten(-1, (how.parts, -1))
+    b = b.unflatten(0, (-1, how.parts, how.rows))
+    each = [F.linear(low[..., part, :], b[:, part].flatten(0, 1)) for part in range(how.parts)]
+    update = torch.stack([one.unflatten(-1, (-1, how.rows)) for one in each], dim=-2).flatten(-3)
     return output + how.scale * update
 
 
@@ -76,8 +79,10 @@ def merge(model: nn.Module, values: Mapping[str, torch.Tensor], scale: float) ->
     """Adds low-rank updates to the plain model's weights. `values`: `lora_a` and `lora_b` of every projection by their
     full names; `scale`: alpha / rank."""
     names = {id(module): name for name, module in model.named_modules()}
-    for module, name, _, rows in projections(model):
+    for module, name, parts, rows in projections(model):
         layer = getattr(module, name)
         prefix = f"{names[id(layer)]}."
         a, b = (values[prefix + each].to(layer.weight.device).float() for each in (_A, _B))
-        layer.weight.copy_(layer.weight + scale * join_fused(b @ a, rows))
+        a, b = a.unflatten(0, (parts, -1)), b.unflatten(0, (-1, parts, rows))
+        update = torch.einsum("gpnr,pri->gpni", b, a).flatten(0, 2)
+        layer.weight.copy_(layer.weight + scale * update)

@@ -120,7 +120,7 @@ def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
         layer = getattr(module, name)
         found[weight_of(layer)] = Shard(0 if parts > 1 else 1)
         if hasattr(layer, "low_rank"):
-            found |= {layer.lora_b: Shard(1)} if parts > 1 else {layer.lora_a: Shard(2)}
+            found |= {layer.lora_b: Shard(0)} if parts > 1 else {layer.lora_a: Shard(1)}
         if isinstance(module, JointAttention):
             found |= {weight_of(norm): Shard(0) for norm in (module.q_norm, module.k_norm)}
     return found

@@ -112,7 +112,7 @@ class RunFolder:
         self.path = path
         self.rank = rank
         # Another rank's traces of communication may be there already, and a teacher.
-        known = {"comm_traces", LOCK, TEACHER}
+        known = {"comm_traces", LOCK, TEACHER, f"{TEACHER}.txt"}
         self.is_new = not path.is_dir() or {p.name for p in path.iterdir()} <= known
         self._lock = FileLock(path / LOCK, timeout=0)
         self._refused = False

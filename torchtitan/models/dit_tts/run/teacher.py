@@ -31,6 +31,7 @@ from torchtitan.models.dit_tts.config.job_config import (
 )
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
+from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import local_path
 from torchtitan.models.dit_tts.flow.distillation import Distillation
@@ -99,6 +100,7 @@ def with_teacher(config: JobConfig) -> JobConfig:
         taken["checkpoint"] = {"initial_load_path": str(folder)}
         codec = read_exported(folder)["codec"]["name"] or codec
     if config.sampling.codec == Sampling.codec:
+        refuse_function_as_codec(codec, str(folder), "--sampling.codec")
         config.sampling.codec = codec
     for section, keys in taken.items():
         for key, value in keys.items():

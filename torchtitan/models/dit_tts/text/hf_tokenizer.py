@@ -267,7 +267,7 @@ def _load_tokenizer(model: str, download: bool) -> tuple[Any, TextTokenizer]:
     from transformers import AutoTokenizer
 
     def load(**where: Any) -> tuple[Any, TextTokenizer | None]:
-        found = AutoTokenizer.from_pretrained(model, **where)
+        found = AutoTokenizer.from_pretrained(model, trust_remote_code=False, **where)
         backend = getattr(found, "backend_tokenizer", None)
         text = None if backend is None else TextTokenizer(backend.to_str())
         if text is not None and text.num_pieces < _MIN_PIECES:
