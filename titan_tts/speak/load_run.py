@@ -114,7 +114,7 @@ def _trained_config(config: JobConfig, path: Path) -> JobConfig:
     sections = {name: asdict(getattr(config, name)) for name in _TRAINED}
     for key, value in read_manifest(path)["trained_with"].items():
         section, _, name = key.partition(".")
-        if section in sections:
+        if name in sections.get(section, ()):  # lora.base is no key
             sections[section][name] = value
     merged = config_from_dict(sections, where)
     found = replace(config, **{name: getattr(merged, name) for name in _TRAINED})
