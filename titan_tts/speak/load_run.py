@@ -28,7 +28,7 @@ from torchtitan.models.dit_tts.run.checkpoint_storage import (
     read_table,
     verify,
 )
-from torchtitan.models.dit_tts.run.resume_rules import adapter_base
+from torchtitan.models.dit_tts.run.resume_rules import BASE, adapter_base
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -114,7 +114,7 @@ def _trained_config(config: JobConfig, path: Path) -> JobConfig:
     sections = {name: asdict(getattr(config, name)) for name in _TRAINED}
     for key, value in read_manifest(path)["trained_with"].items():
         section, _, name = key.partition(".")
-        if name in sections.get(section, ()):  # lora.base is no key
+        if section in sections and key != BASE:
             sections[section][name] = value
     merged = config_from_dict(sections, where)
     found = replace(config, **{name: getattr(merged, name) for name in _TRAINED})

@@ -16,7 +16,8 @@ from torchtitan.models.dit_tts.config.old_keys import REMOVED
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import checkpoint_storage
 
-_BASE = "lora.base"
+BASE = "lora.base"
+"""Entry of a manifest that is no key of the config: what a LoRA run was trained over"""
 
 _MISFIT = re.compile(
     r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"
@@ -34,7 +35,7 @@ def adapter_base(path: Path) -> dict[str, str]:
     """What a manifest says of the weights that an adapter is for, so that it is never added to others."""
     files = checkpoint_storage.read_manifest(path)["files"]
     hashes = json.dumps({name: each["xxh3"] for name, each in files.items()}, sort_keys=True)
-    return {_BASE: xxhash.xxh3_64_hexdigest(hashes.encode())}
+    return {BASE: xxhash.xxh3_64_hexdigest(hashes.encode())}
 
 
 def check_trained_with(
@@ -54,12 +55,12 @@ def check_trained_with(
     except InputError:
         return  # initial weights of another program; the caller has said so
     for key, value in {**training, **REMOVED}.items():
-        if saved.get(key) == value or key in allowed or (key == _BASE and not resumes):
+        if saved.get(key) == value or key in allowed or (key == BASE and not resumes):
             continue
         if resumes or key in marked(WEIGHTS):
             remedy = "this version has no such key;" if key in REMOVED else "set it back, or"
             remedy = f"{remedy} accept the change with --resume.allow {key}"
-            if key == _BASE:
+            if key == BASE:
                 raise InputError(
                     f"{path} is an adapter of other weights than [checkpoint] initial_load_path names; give those "
                     f"that it was trained over"
