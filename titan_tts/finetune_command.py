@@ -29,7 +29,7 @@ _BATCH = 16
 _MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
 """Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
 
-_RATES = {"full": 0.1, "lora": 0.1}
+_RATES = {"full": 0.1, "lora": 0.3}
 """Method -> its learning rate in that of the base"""
 
 _RANK = 16
@@ -195,6 +195,8 @@ def _train(options: Options, base: Path, data: Path) -> None:
     steps = options.steps or next(
         (steps for limit, steps in _MINUTES_TO_STEPS if minutes <= limit), _MINUTES_TO_STEPS[-1][1]
     )
+    if options.method == "lora" and not options.steps:  # 300 forget the other voices
+        steps = max(_MINUTES_TO_STEPS[0][1], steps // 3)
     show(f"{minutes:.1f} minutes of speech to train on: {steps} steps")
     paths = [str(data / "train"), *([options.keep] if options.keep else [])]
     keys = {
