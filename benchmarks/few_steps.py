@@ -5,7 +5,7 @@
 
 The teacher speaks as its config says, then in 8, 4 and 2 steps with its guidance and without; each student as its config says.
 A pass is one utterance once through the network. `distance` is between the latents and those that the teacher makes of the same
-noise by its own config: root mean square, over that of the teacher's. The voice is compared with the reference by the teacher's
+noise by its own config: root mean square, relative to the teacher's. The voice is compared with the reference by the teacher's
 speaker encoder. The real-time factor is CPU seconds of one thread per second of speech, sampling and decoding, in batches of 16.
 """
 
@@ -50,7 +50,7 @@ def parse(args: list[str]) -> argparse.Namespace:
 
 
 def distance(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
-    """Root mean square of the differences of latents (frames, C), over that of the wanted ones."""
+    """Root mean square of the differences of latents (frames, C), relative to the teacher's latents."""
     error = sum(float((a - b).square().sum()) for a, b in zip(found, wanted, strict=True))
     return (error / sum(float(each.square().sum()) for each in wanted)) ** 0.5
 

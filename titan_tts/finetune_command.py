@@ -30,7 +30,7 @@ _MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
 """Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
 
 _RATES = {"full": 0.1, "lora": 0.3}
-"""Method -> its learning rate in that of the base"""
+"""Method -> fraction of the base's learning rate"""
 
 _RANK = 16
 
