@@ -72,7 +72,7 @@ speech.waveform, speech.sample_rate
 | | |
 |---|---|
 | text | {letters if encoder == "chars" else "any, as utf-8 bytes" if encoder == "bytes" else "as its text encoder reads it"}; only texts similar to the training data sound well |
-| voices | of any reference; trained on {len(speakers):,} speakers{f": {named(sorted(speakers), _SHOWN)}" if speakers else " (not named)"} |
+| voices | of any reference; trained on {len(speakers):,} {"speaker" if len(speakers) == 1 else "speakers"}{f": {named(sorted(speakers), _SHOWN)}" if speakers else " (not named)"} |
 | languages | {named(sorted(languages), _SHOWN) if languages else _FILL_IN} |
 | conditioning tokens | {", ".join(loaded.tokenizer.fields) or "none"} |
 

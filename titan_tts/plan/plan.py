@@ -43,8 +43,12 @@ from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
-from torchtitan.models.dit_tts.data.buckets import BatchPolicy, select_samples
-from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
+from torchtitan.models.dit_tts.data.buckets import BatchPolicy
+from torchtitan.models.dit_tts.data.build import (
+    open_training_data,
+    sample_draws,
+    training_samples,
+)
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, batch_policy
 from torchtitan.models.dit_tts.data.storage import find_shards, sidecar_path
 from torchtitan.models.dit_tts.errors import InputError
@@ -388,7 +392,7 @@ def _data_hours_per_step(config: JobConfig) -> float | None:
     dataset = open_training_data(data)
     # At least as many as with any encoder: no sample is left out for its text, which is not read.
     tokens = np.minimum(dataset.text_bytes + 2, data.max_text_tokens)
-    selection = select_samples(dataset.frames, tokens, data, dataset.sample_id)
+    selection = training_samples(data, dataset, tokens)
     lengths = dataset.reference_frames[selection.samples], tokens[selection.samples]
     draws = sample_draws(data, dataset, selection)
     size = config.training.global_batch_size

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -104,11 +104,9 @@ def source_digest(reader: Reader) -> str:
 
 
 def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iterator[Item]:
-    """Items to encode; the others are counted in `plan`, or refused with `on_error` "raise"."""
+    """Items to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
-            if on_error == "raise":
-                raise unusable(source, item.key, item.sentence)
             plan.drop("undecodable", item.recordings)
             if len(plan.problems) < SHOWN_PROBLEMS:
                 plan.problems.append([item.key, item.sentence])
@@ -118,12 +116,19 @@ def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iter
             plan.items += 1
             plan.train_items += item.split == "train"
             yield item
+    if on_error == "raise" and plan.problems:
+        (key, sentence), *others = plan.problems
+        raise unusable(source, key, sentence, plan.dropped["undecodable"], others)
 
 
-def unusable(source: str, key: str, sentence: object) -> InputError:
-    """The error of an unusable recording where none may be skipped."""
+def unusable(
+    source: str, key: str, sentence: object, count: int = 1, others: Sequence[list[str]] = ()
+) -> InputError:
+    """The error of unusable recordings where none may be skipped: of the first, and of others that are known."""
+    more = "".join(f"\n  {key}: {sentence}" for key, sentence in others)
     return InputError(
         f"{source}: {key}: {sentence}; correct it, or leave such recordings out with --on-error skip"
+        + (f"\n{count - 1} more cannot be used, such as{more}" if others else "")
     )
 
 

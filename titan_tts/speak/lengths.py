@@ -51,11 +51,12 @@ _ENDS_ITSELF = "but this model decides itself where the speech ends; leave it ou
 
 
 def speech_end(latents: Tensor) -> int:
-    """Where the speech ends in latents (T, C), at least 1: at the first silent frames that a second has."""
+    """Where the speech ends in latents (T, C), at least 1: at the first `_SILENT_FRAMES` after it has begun."""
     silent = latents.square().mean(-1).sqrt() < _SILENT_RMS
-    silent = torch.cat([silent, silent.new_ones(_SILENT_FRAMES)])
+    begin = int((~silent).int().argmax())
+    silent = torch.cat([silent[begin:], silent.new_ones(_SILENT_FRAMES)])
     runs = silent.unfold(0, _SILENT_FRAMES, 1).all(-1)
-    return max(1, int(runs.int().argmax()))
+    return max(1, begin + int(runs.int().argmax()))
 
 
 @dataclass(frozen=True)

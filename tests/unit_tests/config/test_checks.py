@@ -80,7 +80,8 @@ REFUSED = """
 1 | GRAPHS; training.max_local_batch_size = 8 | 4 accumulation steps do not allow
 1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
 2 | data = {batching = 'packed', longest_per_row = 6} | longest_per_row = 6 | 32 / 2 = 16 samples | a multiple
-1 | data.batching = 'packed'; objective.loss_on_padding = true | loss_on_padding = true | no padding
+1 | data = {batching = 'packed', num_buckets = 1}; objective.loss_on_padding = true | loss_on_padding = true | 'packed'
+1 | data.bucket_frames = [64, 768]; objective.loss_on_padding = true | loss_on_padding = true | 2 lengths | num_buckets = 1
 2 | data = {batching = 'packed'}; training = {batch_ramp = [2], batch_ramp_steps = 8} | 1/2 cannot | multiples of 16
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
@@ -147,7 +148,7 @@ REFUSED = """
 2 | SPLIT; training.enable_cpu_offload = true | enable_cpu_offload = true with | degree = 2 | to false
 1 | sampling = {steps = 4, zero_init_steps = 4} | zero_init_steps = 4 | from 0 to 3 | 4 intervals
 1 | profiling.enable_profiling = true | needs a GPU
-1 | model.text_positions = 'aligned'; objective.loss_on_padding = true | loss_on_padding = true
+1 | model.text_positions = 'aligned'; data.num_buckets = 1; objective.loss_on_padding = true | loss_on_padding = true
 1 | LENGTHS; data.conditioning = ['duration'] | which predicts it
 1 | encoder = {convention = 'echo', model = 'chars'} | 'echo' with model = 'chars' | to 'bytes'
 1 | encoder.convention = 'irodori' | 'irodori' with model = 'bytes' | subwords:NAME
@@ -193,7 +194,7 @@ REFUSED = """
 2 | SPLIT; GRAPHS | [compile] mode = 'reduce-overhead', | degree = 2 is not
 1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | are TransformerEngine's
 1 | LENGTHS; model.text_positions = 'aligned' | text_positions = 'aligned' with | to 'none'
-1 | LENGTHS; objective.loss_on_padding = true | count as speech
+1 | LENGTHS; data.num_buckets = 1; objective.loss_on_padding = true | count as speech
 1 | LENGTHS; optimizer.base_dim = 64 | base_dim = 64 with | to 0
 1 | LENGTHS; HELD_OUT; SPEECH | freq = 9 with | says nothing
 1 | model.flavor = 'duration'; objective.text_dropout = 0.0 | mode = 'selective' with | to 'none'

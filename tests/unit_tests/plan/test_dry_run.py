@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.plan_cases import DEBUG as CONFIG
 from tests.helpers.plan_cases import shipped_debug_config
+from tests.helpers.sentences import refused
 from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
 from titan_tts.cli import main
 from titan_tts.plan import plan, report
@@ -89,6 +90,8 @@ def test_hours_are_of_the_data_that_are_there(tmp_path):
     hours = 1100 * 12 * sum(len(each.latents) for each in samples) / len(samples) / 25 / 3600
     words = f"1,100 steps: {hours:,.1f} hours of audio at the lengths of [data] path, "
     assert words in "\n".join(summary_lines(*make_summary(config, 1), ""))
+    config.data.max_frames = min(len(each.latents) for each in samples)
+    refused(lambda: make_summary(config, 1), "leaves out", "max_dropped_fraction")
 
 
 @pytest.mark.long

@@ -254,6 +254,11 @@ def test_quotes_in_lists(tmp_path):
     (item,) = usable_items(reader, str(path), "skip", plan)
     assert plan.dropped == {"undecodable": 2} and item.text == 'a "b", c'
     assert (plan.items, plan.train_items, plan.problems[0][0]) == (1, 1, "m.csv line 2")
+    # All mistakes of a list are told at once.
+    path.write_text("audio,text,speaker\na.wav,x,s\nb.wav,y\nno.wav,z,s\n")
+    with pytest.raises(InputError) as caught:
+        list(usable_items(open_corpus(Options(str(path), "")), str(path), "raise", Plan()))
+    assert "m.csv line 3" in str(caught.value) and "no.wav" in str(caught.value)
     # As pandas writes it; an empty text is silence, as in JSON, and no missing column.
     path.write_text(",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n")
     plan = Plan()

@@ -81,6 +81,8 @@ def test_where_speech_ends():
     pause[49] = 0.31
     pause[95:] = 0
     assert lengths.speech_end(pause) == 95
+    pause[:25] = 0  # before it begins
+    assert lengths.speech_end(pause) == 95
     assert lengths.speech_end(torch.zeros(7, CHANNELS)) == 1
 
 

@@ -105,11 +105,6 @@ def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
         f"[data] latent_channels = {data.latent_channels} with batching = 'packed', whose noise is drawn in "
         f"pairs within a frame; set batching to 'buckets'",
     )
-    require(
-        not config.objective.loss_on_padding,
-        "[objective] loss_on_padding = true with [data] batching = 'packed', whose samples have no padding "
-        "behind them; set batching to 'buckets' or loss_on_padding to false",
-    )
 
 
 def check_batch_ramp(config: JobConfig, dp_degree: int, accumulation: int) -> None:
@@ -142,6 +137,13 @@ def check_batch_ramp(config: JobConfig, dp_degree: int, accumulation: int) -> No
 def check_text(config: JobConfig) -> None:
     encoder, data = config.encoder, config.data
     pretrained = is_pretrained(encoder.model)
+    lengths = len(data.bucket_frames) or data.num_buckets
+    require(
+        not config.objective.loss_on_padding or (data.batching == "buckets" and lengths == 1),
+        f"[objective] loss_on_padding = true with [data] batching = {data.batching!r} and rows of {lengths} lengths, "
+        f"but such a model learns where speech ends from padding up to one length; set batching = 'buckets' and "
+        f"num_buckets = 1",
+    )
     require(
         config.model.text_positions == "none" or not config.objective.loss_on_padding,
         "[model] text_positions = 'aligned' with [objective] loss_on_padding = true: positions follow from "

@@ -45,17 +45,8 @@ def build_dataloader(
         text_tokens = features.tokens + tokenizer.n_conditions
     else:
         text_tokens = tokenizer.max_tokens(dataset, (dp_rank, dp_world_size))
-    selection = select_samples(dataset.frames, text_tokens, data, dataset.sample_id)
-    samples, total = selection.samples, len(dataset)
-    dropped = 1 - len(samples) / total
-    if dropped > data.max_dropped_fraction:
-        raise InputError(
-            f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
-            f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
-            f"{selection.too_much_text / total:.1%}; {sufficient_limits(dataset.frames, text_tokens, data)}, or "
-            f"accept the loss with [data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
-            f"{data.max_dropped_fraction:g})"
-        )
+    selection = training_samples(data, dataset, text_tokens)
+    samples = selection.samples
     draws = sample_draws(data, dataset, selection)
     policy = batch_policy(
         data,
@@ -116,6 +107,22 @@ def _refuse_heldout(dataset: Dataset) -> None:
             "validation; give the folders of training recordings only, or train on all of it with "
             "--data.allow-heldout"
         )
+
+
+def training_samples(data: Data, dataset: Dataset, text_tokens: np.ndarray) -> Selection:
+    """The samples within the limits. Raises InputError where they leave out more than is allowed."""
+    selection = select_samples(dataset.frames, text_tokens, data, dataset.sample_id)
+    total = len(dataset)
+    dropped = 1 - len(selection.samples) / total
+    if dropped > data.max_dropped_fraction:
+        raise InputError(
+            f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
+            f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
+            f"{selection.too_much_text / total:.1%}; {sufficient_limits(dataset.frames, text_tokens, data)}, or "
+            f"accept the loss with [data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
+            f"{data.max_dropped_fraction:g})"
+        )
+    return selection
 
 
 def sample_draws(data: Data, dataset: Dataset, selection: Selection) -> np.ndarray | None:
