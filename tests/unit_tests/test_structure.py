@@ -41,7 +41,7 @@ COMMAND_LAYERS = [
     {"html", "tables"},
     {"launch.supervisor"},
     {"plan", "prepare", "doctor"},
-    {"speak", "grids"},
+    {"speak", "grids", "collect"},
     {"evaluate", "export", "serving"},
     {"launch.torchrun", "launch.slurm_queue", "convert"},
     {

@@ -52,6 +52,7 @@ _EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     "scipy": "analysis",
+    "psycopg": "collect",
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
     "faster_whisper": "faster-whisper",
     "torchao": "fp8",

@@ -1,0 +1,1 @@
+"""Long recordings -> segments with texts and speakers, ready for `titan-tts prepare`."""

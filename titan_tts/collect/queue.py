@@ -1,0 +1,211 @@
+"""A queue of jobs that cannot lose one: in a file of SQLite for one machine, in PostgreSQL for many.
+
+    pending -> claimed -> done
+                       -> pending   failed, or its worker is silent for longer than its lease
+                       -> dead      the same after the last attempt
+
+A job is one source file, named by the hash of its content. Each claim has a token of its own: a worker that has
+lost its claim to another can neither renew nor acknowledge it. Both engines run the same statements; an engine
+(`sqlite_queue`, `postgres_queue`) brings transactions, the clock and a way around rows that others hold.
+"""
+
+import json
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+STATES = ("pending", "claimed", "done", "dead")
+MAX_ATTEMPTS = 3
+
+Execute = Callable[..., list[tuple]]
+"""execute(statement, *values): the rows that it returns"""
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, size BIGINT NOT NULL, state TEXT NOT NULL,"
+    " attempts INTEGER NOT NULL DEFAULT 0, token TEXT NOT NULL DEFAULT '', worker TEXT NOT NULL DEFAULT '',"
+    " expires DOUBLE PRECISION NOT NULL DEFAULT 0, progress TEXT NOT NULL DEFAULT '',"
+    " message TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}')",
+    "CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, attempts, size)",
+    "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, name TEXT NOT NULL, size BIGINT NOT NULL,"
+    " version BIGINT NOT NULL, file TEXT NOT NULL)",
+)
+_FAILED = "state = CASE WHEN attempts < ? THEN 'pending' ELSE 'dead' END, token = '', message = ?"
+_SILENT = (
+    "its worker ended or was silent during every attempt; it may need more memory than there is"
+)
+
+
+class LostClaim(Exception):
+    """Another worker has the job, as this one was silent for longer than its lease."""
+
+
+class Claim(NamedTuple):
+    """A worker's right to a job."""
+
+    id: str
+    token: str
+
+
+class Source(NamedTuple):
+    """A path or URL that was read, and the content that it had."""
+
+    path: str
+    name: str  # relative to the command's SOURCE
+    size: int  # bytes
+    version: int  # changes with the content, as of `data.storage.ShardFile`; 0: unknown
+    file: str  # id of the content: a job's
+
+
+class Queue(ABC):
+    """Jobs and sources of one collected folder. A connection is one thread's and one process's.
+
+    Attributes:
+        now: the engine's clock as SQL, in seconds since 1970: one clock for all machines.
+        lock_rows: what keeps two claims that run at once off the same row, as SQL.
+    """
+
+    now: str
+    lock_rows: str
+
+    def __init__(self, max_attempts: int = MAX_ATTEMPTS):
+        self.max_attempts = max_attempts
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[Execute]:
+        """Statements that become visible together or, after an exception, not at all."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def create(self, *first: str) -> None:
+        """Makes the tables where they are missing, after the statements `first`."""
+        with self.transaction() as execute:
+            for statement in (*first, *_SCHEMA):
+                execute(statement)
+
+    def add(self, jobs: Iterable[tuple[str, int]]) -> int:
+        """Adds jobs (id, bytes) that are not there in any state; returns how many."""
+        statement = "INSERT INTO jobs (id, size, state) VALUES (?, ?, 'pending')"
+        statement += " ON CONFLICT (id) DO NOTHING RETURNING id"
+        with self.transaction() as execute:
+            return sum(len(execute(statement, *job)) for job in jobs)
+
+    def claim(self, worker: str, lease_seconds: float) -> Claim | None:
+        """The next job: those never tried come first, of these the largest; None where none is free."""
+        token = uuid.uuid4().hex
+        expired = f"state = 'claimed' AND expires <= {self.now}"
+        with self.transaction() as execute:
+            # A worker that was killed has made an attempt: what kills it must not be tried for ever.
+            execute(
+                f"UPDATE jobs SET state = 'dead', token = '', message = ? WHERE id IN (SELECT id FROM jobs"
+                f" WHERE {expired} AND attempts >= ? {self.lock_rows})",
+                _SILENT,
+                self.max_attempts,
+            )
+            rows = execute(
+                f"UPDATE jobs SET state = 'claimed', attempts = attempts + 1, token = ?, worker = ?,"
+                f" progress = '', expires = {self.now} + ? WHERE id = (SELECT id FROM jobs"
+                f" WHERE state = 'pending' OR ({expired}) ORDER BY attempts, size DESC, id LIMIT 1"
+                f" {self.lock_rows}) RETURNING id",
+                token,
+                worker,
+                lease_seconds,
+            )
+        return Claim(rows[0][0], token) if rows else None
+
+    def heartbeat(self, claim: Claim, lease_seconds: float, progress: str = "") -> None:
+        """Renews the lease. Raises LostClaim, as do `done`, `fail` and `release`."""
+        self._of_claim(claim, f"expires = {self.now} + ?, progress = ?", lease_seconds, progress)
+
+    def done(self, claim: Claim, result: dict[str, Any]) -> None:
+        values = "state = 'done', token = '', message = '', result = ?"
+        self._of_claim(claim, values, json.dumps(result))
+
+    def fail(self, claim: Claim, message: str) -> None:
+        """To be tried again, or dead after the last attempt."""
+        self._of_claim(claim, _FAILED, self.max_attempts, message)
+
+    def release(self, claim: Claim) -> None:
+        """Gives a job back that was not at fault."""
+        self._of_claim(claim, "state = 'pending', token = '', attempts = attempts - 1")
+
+    def _of_claim(self, claim: Claim, values: str, *arguments: Any) -> None:
+        statement = f"UPDATE jobs SET {values} WHERE id = ? AND state = 'claimed' AND token = ? RETURNING id"
+        with self.transaction() as execute:
+            if not execute(statement, *arguments, *claim):
+                raise LostClaim(claim.id)
+
+    def fail_worker(self, worker: str, message: str) -> int:
+        """Fails the claims of a worker that has ended; returns how many it had."""
+        statement = f"UPDATE jobs SET {_FAILED} WHERE state = 'claimed' AND worker = ? RETURNING id"
+        with self.transaction() as execute:
+            return len(execute(statement, self.max_attempts, message, worker))
+
+    def release_all(self) -> None:
+        """Gives all claims back, where it is known that no worker runs."""
+        with self.transaction() as execute:
+            execute(
+                "UPDATE jobs SET state = 'pending', token = '', attempts = attempts - 1"
+                " WHERE state = 'claimed'"
+            )
+
+    def retry(self, state: str, ids: Iterable[str]) -> None:
+        """Jobs of a state, done or dead, become pending again."""
+        statement = "UPDATE jobs SET state = 'pending', attempts = 0 WHERE id = ? AND state = ?"
+        with self.transaction() as execute:
+            for each in ids:
+                execute(statement, each, state)
+
+    def counts(self) -> dict[str, int]:
+        """{state: jobs}, for all states."""
+        with self.transaction() as execute:
+            return dict.fromkeys(STATES, 0) | dict(
+                execute("SELECT state, COUNT(*) FROM jobs GROUP BY state")
+            )
+
+    def done_bytes(self) -> int:
+        """Size of the files that need no more work: the done and the dead."""
+        with self.transaction() as execute:
+            statement = "SELECT COALESCE(SUM(size), 0) FROM jobs WHERE state IN ('done', 'dead')"
+            return int(execute(statement)[0][0])
+
+    def claimed(self) -> dict[str, tuple[str, str]]:
+        """{token: (job, progress)} of all claims."""
+        with self.transaction() as execute:
+            rows = execute(
+                "SELECT token, id, progress FROM jobs WHERE state = 'claimed' ORDER BY id"
+            )
+        return {token: (job, progress) for token, job, progress in rows}
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """{job: what its worker acknowledged it with} of all that are done."""
+        with self.transaction() as execute:
+            rows = execute("SELECT id, result FROM jobs WHERE state = 'done'")
+        return {job: json.loads(result) for job, result in rows}
+
+    def dead(self) -> dict[str, str]:
+        """{job: why it failed the last time}."""
+        with self.transaction() as execute:
+            return dict(execute("SELECT id, message FROM jobs WHERE state = 'dead' ORDER BY id"))
+
+    def put_sources(self, sources: Iterable[Source]) -> None:
+        """Remembers paths with their contents; an earlier content of the path is forgotten."""
+        statement = "INSERT INTO sources VALUES (?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
+        statement += " name = excluded.name, size = excluded.size, version = excluded.version,"
+        statement += " file = excluded.file"
+        with self.transaction() as execute:
+            for source in sources:
+                execute(statement, *source)
+
+    def forget_sources(self, paths: Iterable[str]) -> None:
+        with self.transaction() as execute:
+            for path in paths:
+                execute("DELETE FROM sources WHERE path = ?", path)
+
+    def sources(self) -> dict[str, Source]:
+        """{path: source}, sorted by path."""
+        with self.transaction() as execute:
+            rows = execute("SELECT path, name, size, version, file FROM sources")
+        return {row[0]: Source(*row) for row in sorted(rows)}
