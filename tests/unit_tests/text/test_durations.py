@@ -102,6 +102,24 @@ def test_a_large_dataset_is_sampled_evenly(monkeypatch):
     assert asked == [[0, 200, 400]] and fit.frames(data.texts[0], None) < 999
 
 
+def test_an_event_takes_its_time(tmp_path):
+    """And the tokens of turns none; stored and read."""
+    generator, tokens, samples = np.random.default_rng(1), ("[S1]", "(laugh)"), []
+    for number in range(80):
+        text = "".join(generator.choice(list(LETTERS), size=int(generator.integers(5, 40))))
+        laughs = number % 3
+        said = f"[S1] {text}" + " (laugh)" * laughs
+        samples.append((frames_of(text) + 20 * laughs, {"text": said}))
+    data = write_samples(tmp_path / "a.tar", samples)
+    (tmp_path / "durations.json").write_text(
+        fit_durations(data, Encoder(added_tokens=list(tokens))).to_json()
+    )
+    fit = stored_durations(tmp_path)
+    for laughs in (0, 1, 4):
+        text = "[S1] abc" + " (laugh)" * laughs
+        assert fit.frames(text, None) == pytest.approx(frames_of("abc") + 20 * laughs, abs=2)
+
+
 def test_corrupt_texts_are_left_out(tmp_path):
     path = tmp_path / "a.tar"
     dataset = write_samples(path, [(8, {"text": "a"}), (9, {"text": "a"})])

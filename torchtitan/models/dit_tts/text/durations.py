@@ -1,13 +1,14 @@
 """How long a text takes to say: a least-squares fit of frames on the bytes of the text.
 
 Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
-weighted sum of the text's (or its phones') byte counts plus a constant, with ridge regularisation; each speaker's rate
+weighted sum of the text's (or its phones') byte counts and of its added tokens (a laugh takes time, its letters do not)
+plus a constant, with ridge regularisation; each speaker's rate
 is the ratio of real to fitted frames over that speaker's utterances. A run's folder keeps it, so that no
 training data are needed to speak.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,21 +33,27 @@ _MAX_LENGTH = 4.0
 """of a text in the fit, in median lengths"""
 
 
-def _speller(language: str, added: Sequence[str]) -> Callable[[str], str]:
-    """What of a text counts: the text without tokens, or its phones."""
-    tokens, spell = AddedTokens(added), Phonemizer(language) if language else str
-    return lambda text: spell(tokens.without(text))
+class _Counter:
+    """Features of a text: counts of each byte of its letters or phones, a one, counts of each added token."""
 
+    def __init__(self, language: str, added: Sequence[str]):
+        self._tokens = AddedTokens(added)
+        self._spell = Phonemizer(language) if language else str
 
-def _features(text: str) -> np.ndarray:
-    """(257,) counts of each byte, and a one."""
-    counts = np.bincount(np.frombuffer(text.encode("utf-8", "replace"), np.uint8), minlength=256)
-    return np.append(counts, 1.0)
+    def spoken(self, text: str) -> str:
+        return self._spell(self._tokens.without(text))
+
+    def __call__(self, text: str) -> np.ndarray:
+        """(257 + tokens,)"""
+        spoken = np.frombuffer(self.spoken(text).encode("utf-8", "replace"), np.uint8)
+        found = [token for _, token in self._tokens.pieces(text)]
+        tokens = [found.count(each) for each in self._tokens.tokens]
+        return np.array([*np.bincount(spoken, minlength=256), 1.0, *tokens])
 
 
 @dataclass(frozen=True)
 class LinearDurationModel:
-    """Fitted weights (257,) and the speaking rate of each speaker, 1 for an unknown one."""
+    """Fitted weights (257 + added tokens,) and the speaking rate of each speaker, 1 for an unknown one."""
 
     weights: np.ndarray
     speaker_scale: dict[str, float]
@@ -58,17 +65,17 @@ class LinearDurationModel:
     """of the phones whose bytes count; empty: those of the text count"""
 
     added: tuple[str, ...] = ()
-    """[encoder] added_tokens, which do not count"""
+    """[encoder] added_tokens"""
 
     @cached_property
-    def _spoken(self) -> Callable[[str], str]:
-        return _speller(self.language, self.added)
+    def _count(self) -> _Counter:
+        return _Counter(self.language, self.added)
 
     def unseen(self, text: str) -> list[str]:
         """The text's characters, each once, that no training text had: they count for no length."""
         return [
             character
-            for character in dict.fromkeys(self._spoken(text))
+            for character in dict.fromkeys(self._count.spoken(text))
             if not all(self.weights[byte] for byte in character.encode("utf-8", "replace"))
         ]
 
@@ -79,7 +86,7 @@ class LinearDurationModel:
     def estimate(self, text: str, speaker: str | None) -> float:
         """`frames` before rounding."""
         scale = self.speaker_scale.get(speaker, 1.0) if speaker else 1.0
-        return float(_features(self._spoken(text)) @ self.weights) * scale
+        return float(self._count(text) @ self.weights) * scale
 
     def to_json(self) -> str:
         """All of it, to the bit."""
@@ -103,8 +110,10 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
         added = tuple(map(str, content.get("added", ())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{where} cannot be read ({error}); restore the file") from None
-    if weights.shape != (257,) or not np.isfinite([*weights, *scale.values(), explained]).all():
-        raise InputError(f"{where} holds no 257 finite weights; restore the file")
+    needed = 257 + len(added)
+    finite = np.isfinite([*weights.flat, *scale.values(), explained]).all()
+    if weights.shape != (needed,) or not finite:
+        raise InputError(f"{where} holds no {needed} finite weights; restore the file")
     return LinearDurationModel(weights, scale, explained, language, added)
 
 
@@ -118,7 +127,7 @@ def stored_durations(folder: Path) -> LinearDurationModel:
 
 
 def _solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> np.ndarray:
-    """Weights (257,) of ridge regression."""
+    """Weights (features,) of ridge regression."""
     gram = features.T @ features + ridge * np.eye(features.shape[1])
     return np.linalg.solve(gram, features.T @ frames)
 
@@ -128,7 +137,7 @@ def _shrunk(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows and frames with texts above `medians` median lengths shrunk to that length, so that none bends
     the fit by its length alone."""
-    lengths = features[:, :-1].sum(1)
+    lengths = features[:, :256].sum(1)
     factor = np.maximum(1.0, lengths / (medians * max(1.0, float(np.median(lengths)))))
     return features / factor[:, None], frames / factor
 
@@ -152,7 +161,7 @@ def fit_durations(dataset: Dataset, encoder: Encoder) -> LinearDurationModel:
     count instead of letters if it has them.
     """
     language, added = language_of(encoder.model), tuple(encoder.added_tokens)
-    spoken = _speller(language, added)
+    count = _Counter(language, added)
     total = len(dataset.frames)
     chosen = np.unique(np.linspace(0, max(0, total - 1), min(total, _MAX_SAMPLES)).astype(np.int64))
     found = read_metadata(dataset, chosen.tolist())
@@ -160,7 +169,7 @@ def fit_durations(dataset: Dataset, encoder: Encoder) -> LinearDurationModel:
     if not metadata:
         raise InputError("no sample to fit durations on; give data with valid texts")
     chosen = chosen[[each is not None for each in found]]
-    features = np.stack([_features(spoken(m["text"])) for m in metadata])
+    features = np.stack([count(m["text"]) for m in metadata])
     frames = dataset.frames[chosen].astype(np.float64)
     good = _fits(features, frames)
     features, frames = features[good], frames[good]
