@@ -55,6 +55,8 @@ _EXTRAS = {
     "psycopg": "collect",
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
     "faster_whisper": "faster-whisper",
+    "silero_vad": "collect",
+    "resemblyzer": "",  # not an extra: its requirements have no wheels, and none of them is needed
     "torchao": "fp8",
     "ray": "ray",
     "megatron": "megatron",
@@ -130,6 +132,8 @@ def require_modules(*names: str) -> None:
 
 def _missing_module(name: str) -> str:
     package = f"'titan-tts[{_EXTRAS[name]}]'" if _EXTRAS[name] else name
+    if name == "resemblyzer":
+        package = "--no-deps resemblyzer==0.1.4"
     if name == "transformer_engine":  # it is built for the torch that is installed
         package = f"--no-build-isolation {package}"
     return f"the package {name} is not installed; run: pip install {package}"

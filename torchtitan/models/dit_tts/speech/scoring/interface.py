@@ -32,7 +32,8 @@ class Sound:
 
 class Recognizer(Protocol):
     """Transcribes speech. One that hears other units than words, such as phones, has a method units(text) too, which
-    writes a text in them, with blanks between.
+    writes a text in them, with blanks between. One that hears several sounds at once, or tells their language, has a
+    method transcribe_batch(sounds, language) -> [(words, language), ...], one pair per sound in their order.
 
     Attributes:
         name: for tables and reports, such as "Whisper large-v3".
@@ -57,6 +58,16 @@ class SpeakerScorer(Protocol):
 
     def similarity(self, sound: Sound, reference: Sound) -> float:
         """Cosine of the two speaker embeddings, in [-1, 1]."""
+        ...
+
+
+class SpeakerEncoder(Protocol):
+    """Says who speaks, as a vector."""
+
+    name: str
+
+    def embed(self, sounds: Sequence[Sound]) -> np.ndarray:
+        """(n, E) float32 of n sounds, each of unit length; the cosine of two says how alike the voices are."""
         ...
 
 

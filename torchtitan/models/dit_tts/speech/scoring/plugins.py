@@ -18,12 +18,14 @@ from torchtitan.models.dit_tts.factories import call_factory, failures_named
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
+    SpeakerEncoder,
     SpeakerScorer,
 )
 from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub
 
 RECOGNIZERS = "words:zero,one,..., whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
 SPEAKER_SCORERS = "own, xvector:HUB_NAME_OR_FOLDER"
+SPEAKER_ENCODERS = "resemblyzer, xvector:HUB_NAME_OR_FOLDER"
 OPINION_PREDICTORS = "dnsmos"
 
 
@@ -61,7 +63,9 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
             return whisper.WhisperRecognizer(argument, device)
         return whisper.FasterWhisperRecognizer(argument, device)
     methods = "transcribe", "check_texts"
-    return _from_factory(spec, device, "recognizer", RECOGNIZERS, *methods, optional=["units"])
+    return _from_factory(
+        spec, device, "recognizer", RECOGNIZERS, *methods, optional=["units", "transcribe_batch"]
+    )
 
 
 def open_speaker_scorer(
@@ -82,6 +86,20 @@ def open_speaker_scorer(
     if kind == "xvector" and argument:
         return speaker_similarity.xvector_scorer(argument, device)
     return _from_factory(spec, device, "speaker scorer", SPEAKER_SCORERS, "similarity")
+
+
+def open_speaker_encoder(spec: str, device: str = "cpu") -> SpeakerEncoder:
+    """A speaker encoder by its spec: one of SPEAKER_ENCODERS or package.module:factory."""
+    kind, _, argument = spec.partition(":")
+    if spec == "resemblyzer":
+        from torchtitan.models.dit_tts.speech.scoring.voice_encoder import ResemblyzerEncoder
+
+        return ResemblyzerEncoder(device)
+    if kind == "xvector" and argument:
+        from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import xvector_scorer
+
+        return xvector_scorer(argument, device)
+    return _from_factory(spec, device, "speaker encoder", SPEAKER_ENCODERS, "embed")
 
 
 def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:

@@ -1,9 +1,10 @@
 """Speaker similarity: the cosine of two embeddings, by a named speaker model or the model's own encoder."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -21,7 +22,7 @@ class EmbeddingScorer:
 
     def __init__(self, name: str, embed: Callable[[Sound], Tensor]) -> None:
         self.name = name
-        self.embed = embed
+        self._embed = embed
         self.references: dict[tuple[bytes, int], Tensor] = {}
 
     def similarity(self, sound: Sound, reference: Sound) -> float:
@@ -29,9 +30,14 @@ class EmbeddingScorer:
         both = self._embedding(sound), self._embed_reference(reference)
         return float(torch.nn.functional.cosine_similarity(*both, dim=0).clamp(-1.0, 1.0))
 
+    def embed(self, sounds: Sequence[Sound]) -> np.ndarray:
+        """(n, E) float32 unit vectors; see `SpeakerEncoder`."""
+        vectors = torch.stack([self._embedding(sound) for sound in sounds])
+        return torch.nn.functional.normalize(vectors, dim=1).float().numpy()
+
     def _embedding(self, sound: Sound) -> Tensor:
         with torch.inference_mode():
-            return self.embed(sound).detach().double().cpu()
+            return self._embed(sound).detach().double().cpu()
 
     def _embed_reference(self, reference: Sound) -> Tensor:
         digest = xxhash.xxh3_128()

@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-_WITHOUT_BLANKS = frozenset("zh yue cmn wuu nan ja th lo my km bo".split())
+WITHOUT_BLANKS = frozenset("zh yue cmn wuu nan ja th lo my km bo".split())
 # Thai, Lao, Tibetan and Burmese; Khmer; Japanese and Chinese.
 _SCRIPTS_WITHOUT_BLANKS = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _BRACKETS = re.compile(r"[()<>\[\]]")
@@ -56,7 +56,7 @@ def normalizer(
     """
     code = language_code(language)
     english = code in ("", "en")
-    normalize = _whisper_normalizer(english, code in _WITHOUT_BLANKS)
+    normalize = _whisper_normalizer(english, code in WITHOUT_BLANKS)
 
     def normalized(text: str) -> str:
         text = normalize(_BRACKETS.sub(" ", text).replace(" %", "%"))
@@ -116,7 +116,7 @@ def count_errors(
     wanted, found = normalize(text), normalize(heard)
     words = len(wanted.split())
     # As the field does: with the blanks where a language has any.
-    blank = "" if language_code(language) in _WITHOUT_BLANKS else " "
+    blank = "" if language_code(language) in WITHOUT_BLANKS else " "
     letters, letters_found = (each.replace(" ", blank) for each in (wanted, found))
     if not words:
         return Errors(len(found.split()), 0, len(letters_found), 0)

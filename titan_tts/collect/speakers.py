@@ -1,0 +1,243 @@
+"""Who speaks: changes of speaker within a recording, and clusters of segments within and across recordings."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from titan_tts.collect.segments import quietest
+from titan_tts.collect.speech_regions import RATE, Progress
+from torchtitan.models.dit_tts.errors import require
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound, SpeakerEncoder
+
+WINDOW = 1600  # ms of speech that are compared on both sides of a place
+SHORTEST_WINDOW = 800
+STEP = 400
+# Two windows of one speaker are less alike than two segments. A cut inside speech must be surer than one at a pause.
+PAUSE_MARGIN, SPEECH_MARGIN = 0.05, 0.15
+_BATCH = 512  # windows at once
+_ROWS = 1024  # of a table of similarities at once
+
+
+def speaker_changes(
+    waveform: np.ndarray,
+    power: np.ndarray,
+    regions: np.ndarray,
+    encoder: SpeakerEncoder,
+    threshold: float,
+    longest_pause: int,
+    progress: Progress,
+) -> list[int]:
+    """Times (ms) at which another speaker goes on after a pause shorter than `longest_pause` or none, the surest first.
+
+    The speech before a place and after it, pauses left out, are compared: at every short pause and every 0.4 s of
+    speech. Changes less than 0.8 s apart are not told apart.
+
+    Args:
+        waveform: (m,) at 16 kHz, with `power` (frames,) of 10 ms each.
+        regions: (n, 2) speech, in ms.
+        threshold: cosine above which two segments have one speaker.
+    """
+    if not len(regions):
+        return []
+    breaks = np.flatnonzero(regions[1:, 0] - regions[:-1, 1] >= longest_pause) + 1
+    found = []
+    for stretch in np.split(regions, breaks):
+        found += _changes_of_stretch(waveform, power, stretch, encoder, threshold)
+        progress("speakers", int(stretch[-1, 1]) / 1000)
+    return [time for _, time in sorted(found)]
+
+
+def _changes_of_stretch(
+    waveform: np.ndarray,
+    power: np.ndarray,
+    regions: np.ndarray,
+    encoder: SpeakerEncoder,
+    threshold: float,
+) -> list[tuple[float, int]]:
+    """(certainty, time) of each change, the surest first. Places are counted in ms of speech, without the pauses."""
+    lengths = regions[:, 1] - regions[:, 0]
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    speech = np.concatenate([_samples(waveform, *region) for region in regions.tolist()])
+    places = (
+        {  # place in the speech -> (margin, time in the recording or None where it has to be looked for)
+            place: (SPEECH_MARGIN, None)
+            for place in range(SHORTEST_WINDOW, total - SHORTEST_WINDOW + 1, STEP)
+        }
+        | {
+            int(end): (PAUSE_MARGIN, int(stop + start) // 2)
+            for end, stop, start in zip(ends[:-1], regions[:-1, 1], regions[1:, 0], strict=True)
+            if SHORTEST_WINDOW <= end <= total - SHORTEST_WINDOW
+        }
+    )
+    windows = {
+        place: ((max(0, place - WINDOW), place), (place, min(total, place + WINDOW)))
+        for place in places
+    }
+    unique = sorted({window for pair in windows.values() for window in pair})
+    vectors: dict[tuple[int, int], np.ndarray] = {}
+    for start in range(0, len(unique), _BATCH):
+        some = unique[start : start + _BATCH]
+        sounds = [as_sound(_samples(speech, *window)) for window in some]
+        vectors |= zip(some, embed(encoder, sounds), strict=True)
+    scores = sorted(
+        (float(vectors[before] @ vectors[after]) - threshold + places[place][0], place)
+        for place, (before, after) in windows.items()
+    )
+    taken: list[int] = []
+    found = []
+    for score, place in scores:
+        if score >= 0:
+            break
+        if all(abs(place - other) >= SHORTEST_WINDOW for other in taken):
+            taken.append(place)
+            time = places[place][1]
+            if time is None:
+                region = int(np.searchsorted(ends, place))
+                near = int(regions[region, 1] - (ends[region] - place))
+                first, last = near - STEP // 2, near + STEP // 2
+                time = quietest(
+                    power, max(first, int(regions[region, 0])), min(last, int(regions[region, 1]))
+                )
+            found.append((score, time))
+    return found
+
+
+def _samples(waveform: np.ndarray, start: int, stop: int) -> np.ndarray:
+    return waveform[start * RATE // 1000 : stop * RATE // 1000]
+
+
+def embed(encoder: SpeakerEncoder, sounds: Sequence[Sound]) -> np.ndarray:
+    """(n, E) float32 of n sounds, whatever the encoder is."""
+    vectors = np.asarray(encoder.embed(sounds), np.float32)
+    require(
+        vectors.ndim == 2 and len(vectors) == len(sounds) and bool(np.isfinite(vectors).all()),
+        f"the speaker encoder '{encoder.name}' returned an array {vectors.shape} for {len(sounds)} sounds; it must "
+        "return finite numbers, (sounds, size)",
+    )
+    return vectors
+
+
+def as_sound(waveform: np.ndarray) -> Sound:
+    """Of samples at 16 kHz."""
+    return Sound(torch.from_numpy(waveform), RATE)
+
+
+def cluster(
+    embeddings: np.ndarray,
+    files: np.ndarray,
+    threshold: float,
+    previous: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the mean of its cluster).
+
+    Two clusters become one while the average cosine of their pairs of segments is at least `threshold`, the most
+    alike first: within each file, then the clusters of all files. Labels go from the largest cluster to the smallest,
+    unless `previous` has a segment's earlier label: a cluster takes the one that most of its segments had, and new
+    clusters take the next numbers.
+
+    Args:
+        embeddings: (n, E), of any length but zero where there is a voice.
+        files: (n,) number of each segment's file.
+        previous: (n,) labels of an earlier call, 0 for new segments.
+    """
+    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    unit = embeddings / np.maximum(norms, 1e-9)
+    groups = np.zeros(len(unit), np.int64)
+    means: list[np.ndarray] = []
+    counts: list[int] = []
+    for file in np.unique(files):
+        inside = np.flatnonzero(files == file)
+        labels = _average_linkage(unit[inside], np.ones(len(inside)), threshold)
+        for label in range(labels.max() + 1):
+            members = inside[labels == label]
+            groups[members] = len(means)
+            means.append(unit[members].mean(axis=0))
+            counts.append(len(members))
+    if not means:
+        return np.zeros(0, np.int64), np.zeros(0)
+    groups = _average_linkage(np.stack(means), np.array(counts, float), threshold)[groups]
+    labels = _named(groups, np.zeros_like(groups) if previous is None else previous)
+    similarity = np.zeros(len(unit))
+    for label in np.unique(labels):
+        members = labels == label
+        mean = unit[members].mean(axis=0)
+        similarity[members] = unit[members] @ mean / max(float(np.linalg.norm(mean)), 1e-9)
+    return labels, similarity
+
+
+def _average_linkage(means: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
+    """(n,) cluster of each row, from 0. `means`: of unit vectors, so that the product of two means is the average
+    cosine of all pairs between them. A row without a voice (zeros) stays alone.
+
+    The average of two averages is at most the larger: what is not linked by pairs above the threshold is never
+    merged, and each linked part is clustered for itself.
+    """
+    labels = np.full(len(means), -1, np.int64)
+    count = 0
+    for part in _linked_parts(means, threshold):
+        found = _merge(means[part], counts[part], threshold)
+        labels[part] = found + count
+        count += int(found.max()) + 1
+    return labels
+
+
+def _linked_parts(means: np.ndarray, threshold: float) -> list[np.ndarray]:
+    """Rows of each connected part of the graph of pairs at or above the threshold, in order of their first rows."""
+    from scipy.sparse import csr_array, vstack
+    from scipy.sparse.csgraph import connected_components
+
+    rows = [
+        csr_array(means[i : i + _ROWS] @ means.T >= threshold) for i in range(0, len(means), _ROWS)
+    ]
+    _, part = connected_components(vstack(rows), directed=False)
+    order = np.argsort(part, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(part[order])) + 1)
+
+
+def _merge(means: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
+    """(n,) cluster of each row, from 0 in order of first rows: the most alike two are merged, as long as they are alike
+    enough. Of equal pairs the first one is."""
+    means, counts = means.astype(np.float64), counts.astype(np.float64)
+    owner = np.arange(len(means))
+    table = means @ means.T
+    np.fill_diagonal(table, -np.inf)
+    best = table.argmax(axis=1)
+    while True:
+        values = table[owner_rows := np.arange(len(means)), best]
+        first = int(values.argmax())
+        if not values[first] >= threshold:
+            break
+        kept, gone = sorted((first, int(best[first])))
+        total = counts[kept] + counts[gone]
+        means[kept] = (counts[kept] * means[kept] + counts[gone] * means[gone]) / total
+        counts[kept] = total
+        owner[owner == gone] = kept
+        table[gone] = table[:, gone] = -np.inf
+        alive = table[kept] > -np.inf
+        table[kept, alive] = table[alive, kept] = means[alive] @ means[kept]
+        # Only rows whose best was one of the two, or is the merged one now, have another best.
+        stale = np.flatnonzero((best == kept) | (best == gone))
+        best[stale] = table[stale].argmax(axis=1)
+        best[kept] = table[kept].argmax()
+        better = alive & (table[kept] > table[owner_rows, best])
+        best[better] = kept
+    return np.unique(owner, return_inverse=True)[1]
+
+
+def _named(groups: np.ndarray, previous: np.ndarray) -> np.ndarray:
+    """(n,) labels from 1 of clusters; see `cluster`."""
+    _, first, groups, sizes = np.unique(
+        groups, return_index=True, return_inverse=True, return_counts=True
+    )
+    names = np.zeros(len(sizes), np.int64)
+    pairs, shared = np.unique(np.stack([groups, previous], 1), axis=0, return_counts=True)
+    for number in np.lexsort((pairs[:, 1], -shared)):
+        group, name = pairs[number]
+        if name > 0 and not names[group] and name not in names:
+            names[group] = name
+    new = np.flatnonzero(names == 0)
+    new = new[np.lexsort((first[new], -sizes[new]))]
+    names[new] = max(int(previous.max()), int(names.max())) + 1 + np.arange(len(new))
+    return names[groups]

@@ -1,0 +1,116 @@
+"""Where a recording has speech: Silero's voice activity detector, in pieces of bounded memory.
+
+The wheel silero-vad brings the network as TorchScript, which needs torch alone. It is loaded as a file: importing the
+package would set torch's number of threads for the whole process.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.speech.audio import to_mono
+
+RATE = 16_000  # Hz, of all that listens
+FRAME_MS = 32  # of the detector
+_FRAME = RATE * FRAME_MS // 1000
+_PIECE = 1875  # frames: a minute, heard without what came before but for the warm-up
+_WARM_UP = 32  # frames, whose results are dropped
+_PIECES = 16  # at once
+# Speech starts where the probability reaches the first and ends where it falls below the second, as Silero advises.
+_START, _END = 0.5, 0.35
+_MIN_FRAMES = 4  # of a pause, and of speech: 0.128 s
+_BLOCK_SECONDS = 60
+
+Progress = Callable[[str, float], None]
+"""progress(stage, seconds of the recording that are done)"""
+
+
+def mono_16khz(samples: np.ndarray, rate: int) -> np.ndarray:
+    """(n, channels) float32 -> (m,) float32 at 16 kHz, block by block: no copy at the source's rate is made."""
+    import soxr
+
+    if rate == RATE:
+        return to_mono(samples)
+    stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32", quality="HQ")
+    out = np.zeros(-(-len(samples) * RATE // rate) + RATE, np.float32)
+    filled, block = 0, _BLOCK_SECONDS * rate
+    for start in range(0, max(len(samples), 1), block):
+        mixed = to_mono(samples[start : start + block])
+        part = stream.resample_chunk(mixed, last=start + block >= len(samples))
+        out[filled : filled + len(part)] = part
+        filled += len(part)
+    return out[: min(filled, len(samples) * RATE // rate)]
+
+
+class SpeechDetector:
+    """Silero's probabilities of speech."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        require_modules("silero_vad")
+        spec = find_spec("silero_vad")
+        folders = (spec.submodule_search_locations if spec else None) or []
+        path = Path(next(iter(folders), ""), "data", "silero_vad.jit")
+        try:
+            self.network: Any = torch.jit.load(path, map_location=device).eval()
+        except (ValueError, RuntimeError) as error:
+            raise InputError(f"{path} cannot be loaded; install silero-vad again") from error
+        self.device = device
+
+    def probabilities(self, waveform: np.ndarray, progress: Progress) -> np.ndarray:
+        """(m,) at 16 kHz -> (frames,) of 32 ms; the last one is filled with zeros."""
+        frames = -(-len(waveform) // _FRAME)
+        found = np.zeros(frames, np.float32)
+        for first in range(0, frames, _PIECES * _PIECE):
+            starts = range(first, min(first + _PIECES * _PIECE, frames), _PIECE)
+            heard = torch.from_numpy(self._pieces(waveform, starts)).to(self.device)
+            self.network.reset_states()
+            with torch.inference_mode():
+                steps = heard.split(_FRAME, dim=1)
+                each = [self.network(step, RATE)[:, 0] for step in steps]
+            told = torch.stack(each, 1).cpu().numpy()[:, _WARM_UP:].reshape(-1)
+            found[first : first + len(told)] = told[: frames - first]
+            progress("speech", min(first + len(told), frames) * FRAME_MS / 1000)
+        return found
+
+    @staticmethod
+    def _pieces(waveform: np.ndarray, starts: range) -> np.ndarray:
+        """(pieces, samples): each with what comes before it as a warm-up, zeros outside the recording."""
+        pieces = np.zeros((len(starts), (_WARM_UP + _PIECE) * _FRAME), np.float32)
+        for piece, start in zip(pieces, starts, strict=True):
+            begin = (start - _WARM_UP) * _FRAME
+            part = waveform[max(0, begin) : begin + len(piece)]
+            piece[max(0, -begin) :][: len(part)] = part
+        return pieces
+
+
+def speech_regions(probabilities: np.ndarray, duration: int) -> np.ndarray:
+    """(n, 2) int64: start and stop of speech in ms, with pauses of at least 0.128 s between."""
+    marks = np.where(probabilities >= _START, 1, np.where(probabilities < _END, 0, -1))
+    # What is neither goes on as what was before; the recording starts in silence.
+    marks = np.concatenate([[0], marks])
+    decided = np.maximum.accumulate(np.where(marks >= 0, np.arange(len(marks)), 0))
+    speech = marks[decided][1:] == 1
+    for value in (False, True):  # first short pauses, then short speech
+        for start, stop in _runs(speech == value):
+            inside = value or 0 < start and stop < len(speech)
+            if stop - start < _MIN_FRAMES and inside:
+                speech[start:stop] = not value
+    return np.minimum(_runs(speech) * FRAME_MS, duration)
+
+
+def _runs(mask: np.ndarray) -> np.ndarray:
+    """(n, 2) int64: start and stop of each run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return edges.reshape(-1, 2).astype(np.int64)
+
+
+def frame_power(waveform: np.ndarray) -> np.ndarray:
+    """(m,) at 16 kHz -> (frames,) mean square of 10 ms; an incomplete last frame is left out."""
+    hop = RATE // 100
+    whole = waveform[: len(waveform) // hop * hop].reshape(-1, hop)
+    return np.einsum("ij,ij->i", whole, whole) / np.float32(hop)

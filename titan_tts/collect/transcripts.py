@@ -1,0 +1,92 @@
+"""Two transcripts of each segment, by two recognizers, and how far they agree."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from titan_tts.collect.speech_regions import Progress
+from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
+from torchtitan.models.dit_tts.speech.scoring.word_errors import (
+    count_errors,
+    guess_language,
+    normalizer,
+)
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was heard in a segment. With one recognizer both texts are the same and nothing is compared."""
+
+    text: str
+    text_verbatim: str
+    agreement: float | None
+    language: str
+
+
+class Transcriber:
+    """Two recognizers by name, or one where `verbatim` is empty."""
+
+    def __init__(self, clean: str, verbatim: str, language: str, device: str, batch: int) -> None:
+        require(
+            clean != verbatim,
+            f"--recognizer and --verbatim-recognizer are both '{clean}', whose agreement says nothing; leave the second "
+            "out, or take another one",
+        )
+        self.clean = open_recognizer(clean, device)
+        self.verbatim = open_recognizer(verbatim, device) if verbatim else None
+        self.language, self.batch = language, batch
+        for recognizer in filter(None, (self.clean, self.verbatim)):
+            recognizer.check_texts([], [language] if language else [])
+
+    def transcribe(self, sounds: Mapping[Key, Sound], progress: Progress) -> dict[Key, Transcript]:
+        """A transcript for each key."""
+        found: dict[Key, Transcript] = {}
+        keys = list(sounds)
+        seconds = 0.0
+        for start in range(0, len(keys), self.batch):
+            some = {key: sounds[key] for key in keys[start : start + self.batch]}
+            clean = self._hear(self.clean, some)
+            verbatim = self._hear(self.verbatim, some) if self.verbatim else {}
+            for key, (text, told) in clean.items():
+                language = told or self.language
+                other = verbatim[key][0] if self.verbatim else text
+                agreed = agreement(text, other, language) if self.verbatim else None
+                found[key] = Transcript(text, other, agreed, language)
+            seconds += sum(sound.seconds for sound in some.values())
+            progress("text", seconds)
+        return found
+
+    def _hear(
+        self, recognizer: Recognizer, sounds: Mapping[Key, Sound]
+    ) -> dict[Key, tuple[str, str]]:
+        """{key: (text, language or "" where the recognizer does not tell it)}"""
+        in_batches = getattr(recognizer, "transcribe_batch", None)
+        if in_batches is None:
+            return {
+                key: (recognizer.transcribe(sound, self.language).strip(), "")
+                for key, sound in sounds.items()
+            }
+        heard = in_batches(list(sounds.values()), self.language)
+        if len(heard) != len(sounds):
+            raise InputError(
+                f"the recognizer '{recognizer.name}' returned {len(heard)} texts for {len(sounds)} segments, so that it "
+                "is not known whose they are; its transcribe_batch must return one for each"
+            )
+        return {
+            key: (text.strip(), language)
+            for key, (text, language) in zip(sounds, heard, strict=True)
+        }
+
+
+def agreement(text: str, other: str, language: str = "") -> float:
+    """1 - word errors between two transcripts, as a fraction of the longer one's words: from 0, nothing in common, to 1,
+    the same words. Two empty ones agree on nothing, so 0. Both go through the project's normalizer."""
+    language = language or guess_language(text)
+    normalize = normalizer(language)
+    longer, shorter = sorted((text, other), key=lambda each: -len(normalize(each).split()))
+    errors = count_errors(longer, shorter, language)
+    return 1.0 - errors.word_errors / errors.words if errors.words else 0.0
