@@ -123,7 +123,7 @@ _KINDS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "no_reference": (
             "Samples whose reference is empty",
-            "They train the model without a speaker.",
+            "They train the model without a speaker, but for [data] references = 'drawn', which draws references.",
         ),
     },
 }

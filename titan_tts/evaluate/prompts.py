@@ -36,6 +36,7 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
+from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import walk_members
 from torchtitan.models.dit_tts.errors import InputError
@@ -164,7 +165,7 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
     """
     source, wanted = options.test, options.max_utterances
     if kind == PREPARED:
-        found = _prepared(open_training_data(replace(data, path=_shards_of(source))), wanted)
+        found = _prepared(replace(data, path=_shards_of(source)), wanted)
     elif kind in FORMATS:
         corpus = Corpus(source, kind, options.corpus_options)
         found = _corpus(corpus, data.latent_channels, wanted)
@@ -188,7 +189,9 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
     return found
 
 
-def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
+def _prepared(data: Data, max_utterances: int) -> PromptSet:
+    dataset = open_training_data(data)
+    references = FixedReferences(dataset) if data.references == "drawn" else None
     speakers, _ = dataset.labels("speaker")
     chosen = evenly(speakers.tolist(), max_utterances)
     keys = [dataset.key(index) for index in chosen]
@@ -197,7 +200,12 @@ def _prepared(dataset: Dataset, max_utterances: int) -> PromptSet:
     prompts = []
     for index, key in zip(chosen, keys, strict=True):
         loaded = dataset.load(index, fetched=dataset.fetch([index]).get(index))
-        prompts.append(_prompt(key, loaded.metadata, loaded.latents, loaded.reference))
+        reference = loaded.reference
+        if references is not None:
+            reference = references.load(index, loaded, data.max_speaker_frames)
+            for piece in references.pieces(index, data.max_speaker_frames):
+                loaded.metadata["reference_key"] = dataset.key(piece.sample)
+        prompts.append(_prompt(key, loaded.metadata, loaded.latents, reference))
     _add_reference_texts(prompts, dataset)
     return PromptSet(prompts)
 

@@ -81,12 +81,17 @@ def _triplets(
     for sample in map(int, samples):
         key, loaded = chunks.key(sample), chunks.load(sample)
         metadata = loaded.metadata
-        if len(loaded.reference):
+        if members.REFERENCE_PARTS in metadata and not options.references:
+            raise InputError(
+                f"--references 0, but the reference of '{key}' joins recordings, without which a speaker is lost; prepare "
+                "such samples with --references 1"
+            )
+        if len(loaded.reference) and options.references:
             # The source's own reference is cropped as the others are, but from its start on.
             reference = loaded.reference[: options.max_reference_frames]
         else:
             keys, parts = _drawn_parts(options, chunks, table, sample, loaded.latents)
-            reference = np.concatenate([loaded.reference, *parts])
+            reference = np.concatenate([loaded.reference[:0], *parts])
             for name in ("reference_key", "reference_keys"):  # the source's name another reference
                 metadata.pop(name, None)
             if keys:
@@ -101,8 +106,8 @@ def _drawn_parts(
     options: Options, chunks: Dataset, table: SpeakerTable, sample: int, latents: np.ndarray
 ) -> tuple[list[str], list[np.ndarray]]:
     """Keys and frames of the utterances in a sample's reference. One that shares frames with the sample,
-    as overlapping segments do, or that never changes is left out, and others are drawn."""
-    for attempt in range(_MAX_ATTEMPTS):
+    as overlapping segments do, or that never changes is left out, and others are drawn. `--references 0`: none."""
+    for attempt in range(_MAX_ATTEMPTS if options.references else 0):
         spans = choose_references(
             table,
             sample,

@@ -40,7 +40,8 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
             out.append(f"{split}: samples {part['samples']}, {length}, shards {part['shards']}")
             if count := part["without_reference"]:
                 out.append(
-                    f"{split} samples without a reference, as their speaker has no other recording: "
+                    f"{split} samples without a reference, as --references is 0 or their speaker has no other "
+                    f"recording: "
                     f"{count} ({count / part['samples']:.1%})"
                 )
     out.append(f"speakers: {summary['speakers']}")

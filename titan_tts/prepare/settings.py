@@ -68,7 +68,7 @@ class Options:
     """Samples per shard."""
 
     references: int = 1
-    """Utterances of the speaker joined into one reference."""
+    """Utterances of the speaker joined into one reference; 0 stores none, for [data] references = "drawn"."""
 
     max_reference_frames: int = 384
     """Maximum frames of a reference; longer ones are cropped."""
@@ -131,7 +131,7 @@ class Options:
 
     def check(self) -> None:
         """Raises InputError where a number is out of its range or a pattern is none."""
-        from_one = ("samples_per_shard", "references", "max_reference_frames", "chunk_items")
+        from_one = ("samples_per_shard", "max_reference_frames", "chunk_items")
         for name, value in flat(asdict(self)).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 continue

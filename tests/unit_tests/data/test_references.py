@@ -1,6 +1,7 @@
 """Drawn references: the speaker's other utterances, by the position alone."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,13 @@ from tests.helpers.loaders import (
     take,
 )
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
-from torchtitan.models.dit_tts.data.references import MAX_JOINED, MIN_FRAMES, WORDS, DrawnReferences
+from torchtitan.models.dit_tts.data.references import (
+    MAX_JOINED,
+    MIN_FRAMES,
+    WORDS,
+    DrawnReferences,
+    FixedReferences,
+)
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -187,3 +194,37 @@ def test_a_corrupt_utterance_counts_and_leaves_the_stored_reference(tmp_path):
                 )
             assert torch.equal(left["speaker"][row], expected)
     assert changed > 2 and counted == [bad] * (changed + replaced)
+
+
+def test_where_none_is_stored_training_says_so_and_fixed_ones_are_drawn(tmp_path):
+    samples = [
+        replace(sample, reference=sample.reference[:0])
+        for sample in make_samples(24, seed=7, channels=CHANNELS)
+    ]
+    samples[5].metadata["speaker"] = "alone"
+    write_shard(tmp_path / "000000.tar", samples)
+    with pytest.raises(InputError, match="no sample has a stored reference.*references = 'drawn'"):
+        build(tmp_path)
+    dataset = build(tmp_path, **DRAWN).dataset
+    fixed, again = FixedReferences(dataset), FixedReferences(dataset)
+    codes, _ = dataset.labels("speaker")
+    chosen = set()
+    for number in range(24):
+        pieces = fixed.pieces(number, 40)
+        assert pieces == again.pieces(number, 40)
+        if number == 5:
+            assert not pieces
+            continue
+        [piece] = pieces
+        assert codes[piece.sample] == codes[number] and piece.sample != number
+        assert piece.frames == min(40, dataset.frames[piece.sample])
+        reference = fixed.load(number, dataset.load(number), 40)
+        expected = dataset.load(piece.sample).latents[piece.start :][: piece.frames]
+        assert np.array_equal(reference, expected)
+        chosen.add(piece.sample)
+    assert len(chosen) > 8
+    # Where references are stored, those are taken.
+    write_shard(tmp_path / "000000.tar", make_samples(4, seed=7, channels=CHANNELS))
+    stored = build(tmp_path).dataset
+    loaded = stored.load(1)
+    assert np.array_equal(FixedReferences(stored).load(1, loaded, 3), loaded.reference[:3])

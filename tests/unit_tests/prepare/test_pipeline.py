@@ -108,6 +108,8 @@ def test_references_of_two_speakers_are_joined(tmp_path):
         pieces = np.split(reference.astype(np.float32), np.cumsum(lengths)[:-1])
         for piece, part in zip(pieces, parts, strict=True):
             np.testing.assert_allclose(piece[:3], part.numpy()[:3], atol=2e-2)
+    with pytest.raises(InputError, match="--references 0, but the reference of 'a' joins"):
+        prepare(tmp_path / "m.jsonl", tmp_path / "none", references=0)
     (tmp_path / "short.wav").write_bytes(corpora.audio_bytes(np.zeros(8000), 16_000, "WAV"))
     with pytest.raises(
         InputError, match="a: a recording of its reference is quieter than -70 LUFS"
@@ -177,6 +179,17 @@ def test_references_of_several_utterances(corpus, tmp_path):
         parts = np.concatenate([train[one]["npy"] for one in keys])
         assert len(sample["ref.npy"]) == min(25, len(parts))
         assert any(np.array_equal(parts[n:][:25], sample["ref.npy"]) for n in range(len(parts)))
+
+
+def test_no_references_are_stored_where_none_are_wanted(corpus, tmp_path):
+    record = prepare(corpus, tmp_path / "out", **SMALL, references=0)
+    assert record["summary"]["train"]["without_reference"] == 8
+    plain = prepare(corpus, tmp_path / "with", **SMALL)["summary"]["train"]
+    assert plain["frames"] == record["summary"]["train"]["frames"]
+    with_references = read_shards(tmp_path / "with/train")
+    for key, sample in read_shards(tmp_path / "out/train").items():
+        assert sample["ref.npy"].shape == (0, 128) and "reference_key" not in sample["json"]
+        np.testing.assert_array_equal(sample["npy"], with_references[key]["npy"])
 
 
 def test_another_array_comes_from_the_recording_to_the_shard(corpus, tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def test_options_on_the_command_line(monkeypatch, capsys):
 
 
 MISTAKES = [
-    ({"references": 0}, "--references = 0, but"),
+    ({"references": -1}, "--references = -1, but"),
     ({"workers": -1}, "--workers = -1, but"),
     ({"heldout_fraction": 2}, "--heldout-fraction = 2, but it must be between 0 and 1 and"),
     ({"chunk_items": 0}, "--chunk-items = 0, but it must be at least 1 and finite"),
@@ -118,7 +118,7 @@ def test_figures_in_words():
     throughput = {"seconds": 8.0, "recordings_encoded": 120, "recordings_per_second": 15.0}
     assert lines(summary, throughput | {"workers": 3, "engine": "ray"}) == [
         "train: samples 60, 2.0 hours, shards 2",
-        "train samples without a reference, as their speaker has no other recording: 3 (5.0%)",
+        "train samples without a reference, as --references is 0 or their speaker has no other recording: 3 (5.0%)",
         "heldout: samples 40, 1.5 minutes, shards 1",
         "speakers: 7",
         "samples whose reference in the source was a part of themselves: 10 (10.0%)",

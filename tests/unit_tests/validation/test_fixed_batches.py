@@ -92,6 +92,23 @@ def test_the_reference_of_another_speaker(four):
     assert (batch.other_text["text_positions"] == -1).all()
 
 
+def test_references_are_drawn_where_none_is_stored(tmp_path):
+    spoken = [("one", "ann", 20), ("two", "bob", 9), ("four", "ann", 12), ("ten", "eve", 8)]
+    folder = write_rows(tmp_path / "none", [(*each, 0) for each in spoken])
+    assert not fixed_set(folder).load(0).inputs["speaker_frames"].any()
+    drawn = fixed_set(folder, references="drawn")
+    inputs = drawn.load(0).inputs
+    ann = {20: 12, 12: 16}  # ann's other utterance, at most 16 frames
+    frames = inputs["frames"].tolist()
+    assert inputs["speaker_frames"].tolist() == [ann.get(each, 0) for each in frames]
+    row = frames.index(20)
+    four = drawn.dataset.load(2).latents
+    assert np.array_equal(inputs["speaker"][row, :12], four)
+    assert torch.equal(
+        fixed_set(folder, references="drawn").load(0).inputs["speaker"], inputs["speaker"]
+    )
+
+
 def test_own_texts_are_placed_by_their_recordings_and_others_as_expected(four):
     recordings = choose_recordings(open_training_data(data_section(four)), 10**6)
     tokenizer = UnitTokenizer(CONDITIONS, aligner=fit_aligner(recordings))

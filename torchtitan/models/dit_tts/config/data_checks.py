@@ -191,6 +191,11 @@ def check_text(config: JobConfig) -> None:
         f"set cache_features = false",
     )
     require(
+        not encoder.cache_features or not data.verbatim_fraction,
+        f"[data] verbatim_fraction = {data.verbatim_fraction:g} with [encoder] cache_features = true, whose files "
+        f'have the features of "text" alone; set one of them to its default',
+    )
+    require(
         set(data.conditioning) <= set(CONDITIONING_FIELDS)
         and len(set(data.conditioning)) == len(data.conditioning),
         f"[data] conditioning = {data.conditioning}; allowed are {', '.join(CONDITIONING_FIELDS)}, each "

@@ -251,6 +251,9 @@ class Data:
     """Parameter β of the effective number (1 - β^n) / (1 - β) of a class of n samples: 0 keeps the
     classes as they are, values near 1 make them equally frequent"""
 
+    use_sample_weights: bool = False
+    """Draws samples in proportion to the "weight" in their JSON, from 1e-6 to 1e6, too; those without count 1"""
+
     duration_alpha: Annotated[float, Bounds(-10, 10)] = 0.0
     """Power α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0:
     uniformly"""
@@ -304,6 +307,10 @@ class Data:
 
     max_text_tokens: Annotated[PositiveInt, INPUT] = 192
     """Longest text, in tokens"""
+
+    verbatim_fraction: Annotated[Fraction, TRAINING] = 0.0
+    """Fraction of draws in which a sample with "text_verbatim" in its JSON is trained with that instead of "text";
+    1: all of them. Held-out loss and speech samples have "text" """
 
     batching: Annotated[Literal["buckets", "packed"], WORKLOAD] = "buckets"
     """Micro-batches of samples of similar length, each padded to its bucket's (buckets), or rows of a fixed

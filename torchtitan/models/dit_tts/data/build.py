@@ -95,6 +95,7 @@ def open_training_data(data: Data, part: tuple[int, int] = (0, 1)) -> Dataset:
         cache_folder=data.cache_folder,
         cache_bytes=int(data.cache_gib * 2**30),
         part=part,
+        verbatim=data.verbatim_fraction > 0,
     )
 
 
@@ -137,14 +138,28 @@ def sample_draws(data: Data, dataset: Dataset, selection: Selection) -> np.ndarr
                 "prepare the data with it or leave balance_by empty"
             )
         codes = codes[samples]
-    return draws_per_epoch(data, dataset.source[samples], selection.frames, codes)
+    weights = dataset.weight[samples] if data.use_sample_weights else None
+    if weights is not None and np.isnan(weights).any():
+        name = dataset.sample_id(int(samples[np.isnan(weights)][0]))
+        raise InputError(
+            f"[data] use_sample_weights = true, but the \"weight\" in the JSON of sample '{name}' is no number "
+            "from 1e-6 to 1e6; correct it and prepare the data again, or set it to false"
+        )
+    return draws_per_epoch(data, dataset.source[samples], selection.frames, codes, weights)
 
 
 def _drawn_references(data: Data, dataset: Dataset, samples: np.ndarray) -> DrawnReferences | None:
-    if data.references != "drawn":
+    if data.references != "drawn" and dataset.reference_frames[samples].any():
         return None
     codes, _ = dataset.labels("speaker")
     drawn = DrawnReferences(samples, codes, dataset.frames, dataset.latents_hash)
+    if data.references != "drawn":
+        if drawn.samples_with_same_speaker:
+            raise InputError(
+                "[data] references = 'stored', but no sample has a stored reference, as titan-tts prepare --references "
+                "0 leaves them; set references = 'drawn', and [objective] speaker_dropout = 1 if the model is to have none"
+            )
+        return None
     if not drawn.samples_with_same_speaker:
         raise InputError(
             "[data] references = 'drawn', but no two samples have the same speaker in their JSON; prepare "

@@ -14,12 +14,20 @@ from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatc
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, reference_limits
-from torchtitan.models.dit_tts.data.references import WORDS, DrawnReferences, Piece, shortened
+from torchtitan.models.dit_tts.data.references import (
+    WORDS,
+    DrawnReferences,
+    FixedReferences,
+    Piece,
+    shortened,
+)
 from torchtitan.models.dit_tts.data.row_loader import Row, RowLoader
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 
 Batch = tuple[dict[str, Any], torch.Tensor]
 """(input_dict, labels) of `Collator`"""
+_VERBATIM_STREAM = 400  # of the random numbers, apart from those of noise, times and dropout
 # A bucket in which so many samples in a row are corrupt ends the run.
 _MAX_REPLACEMENTS = 100
 
@@ -55,8 +63,9 @@ class Collator:
         max_rows: of a micro-batch of each bucket.
         order: of the global batches, which replaces corrupt samples and crops long references at random.
             None, for a fixed set: a corrupt sample is an error, and the first frames are taken.
-        references: draws references; None: those that are stored.
+        references: draws references, at random or fixed ones; None: those that are stored.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
+        verbatim_fraction: of draws that take a sample's verbatim text; of no use without an order.
     """
 
     def __init__(
@@ -65,14 +74,16 @@ class Collator:
         shapes: Sequence[tuple[int, int, int]],
         max_rows: Sequence[int],
         order: GlobalBatchSampler | None = None,
-        references: DrawnReferences | None = None,
+        references: DrawnReferences | FixedReferences | None = None,
         pin_memory: bool = False,
+        verbatim_fraction: float = 0.0,
     ):
         self.row_loader = row_loader
         self.shapes = shapes
         self.order = order
         self.references = references
         self.pin_memory = pin_memory
+        self.verbatim_fraction = verbatim_fraction
         self._closed = False
         channels, features = row_loader.dataset.latent_channels, row_loader.features
         max_frames = max(size * max(T, R) for size, (T, _, R) in zip(max_rows, shapes))
@@ -112,6 +123,7 @@ class Collator:
             tokenizer.dropped(seed, batch.number, global_rows).tolist(),
             crops,
             map(references, range(rows), samples),
+            self._verbatim(batch, global_rows),
         )
         lengths, used = self._load(batch, first, samples, list(into_rows), references)
         columns = np.stack([*lengths.T, global_rows])
@@ -173,11 +185,21 @@ class Collator:
             inputs["text_features"] = features
         return inputs, self._tensor(labels)
 
+    def _verbatim(self, batch: GlobalBatch, rows: np.ndarray) -> list[bool]:
+        """Whether each of these rows of a global batch takes the verbatim text: a pure function of its position."""
+        if self.order is None or not self.verbatim_fraction:
+            return [False] * len(rows)
+        position = torch.tensor(batch.number), torch.from_numpy(rows)
+        drawn = uniform(stream_keys(self.order.seed, *position, _VERBATIM_STREAM))
+        return (drawn < self.verbatim_fraction).tolist()
+
     def _references(
         self, batch: GlobalBatch, inside: slice, limits: list[int]
     ) -> Callable[[int, int], list[Piece]]:
         """A function of (index `inside` the batch, sample there) to the pieces of its drawn reference."""
         drawn = self.references
+        if isinstance(drawn, FixedReferences):
+            return lambda index, sample: drawn.pieces(sample, limits[index])
         if drawn is None or self.order is None:
             return lambda index, sample: []
         words = self.order.reference_words(batch, WORDS)[inside].tolist()
@@ -277,6 +299,7 @@ class PackedCollator(Collator):
         places = np.empty((len(samples), longest[1]), np.float32)
         drop = tokenizer.dropped(order.seed, batch.number, numbers).tolist()
         crops = order.crops(batch)[inside].tolist()
+        verbatim = self._verbatim(batch, numbers)
         fetched = loader.fetch(samples.tolist(), list(chain(*pieces)))
         # What a corrupt sample has written, the next one overwrites.
         lengths, kept, end = [], [], np.zeros(3, int)
@@ -295,6 +318,7 @@ class PackedCollator(Collator):
                 drop[index],
                 crops[index],
                 pieces[index],
+                verbatim[index],
             )
             try:
                 lengths.append(loader.load(sample, fetched, into))

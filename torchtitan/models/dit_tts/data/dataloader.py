@@ -43,7 +43,8 @@ _SET_BY = {
     "batch_sizes": "[training] global_batch_size or [data] batch_multiple or bucket_batch_sizes",
     "references": "[data] references",
     "reference_frames": "[data] max_speaker_frames or max_reference_ratio",
-    "samples": "[data] max_frames, max_text_tokens, on_too_long, weights or balance_by",
+    "samples": "[data] max_frames, max_text_tokens, on_too_long, verbatim_fraction, use_sample_weights, "
+    "weights or balance_by",
     "batch_ramp": "[training] batch_ramp or batch_ramp_steps",
 }
 # Parts that older checkpoints do not have, and what those were trained with.
@@ -108,9 +109,10 @@ class LatentDataLoader(BaseDataLoader):
         row_loader = RowLoader(
             dataset, tokenizer, self.corrupt_samples, data.frames_per_second, features
         )
+        verbatim = data.verbatim_fraction
         max_rows = [size // blocks for size in policy.batch_sizes]
         pin_memory = torch.cuda.is_available()
-        given = row_loader, policy.shapes, max_rows, order, references, pin_memory
+        given = row_loader, policy.shapes, max_rows, order, references, pin_memory, verbatim
         self._collator = (
             PackedCollator(policy, data, *given)
             if isinstance(policy, PackedPolicy)

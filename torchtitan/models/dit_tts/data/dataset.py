@@ -65,6 +65,7 @@ def open_dataset(
     cache_folder: str = "",
     cache_bytes: int = 0,
     part: tuple[int, int] = (0, 1),
+    verbatim: bool = False,
 ) -> "Dataset":
     """Open the shards at `path` and make indexes where none are stored.
 
@@ -77,6 +78,7 @@ def open_dataset(
         cache_folder, cache_bytes: as of `RangeReader`.
         part: (number, count) of processes that start together: each begins with other shards, so
             that together they make every missing index about once. The first shows progress.
+        verbatim: see `Dataset`.
     """
     entries = [path] if isinstance(path, str) else list(path) or [""]
     shards = list(map(find_shards, entries))
@@ -99,7 +101,7 @@ def open_dataset(
     reader = None
     if any(map(is_remote, tar_paths)):
         reader = RangeReader(cache_folder or user_cache_folder("data"), cache_bytes)
-    dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader)
+    dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader, verbatim)
     _judge_problems(dataset, on_error, max_corrupt_fraction)
     return dataset
 
@@ -143,9 +145,11 @@ class Dataset:
     Columns, numpy arrays of one row per sample: `shard` (number of its shard), `source`
     (number of its entry of `[data] path`), `frames` and `reference_frames`, `text_bytes` and
     `text_chars` (length of the text in utf-8 and in code points), `latents_hash` (XXH3), and
-    `latents_item_bytes` (2 for float16, 4 for float32).
+    `latents_item_bytes` (2 for float16, 4 for float32), `weight` (as of `weight_of`).
 
     Attributes:
+        verbatim: whether a sample's verbatim text may stand in for its text: then lengths and characters are
+            the larger of both, and the characters of both.
         digests: of each shard's contents, SHA-256.
         characters: the distinct characters of all texts, in ascending order.
         problems: (tar path, problem) of all that the indexes leave out.
@@ -163,6 +167,7 @@ class Dataset:
         sources: Sequence[int],
         latent_channels: int,
         reader: RangeReader | None = None,
+        verbatim: bool = False,
     ):
         self.tar_paths = list(tar_paths)
         self.latent_channels = latent_channels
@@ -179,6 +184,11 @@ class Dataset:
         self._extents = ExtentTable(column, latent_channels)
         self.frames, self.reference_frames = column("frames"), column("reference_frames")
         self.text_bytes, self.text_chars = column("text_bytes"), column("text_chars")
+        self.verbatim = verbatim
+        if verbatim:
+            self.text_bytes = np.maximum(self.text_bytes, column("verbatim_bytes"))
+            self.text_chars = np.maximum(self.text_chars, column("verbatim_chars"))
+        self.weight = column("weight")
         self.latents_hash = self._extents.rows["latents_hash"]
         self.latents_item_bytes = self._extents.rows["latents_item_bytes"]
         self._keys, self._key_end = [index.keys for index in indexes], column("key_end")
@@ -189,7 +199,9 @@ class Dataset:
         self._files = LocalFiles(self.tar_paths, self.tar_bytes)
         self._remote = [is_remote(tar_path) for tar_path in tar_paths]
         self._labels = {name: _joined_labels(indexes, name) for name in LABELS}
-        self.characters = "".join(sorted(set().union(*(index.characters for index in indexes))))
+        texts = [index.characters for index in indexes]
+        texts += [index.verbatim_characters for index in indexes if verbatim]
+        self.characters = "".join(sorted(set().union(*texts)))
         self.problems: list[tuple[str, Problem]] = [
             (tar_path, problem)
             for tar_path, index in zip(tar_paths, indexes, strict=True)

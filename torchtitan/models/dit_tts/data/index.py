@@ -34,7 +34,7 @@ from torchtitan.models.dit_tts.data.storage import (
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, user_cache_folder, write_atomic
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 _MAGIC = b"TTSINDEX"
 # version, XXH3 of the member table, tar size, tar version, channels, samples, bytes of
 # keys; before it stand the magic and the XXH3 of all that follows, behind it columns, keys and extras
@@ -53,7 +53,8 @@ class ShardIndex:
         columns: (samples,) of `members.index_dtype()`.
         keys: utf-8 of all keys, joined.
         labels: for each of `LABELS`, its values in order of first appearance.
-        characters: the distinct characters of all texts, in ascending order.
+        characters, verbatim_characters: the distinct characters of all texts, and of all verbatim ones, in
+            ascending order.
         problems: what could not be used, in order of discovery.
     """
 
@@ -64,6 +65,7 @@ class ShardIndex:
     keys: bytes = field(repr=False)
     labels: dict[str, list[str]] = field(repr=False)
     characters: str = field(repr=False)
+    verbatim_characters: str = field(repr=False)
     problems: tuple[Problem, ...] = field(repr=False)
 
     def __len__(self) -> int:
@@ -159,8 +161,11 @@ def build_index(source: ShardFile) -> ShardIndex:
     columns["metadata_offset"] = [stored.offset for stored in metadata]
     columns["metadata_bytes"] = [stored.size for stored in metadata]
     columns["metadata_hash"] = np.array([stored.hash for stored in metadata], np.uint64)
-    columns["text_bytes"] = [len(stored.text.encode("utf-8")) for stored in metadata]
-    columns["text_chars"] = [len(stored.text) for stored in metadata]
+    for name in ("text", "verbatim"):
+        texts = [getattr(stored, name) for stored in metadata]
+        columns[f"{name}_bytes"] = [len(text.encode("utf-8")) for text in texts]
+        columns[f"{name}_chars"] = [len(text) for text in texts]
+    columns["weight"] = [stored.weight for stored in metadata]
     columns["key_end"] = np.cumsum([len(key) for key in keys], dtype=np.int64)
     tables: dict[str, dict[str, int]] = {name: {} for name in LABELS}
     for name, table in tables.items():
@@ -176,6 +181,7 @@ def build_index(source: ShardFile) -> ShardIndex:
         keys=b"".join(keys),
         labels={name: list(table) for name, table in tables.items()},
         characters=contents.characters,
+        verbatim_characters=contents.verbatim_characters,
         problems=tuple(contents.problems),
     )
 
@@ -211,6 +217,7 @@ def _sidecar_bytes(index: ShardIndex) -> bytes:
     extras = {
         "labels": index.labels,
         "characters": index.characters,
+        "verbatim_characters": index.verbatim_characters,
         "problems": [list(problem) for problem in index.problems],
     }
     extras_json = json.dumps(extras, sort_keys=True).encode("ascii")
@@ -272,5 +279,6 @@ def _parse_sidecar(data: bytes) -> ShardIndex | None:
         keys=bytes(content[keys_at:extras_at]),
         labels=extras["labels"],
         characters=extras["characters"],
+        verbatim_characters=extras["verbatim_characters"],
         problems=tuple(Problem(*problem) for problem in extras["problems"]),
     )

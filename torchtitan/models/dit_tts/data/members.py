@@ -15,6 +15,7 @@ for a value per latent frame in `utt0001.f0.npy`.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,11 @@ HASHES_KEY = "xxh3_64"
 header or of `canonical_json`"""
 REFERENCE_PARTS = "reference_parts"
 """in the JSON of a reference that joins recordings, as of the speakers of several turns: frames of each"""
+VERBATIM = "text_verbatim"
+"""in the JSON: the text with every hesitation and repetition, which may stand in for "text" in training"""
+WEIGHT = "weight"
+"""in the JSON: how often the sample is drawn, relative to others of its dataset; 1 where there is none"""
+_WEIGHT_LIMITS = 1e-6, 1e6
 LABELS = ("speaker", "language", "quality", "class")
 """keys of the JSON whose values the index keeps"""
 
@@ -73,8 +79,8 @@ def index_dtype() -> np.dtype:
     """One row of an index, a sample.
 
     Offsets are of array data (behind the npy header) or of the JSON, in bytes from the start of the tar;
-    hashes are the XXH3 of these bytes; item bytes are 2 for float16 and 4 for float32; `key_end` is
-    where the sample's key ends in the joined utf-8 of all keys; codes are indices in the label's list of
+    hashes are the XXH3 of these bytes; item bytes are 2 for float16 and 4 for float32; verbatim lengths are
+    of `text_of(metadata, True)`; the weight is as of `weight_of`; `key_end` is where the sample's key ends in the joined utf-8 of all keys; codes are indices in the label's list of
     values, -1 for none.
     """
     columns = [(name, "<i4") for name in length_columns()]
@@ -82,6 +88,7 @@ def index_dtype() -> np.dtype:
         columns += [(f"{name}_offset", "<i8"), (f"{name}_hash", "<u8")]
     columns += [(f"{array.name}_item_bytes", "<u1") for array in ARRAYS]
     columns += [("metadata_bytes", "<i4"), ("text_bytes", "<i4"), ("text_chars", "<i4")]
+    columns += [("verbatim_bytes", "<i4"), ("verbatim_chars", "<i4"), ("weight", "<f8")]
     columns += [("key_end", "<i8"), *((f"{name}_code", "<i4") for name in LABELS)]
     return np.dtype(columns)
 
@@ -110,3 +117,19 @@ def label_of(metadata: Mapping[str, Any], name: str) -> str | None:
     if isinstance(value, str):
         return value or None
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def text_of(metadata: Mapping[str, Any], verbatim: bool) -> str:
+    """A sample's text, or its verbatim text where that is asked for and there is one."""
+    found = metadata.get(VERBATIM) if verbatim else None
+    return found if found and isinstance(found, str) else metadata["text"]
+
+
+def weight_of(metadata: Mapping[str, Any]) -> float:
+    """A sample's weight, from 1e-6 to 1e6; 1 where it has none, NaN where that is no such number."""
+    value = metadata.get(WEIGHT)
+    if value is None:
+        return 1.0
+    low, high = _WEIGHT_LIMITS
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and low <= value <= high else math.nan

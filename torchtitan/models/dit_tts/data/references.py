@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
+
 MAX_JOINED = 3
 """utterances in one reference"""
 MIN_FRAMES = 25
@@ -80,6 +82,39 @@ class DrawnReferences:
         wanted = min(total, shortest + length % (max_frames - shortest + 1))
         start = offset % (total - wanted + 1)
         return _cut(samples, frames, start, start + wanted)
+
+
+class FixedReferences:
+    """A reference of each sample, the same in every run: the stored one, or where the dataset stores none at all
+    another whole utterance by the speaker, cropped. For figures that are compared, and for voices.
+    """
+
+    def __init__(self, dataset: Dataset):
+        self._dataset = dataset
+        self._drawn: DrawnReferences | None = None
+        if not dataset.reference_frames.any():
+            codes, _ = dataset.labels("speaker")
+            self._drawn = DrawnReferences(
+                np.arange(len(dataset)), codes, dataset.frames, dataset.latents_hash
+            )
+
+    def pieces(self, sample: int, max_frames: int) -> list[Piece]:
+        """The parts of a drawn reference; none where it is stored, or the speaker has no other utterance."""
+        if self._drawn is None:
+            return []
+        key = np.random.SeedSequence(int(self._dataset.latents_hash[sample]))
+        words = np.random.Philox(key).random_raw(WORDS).tolist()
+        words[:2] = 0, max(0, max_frames - MIN_FRAMES)  # one utterance, of its full length
+        return self._drawn.draw(words, sample, max_frames)
+
+    def load(self, sample: int, loaded: LoadedSample, max_frames: int) -> np.ndarray:
+        """(R, C) float32: the reference of a sample that was loaded."""
+        found = [loaded.reference[:max_frames]]
+        for piece in self.pieces(sample, max_frames):
+            part = np.empty((piece.frames, self._dataset.latent_channels), np.float32)
+            self._dataset.load_latents(piece.sample, part, piece.start)
+            found.append(part)
+        return np.concatenate(found)
 
 
 def shortened(pieces: Sequence[Piece], frames: int) -> list[Piece]:

@@ -78,8 +78,8 @@ class Row(NamedTuple):
     """What a sample is written to.
 
     arrays in the order of `members.ARRAYS`, (T or R, width); text_ids and positions (L,), features (L, h) or
-    None, which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, and the
-    pieces of a drawn one, none for the stored one.
+    None, which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, the
+    pieces of a drawn one, none for the stored one, and whether the verbatim text is taken.
     """
 
     arrays: Sequence[np.ndarray]
@@ -89,6 +89,7 @@ class Row(NamedTuple):
     drop: Sequence[bool]
     crop: int
     reference: Sequence[Piece]
+    verbatim: bool
 
 
 class Fetched(NamedTuple):
@@ -108,8 +109,9 @@ class RowLoader:
     corrupt_samples: CorruptSampleCounter
     frames_per_second: float
     features: Features | None
-    _aligned: dict[int, bytes] = field(default_factory=dict)
-    """of each sample that was read, the frames of each character, since aligning takes longer than reading"""
+    _aligned: dict[tuple[int, bool], bytes] = field(default_factory=dict)
+    """of each sample that was read, and of either text, the frames of each character, since aligning takes longer
+    than reading"""
 
     def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
         others = [piece.sample for piece in pieces]
@@ -125,10 +127,9 @@ class RowLoader:
         # A cropped sample is as long as its kept frames.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         stored = None if into.features is None else self._load_features(sample, into.features)
+        text = members.text_of(loaded.metadata, into.verbatim)
         try:
-            tokens = self.tokenizer.encode_into(
-                into.text_ids, loaded.metadata["text"], loaded.metadata, into.drop
-            )
+            tokens = self.tokenizer.encode_into(into.text_ids, text, loaded.metadata, into.drop)
         except InputError as error:
             raise InputError(f"sample '{self.dataset.sample_id(sample)}': {error}") from error
         if stored not in (None, tokens):
@@ -139,8 +140,8 @@ class RowLoader:
             )
         into.positions.fill(-1)
         if self.tokenizer.aligner is not None:
-            aligned = self._aligned_frames(sample, loaded)
-            found = self.tokenizer.text_positions(loaded.metadata["text"], aligned)
+            aligned = self._aligned_frames(sample, into.verbatim, text, loaded.latents)
+            found = self.tokenizer.text_positions(text, aligned)
             into.positions[:tokens] = found
         return frames, speaker_frames, tokens
 
@@ -156,11 +157,13 @@ class RowLoader:
                 f"max_speaker_frames to {whole} or more"
             )
 
-    def _aligned_frames(self, sample: int, loaded: LoadedSample) -> np.ndarray:
-        found = self._aligned.get(sample)
+    def _aligned_frames(
+        self, sample: int, verbatim: bool, text: str, latents: np.ndarray
+    ) -> np.ndarray:
+        found = self._aligned.get((sample, verbatim))
         if found is None:
-            frames = self.tokenizer.aligned_frames(loaded.metadata["text"], loaded.latents)
-            found = self._aligned[sample] = frames.astype(np.uint16).tobytes()
+            frames = self.tokenizer.aligned_frames(text, latents)
+            found = self._aligned[sample, verbatim] = frames.astype(np.uint16).tobytes()
         return np.frombuffer(found, np.uint16)
 
     def _load_sample(

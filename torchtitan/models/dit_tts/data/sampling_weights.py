@@ -2,11 +2,11 @@
 
 Within a dataset sample i, of class y with n_y samples and of duration d_i, is drawn in proportion to
 
-    (1 - β) / (1 - β^n_y)  *  (d_i + c)^α
+    w_i  *  (1 - β) / (1 - β^n_y)  *  (d_i + c)^α
 
-The first factor is one over the effective number of samples of the class (Cui et al., "Class-Balanced
-Loss Based on Effective Number of Samples", CVPR 2019), which they put on the loss; here it is on the
-draw. The draws of an epoch, as many as there are samples, are then divided among the datasets by their
+w_i is the sample's own weight, from its JSON. The second factor is one over the effective number of samples
+of the class (Cui et al., "Class-Balanced Loss Based on Effective Number of Samples", CVPR 2019), which they
+put on the loss; here it is on the draw. The draws of an epoch, as many as there are samples, are then divided among the datasets by their
 weights.
 """
 
@@ -18,7 +18,11 @@ from torchtitan.models.dit_tts.errors import InputError
 
 
 def draws_per_epoch(
-    data: Data, source: np.ndarray, frames: np.ndarray, label_codes: np.ndarray | None = None
+    data: Data,
+    source: np.ndarray,
+    frames: np.ndarray,
+    label_codes: np.ndarray | None = None,
+    sample_weights: np.ndarray | None = None,
 ) -> np.ndarray | None:
     """Draws per epoch of each sample, int64 in units of 2**-WEIGHT_BITS; None where each is 1.
 
@@ -27,12 +31,13 @@ def draws_per_epoch(
         frames: (n,) latent frames.
         label_codes: (n,) class of each sample, -1 for none (a class of its own); None: no
             balancing.
+        sample_weights: (n,) positive; None: all alike.
     """
     weights, alpha, beta = data.weights, data.duration_alpha, data.balance_beta
-    if not weights and label_codes is None and alpha == 0:
+    if not weights and label_codes is None and sample_weights is None and alpha == 0:
         return None
     total = len(source)
-    draws = np.ones(total)
+    draws = np.ones(total) if sample_weights is None else sample_weights.astype(np.float64)
     if alpha != 0:
         draws *= (frames / data.frames_per_second + data.duration_offset_seconds) ** alpha
     for number, name in enumerate([data.path] if isinstance(data.path, str) else data.path):

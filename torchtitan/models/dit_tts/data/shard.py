@@ -20,6 +20,8 @@ from torchtitan.models.dit_tts.data.members import (
     METADATA_SUFFIX,
     label_of,
     metadata_hash,
+    text_of,
+    weight_of,
 )
 from torchtitan.models.dit_tts.data.storage import ShardFile
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
@@ -66,6 +68,8 @@ class StoredMetadata(NamedTuple):
     size: int
     hash: int
     text: str
+    verbatim: str
+    weight: float
     labels: dict[str, str | None]
     written_hashes: dict[str, Any]
 
@@ -84,6 +88,7 @@ class ShardContents:
     samples: list[StoredSample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     characters: str = ""
+    verbatim_characters: str = ""
 
 
 class InvalidSample(Exception):
@@ -131,6 +136,7 @@ def read_shard(source: ShardFile) -> ShardContents:
             contents.problems.append(Problem(invalid.kind, key, str(invalid)))
             broken.add(key)
     characters: set[str] = set()
+    verbatim_characters: set[str] = set()
     for key, found in groups.items():
         if key in broken:
             continue
@@ -142,7 +148,9 @@ def read_shard(source: ShardFile) -> ShardContents:
         contents.channels = sample.arrays["latents"].width
         contents.samples.append(sample)
         characters.update(sample.metadata.text)
+        verbatim_characters.update(sample.metadata.verbatim)
     contents.characters = "".join(sorted(characters))
+    contents.verbatim_characters = "".join(sorted(verbatim_characters))
     if not contents.samples and not contents.problems:
         needed = ", ".join(f"KEY.{suffix}" for suffix in suffixes)
         report(f"none of its members belongs to a sample; each sample needs {needed}")
@@ -267,8 +275,9 @@ def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
     data = _read(source, member, member.size)
     try:
         metadata = json.loads(str(data, "utf-8"))
-        text = metadata["text"]
-        text.encode("utf-8")
+        text, verbatim = metadata["text"], text_of(metadata, True)
+        for each in (text, verbatim):
+            each.encode("utf-8")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InvalidSample(
             f'{where} is not a UTF-8 JSON object with a "text" string',
@@ -286,4 +295,7 @@ def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
         )
     labels = {name: label_of(metadata, name) for name in LABELS}
     data_hash = xxhash.xxh3_64_intdigest(data)
-    return StoredMetadata(member.offset, member.size, data_hash, text, labels, hashes)
+    weight = weight_of(metadata)
+    return StoredMetadata(
+        member.offset, member.size, data_hash, text, verbatim, weight, labels, hashes
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -185,7 +186,8 @@ def _phones_of(dataset: Dataset, language: str, added: AddedTokens) -> str:
         np.linspace(0, len(dataset) - 1, min(len(dataset), _PHONE_TEXTS)).astype(np.int64)
     )
     phones = Phonemizer(language)
-    texts = (added.without(text or "") for text in read_texts(dataset, chosen.tolist()))
+    read = chain(*read_texts(dataset, chosen.tolist()))
+    texts = (added.without(text or "") for text in read)
     return "".join({c for text in texts for c in phones(text)})
 
 

@@ -106,7 +106,7 @@ def _token_ids(dataset: Dataset, samples: range, tokenizer: SubwordTokenizer) ->
     found: list[list[int]] = []
     for first in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
         chunk = range(first, min(first + _TEXTS_AT_ONCE, samples.stop))
-        for sample, text in zip(chunk, read_texts(dataset, chunk), strict=True):
+        for sample, text in zip(chunk, read_texts(dataset, chunk)[0], strict=True):
             if text is None:
                 text = dataset.metadata(sample)["text"]  # raises what is wrong with it
             try:

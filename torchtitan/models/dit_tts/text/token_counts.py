@@ -9,6 +9,7 @@ from tqdm import tqdm
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.index import load_column, save_column
+from torchtitan.models.dit_tts.data.members import text_of
 
 _TEXTS_AT_ONCE = 1024
 
@@ -25,7 +26,8 @@ class Counter(Protocol):
 def count_text_tokens(
     dataset: Dataset, tokenizer: Counter, part: tuple[int, int] = (0, 1)
 ) -> np.ndarray:
-    """Tokens (n,) int32 of each sample's text, counted once per shard and stored beside its index.
+    """Tokens (n,) int32 of each sample's text, or of the longer of both where its verbatim text may stand in for it,
+    counted once per shard and stored beside its index.
 
     A bound from the length of the text would be several times as high: good samples would be left
     out, and the text of every batch padded. A text that is corrupt counts its bytes; the loader
@@ -37,7 +39,7 @@ def count_text_tokens(
     shards = len(dataset.tar_paths)
     first = np.searchsorted(dataset.shard, np.arange(shards + 1))
     counts = np.zeros(len(dataset), np.int32)
-    column = f"tokens-{tokenizer.fingerprint}"
+    column = f"tokens-{tokenizer.fingerprint}" + "-verbatim" * dataset.verbatim
     with tqdm(
         desc="counting tokens", total=len(dataset), unit="text", delay=2.0, disable=number > 0
     ) as bar:
@@ -53,18 +55,23 @@ def count_text_tokens(
             complete = True
             for start in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
                 chunk = range(start, min(start + _TEXTS_AT_ONCE, samples.stop))
-                texts = read_texts(dataset, chunk)
-                found = tokenizer.counts([text or "" for text in texts])
-                for sample, text, count in zip(chunk, texts, found, strict=True):
-                    counts[sample] = dataset.text_bytes[sample] if text is None else count
-                complete &= None not in texts
+                for texts in read_texts(dataset, chunk):
+                    found = tokenizer.counts([text or "" for text in texts])
+                    for sample, text, count in zip(chunk, texts, found, strict=True):
+                        known = dataset.text_bytes[sample] if text is None else count
+                        counts[sample] = max(counts[sample], known)
+                    complete &= None not in texts
                 bar.update(len(chunk))
             if complete:  # a shard that is restored has the same digest
                 save_column(*key, column, counts[samples])
     return counts
 
 
-def read_texts(dataset: Dataset, samples: Sequence[int]) -> list[str | None]:
-    """The texts of some samples, read at once; None for a corrupt one."""
+def read_texts(dataset: Dataset, samples: Sequence[int]) -> list[list[str | None]]:
+    """The texts of some samples and, where these may stand in for them, their verbatim texts, read at once; None for
+    a corrupt one."""
     found = read_metadata(dataset, samples)
-    return [None if metadata is None else metadata["text"] for metadata in found]
+    return [
+        [None if metadata is None else text_of(metadata, verbatim) for metadata in found]
+        for verbatim in sorted({False, dataset.verbatim})
+    ]

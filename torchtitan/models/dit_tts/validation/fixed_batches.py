@@ -14,6 +14,7 @@ from torchtitan.models.dit_tts.data.buckets import batch_shape, choose_edges, se
 from torchtitan.models.dit_tts.data.collate import Collator
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.row_loader import Features, RowLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
@@ -60,6 +61,7 @@ class FixedSet:
         features: Features | None = None,
     ):
         self.dataset, self.data = dataset, data
+        self._references = FixedReferences(dataset) if data.references == "drawn" else None
         if features is not None:
             tokens = features.tokens + tokenizer.n_conditions
         else:
@@ -98,6 +100,7 @@ class FixedSet:
             ),
             [self._shape(samples, tokens) for samples in self.batches],
             list(map(len, self.batches)),
+            references=self._references,
         )
 
     def _shape(self, samples: np.ndarray, tokens: np.ndarray) -> tuple[int, int, int]:
@@ -105,6 +108,10 @@ class FixedSet:
         frames = np.minimum(self.dataset.frames[samples], self.data.max_frames)
         (edge,) = choose_edges(frames, 1, self.data.max_frames)
         longest_reference = int(self.dataset.reference_frames[samples].max(initial=1))
+        if self._references is not None:
+            for sample in samples.tolist():
+                pieces = self._references.pieces(sample, self.data.max_speaker_frames)
+                longest_reference = max(longest_reference, sum(piece.frames for piece in pieces))
         return batch_shape(self.data, edge, int(tokens[samples].max(initial=1)), longest_reference)
 
     def __len__(self) -> int:

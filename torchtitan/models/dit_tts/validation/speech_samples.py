@@ -18,6 +18,7 @@ import torch
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
@@ -82,6 +83,7 @@ def choose_prompts(
         turns.append((seen.get(code, 0), sample))
         seen[code] = seen.get(code, 0) + 1
     data = config.data
+    references = FixedReferences(dataset) if data.references == "drawn" else None
     prompts: list[Prompt] = []
     for _, sample in sorted(turns):
         if (number := len(prompts)) == count:
@@ -97,9 +99,12 @@ def choose_prompts(
         frames = min(durations.frames(metadata["text"], speaker), data.max_frames)
         name = re.sub(r"[^\w-]+", "_", f"{number:03d}-{speaker}-{dataset.key(sample)}")
         name = name.encode()[:100].decode(errors="ignore")  # a file system counts bytes
+        reference = loaded.reference[: data.max_speaker_frames]
+        if references is not None:
+            reference = references.load(sample, loaded, data.max_speaker_frames)
         request = SpeechRequest(
             metadata["text"],
-            torch.from_numpy(loaded.reference[: data.max_speaker_frames]),
+            torch.from_numpy(reference),
             frames,
             with_duration(metadata, frames, data.frames_per_second),
         )
