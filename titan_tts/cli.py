@@ -42,6 +42,10 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     ),
     "configs": ("configs_command", "List the configs that come with the package, or copy one."),
     "prepare": ("prepare.prepare_command", "Encode audio and text into shards of latents."),
+    "collect": (
+        "collect.collect_command",
+        "Cut hours of recordings into segments with texts and speakers, for prepare.",
+    ),
     "data": (
         {
             "inspect": ("doctor.inspect_command", "Show what a dataset holds, from its indexes."),

@@ -15,6 +15,7 @@ import numpy as np
 
 from titan_tts.collect import quality
 from titan_tts.collect.segments import Limits, cut
+from titan_tts.collect.settings import Settings
 from titan_tts.collect.speakers import as_sound, embed, speaker_changes
 from titan_tts.collect.speech_regions import (
     RATE,
@@ -26,61 +27,10 @@ from titan_tts.collect.speech_regions import (
 )
 from titan_tts.collect.transcripts import Transcriber
 from titan_tts.prepare.processing import clipped_fraction
-from torchtitan.models.dit_tts.errors import check_range, require
 from torchtitan.models.dit_tts.speech.audio import to_mono
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_encoder
 
 _EMBEDDED_AT_ONCE = 64  # segments
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How recordings are cut, heard and compared."""
-
-    min_seconds: float = 1.0
-    """Shortest segment; shorter speech gets silence around it, or stays with what is next to it."""
-
-    max_seconds: float = 30.0
-    """Longest segment; at least twice the shortest."""
-
-    pause_seconds: float = 0.5
-    """Pause that ends a segment; speech that is too long is also cut at shorter ones."""
-
-    recognizer: str = "faster-whisper:large-v3"
-    """Recognizer of the text: whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER or package.module:factory."""
-
-    verbatim_recognizer: str = ""
-    """Another recognizer, for the verbatim text and to compare with; empty: the text is the verbatim one, too, there is
-    no agreement, and no segment is of high quality."""
-
-    language: str = ""
-    """Language code of the recordings, such as en; empty: as the recognizer tells it."""
-
-    speaker_encoder: str = "resemblyzer"
-    """Encoder of voices: resemblyzer, xvector:HUB_NAME_OR_FOLDER or package.module:factory."""
-
-    speaker_threshold: float = 0.8
-    """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder."""
-
-    batch_size: int = 16
-    """Segments that a recognizer hears at once, if it can."""
-
-    def check(self) -> None:
-        """Raises InputError where a number is out of its range."""
-        check_range("--min-seconds", self.min_seconds, 0.2, 30.0)
-        check_range("--max-seconds", self.max_seconds, 0.4, 120.0)
-        require(
-            self.max_seconds >= 2 * self.min_seconds,
-            f"--max-seconds = {self.max_seconds}, but it must be at least twice --min-seconds, {self.min_seconds}",
-        )
-        check_range("--pause-seconds", self.pause_seconds, 0.15, 10.0)
-        check_range("--speaker-threshold", self.speaker_threshold, 0.05, 0.99)
-        check_range("--batch-size", self.batch_size, 1, 1024)
-
-    def limits(self) -> Limits:
-        """In whole ms, within what was asked for."""
-        shortest, longest = math.ceil(1000 * self.min_seconds), math.floor(1000 * self.max_seconds)
-        return Limits(shortest, longest, round(1000 * self.pause_seconds))
 
 
 @dataclass(frozen=True)
@@ -118,6 +68,13 @@ def no_progress(stage: str, seconds: float) -> None:
     """For callers that do not watch."""
 
 
+def limits_of(settings: Settings) -> Limits:
+    """In whole ms, within what was asked for."""
+    shortest = math.ceil(1000 * settings.min_seconds)
+    longest = math.floor(1000 * settings.max_seconds)
+    return Limits(shortest, longest, round(1000 * settings.pause_seconds))
+
+
 class Analyzer:
     """The models, loaded once for many recordings."""
 
@@ -142,7 +99,7 @@ class Analyzer:
         progress(stage, seconds): of the stages speech, speakers, voices and text, with seconds of the recording, or of
         its segments, that are done.
         """
-        limits = self.settings.limits()
+        limits = limits_of(self.settings)
         duration = len(samples) * 1000 // rate
         heard = mono_16khz(samples, rate)
         power = frame_power(heard)

@@ -12,7 +12,7 @@ lost its claim to another can neither renew nor acknowledge it. Both engines run
 import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -26,10 +26,11 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, size BIGINT NOT NULL, state TEXT NOT NULL,"
     " attempts INTEGER NOT NULL DEFAULT 0, token TEXT NOT NULL DEFAULT '', worker TEXT NOT NULL DEFAULT '',"
     " expires DOUBLE PRECISION NOT NULL DEFAULT 0, progress TEXT NOT NULL DEFAULT '',"
-    " message TEXT NOT NULL DEFAULT '', result TEXT NOT NULL DEFAULT '{}')",
+    " message TEXT NOT NULL DEFAULT '', seconds DOUBLE PRECISION NOT NULL DEFAULT 0, stages TEXT NOT NULL DEFAULT '{}')",
     "CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, attempts, size)",
     "CREATE TABLE IF NOT EXISTS sources (path TEXT PRIMARY KEY, name TEXT NOT NULL, size BIGINT NOT NULL,"
     " version BIGINT NOT NULL, file TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS sources_by_file ON sources (file)",
 )
 _FAILED = "state = CASE WHEN attempts < ? THEN 'pending' ELSE 'dead' END, token = '', message = ?"
 _SILENT = (
@@ -56,6 +57,12 @@ class Source(NamedTuple):
     size: int  # bytes
     version: int  # changes with the content, as of `data.storage.ShardFile`; 0: unknown
     file: str  # id of the content: a job's
+
+
+class Totals(NamedTuple):
+    done_bytes: int  # of files that need no more work: the done and the dead
+    all_bytes: int
+    seconds: float  # of audio that was analyzed
 
 
 class Queue(ABC):
@@ -119,9 +126,10 @@ class Queue(ABC):
         """Renews the lease. Raises LostClaim, as do `done`, `fail` and `release`."""
         self._of_claim(claim, f"expires = {self.now} + ?, progress = ?", lease_seconds, progress)
 
-    def done(self, claim: Claim, result: dict[str, Any]) -> None:
-        values = "state = 'done', token = '', message = '', result = ?"
-        self._of_claim(claim, values, json.dumps(result))
+    def done(self, claim: Claim, seconds: float, stages: Mapping[str, float]) -> None:
+        """With the seconds of audio that were analyzed, and {stage: seconds that it took}."""
+        values = "state = 'done', token = '', message = '', seconds = ?, stages = ?"
+        self._of_claim(claim, values, seconds, json.dumps(stages))
 
     def fail(self, claim: Claim, message: str) -> None:
         """To be tried again, or dead after the last attempt."""
@@ -143,12 +151,14 @@ class Queue(ABC):
         with self.transaction() as execute:
             return len(execute(statement, self.max_attempts, message, worker))
 
-    def release_all(self) -> None:
-        """Gives all claims back, where it is known that no worker runs."""
+    def release_claims(self, worker: str = "") -> None:
+        """Gives back what a worker, or without a name all, had when they were stopped; none may run any more."""
+        where, values = ("AND worker = ?", [worker]) if worker else ("", [])
         with self.transaction() as execute:
             execute(
                 "UPDATE jobs SET state = 'pending', token = '', attempts = attempts - 1"
-                " WHERE state = 'claimed'"
+                f" WHERE state = 'claimed' {where}",
+                *values,
             )
 
     def retry(self, state: str, ids: Iterable[str]) -> None:
@@ -165,11 +175,19 @@ class Queue(ABC):
                 execute("SELECT state, COUNT(*) FROM jobs GROUP BY state")
             )
 
-    def done_bytes(self) -> int:
-        """Size of the files that need no more work: the done and the dead."""
+    def states(self) -> dict[str, str]:
+        """{job: state}."""
         with self.transaction() as execute:
-            statement = "SELECT COALESCE(SUM(size), 0) FROM jobs WHERE state IN ('done', 'dead')"
-            return int(execute(statement)[0][0])
+            return dict(execute("SELECT id, state FROM jobs"))
+
+    def totals(self) -> Totals:
+        statement = (
+            "SELECT COALESCE(SUM(size) FILTER (WHERE state IN ('done', 'dead')), 0),"
+            " COALESCE(SUM(size), 0), COALESCE(SUM(seconds), 0) FROM jobs"
+        )
+        with self.transaction() as execute:
+            done, size, seconds = execute(statement)[0]
+        return Totals(int(done), int(size), float(seconds))
 
     def claimed(self) -> dict[str, tuple[str, str]]:
         """{token: (job, progress)} of all claims."""
@@ -179,11 +197,11 @@ class Queue(ABC):
             )
         return {token: (job, progress) for token, job, progress in rows}
 
-    def results(self) -> dict[str, dict[str, Any]]:
-        """{job: what its worker acknowledged it with} of all that are done."""
+    def stages(self) -> dict[str, tuple[float, dict[str, float]]]:
+        """{job: what it was acknowledged with} of all that were analyzed."""
         with self.transaction() as execute:
-            rows = execute("SELECT id, result FROM jobs WHERE state = 'done'")
-        return {job: json.loads(result) for job, result in rows}
+            rows = execute("SELECT id, seconds, stages FROM jobs WHERE seconds > 0 ORDER BY id")
+        return {job: (seconds, json.loads(stages)) for job, seconds, stages in rows}
 
     def dead(self) -> dict[str, str]:
         """{job: why it failed the last time}."""
@@ -204,8 +222,9 @@ class Queue(ABC):
             for path in paths:
                 execute("DELETE FROM sources WHERE path = ?", path)
 
-    def sources(self) -> dict[str, Source]:
-        """{path: source}, sorted by path."""
+    def sources(self, file: str = "") -> dict[str, Source]:
+        """{path: source} of all sources, or of those with a content, sorted by path."""
+        where, values = ("WHERE file = ?", [file]) if file else ("", [])
         with self.transaction() as execute:
-            rows = execute("SELECT path, name, size, version, file FROM sources")
+            rows = execute(f"SELECT path, name, size, version, file FROM sources {where}", *values)
         return {row[0]: Source(*row) for row in sorted(rows)}

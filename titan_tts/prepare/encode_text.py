@@ -67,7 +67,7 @@ def encode_texts(
             open_engine(engine, len(devices), devices) as runner,
             tqdm(desc="encoding texts", total=len(dataset), initial=here, unit="text") as progress,
         ):
-            for result in runner("encode_text:encode_shard", jobs):
+            for result in runner("prepare.encode_text:encode_shard", jobs):
                 if "error" in result:
                     raise InputError(result["error"])
                 progress.update(result["texts"])

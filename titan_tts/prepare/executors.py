@@ -22,7 +22,7 @@ Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]
 
 # Packages of the speech extra; the samples' bytes may depend on their versions.
 LIBRARIES = ("soundfile", "soxr", "pyloudnorm", "av", "pyarrow")
-_PACKAGE = "titan_tts.prepare"
+_PACKAGE = "titan_tts"
 # Starting a process takes as long as this many chunks of a light codec.
 JOBS_WORTH_A_PROCESS = 32
 # More would wait for the GPU, each with a codec of its own in its memory.
@@ -64,7 +64,7 @@ def library_versions() -> dict[str, str]:
 def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]:
     """A runner of jobs, for several stages one after the other.
 
-    `runner("module:function", jobs)`, the module below prepare/, yields the results of
+    `runner("module:function", jobs)`, the module below titan_tts/, yields the results of
     function(*job, device) for all jobs, as they come. The processes take `devices` in turn; a single
     process of the local engine is this one.
     """
@@ -86,11 +86,16 @@ _device = ""  # of this worker
 
 
 def start_worker(devices: Any) -> None:
-    """Starts a new process: it takes a device from the queue, and ends with its parent, also a killed one."""
-    import multiprocessing
-
+    """Starts a new process: it takes a device from the queue."""
     global _device
     _device = devices.get()
+    obey_parent()
+
+
+def obey_parent() -> None:
+    """Lets this process end with its parent, also a killed one."""
+    import multiprocessing
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -117,11 +122,11 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
     queue = context.SimpleQueue()
     for number in range(workers):
         queue.put(devices[number % len(devices)])
-    start = (f"{_PACKAGE}.executors:start_worker", queue)
+    start = (f"{_PACKAGE}.prepare.executors:start_worker", queue)
     pool = ProcessPoolExecutor(workers, context, titan_tts.call_in_overlay, start)
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
-        target = f"{_PACKAGE}.executors:work"
+        target = f"{_PACKAGE}.prepare.executors:work"
         try:
             futures = {
                 pool.submit(titan_tts.call_in_overlay, target, function, *job) for job in jobs

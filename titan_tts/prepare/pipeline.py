@@ -218,7 +218,7 @@ def _encode_stage(
     """Encode the missing chunks, and add them to `counted`; the number of recordings in them."""
     size = options.chunk_items
     wanted = sum(min(size, plan.items - number * size) for number in missing)
-    results = runner("encode:encode_chunk", [(str(folder), number) for number in missing])
+    results = runner("prepare.encode:encode_chunk", [(str(folder), number) for number in missing])
     with tqdm(
         desc="encoding", total=plan.items, initial=plan.items - wanted, unit="recording"
     ) as bar:
@@ -260,7 +260,7 @@ def _shard_stage(
     ]
     shards: dict[str, dict[str, Any]] = {}
     with tqdm(desc="writing shards", total=len(jobs), unit="shard") as bar:
-        for result in runner("pack_shards:build_shard", jobs):
+        for result in runner("prepare.pack_shards:build_shard", jobs):
             if "error" in result:
                 raise InputError(result["error"])
             shards[result.pop("name")] = result

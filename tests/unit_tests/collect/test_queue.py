@@ -56,13 +56,14 @@ def test_a_job_is_added_claimed_and_done_once(queue, connect):
     assert queue.counts() == numbers(pending=1, claimed=2)
     queue.heartbeat(first, LONG, "half")
     assert queue.claimed() == {first.token: ("b", "half"), second.token: ("c", "")}
-    queue.done(first, {"seconds": 1.5})
-    other.done(second, {})
+    queue.done(first, 1.5, {"text": 0.5})
+    other.done(second, 0.0, {})
     assert queue.add([("b", 30), ("d", 1)]) == 1
     assert [take(queue).id for _ in range(2)] == ["a", "d"]
     assert queue.claim("w", LONG) is None
-    assert queue.results() == {"b": {"seconds": 1.5}, "c": {}}
-    assert queue.done_bytes() == 50
+    assert queue.stages() == {"b": (1.5, {"text": 0.5})}
+    assert queue.totals() == (50, 61, 1.5)
+    assert queue.states() == {"a": "claimed", "b": "done", "c": "done", "d": "claimed"}
 
 
 def test_a_silent_workers_job_goes_to_another_and_it_cannot_acknowledge(queue):
@@ -72,15 +73,15 @@ def test_a_silent_workers_job_goes_to_another_and_it_cannot_acknowledge(queue):
     assert claim.id == "a" and claim.token != silent.token
     for late in (
         lambda: queue.heartbeat(silent, LONG),
-        lambda: queue.done(silent, {}),
+        lambda: queue.done(silent, 1.0, {}),
         lambda: queue.fail(silent, "x"),
         lambda: queue.release(silent),
     ):
         with pytest.raises(LostClaim):
             late()
-    queue.done(claim, {})
+    queue.done(claim, 1.0, {})
     with pytest.raises(LostClaim):
-        queue.done(claim, {})
+        queue.done(claim, 1.0, {})
 
 
 def test_a_lease_that_is_renewed_or_not_taken_yet_is_kept(queue):
@@ -89,7 +90,7 @@ def test_a_lease_that_is_renewed_or_not_taken_yet_is_kept(queue):
     queue.heartbeat(claim, LONG)
     assert queue.claim("other", LONG) is None
     queue.heartbeat(claim, EXPIRED)
-    queue.done(claim, {})
+    queue.done(claim, 1.0, {})
     assert queue.counts() == numbers(done=1)
 
 
@@ -99,7 +100,7 @@ def test_a_job_is_dead_after_the_last_attempt(connect, end):
     queue.add([("bad", 9), ("good", 1)])
     for attempt in range(2):
         if attempt:  # one that has failed comes after those never tried
-            queue.done(take(queue), {})
+            queue.done(take(queue), 1.0, {})
         claim = take(queue, EXPIRED if end == "silent" else LONG, f"w{attempt}")
         assert claim.id == "bad"
         if end == "failed":
@@ -111,10 +112,17 @@ def test_a_job_is_dead_after_the_last_attempt(connect, end):
     reason = {"failed": "is no audio", "its process ended": "signal 9"}
     assert list(queue.dead()) == ["bad"]
     assert reason.get(end, "silent during every attempt") in queue.dead()["bad"]
-    assert queue.add([("bad", 9)]) == 0 and queue.done_bytes() == 10
+    assert queue.add([("bad", 9)]) == 0 and queue.totals()[:2] == (10, 10)
     queue.retry("dead", ["bad", "good"])  # the good one is done, and stays so
     assert queue.counts() == numbers(pending=1, done=1)
     assert take(queue).id == "bad"
+
+
+def test_a_stopped_workers_claims_are_given_back_and_no_others(queue):
+    queue.add([("a", 1), ("b", 2)])
+    take(queue, worker="stopped"), take(queue, worker="working")
+    queue.release_claims("stopped")
+    assert queue.states() == {"a": "claimed", "b": "pending"}
 
 
 def test_jobs_that_are_given_back_have_lost_no_attempt(connect):
@@ -123,7 +131,7 @@ def test_jobs_that_are_given_back_have_lost_no_attempt(connect):
     for _ in range(3):
         queue.release(take(queue))
         take(queue)
-        queue.release_all()
+        queue.release_claims()
     claim = take(queue)
     queue.fail(claim, "x")
     assert queue.counts() == numbers(dead=1)
@@ -141,6 +149,7 @@ def test_sources_are_remembered_by_path(queue):
     edited = second._replace(size=7, file="bb")
     queue.put_sources([edited])
     assert queue.sources() == {"/x/b": edited, "/x/ü.mp3": first}
+    assert queue.sources("bb") == {"/x/b": edited} and queue.sources("cc") == {}
     queue.forget_sources(["/x/b", "/x/none"])
     assert queue.sources() == {"/x/ü.mp3": first}
 
@@ -156,7 +165,7 @@ def test_workers_at_the_same_time_share_the_jobs(connect):
                 own.add((each, 1) for each in ids)
                 while (claim := own.claim(name, LONG)) is not None:
                     taken.append(claim)
-                    own.done(claim, {})
+                    own.done(claim, 1.0, {})
         except BaseException as error:
             errors.append(error)
 

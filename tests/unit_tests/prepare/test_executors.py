@@ -53,7 +53,7 @@ def test_a_worker_killed_before_all_jobs_are_given_is_one_sentence(monkeypatch):
     monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Broken)
     with executors.open_engine("local", 2, ["cpu"]) as runner:
         words = "worker process was killed", "than --workers 2"
-        refused(lambda: list(runner("encode:encode_chunk", [("folder", 0)])), *words)
+        refused(lambda: list(runner("prepare.encode:encode_chunk", [("folder", 0)])), *words)
     for workers in (1, 3):  # each device has a process, and they take turns
         with executors.open_engine("local", workers, ["cuda:0", "cuda:1"]):
             pass

@@ -204,15 +204,21 @@ def _find_remote(piece: str) -> list[str]:
         # Web pages also link to what lies elsewhere.
         names = [name for name in names if name.rpartition("/")[0].strip("/") == path.strip("/")]
     shards = [name for name in names if _is_shard_name(name.rpartition("/")[2])]
-    if is_http:
-        return shards  # URLs already
-    # The piece's own scheme and host: not every store has its host in its names, as ftp and hdfs.
-    scheme, _, rest = piece.partition("://")
+    return urls_of(piece, shards)
+
+
+def urls_of(url: str, names: list[str]) -> list[str]:
+    """The URLs of what a store listed for a URL or a glob of one."""
+    if url.startswith(("http://", "https://")):
+        return names  # URLs already
+    store, path = remote.filesystem(url)
+    # The URL's own scheme and host: not every store has its host in its names, as ftp and hdfs.
+    scheme, _, rest = url.partition("://")
     host, _, below = rest.partition("/")
     if glob.has_magic(host):
-        return [store.unstrip_protocol(name) for name in shards]
+        return [store.unstrip_protocol(name) for name in names]
     in_names = path.strip("/").removesuffix(below.strip("/"))
-    names = [name.lstrip("/").removeprefix(in_names).lstrip("/") for name in shards]
+    names = [name.lstrip("/").removeprefix(in_names).lstrip("/") for name in names]
     return [f"{scheme}://{host}/{name}" for name in names]
 
 

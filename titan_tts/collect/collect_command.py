@@ -1,0 +1,199 @@
+"""`titan-tts collect`: from hours of long recordings to segments with texts and speakers."""
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from titan_tts.collect.settings import Settings
+from torchtitan.models.dit_tts.errors import check_range, require, require_modules, show
+
+if TYPE_CHECKING:
+    from titan_tts.collect.queue import Queue
+    from titan_tts.collect.worker import Job
+
+_MAX_CPU_WORKERS = 4  # by default: each has models of its own in memory
+_WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Cut long recordings into segments, transcribe and measure them, and find out who speaks.
+
+    It may be stopped at any time; the same command goes on, and adds recordings that are new.
+    """
+
+    source: Annotated[Positional[str], arg(metavar="SOURCE")]
+    """Recordings: a folder, a glob, a text file of paths, or the URL of a bucket."""
+
+    output: Annotated[Positional[str], arg(metavar="OUTPUT")]
+    """Folder for the segments; collection.jsonl in it is what `titan-tts prepare` reads."""
+
+    analysis: Settings = Settings()
+
+    analyzer: str = ""
+    """Your own analysis in place of all of it: package.module:factory."""
+
+    device: str = "auto"
+    """Device of the models: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
+
+    workers: int = 0
+    """Processes, each with models of its own; 0: one per GPU, or at most 4 on a CPU."""
+
+    engine: Literal["local", "ray"] = "local"
+    """What runs the processes: this machine, or a Ray cluster."""
+
+    queue: str = ""
+    """postgresql://USER:PASSWORD@HOST/DATABASE: machines that are given the same one and the same OUTPUT share the work;
+    empty: a file in OUTPUT, for one machine."""
+
+    lease_seconds: float = 60.0
+    """A job whose worker is silent for longer goes to another."""
+
+    attempts: int = 3
+    """A recording that fails so many times is left out and listed."""
+
+    retry_dead: bool = False
+    """Try the recordings again that were left out as they failed."""
+
+    prune: bool = False
+    """Leave out recordings that SOURCE does not name, such as deleted ones and those of an earlier SOURCE."""
+
+    def check(self) -> None:
+        """Raises InputError where a number is out of its range or options do not go together."""
+        self.analysis.check()
+        check_range("--workers", self.workers, 0, 1024)
+        check_range("--lease-seconds", self.lease_seconds, 5, 86_400)
+        check_range("--attempts", self.attempts, 1, 1000)
+        require(
+            self.engine == "local" or bool(self.queue and self.workers),
+            "--engine ray needs --workers, and --queue postgresql://..., as a cluster's nodes cannot share a file",
+        )
+
+    def of_content(self) -> dict[str, Any]:
+        """The options that decide what is in files/, as collect.json has them."""
+        kept = asdict(self.analysis) | {"analyzer": self.analyzer}
+        return {name: value for name, value in kept.items() if name != "batch_size"}
+
+
+def run(options: Options) -> int:
+    options.check()
+    require_modules("soundfile", "soxr", "av")
+    from titan_tts.collect.folder import locked, open_folder
+    from titan_tts.collect.worker import Job
+    from titan_tts.prepare.executors import library_versions
+
+    output, alone = Path(os.path.realpath(options.output)), not options.queue
+    with locked(output, alone):
+        record = open_folder(output, options.of_content(), library_versions())
+    job = Job(
+        str(output),
+        options.queue,
+        record["collection"],
+        asdict(options.analysis),
+        options.analyzer,
+        options.lease_seconds,
+        options.attempts,
+    )
+    with locked(output, alone) if alone else nullcontext(), closing(job.open_queue()) as queue:
+        if alone:
+            queue.release_claims()  # of a run that was killed
+        _list(options, output, queue)
+        _work(options, job, queue)
+        return _report(output, queue)
+
+
+def _list(options: Options, output: Path, queue: "Queue") -> None:
+    """Brings the queue up to SOURCE."""
+    from titan_tts.collect.folder import FILES, is_complete, sweep, write_names
+    from titan_tts.collect.sources import register
+
+    sweep(output, queue)
+    known = set(queue.states())
+    names: dict[str, str] = {}
+    for source in register(options.source, queue, options.prune).values():
+        names[source.file] = min(names.get(source.file, source.name), source.name)
+    states = queue.states()
+    lost = [file for file in names if states[file] == "done" and not is_complete(output, file)]
+    queue.retry("done", lost)
+    if options.retry_dead:
+        queue.retry("dead", names)
+    write_names(output, names)
+    show(f"{len(names):,} different recordings, {len(names.keys() - known):,} of them new")
+    gone = {path.name for path in (output / FILES).glob("*")} - names.keys()
+    if gone:
+        show(
+            f"left out: the segments of {len(gone):,} recordings whose content no source has any more; they stay in "
+            f"{output / FILES} ({min(gone)} ...) until you remove them"
+        )
+
+
+def _work(options: Options, job: "Job", queue: "Queue") -> None:
+    """Until no job is left, here or on other machines."""
+    from titan_tts.collect.folder import sweep
+    from titan_tts.collect.run_workers import run_here, run_on_ray
+    from titan_tts.prepare.executors import codec_devices
+
+    counts = queue.counts()
+    jobs = counts["pending"] + counts["claimed"]
+    if not jobs:
+        return
+    devices = codec_devices(options.device, options.engine)
+    most = min(_MAX_CPU_WORKERS, len(os.sched_getaffinity(0)))
+    count = options.workers or (min(jobs, most) if devices == ["cpu"] else len(devices))
+    with _progress(queue) as watch:
+        if options.engine == "ray":
+            run_on_ray(job, devices, count, watch)
+        else:
+            run_here(job, devices, count, queue, watch)
+    sweep(Path(job.output), queue)
+
+
+@contextmanager
+def _progress(queue: "Queue") -> Iterator[Callable[[], None]]:
+    """A bar of bytes, as nobody knows the hours of a recording before it is decoded."""
+    from tqdm import tqdm
+
+    first, began = queue.totals(), time.monotonic()
+    watched = began
+    with tqdm(
+        desc="collecting",
+        total=first.all_bytes,
+        initial=first.done_bytes,
+        unit="B",
+        unit_scale=True,
+    ) as bar:
+
+        def watch() -> None:
+            nonlocal watched
+            now = time.monotonic()
+            if now - watched >= _WATCH_SECONDS:
+                watched = now
+                totals = queue.totals()
+                speed = (totals.seconds - first.seconds) / (now - began)
+                doing = [progress for _, progress in queue.claimed().values() if progress]
+                bar.set_postfix_str(f"{speed:.1f} h of audio per h; {'; '.join(doing[:2])}", False)
+                bar.update(totals.done_bytes - bar.n)
+
+        yield watch
+        bar.update(queue.totals().done_bytes - bar.n)
+
+
+def _report(output: Path, queue: "Queue") -> int:
+    from titan_tts.collect.collection import COLLECTION_NAME, write_collection
+    from titan_tts.collect.report import REPORT_NAME, lines, summarize, write_page
+
+    figures = summarize(output, write_collection(output), queue)
+    write_page(output, figures)
+    show("\n".join(lines(figures)))
+    show(f"report:        {output / REPORT_NAME}")
+    show(f"correct it:    {shlex.join(['titan-tts', 'annotate', str(output)])}")
+    manifest = str(output / COLLECTION_NAME)
+    show(f"prepare it:    {shlex.join(['titan-tts', 'prepare', manifest, 'DATA'])}")
+    return int(bool(figures["dead"]))

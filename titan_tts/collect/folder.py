@@ -1,0 +1,227 @@
+"""A collected folder, and the folder of one recording in it.
+
+    OUTPUT/
+      collect.json             settings and versions, and {FILE_ID: name in SOURCE} of what it was made from
+      queue.sqlite             the jobs, unless --queue names a database
+      files/FILE_ID/           of one recording, renamed into place when it is complete
+        recording.json         {"seconds", "rate", "channels"}
+        segments.jsonl         a line per segment, in order of time
+        embeddings.npy         (segments, E) float32, in the order of the lines
+        SEGMENT_ID.flac        mono, at the recording's rate
+      partial/FILE_ID.TOKEN/   the same while a worker makes it; TOKEN is its claim's
+
+FILE_ID is the first 16 hex digits of the SHA-256 of the recording's bytes, and a SEGMENT_ID is FILE_ID-START-STOP in
+milliseconds. What lies in files/ depends on content and settings alone, so `source` and `speaker`, which depend on
+other files, are empty there and stand in collection.jsonl.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from titan_tts.prepare.recordings import json_object
+from titan_tts.prepare.settings import difference
+from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.files import sync_folder, write_atomic
+
+if TYPE_CHECKING:
+    from titan_tts.collect.analyze import Segment
+    from titan_tts.collect.queue import Queue
+
+FORMAT = 1
+RECORD_NAME = "collect.json"
+FILES, PARTIAL = "files", "partial"
+MAX_RATE = 48_000  # Hz, of stored segments
+_MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
+_LOCK_SECONDS = 60
+
+
+@contextmanager
+def locked(output: Path, alone: bool) -> Iterator[None]:
+    """Makes the folder; `alone`: no other command may work in it until the block ends."""
+    output.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output / ".collect.lock", timeout=0 if alone else _LOCK_SECONDS)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"{output}: another titan-tts collect is at work there; wait for it, or let several share the work through "
+            "--queue postgresql://..."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
+    """The content of collect.json, which is made in an empty folder; refuses other settings than its own."""
+    path = output / RECORD_NAME
+    if not path.exists():
+        foreign = [each.name for each in output.iterdir() if not each.name.startswith(".")]
+        require(
+            not foreign, f"{output}: holds {foreign[:1]} and no {RECORD_NAME}; give a new folder"
+        )
+        new = {"format": FORMAT, "collection": uuid.uuid4().hex, "settings": settings}
+        write_atomic(path, json.dumps(new | {"versions": versions, "files": {}}, indent=1))
+    record = read_record(output)
+    if changed := difference(record["settings"], settings):
+        raise InputError(
+            f"{output}: was collected with other settings ({changed}); give those again, or another OUTPUT"
+        )
+    return record
+
+
+def read_record(output: Path) -> dict[str, Any]:
+    path = output / RECORD_NAME
+    record = (json_object(path.read_bytes()) if path.exists() else None) or {}
+    kinds = {"collection": str, "settings": dict, "versions": dict, "files": dict}
+    known = all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+    require(
+        known and record["format"] == FORMAT,
+        f"{path}: is none of this version of titan-tts collect; give a folder that it wrote, or a new one",
+    )
+    return record
+
+
+def write_names(output: Path, names: Mapping[str, str]) -> None:
+    """Notes which files the collection is made of: {FILE_ID: name in SOURCE}."""
+    record = read_record(output) | {"files": dict(sorted(names.items()))}
+    write_atomic(output / RECORD_NAME, json.dumps(record, indent=1, ensure_ascii=False))
+
+
+def is_complete(output: Path, file: str) -> bool:
+    return (output / FILES / file).is_dir()
+
+
+def segment_id(file: str, start: float, stop: float) -> str:
+    """Of times in seconds."""
+    return f"{file}-{round(start * 1000):08d}-{round(stop * 1000):08d}"
+
+
+def write_recording(
+    output: Path, file: str, token: str, segments: "Sequence[Segment]", audio: tuple[int, int, int]
+) -> None:
+    """Makes files/FILE_ID of the segments of a recording of (samples, channels, rate). Of two writers one wins: what they
+    write is the same."""
+    import soundfile
+
+    samples, channels, rate = audio
+    folder = output / PARTIAL / f"{file}.{token}"
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [_record(file, segment) for segment in segments]
+    for record, segment in zip(records, segments, strict=True):
+        soundfile.write(folder / f"{record['id']}.flac", segment.waveform, rate, "PCM_16")
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    (folder / "segments.jsonl").write_text("".join(lines), encoding="utf-8")
+    vectors = [segment.embedding for segment in segments]
+    array = np.stack(vectors).astype(np.float32) if vectors else np.zeros((0, 0), np.float32)
+    np.save(folder / "embeddings.npy", array)
+    facts = {"seconds": samples / rate, "rate": rate, "channels": channels}
+    (folder / "recording.json").write_text(json.dumps(facts))
+    read_recording(folder, file)
+    for path in folder.iterdir():
+        with open(path, "rb") as written:
+            os.fsync(written.fileno())
+    sync_folder(folder)
+    target = output / FILES / file
+    target.parent.mkdir(exist_ok=True)
+    try:
+        folder.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(folder)
+    sync_folder(target.parent)
+
+
+def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """The records and embeddings of a recording's folder. Raises InputError where a record's id, times and audio do not
+    agree with one another: a text must never come to stand with another segment's audio."""
+    import soundfile
+
+    lines = (folder / "segments.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    embeddings = np.load(folder / "embeddings.npy")
+    seconds = min(read_facts(folder)["seconds"] + 0.001, _MAX_SECONDS)
+    again = f"remove {folder} and run titan-tts collect again"
+    require(
+        len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
+        f"{folder}: has {len(records)} records and other numbers of audio files or embeddings; {again}",
+    )
+    check_ids(records)
+    last = 0.0
+    for record in records:
+        start, stop = record["start"], record["stop"]
+        audio = folder / f"{segment_id(file, start, stop)}.flac"
+        length = -1.0
+        if audio.is_file():
+            header = soundfile.info(audio)
+            length = header.frames / header.samplerate
+        require(
+            last <= start < stop <= seconds and abs(length - (stop - start)) < 0.0015,
+            f"{folder}: the segment {record['id']} from {start} to {stop} s overlaps another one, ends after the recording "
+            f"or has {length:.3f} s of audio; {again}",
+        )
+        last = stop
+    return records, embeddings
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "recording.json").read_text())
+
+
+def check_ids(records: Sequence[Mapping[str, Any]]) -> None:
+    """Raises InputError where an id is there twice, or is not that of the record's times and audio."""
+    seen: set[str] = set()
+    for record in records:
+        file = record["id"].partition("-")[0]
+        name = segment_id(file, record["start"], record["stop"])
+        require(
+            record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
+            f"the segment {record['id']} has the times and audio of another one ({name}, {record['audio']})",
+        )
+        require(name not in seen, f"the segment {name} is there twice")
+        seen.add(name)
+
+
+def _record(file: str, segment: "Segment") -> dict[str, Any]:
+    """A segment's line."""
+    name = segment_id(file, segment.start, segment.stop)
+    agreement, overlap = segment.agreement, segment.overlap
+    return {
+        "id": name,
+        "audio": f"{FILES}/{file}/{name}.flac",
+        "source": "",
+        "start": round(segment.start, 3),
+        "stop": round(segment.stop, 3),
+        "text": segment.text,
+        "text_verbatim": segment.text_verbatim,
+        "agreement": None if agreement is None else round(agreement, 4),
+        "language": segment.language,
+        "speaker": "",
+        "snr_db": round(segment.snr_db, 2),
+        "clipped": round(segment.clipped, 6),
+        "loudness": round(segment.loudness, 2),
+        "chars_per_second": round(segment.chars_per_second, 2),
+        "overlap": None if overlap is None else round(overlap, 4),
+        "quality": segment.quality,
+    }
+
+
+def sweep(output: Path, queue: "Queue") -> None:
+    """Removes what workers have left that lost their claim or were killed."""
+    # In this order: a folder that is seen belongs to a claim that was made before.
+    folders = list((output / PARTIAL).glob("*"))
+    live = queue.claimed()
+    for folder in folders:
+        if folder.suffix[1:] not in live:
+            shutil.rmtree(folder, ignore_errors=True)

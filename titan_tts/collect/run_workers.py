@@ -1,0 +1,119 @@
+"""Workers as processes of this machine, which are watched, or on a Ray cluster."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+import titan_tts
+from titan_tts.collect.queue import Queue
+from titan_tts.collect.worker import Job, work
+from titan_tts.prepare.executors import obey_parent, open_engine
+from torchtitan.models.dit_tts.errors import InputError
+
+_EXIT_AGAIN = 75  # of a worker in whose place a new process should go on
+_POLL_SECONDS = 0.1
+_MAX_FRUITLESS = 5  # processes in turn that end before they have a job
+
+
+class _Worker(NamedTuple):
+    process: BaseProcess
+    errors: Connection
+    device: str
+
+
+def run_on_ray(job: Job, devices: list[str], count: int, watch: Callable[[], None]) -> None:
+    """Each worker is one long job of the cluster. One that is lost there is started again by Ray; its claim expires."""
+    with open_engine("ray", count, devices) as runner:
+        again = True
+        while again:
+            again = False
+            for result in runner("collect.worker:work", [(asdict(job), _name())] * count):
+                again = again or result["again"]
+                watch()
+
+
+def run_here(
+    job: Job, devices: list[str], count: int, queue: Queue, watch: Callable[[], None]
+) -> None:
+    """Runs `count` workers, which take `devices` in turn, until the queue is empty; `watch` is called meanwhile.
+
+    A process that ends early (killed, out of memory, an error of its GPU) fails the job that it had, and a new one
+    takes its place. The InputError of a worker ends all.
+    """
+    workers: dict[str, _Worker] = {}
+    fruitless = 0
+    try:
+        for number in range(count):
+            workers |= _started(job, devices[number % len(devices)], count)
+        while workers:
+            time.sleep(_POLL_SECONDS)
+            watch()
+            for name, worker in [*workers.items()]:
+                status = worker.process.exitcode
+                if status is None:
+                    continue
+                if status == 2:
+                    raise InputError(worker.errors.recv())
+                del workers[name]
+                if status == 0:
+                    continue
+                had_a_job = queue.fail_worker(name, _how_it_ended(status))
+                fruitless = 0 if had_a_job or status == _EXIT_AGAIN else fruitless + 1
+                if fruitless == _MAX_FRUITLESS:
+                    raise InputError(
+                        f"workers end before they have a job; the last: {_how_it_ended(status)}"
+                    )
+                workers |= _started(job, worker.device, count)
+    finally:
+        for worker in workers.values():
+            worker.process.terminate()
+        for name, worker in workers.items():
+            worker.process.join()
+            queue.release_claims(name)
+
+
+def _name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _started(job: Job, device: str, count: int) -> dict[str, _Worker]:
+    context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
+    errors, theirs = context.Pipe(duplex=False)
+    name = _name()
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    arguments = (theirs, threads, asdict(job), name, device)
+    target = "titan_tts.collect.run_workers:main"
+    process = context.Process(target=titan_tts.call_in_overlay, args=(target, *arguments))
+    process.start()
+    theirs.close()
+    return {name: _Worker(process, errors, device)}
+
+
+def main(errors: Connection, threads: int, job: dict[str, Any], name: str, device: str) -> None:
+    """A worker's process."""
+    obey_parent()
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
+    try:
+        again = work(job, name, device)["again"]
+    except (InputError, ModuleNotFoundError) as error:
+        errors.send(str(error))
+        sys.exit(2)
+    sys.exit(_EXIT_AGAIN if again else 0)
+
+
+def _how_it_ended(status: int) -> str:
+    if status < 0:
+        return (
+            f"its worker process was ended by {signal.Signals(-status).name}; if nobody did that, it had too little memory: "
+            "use fewer --workers"
+        )
+    return f"its worker process ended with status {status}; its error stands in the log"

@@ -1,0 +1,50 @@
+"""Settings of the analysis of recordings, as options of the command: they import without torch."""
+
+from dataclasses import dataclass
+
+from torchtitan.models.dit_tts.errors import check_range, require
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How recordings are cut, heard and compared."""
+
+    min_seconds: float = 1.0
+    """Shortest segment; shorter speech gets silence around it, or stays with what is next to it."""
+
+    max_seconds: float = 30.0
+    """Longest segment; at least twice the shortest."""
+
+    pause_seconds: float = 0.5
+    """Pause that ends a segment; speech that is too long is also cut at shorter ones."""
+
+    recognizer: str = "faster-whisper:large-v3"
+    """Recognizer of the text: whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER or package.module:factory."""
+
+    verbatim_recognizer: str = ""
+    """Another recognizer, for the verbatim text and to compare with; empty: the text is the verbatim one, too, there is
+    no agreement, and no segment is of high quality."""
+
+    language: str = ""
+    """Language code of the recordings, such as en; empty: as the recognizer tells it."""
+
+    speaker_encoder: str = "resemblyzer"
+    """Encoder of voices: resemblyzer, xvector:HUB_NAME_OR_FOLDER or package.module:factory."""
+
+    speaker_threshold: float = 0.8
+    """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder."""
+
+    batch_size: int = 16
+    """Segments that a recognizer hears at once, if it can."""
+
+    def check(self) -> None:
+        """Raises InputError where a number is out of its range."""
+        check_range("--min-seconds", self.min_seconds, 0.2, 30.0)
+        check_range("--max-seconds", self.max_seconds, 0.4, 120.0)
+        require(
+            self.max_seconds >= 2 * self.min_seconds,
+            f"--max-seconds = {self.max_seconds}, but it must be at least twice --min-seconds, {self.min_seconds}",
+        )
+        check_range("--pause-seconds", self.pause_seconds, 0.15, 10.0)
+        check_range("--speaker-threshold", self.speaker_threshold, 0.05, 0.99)
+        check_range("--batch-size", self.batch_size, 1, 1024)

@@ -1,0 +1,186 @@
+"""SOURCE of `titan-tts collect`: which recordings it names, and the hashes of their contents."""
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from titan_tts.collect.queue import Queue, Source
+from titan_tts.prepare.formats import find_files, has_pattern
+from titan_tts.prepare.recordings import is_utf8
+from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.data.storage import plain_name, urls_of
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import is_remote, local_path
+
+_NAMES = (
+    "wav wave flac ogg oga opus mp3 mp2 m4a m4b mp4 aac webm mka mkv mov wma aif aiff caf w64 au"
+)
+AUDIO_SUFFIXES = tuple(
+    f".{each}" for name in _NAMES.split() for each in (name, name.upper(), name.capitalize())
+)
+LIST_SUFFIXES = (".txt", ".lst", ".list")
+_BATCH = 32  # files between two notes in the queue
+
+
+@dataclass(frozen=True)
+class Found:
+    """A recording that SOURCE names; `name`: relative to SOURCE."""
+
+    path: str
+    name: str
+
+
+def list_source(source: str) -> list[Found]:
+    """Recordings of a folder and what lies below it, of a glob, of a list (a text file of paths and URLs, a line each),
+    a single file, or the URL of one, of a folder or a glob; sorted by name. Of a folder those with the suffix of audio.
+    """
+    path = source if is_remote(source) else local_path(source)
+    if path.endswith(LIST_SUFFIXES) and os.path.isfile(path):
+        found = _listed(path)
+    else:
+        paths, is_folder = _in_store(path) if is_remote(path) else _on_disk(path)
+        fixed = list(takewhile(lambda part: not has_pattern(part), path.rstrip("/").split("/")))
+        root = "/".join(fixed if is_folder or has_pattern(path) else fixed[:-1]) + "/"
+        found = [Found(each, plain_name(each).removeprefix(plain_name(root))) for each in paths]
+    if not found:
+        raise InputError(
+            f"SOURCE = {source} names no recording; give a folder or a bucket with audio files below it, a glob, or a text "
+            f"file ({', '.join(LIST_SUFFIXES)}) with a path in each line"
+        )
+    for each in found:
+        if not is_utf8(each.path):
+            shown = os.fsencode(each.path).decode(errors="backslashreplace")
+            raise InputError(f"SOURCE: the name {shown} is not UTF-8; rename the file")
+    return sorted(found, key=lambda each: (each.name, each.path))
+
+
+def _listed(path: str) -> list[Found]:
+    found = {}
+    text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        target = line if is_remote(line) else os.path.join(os.path.dirname(path), line)
+        if not is_remote(line) and not os.path.isfile(target):
+            raise InputError(f"{path} line {number}: {line} is no file; correct or remove the line")
+        found[target] = Found(target, plain_name(line))
+    return list(found.values())
+
+
+def _on_disk(path: str) -> tuple[list[str], bool]:
+    """Files of a path or a glob, and whether it is a folder."""
+    is_folder = os.path.isdir(path)
+    return find_files(path, AUDIO_SUFFIXES if is_folder else ("",), below=True), is_folder
+
+
+def _in_store(url: str) -> tuple[list[str], bool]:
+    """URLs of a URL or a glob of one, and whether it is a folder."""
+    store, path = remote.filesystem(url)
+    store.invalidate_cache()
+    if glob.has_magic(path):
+        return urls_of(url, remote.call(url, "listed", lambda: store.glob(path))), False
+    if remote.call(url, "listed", lambda: store.isfile(path)):
+        return [url], False
+    names = remote.call(url, "listed", lambda: store.find(path))
+    return urls_of(url, [name for name in names if name.endswith(AUDIO_SUFFIXES)]), True
+
+
+def size_and_version(path: str) -> tuple[int, int]:
+    """Bytes of a file or an object, and a number that changes with its content (0: unknown)."""
+    if is_remote(path):
+        return remote.stat(path, fresh=True)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return status.st_size, status.st_mtime_ns
+
+
+def register(source: str, queue: Queue, prune: bool) -> dict[str, Source]:
+    """Lists SOURCE into the queue. What was read before and has the size and time of then is not read again.
+
+    Returns:
+        {path: source} of all that the folder is made of: what SOURCE names now, and what earlier ones did, unless
+        `prune` forgets that. A path whose content has changed stands for the new content.
+    """
+    known, states, listed = queue.sources(), queue.states(), list_source(source)
+    fresh: list[Source] = []
+
+    def note() -> None:
+        # The source first: a job without one could not be done.
+        queue.put_sources(fresh)
+        queue.add((each.file, each.size) for each in fresh if each.file not in states)
+        fresh.clear()
+
+    for each in tqdm(listed, "reading names and contents", unit="file", mininterval=1.0):
+        found, before = size_and_version(each.path), known.get(each.path)
+        if before and before[2:4] == found and found[1]:
+            file = before.file
+        else:
+            file = content_id(each.path)
+            if size_and_version(each.path) != found:
+                raise InputError(
+                    f"{each.path}: changes while it is read; start again when it is complete"
+                )
+        fresh.append(Source(each.path, each.name, *found, file))
+        if len(fresh) >= _BATCH:
+            note()
+    note()
+    if prune:
+        queue.forget_sources(known.keys() - {each.path for each in listed})
+    return queue.sources()
+
+
+def content_id(path: str) -> str:
+    """FILE_ID of a file's or an object's bytes."""
+
+    def hashed(opened: Any) -> str:
+        with opened as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+    if is_remote(path):
+        store, name = remote.filesystem(path)
+        return remote.call(path, "read", lambda: hashed(store.open(name, "rb")))
+    try:
+        return hashed(open(path, "rb"))
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+@contextmanager
+def local_copy(source: Source, folder: Path) -> Iterator[str]:
+    """The path of a recording, one of a store as a file in `folder` while the block runs. Raises InputError where the
+    content is, or becomes, another one than was listed."""
+
+    def check() -> None:
+        if size_and_version(source.path) != (source.size, source.version):
+            raise InputError(
+                f"{plain_name(source.path)}: has changed since it was listed; run the command again"
+            )
+
+    check()
+    if is_remote(source.path):
+        store, name = remote.filesystem(source.path)
+        folder.mkdir(parents=True, exist_ok=True)
+        copy = folder / "recording"
+        remote.call(source.path, "downloaded", lambda: store.get_file(name, str(copy)))
+        try:
+            yield str(copy)
+        finally:
+            copy.unlink()
+    else:
+        yield source.path
+    check()
+
+
+def _unreadable(path: str, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be read ({error.strerror}); check the disk and its rights")
