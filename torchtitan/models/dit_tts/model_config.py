@@ -192,91 +192,26 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         return n_params, flops // seq_len
 
 
+def _flavor(decoder: Sequence[int], speaker: Sequence[int], **others: Any) -> DiTTTSModelConfig:
+    names = "dim", "n_layers", "n_heads", "mlp_dim"
+    sizes: dict[str, Any] = dict(zip(names, decoder, strict=True))
+    sizes |= {f"speaker_{name}": size for name, size in zip(names, speaker, strict=True)}
+    return DiTTTSModelConfig(**sizes, **others)
+
+
+# Width, blocks, heads and hidden width of the decoder and of the speaker encoder. 60M and 300M: every width of the second
+# is twice the first's, at heads of the same width, as [optimizer] base_dim asks for.
 _FLAVORS = {
-    "debug": DiTTTSModelConfig(
-        dim=192,
-        n_layers=4,
-        n_heads=4,
-        mlp_dim=528,
-        speaker_dim=128,
-        speaker_n_layers=2,
-        speaker_n_heads=2,
-        speaker_mlp_dim=352,
-        text_dim=128,
-        adaln_rank=32,
-        timestep_dim=128,
+    "debug": _flavor(
+        (192, 4, 4, 528), (128, 2, 2, 352), text_dim=128, adaln_rank=32, timestep_dim=128
     ),
-    "18M": DiTTTSModelConfig(
-        dim=320,
-        n_layers=8,
-        n_heads=5,
-        mlp_dim=880,
-        speaker_dim=192,
-        speaker_n_layers=3,
-        speaker_n_heads=3,
-        speaker_mlp_dim=528,
-        text_dim=192,
-        adaln_rank=32,
-    ),
-    # 60M and 300M: every width of the second is twice the first's, at heads of the same width, as
-    # [optimizer] base_dim asks for.
-    "60M": DiTTTSModelConfig(
-        dim=512,
-        n_layers=12,
-        n_heads=8,
-        mlp_dim=1408,
-        speaker_dim=256,
-        speaker_n_layers=4,
-        speaker_n_heads=4,
-        speaker_mlp_dim=704,
-        text_dim=256,
-        adaln_rank=64,
-    ),
-    "300M": DiTTTSModelConfig(
-        dim=1024,
-        n_layers=16,
-        n_heads=16,
-        mlp_dim=2816,
-        speaker_dim=512,
-        speaker_n_layers=6,
-        speaker_n_heads=8,
-        speaker_mlp_dim=1408,
-        text_dim=512,
-        adaln_rank=128,
-    ),
-    "800M": DiTTTSModelConfig(),
-    "3B": DiTTTSModelConfig(
-        dim=2560,
-        n_layers=32,
-        n_heads=20,
-        mlp_dim=7040,
-        speaker_dim=1024,
-        speaker_n_heads=8,
-        speaker_mlp_dim=2816,
-        text_dim=1152,
-    ),
-    "8B": DiTTTSModelConfig(
-        dim=4096,
-        n_layers=32,
-        n_heads=32,
-        mlp_dim=11264,
-        speaker_dim=1024,
-        speaker_n_heads=8,
-        speaker_mlp_dim=2816,
-        text_dim=2560,
-    ),
-    "duration": DiTTTSModelConfig(
-        task="duration",
-        dim=128,
-        n_layers=3,
-        n_heads=2,
-        mlp_dim=352,
-        speaker_dim=128,
-        speaker_n_layers=1,
-        speaker_n_heads=2,
-        speaker_mlp_dim=352,
-        text_dim=128,
-    ),
+    "18M": _flavor((320, 8, 5, 880), (192, 3, 3, 528), text_dim=192, adaln_rank=32),
+    "60M": _flavor((512, 12, 8, 1408), (256, 4, 4, 704), text_dim=256, adaln_rank=64),
+    "300M": _flavor((1024, 16, 16, 2816), (512, 6, 8, 1408), text_dim=512, adaln_rank=128),
+    "800M": _flavor((1280, 24, 10, 3520), (768, 8, 6, 2112), text_dim=640),
+    "3B": _flavor((2560, 32, 20, 7040), (1024, 8, 8, 2816), text_dim=1152),
+    "8B": _flavor((4096, 32, 32, 11264), (1024, 8, 8, 2816), text_dim=2560),
+    "duration": _flavor((128, 3, 2, 352), (128, 1, 2, 352), text_dim=128, task="duration"),
 }
 
 
