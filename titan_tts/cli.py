@@ -56,6 +56,10 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         },
         "Inspect and check a dataset of shards.",
     ),
+    "annotate": (
+        "annotate.annotate_command",
+        "Open a page to listen to segments and accept, correct or reject their texts.",
+    ),
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export": (
         "export.export_command",

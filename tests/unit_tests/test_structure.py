@@ -40,10 +40,10 @@ FAMILY_LAYERS = [
 COMMAND_LAYERS = [
     {"html", "tables"},
     {"launch.supervisor"},
-    {"plan", "prepare", "doctor"},
+    {"plan", "prepare", "doctor", "annotate.store"},
     {"speak", "grids", "collect"},
     {"evaluate", "export", "serving"},
-    {"launch.torchrun", "launch.slurm_queue", "convert"},
+    {"launch.torchrun", "launch.slurm_queue", "convert", "annotate"},
     {
         "launch.train_command",
         "launch.slurm_command",
@@ -150,7 +150,7 @@ def test_model_is_pure():
 
 def test_what_others_have_written_is_printed_by_show():
     """It escapes what a terminal would obey: a stranger's folder and data have names of any kind."""
-    for room in ("doctor", "evaluate", "export", "speak", "serving"):
+    for room in ("doctor", "evaluate", "export", "speak", "serving", "annotate"):
         for path in (FOLDERS[COMMANDS] / room).rglob("*.py"):
             names = (
                 node.id

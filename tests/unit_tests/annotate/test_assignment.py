@@ -1,0 +1,186 @@
+"""Who gets which segment, what is kept of the decisions, and how far people agree."""
+
+import json
+import sqlite3
+import threading
+
+import pytest
+
+from tests.helpers.collected import segment_id, write_collected, write_list
+from tests.helpers.sentences import refused
+from titan_tts.annotate import assignment
+from titan_tts.annotate.agreement import agreement, cohens_kappa
+from titan_tts.annotate.assignment import Assignments, Taken
+from titan_tts.annotate.segments import read_segments, write_annotated
+from titan_tts.annotate.store import annotations, database_path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_collected(tmp_path / "out", [0.9, 0.2, 1.0, 0.2, 0.5])
+
+
+def opened(folder, double=0.0):
+    return Assignments(database_path(folder), read_segments(folder), double)
+
+
+def ids(folder, annotator, count):
+    desk, found = opened(folder), []
+    for _ in range(count):
+        task = desk.next(annotator)
+        found.append(task and task.segment.id)
+        if task:
+            desk.judge(annotator, task.segment.id, "accept", "yes", None)
+    return found
+
+
+def test_the_least_agreement_comes_first_then_the_id(folder):
+    assert ids(folder, "ann", 6) == [*map(segment_id, (1, 3, 4, 0, 2)), None]
+
+
+def test_nobody_gets_what_another_has_or_has_judged(folder, monkeypatch):
+    desk, other = opened(folder), opened(folder)  # two servers
+    first = desk.next("ann").segment.id
+    assert (
+        desk.next("ann").segment.id == other.next("ann").segment.id == first
+    )  # a page is loaded again
+    second = other.next("bob").segment.id
+    assert second != first
+    with pytest.raises(Taken, match="ann took"):
+        other.judge("bob", first, "accept", "mine", None)
+    desk.judge("ann", first, "reject", "", None)
+    with pytest.raises(Taken, match="ann took"):
+        other.judge("bob", first, "accept", "mine", None)
+    # A lease ends, and the segment goes to whom asks; what its former holder sends late is refused then.
+    now = assignment.time.time()
+    monkeypatch.setattr(assignment.time, "time", lambda: now + 1 + assignment.LEASE_SECONDS)
+    assert desk.next("ann").segment.id == second
+    with pytest.raises(Taken):
+        other.judge("bob", second, "accept", "late", None)
+    assert annotations(folder) == {first: None}
+
+
+def test_many_at_once_judge_each_segment_once(tmp_path):
+    folder = write_collected(tmp_path / "out", [0.5] * 12)
+
+    def work(name):
+        desk = opened(folder)
+        while task := desk.next(name):
+            desk.judge(name, task.segment.id, "accept", name, None)
+
+    threads = [threading.Thread(target=work, args=[f"p{number}"]) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    with sqlite3.connect(database_path(folder)) as connection:
+        rows = connection.execute("SELECT segment, annotator FROM edits").fetchall()
+    assert sorted(segment for segment, _ in rows) == [segment_id(number) for number in range(12)]
+
+
+def test_undo_is_another_row_and_brings_the_segment_back(folder):
+    desk = opened(folder)
+    a, b = segment_id(1), segment_id(3)
+    desk.judge("ann", a, "accept", "one", "uh one")
+    desk.judge("ann", a, "accept", "one", "uh one")  # the page sent it twice
+    desk.judge("ann", b, "reject", "two", "uh two")
+    kept = {"annotated": True, "annotator": "ann", "text": "one", "text_verbatim": "uh one"}
+    assert annotations(folder) == {a: kept, b: None}
+    task = desk.undo("ann")
+    assert (task.segment.id, task.undone.action, task.undone.text) == (b, "reject", "two")
+    assert annotations(folder) == {a: kept} and opened(folder).next("ann").segment.id == b
+    assert opened(folder).undo("ann").segment.id == a and annotations(folder) == {}
+    assert opened(folder).undo("ann") is None
+    with sqlite3.connect(database_path(folder)) as connection:
+        actions = [row[0] for row in connection.execute("SELECT action FROM edits ORDER BY id")]
+        assert actions == ["accept", "reject", "undo", "undo"]
+        with pytest.raises(sqlite3.IntegrityError, match="kept"):
+            connection.execute("DELETE FROM edits")
+        with pytest.raises(sqlite3.IntegrityError, match="kept"):
+            connection.execute("UPDATE edits SET text = ''")
+
+
+def test_a_skipped_segment_comes_back_last(folder):
+    desk, seen = opened(folder), []
+    for _ in range(7):
+        seen.append(desk.next("ann").segment.id)
+        desk.judge("ann", seen[-1], "skip", "", None)
+    order = [*map(segment_id, (1, 3, 4, 0, 2))]
+    assert seen == order + order[:2] and annotations(folder) == {}
+    assert desk.progress()["done"] == 0 and desk.next("bob").segment.id == order[0]
+
+
+def test_two_people_judge_a_part_and_are_compared(tmp_path):
+    folder = write_collected(tmp_path / "out", [0.5] * 200)
+    desk = opened(folder, 0.25)
+    double = {name for name, wanted in desk.wanted.items() if wanted == 2}
+    assert 30 < len(double) < 70 and opened(folder, 0.25).wanted == desk.wanted
+    one, two, three = sorted(double)[:3]
+    desk.judge("bob", one, "accept", "a bad dog", None)
+    desk.judge("ann", one, "accept", "the bad dog", None)
+    for name, action in (("bob", "reject"), ("ann", "reject")):
+        desk.judge(name, two, action, "x", None)
+    for name, action in (("ann", "accept"), ("bob", "reject")):
+        desk.judge(name, three, action, "x", None)
+    with pytest.raises(Taken, match="ann and bob"):
+        desk.judge("carl", one, "reject", "", None)
+    found = agreement(desk.pairs())
+    # Observed 2/3; ann accepts 2/3 and bob 1/3: expected 2/3 * 1/3 + 1/3 * 2/3 = 4/9; kappa = (2/9) / (5/9).
+    assert found == (3, pytest.approx(0.4), pytest.approx(1 / 3))
+    assert str(found) == "3 judged by two, Cohen's kappa 0.40, 33.3 % of words differ"
+    assert annotations(folder)[three] is None and annotations(folder)[one]["annotator"] == "ann"
+    assert desk.progress() == {"done": 3, "rejected": 2, "all": 200} | {
+        name: pytest.approx(n * 0.5 / 3600) for name, n in (("hours_done", 3), ("hours", 200))
+    }
+
+
+def test_kappa_of_chance_is_none_or_zero():
+    assert cohens_kappa([]) is None and cohens_kappa([("accept", "accept")] * 3) is None
+    assert cohens_kappa([("a", "a"), ("a", "r"), ("r", "a"), ("r", "r")]) == 0
+    assert cohens_kappa([("a", "r"), ("r", "a")]) == -1
+
+
+def test_a_list_keeps_the_rows_that_nobody_judged_byte_for_byte(tmp_path):
+    path = write_list(tmp_path, 4, note=["ü"], duration=0.5)
+    before = path.read_bytes().splitlines()
+    desk = opened(path)
+    desk.judge("ann", "k1", "accept", "größer", None)
+    desk.judge("ann", "k2", "reject", "", None)
+    assert write_annotated(path) == tmp_path / "list.annotated.jsonl"
+    first, second, last = (tmp_path / "list.annotated.jsonl").read_bytes().splitlines()
+    assert (first, last) == (before[0], before[3]) and path.read_bytes().splitlines() == before
+    changes = {"text": "größer", "annotated": True, "annotator": "ann"}
+    assert json.loads(second) == json.loads(before[1]) | changes
+    assert desk.progress()["hours"] == pytest.approx(2 / 3600)
+
+
+def test_the_collection_has_what_was_decided(folder):
+    audio = {path: path.read_bytes() for path in folder.glob("files/*/*")}
+    desk = opened(folder)
+    desk.judge("ann", segment_id(2), "accept", "größer", "uh größer")
+    desk.judge("ann", segment_id(0), "reject", "", None)
+    path = write_annotated(folder)
+    rows = {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert path.name == "collection.jsonl" and list(rows) == [*map(segment_id, (1, 2, 3, 4))]
+    changed = {
+        "annotated": True,
+        "annotator": "ann",
+        "text": "größer",
+        "text_verbatim": "uh größer",
+    }
+    assert rows[segment_id(2)].items() >= changed.items()
+    assert rows[segment_id(1)]["text"] == "Text 1." and "annotated" not in rows[segment_id(1)]
+    assert {path: path.read_bytes() for path in folder.glob("files/*/*")} == audio
+
+
+def test_what_cannot_be_annotated(tmp_path, folder):
+    desk = opened(folder)
+    refused(lambda: desk.judge("ann", segment_id(0), "accept", " ", None), "needs a text")
+    refused(lambda: read_segments(tmp_path / "none"), "has no segments", "titan-tts collect")
+    path = write_list(tmp_path, 2)
+    path.write_text(path.read_text() * 2)
+    refused(lambda: read_segments(path), "two rows have the id 'k0'")
+    path.write_text('{"audio": "a.wav"}\n')
+    refused(lambda: read_segments(path), "list.jsonl", "a string is needed")
+    database_path(folder).write_bytes(b"no database at all" * 100)
+    refused(lambda: opened(folder), "annotations.sqlite cannot be used")

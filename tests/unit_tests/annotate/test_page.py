@@ -1,0 +1,183 @@
+"""The server: what it refuses; the page, driven by keys in a browser; the command's end."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.helpers.browser import tab
+from tests.helpers.collected import segment_id, write_collected, write_list
+from titan_tts.annotate.assignment import Assignments
+from titan_tts.annotate.segments import read_segments
+from titan_tts.annotate.store import annotations, database_path
+from titan_tts.cli import main
+from tools.harness.forked import start_titan_tts
+
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+
+
+@contextmanager
+def served(target, **settings):
+    """(address, token) of a server in this process."""
+    from titan_tts.annotate.app import build_app
+    from titan_tts.serving.connections import server
+    from titan_tts.serving.serve_command import listen
+
+    desk = Assignments(database_path(target), read_segments(target))
+    settings = {"title": "<b>out", "annotator": "", "tokens": ("[S1]", "(laugh)")} | settings
+    listening = listen("127.0.0.1", 0)
+    listening.listen()
+    running = server(build_app(target, desk, settings), 60)
+    thread = threading.Thread(target=running.run, args=([listening],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", desk.token
+    finally:
+        running.should_exit = True
+        thread.join(20)
+
+
+def ask(address, token, body=None):
+    """(status, body) of an answer."""
+    request = urllib.request.Request(address, body and json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_only_who_has_the_token_and_only_by_id(tmp_path):
+    folder = write_collected(tmp_path / "out", [0.5, 0.4])
+    (tmp_path / "out/secret.wav").write_bytes(b"RIFF")
+    body = {"annotator": "ann", "segment": segment_id(0), "action": "accept", "text": "x"}
+    with served(folder) as (address, token):
+        status, page = ask(f"{address}/", None)
+        assert status == 200 and token.encode() not in page and b"Text 0" not in page
+        for path, sent in (("settings", None), ("next", {"annotator": "ann"}), ("judge", body)):
+            for wrong in (None, token[:-1] + "!"):
+                assert ask(f"{address}/v1/{path}", wrong, sent)[0] == 401
+        assert annotations(folder) == {}
+        for name in (
+            "secret.wav",
+            "../out/secret.wav",
+            "files",
+            "",
+            str(tmp_path / "out/secret.wav"),
+        ):
+            assert ask(f"{address}/v1/audio?segment={name}", token)[0] == 404
+            assert ask(f"{address}/v1/judge", token, body | {"segment": name})[0] == 404
+        for change in (
+            {"action": "delete"},
+            {"annotator": ""},
+            {"annotator": "a" * 65},
+            {"text": 3},
+        ):
+            assert ask(f"{address}/v1/judge", token, body | change)[0] == 422
+        assert ask(f"{address}/v1/judge", token, body | {"text": " "})[0] == 400
+        assert ask(f"{address}/v1/judge", token, body | {"text": "x" * 2**21})[0] == 413
+        assert ask(f"{address}/v1/undo", token, {"annotator": "ann"})[0] == 404
+        assert annotations(folder) == {}
+        status, sound = ask(f"{address}/v1/audio?segment={segment_id(1)}", token)
+        (tmp_path / "a.wav").write_bytes(sound)
+        samples, rate = soundfile.read(tmp_path / "a.wav")
+        spectrum = np.abs(np.fft.rfft(samples))
+        assert rate == 16_000 and len(samples) == 8_000 and spectrum.argmax() * 2 == 400
+    with served(folder) as (_, again):
+        assert again == token  # a link stays good
+
+
+def test_the_page_by_keys(tmp_path):
+    """Tokens where the caret is, the differences, undo, a refusal that keeps the text, a name that is asked once."""
+    folder = write_collected(tmp_path / "out", [0.5, 0.1])
+
+    async def drive(address):
+        async with tab(address, tmp_path / "profile", answer=" ann ") as page:
+            await page.until(f"segment?.id == '{segment_id(1)}' && samples?.length == 8000")
+            assert await page.value("document.title") == "<b>out"
+            marked = "[...document.querySelectorAll('mark')].map(m => m.textContent).join()"
+            assert await page.value(marked) == "uh"
+            await page.press("e")
+            await page.value("fields[0].setSelectionRange(4, 4)")  # between "Text" and " 1."
+            await page.press("2", alt=True)
+            await page.press("Escape")
+            await page.press("v")
+            await page.type(" yes")
+            await page.press("Escape")
+            await page.press("1")
+            await page.press("Enter")
+            await page.until(f"segment.id == '{segment_id(0)}' && !busy")
+            texts = {"text": "Text (laugh) 1.", "text_verbatim": "uh text 1 yes [S1]"}
+            kept = {"annotated": True, "annotator": "ann", **texts}
+            assert annotations(folder) == {segment_id(1): kept}
+            await page.press("u")
+            await page.until(f"segment.id == '{segment_id(1)}' && !busy")
+            assert await page.value("fields[0].value + '|' + fields[1].value") == "|".join(
+                texts.values()
+            )
+            await page.press("x")
+            await page.until(f"segment.id == '{segment_id(0)}' && !busy")
+            await page.press("e")
+            await page.value("fields[0].select()")
+            await page.type(" ")
+            await page.press("Enter")
+            await page.until("!at('notice').hidden && !busy")
+            assert "needs a text" in await page.value("at('notice').textContent")
+            assert annotations(folder) == {segment_id(1): None}
+
+    with served(folder) as (address, token):
+        asyncio.run(drive(f"{address}/#{token}"))
+
+
+def test_ten_segments_by_keyboard_are_in_the_next_export(tmp_path, capsys):
+    path = write_list(tmp_path, 12, text_verbatim="uh")
+    # By id k10 and k11 would stand behind k1.
+    path.write_text(path.read_text().replace("k10", "l10").replace("k11", "l11"))
+
+    async def drive(address):
+        async with tab(address, tmp_path / "profile") as page:
+            for number in range(10):
+                await page.until(f"segment?.id == 'k{number}' && !busy")
+                if number == 3:
+                    await page.press("x")
+                    continue
+                await page.press("e")
+                await page.type(f", heard {number}")
+                await page.press("Enter")
+            await page.until("segment.id == 'l10' && !busy")
+
+    with served(path, annotator="ann") as (address, token):
+        asyncio.run(drive(f"{address}/#{token}"))
+    assert main(["annotate", str(path), "--export"]) == 0
+    assert "10 of 12 segments annotated, 1 rejected" in capsys.readouterr().out
+    rows = list(map(json.loads, (tmp_path / "list.annotated.jsonl").read_text().splitlines()))
+    kept = [number for number in range(12) if number != 3]
+    assert [row["audio"] for row in rows] == [f"{number}.wav" for number in kept]
+    for number, row in zip(kept, rows, strict=True):
+        heard = f", heard {number}" if number < 10 else ""
+        assert row["text"] == f"text {number}{heard}" and ("annotated" in row) == (number < 10)
+
+
+def test_a_stopped_server_writes_the_list(tmp_path):
+    path, log = write_list(tmp_path, 1), tmp_path / "log"
+    log.touch()
+    process = start_titan_tts("annotate", path, "--port=0", log=log)
+    while not re.search(r"http://127.0.0.1:\d+/#\S+\n", log.read_text()):
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert (tmp_path / "list.annotated.jsonl").read_bytes() == path.read_bytes()

@@ -1,0 +1,103 @@
+"""`titan-tts annotate`: a local page on which people correct the texts of segments."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
+
+if TYPE_CHECKING:
+    from titan_tts.annotate.assignment import Assignments
+
+_MAX_TOKENS = 9  # keys 1 to 9
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Open a page to listen to segments and accept, correct or reject their texts.
+
+    The edits are kept in a database beside the segments. On leaving the server the annotated collection.jsonl (of a
+    manifest NAME.annotated.jsonl) is written.
+    """
+
+    output: tyro.conf.Positional[str]
+    """Folder that `titan-tts collect` wrote, or a .jsonl file with audio and text."""
+
+    export: bool = False
+    """Only write the annotated collection.jsonl or NAME.annotated.jsonl, and print how far annotators agree."""
+
+    annotator: str = ""
+    """Name that the page suggests; otherwise it asks."""
+
+    tokens: str = "[S1],[S2],(laugh),(breath)"
+    """Turns and events that the keys 1 to 9 insert into a text, separated by commas."""
+
+    double: float = 0.0
+    """Fraction of the segments that two people annotate, to measure how far they agree."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 also serves other machines."""
+
+    port: int = 8010
+    """Port to listen on; 0: a free one, which is printed."""
+
+
+def run(options: Options) -> int:
+    check_range("--port", options.port, 0, 2**16 - 1)
+    check_range("--double", options.double, 0, 1)
+    tokens = tuple(filter(None, (each.strip() for each in options.tokens.split(","))))
+    if len(tokens) > _MAX_TOKENS:
+        raise InputError(f"--tokens has {len(tokens)} tokens, but keys are 1 to 9; leave some out")
+    target = Path(options.output)
+    if not options.export:
+        _serve(options, target, tokens)
+    _export(options, target)
+    return 0
+
+
+def _serve(options: Options, target: Path, tokens: tuple[str, ...]) -> None:
+    require_modules("fastapi", "uvicorn", "soundfile")
+    from titan_tts.annotate.app import build_app
+    from titan_tts.launch.supervisor import interrupt_on_signals
+    from titan_tts.serving.connections import server
+    from titan_tts.serving.serve_command import listen
+
+    assignments = _assignments(options, target)
+    listening = listen(options.host, options.port)
+    settings = {"title": target.resolve().name, "annotator": options.annotator, "tokens": tokens}
+    app = build_app(target, assignments, settings)
+    port = listening.getsockname()[1]
+    listening.listen()  # clients may connect once the line is printed
+    show(
+        f"annotate {len(assignments.segments)} segments at http://{options.host}:{port}/#{assignments.token}"
+    )
+    show("Ctrl-C ends the server and writes the annotated list")
+    interrupt_on_signals()
+    with suppress(KeyboardInterrupt):  # the usual end
+        server(app, patience=60.0).run([listening])
+
+
+def _assignments(options: Options, target: Path) -> "Assignments":
+    from titan_tts.annotate.assignment import Assignments
+    from titan_tts.annotate.segments import read_segments
+    from titan_tts.annotate.store import database_path
+
+    return Assignments(database_path(target), read_segments(target), options.double)
+
+
+def _export(options: Options, target: Path) -> None:
+    from titan_tts.annotate.agreement import agreement
+    from titan_tts.annotate.segments import write_annotated
+    from titan_tts.annotate.store import database_path
+
+    if not database_path(target).exists():
+        raise InputError(f"{target} has no annotations; run titan-tts annotate without --export")
+    assignments = _assignments(options, target)
+    path, progress = write_annotated(target), assignments.progress()
+    counts = f"{progress['done']} of {progress['all']} segments annotated"
+    show(f"{path}: {counts}, {progress['rejected']} rejected")
+    if line := str(agreement(assignments.pairs())):
+        show(line)

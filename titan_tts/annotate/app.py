@@ -1,0 +1,111 @@
+"""The annotation server's answers. All but the page itself, which holds no data, need the token of the page's address,
+so that no other page in the browser and no other machine can ask."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, Field
+
+from titan_tts.annotate.agreement import agreement
+from titan_tts.annotate.assignment import Assignments, Taken, Task
+from titan_tts.annotate.segments import Segment, load_audio
+from titan_tts.html import PAGE_STYLE
+from titan_tts.serving.refusals import BodyCheck, KeyCheck, Refusal
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.audio import to_mono
+from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
+
+_PAGE = Path(__file__).with_name("page.html")
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; media-src blob:; "
+    "frame-ancestors 'none'"
+)
+_FACTS = ("agreement", "speaker", "language", "source", "quality", "snr_db")
+_MAX_BYTES, _PATIENCE = 2**20, 60.0
+
+
+class Who(BaseModel):
+    annotator: str = Field(min_length=1, max_length=64)
+
+
+class Judgement(Who):
+    segment: str
+    action: Literal["accept", "reject", "skip"]
+    text: str
+    text_verbatim: str | None = None
+
+
+def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) -> FastAPI:
+    """The application. `settings`: title, suggested annotator and tokens, for the page."""
+    app = FastAPI(title="titan-tts annotate", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BodyCheck, limit=_MAX_BYTES, seconds=_PATIENCE)
+    app.add_middleware(KeyCheck, key=assignments.token)
+
+    @app.exception_handler(Refusal)
+    async def refuse(request: Request, refusal: Refusal) -> JSONResponse:
+        return refusal.response()
+
+    @app.exception_handler(InputError)
+    async def refuse_input(request: Request, error: InputError) -> JSONResponse:
+        status = 409 if isinstance(error, Taken) else 400
+        return Refusal(status, str(error), "invalid_request").response()
+
+    def find(segment: str) -> Segment:
+        if segment not in assignments.segments:
+            raise Refusal(404, f"there is no segment {segment!r}", "segment_not_found")
+        return assignments.segments[segment]
+
+    def answer(task: Task | None) -> dict[str, Any]:
+        shown = None
+        if task is not None:
+            of, begin = task.segment, task.undone or task.segment
+            shown = {
+                "id": of.id,
+                "recognized": {"text": of.text, "text_verbatim": of.text_verbatim},
+                "texts": {"text": begin.text, "text_verbatim": begin.text_verbatim},
+                "undone": task.undone and task.undone.action,
+                "facts": {name: of.row.get(name) for name in _FACTS},
+            }
+        return {"segment": shown, "progress": assignments.progress()}
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        content = _PAGE.read_text(encoding="utf-8").replace("/* page_style */", PAGE_STYLE)
+        headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
+        return HTMLResponse(content, headers=headers)
+
+    @app.get("/v1/settings")
+    def get_settings() -> dict[str, Any]:
+        return settings
+
+    @app.post("/v1/next")
+    def next_segment(body: Who) -> dict[str, Any]:
+        return answer(assignments.next(body.annotator))
+
+    @app.post("/v1/judge")
+    def judge(body: Judgement) -> dict[str, Any]:
+        texts = (body.text, body.text_verbatim)
+        assignments.judge(body.annotator, find(body.segment).id, body.action, *texts)
+        return answer(assignments.next(body.annotator))
+
+    @app.post("/v1/undo")
+    def undo(body: Who) -> dict[str, Any]:
+        task = assignments.undo(body.annotator)
+        if task is None:
+            raise Refusal(404, "there is nothing to undo", "nothing_to_undo")
+        return answer(task)
+
+    @app.get("/v1/audio")
+    def audio(segment: str) -> Response:
+        found = load_audio(target, find(segment))
+        sound = torch.from_numpy(to_mono(found.samples))
+        return Response(encoded(sound, found.rate, "wav"), media_type="audio/wav")
+
+    @app.get("/v1/agreement")
+    def get_agreement() -> dict[str, str]:
+        return {"line": str(agreement(assignments.pairs()))}
+
+    return app

@@ -1,0 +1,146 @@
+"""Who gets which segment next: those on which the recognizers agree least come first, and no segment goes to two people
+at the same time."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from titan_tts.annotate.segments import Segment
+from titan_tts.annotate.store import Edit, History, create, opened
+from titan_tts.prepare.recordings import drawn
+from torchtitan.models.dit_tts.errors import InputError, require
+
+LEASE_SECONDS = 600.0
+"""A segment that was given to somebody so long ago may go to somebody else"""
+
+
+class Taken(InputError):
+    """A segment that somebody else has or has annotated."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A segment for an annotator; `undone`: the decision about it that was taken back."""
+
+    segment: Segment
+    undone: Edit | None = None
+
+
+class Assignments:
+    """The segments of a collection with their history and leases. Threads and several servers may share the database.
+
+    Attributes:
+        token: what requests to the server must have.
+    """
+
+    def __init__(self, path: Path, segments: dict[str, Segment], double: float = 0.0):
+        """`double`: fraction of the segments that two people annotate."""
+        self.path, self.segments = path, segments
+        self.order = sorted(segments.values(), key=lambda each: (each.agreement, each.id))
+        # Not the draw of `prepare --heldout-fraction`, which would take the same segments.
+        self.wanted = {i: 1 + (drawn(f"annotated twice: {i}", 0) < double) for i in segments}
+        self.history, self._lock, self.token = History(), Lock(), create(path)
+
+    def next(self, annotator: str) -> Task | None:
+        """The segment that the annotator has a lease of, else the first that is free; skipped ones come last."""
+        with self._transaction() as (connection, leases):
+            free = [each for each in self.order if self._is_free(each.id, annotator, leases)]
+            if not free:
+                return None
+            mine = (each for each in free if annotator in leases.get(each.id, ()))
+            chosen = next(mine, None) or min(free, key=lambda s: len(self._edits(s.id, annotator)))
+            _lease(connection, annotator, chosen.id)
+            return Task(chosen)
+
+    def judge(
+        self, annotator: str, segment: str, action: str, text: str, text_verbatim: str | None
+    ) -> None:
+        """Keeps an accept, a reject or a skip. The same decision again, which a page may send after a lost answer, is
+        not kept twice. Raises Taken, InputError."""
+        require(
+            action != "accept" or bool(text.strip()),
+            "an accepted segment needs a text; reject it if nobody speaks",
+        )
+        decision = (action, text, text_verbatim)
+        with self._transaction() as (connection, leases):
+            last = [(e.action, e.text, e.text_verbatim) for e in self._edits(segment, annotator)]
+            if action != "skip" and last[-1:] == [decision]:
+                return
+            others = self._others(segment, annotator, leases)
+            if len(others) >= self.wanted[segment]:
+                raise Taken(f"{' and '.join(sorted(others))} took this segment meanwhile")
+            _append(connection, segment, annotator, *decision)
+            _lease(connection, annotator, None)
+
+    def undo(self, annotator: str) -> Task | None:
+        """Takes back the annotator's last decision, whose segment is theirs again; None where there is none."""
+        with self._transaction() as (connection, _):
+            edit = self.history.last_of(annotator)
+            if edit is None or edit.segment not in self.segments:
+                return None
+            _append(connection, edit.segment, annotator, "undo", None, None)
+            _lease(connection, annotator, edit.segment)
+            return Task(self.segments[edit.segment], edit)
+
+    def progress(self) -> dict[str, Any]:
+        """Counts and hours of what is annotated by as many people as are wanted, and of all."""
+        with self._transaction():
+            found = {i: self.history.judgements(i) for i in self.segments}
+        done = [i for i, edits in found.items() if len(edits) >= self.wanted[i]]
+
+        def hours(ids: Any) -> float:
+            return sum(self.segments[i].seconds for i in ids) / 3600
+
+        rejected = sum(found[i][-1].action == "reject" for i in done)
+        counts = {"done": len(done), "rejected": rejected, "all": len(found)}
+        return counts | {"hours_done": hours(done), "hours": hours(found)}
+
+    def pairs(self) -> list[tuple[Segment, Edit, Edit]]:
+        """The segments that two people judged, with their judgements in the order of the names."""
+        with self._transaction():
+            judged = [(each, self.history.judgements(each.id)[:2]) for each in self.order]
+        by_name = [(s, sorted(edits, key=lambda edit: edit.annotator)) for s, edits in judged]
+        return [(segment, edits[0], edits[1]) for segment, edits in by_name if len(edits) == 2]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, dict[str, set[str]]]]:
+        """With the history up to date, and the leases that have not ended: {segment: annotators}."""
+        with self._lock, opened(self.path) as connection:
+            self.history.read(connection)
+            leases: dict[str, set[str]] = {}
+            query = "SELECT segment, annotator FROM leases WHERE until > ?"
+            for segment, annotator in connection.execute(query, [time.time()]):
+                leases.setdefault(segment, set()).add(annotator)
+            yield connection, leases
+
+    def _edits(self, segment: str, annotator: str) -> list[Edit]:
+        return self.history.counting.get(segment, {}).get(annotator, [])
+
+    def _others(self, segment: str, annotator: str, leases: dict[str, set[str]]) -> set[str]:
+        judges = {edit.annotator for edit in self.history.judgements(segment)}
+        return (judges | leases.get(segment, set())) - {annotator}
+
+    def _is_free(self, segment: str, annotator: str, leases: dict[str, set[str]]) -> bool:
+        judged = any(edit.action != "skip" for edit in self._edits(segment, annotator)[-1:])
+        return not judged and len(self._others(segment, annotator, leases)) < self.wanted[segment]
+
+
+def _lease(connection: sqlite3.Connection, annotator: str, segment: str | None) -> None:
+    """The one segment that the annotator has, if any."""
+    connection.execute("DELETE FROM leases WHERE annotator = ?", [annotator])
+    if segment is not None:
+        row = (segment, annotator, time.time() + LEASE_SECONDS)
+        connection.execute("INSERT INTO leases VALUES (?, ?, ?)", row)
+
+
+def _append(
+    connection: sqlite3.Connection, segment: str, annotator: str, *decision: str | None
+) -> None:
+    """`decision`: action, text and text_verbatim."""
+    row = (segment, annotator, time.time(), *decision)
+    connection.execute("INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)

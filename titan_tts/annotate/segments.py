@@ -1,0 +1,114 @@
+"""The segments to annotate: of a collected folder or of a manifest; and the manifest with the annotations in it."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations
+from titan_tts.collect.collection import COLLECTION_NAME, write_collection
+from titan_tts.prepare.audio_reader import Loader, Recording
+from titan_tts.prepare.formats.manifest import Manifest
+from titan_tts.prepare.recordings import Unusable, json_object
+from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One recording with its texts.
+
+    Attributes:
+        text: the (clean) transcript, under whichever name the row has it.
+        row: its JSON, as the file has it; `line` holds the same as text.
+        audio: where the audio is, see `prepare.audio_reader`.
+    """
+
+    id: str
+    text: str
+    row: dict[str, Any]
+    line: str
+    audio: dict[str, Any]
+
+    @property
+    def text_verbatim(self) -> str | None:
+        """None where there is only one transcript."""
+        text = self.row.get("text_verbatim")
+        return None if text is None else str(text)
+
+    @property
+    def agreement(self) -> float:
+        """Between the recognizers, 0 to 1; 1 where the row does not say."""
+        value = self.row.get("agreement")
+        return float(value) if isinstance(value, (int, float)) else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """0 where the row does not say."""
+        start, stop = self.row.get("start"), self.row.get("stop")
+        if isinstance(start, (int, float)) and isinstance(stop, (int, float)):
+            return stop - start
+        duration = self.row.get("duration")
+        return float(duration) if isinstance(duration, (int, float)) else 0.0
+
+    @property
+    def language(self) -> str:
+        return str(self.row.get("language") or "")
+
+
+def read_segments(target: Path) -> dict[str, Segment]:
+    """{id: segment} of a collected folder (files/*/segments.jsonl) or of a .jsonl manifest, in the files' order."""
+    if target.suffix == MANIFEST_SUFFIX and target.is_file():
+        lists = [target]
+    else:
+        lists = sorted(target.glob("files/*/segments.jsonl"))
+    if not lists:
+        raise InputError(
+            f"{target} has no segments; give a folder that `titan-tts collect` wrote, or a .jsonl file with audio and text"
+        )
+    found: dict[str, Segment] = {}
+    for path in lists:
+        for segment in _read(path):
+            if segment.id in found:
+                raise InputError(f"{path}: two rows have the id {segment.id!r}; give each its own")
+            found[segment.id] = segment
+    return found
+
+
+def _read(path: Path) -> Iterator[Segment]:
+    """The rows by the rules of `titan-tts prepare`: the same names of columns, the same ids."""
+    # A row that nobody has given a speaker can be annotated, too.
+    manifest = Manifest(Options(source=str(path), output="", speaker="unknown"))
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        lines = [line.rstrip("\r\n") for line in file if line.strip()]
+    for line, item in zip(lines, manifest.items(), strict=True):
+        if isinstance(item, Unusable):
+            raise InputError(f"{path}: {item.key} {item.sentence}; correct or remove the row")
+        yield Segment(item.key, item.text, json_object(line) or {}, line, item.audio)
+
+
+def load_audio(target: Path, segment: Segment) -> Recording:
+    """A segment's samples. Paths are relative to the collected folder, or to the manifest's."""
+    root = target.parent if target.suffix == MANIFEST_SUFFIX else target
+    found = Loader(str(root)).load(segment.audio, 0)
+    assert isinstance(found, Recording)
+    return found
+
+
+def write_annotated(target: Path) -> Path:
+    """A collected folder's collection.jsonl, or a manifest's NAME.annotated.jsonl: without rejected rows, annotated ones
+    with their texts; a manifest's others byte for byte."""
+    if target.suffix != MANIFEST_SUFFIX:
+        write_collection(target)
+        return target / COLLECTION_NAME
+    edits, out = annotations(target), target.with_suffix(".annotated.jsonl")
+    with atomic_file(out) as file:
+        for segment in read_segments(target).values():
+            edit = edits.get(segment.id, {})
+            if edit is None:
+                continue
+            changed = json.dumps(segment.row | edit, ensure_ascii=False)
+            file.write(f"{changed if edit else segment.line}\n".encode())
+    return out

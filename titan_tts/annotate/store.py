@@ -1,0 +1,133 @@
+"""What annotators decided, in SQLite: one append-only table of edits, from which every state is derived.
+
+    id  segment             annotator  action  text     text_verbatim
+    1   1f..-00000-00004    ann        accept  Hello.   uh hello
+    2   1f..-00000-00004    ann        undo                                  # row 1 no longer counts
+    3   1f..-00000-00004    ann        reject  Hello.   uh hello             # the segment is rejected
+
+An undo takes back the annotator's last row of the segment that still counts. Leases, which keep two people from the
+same segment, are in a table of their own; they are no history and may be lost.
+"""
+
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.errors import InputError
+
+MANIFEST_SUFFIX = ".jsonl"
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS edits (id INTEGER PRIMARY KEY AUTOINCREMENT, segment TEXT NOT NULL, "
+    "annotator TEXT NOT NULL, time REAL NOT NULL, action TEXT NOT NULL, text TEXT, text_verbatim TEXT)",
+    "CREATE TRIGGER IF NOT EXISTS no_update BEFORE UPDATE ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END",
+    "CREATE TRIGGER IF NOT EXISTS no_delete BEFORE DELETE ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END",
+    "CREATE TABLE IF NOT EXISTS leases (segment TEXT, annotator TEXT, until REAL, PRIMARY KEY (segment, annotator))",
+    "CREATE TABLE IF NOT EXISTS access (one INTEGER PRIMARY KEY CHECK (one = 1), token TEXT)",
+)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A row of the history; `time` in seconds since 1970."""
+
+    id: int
+    segment: str
+    annotator: str
+    time: float
+    action: str
+    text: str | None
+    text_verbatim: str | None
+
+
+class History:
+    """The edits that count, replayed from the table; `read` adds the rows since the last one.
+
+    Attributes:
+        counting: {segment: {annotator: edits that were not undone, oldest first}}.
+    """
+
+    def __init__(self) -> None:
+        self.counting: dict[str, dict[str, list[Edit]]] = {}
+        self._last = 0
+
+    def read(self, connection: sqlite3.Connection) -> None:
+        for row in connection.execute("SELECT * FROM edits WHERE id > ? ORDER BY id", [self._last]):
+            edit = Edit(*row)
+            edits = self.counting.setdefault(edit.segment, {}).setdefault(edit.annotator, [])
+            if edit.action != "undo":
+                edits.append(edit)
+            elif edits:
+                edits.pop()
+            self._last = edit.id
+
+    def judgements(self, segment: str) -> list[Edit]:
+        """The last accept or reject of every annotator of a segment, oldest first."""
+        last = [edits[-1] for edits in self.counting.get(segment, {}).values() if edits]
+        return sorted((e for e in last if e.action != "skip"), key=lambda edit: edit.id)
+
+    def last_of(self, annotator: str) -> Edit | None:
+        """The annotator's latest edit that counts, which an undo would take back."""
+        edits = [each[annotator][-1] for each in self.counting.values() if each.get(annotator)]
+        return max(edits, key=lambda edit: edit.id, default=None)
+
+
+def database_path(target: Path) -> Path:
+    """Where the edits of a collected folder or of a manifest are: OUTPUT/annotations.sqlite, NAME.annotations.sqlite."""
+    if target.suffix == MANIFEST_SUFFIX:
+        return target.with_suffix(".annotations.sqlite")
+    return target / "annotations.sqlite"
+
+
+@contextmanager
+def opened(path: Path, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    """A transaction, on disk when the block ends and undone where it raises. By default no other writer interleaves."""
+    connection = sqlite3.connect(path, timeout=30, isolation_level=None)
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(begin)
+        yield connection
+        connection.execute("COMMIT")
+    except sqlite3.DatabaseError as error:
+        raise InputError(
+            f"{path} cannot be used ({error}); check the disk and its rights, or restore a copy of it"
+        ) from error
+    finally:
+        connection.close()  # which rolls back what was not committed
+
+
+def create(path: Path) -> str:
+    """Makes the tables where they are missing. Returns the token of the page's address, which a restart keeps."""
+    with opened(path) as connection:
+        for statement in _SCHEMA:
+            connection.execute(statement)
+        token = secrets.token_urlsafe(16)
+        connection.execute("INSERT OR IGNORE INTO access VALUES (1, ?)", [token])
+        return str(connection.execute("SELECT token FROM access").fetchone()[0])
+
+
+def annotations(folder: str | Path) -> dict[str, dict[str, Any] | None]:
+    """The last judgement of every annotated segment of a collected folder (or a manifest's path).
+
+    Returns:
+        {segment id: {"annotated": True, "annotator", "text", and "text_verbatim" where it has one}, or None where the
+        segment was rejected}. Of two annotators the later one counts.
+    """
+    path = database_path(Path(folder))
+    if not path.exists():
+        return {}
+    history = History()
+    with opened(path, "BEGIN") as connection:
+        history.read(connection)
+    found: dict[str, dict[str, Any] | None] = {}
+    for segment in history.counting:
+        for edit in history.judgements(segment):
+            texts = {"text": edit.text, "text_verbatim": edit.text_verbatim}
+            kept = {name: text for name, text in texts.items() if text is not None}
+            row = {"annotated": True, "annotator": edit.annotator, **kept}
+            found[segment] = row if edit.action == "accept" else None
+    return found
