@@ -3,130 +3,38 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-# Severity -> code (a stable name in the JSON) -> (title, advice). An error is corrupt
-# or leaking data, a warning is valid data that is likely to harm a training, a note is worth knowing.
-_KINDS: dict[str, dict[str, tuple[str, str]]] = {
-    "error": {
-        "corrupt_shard": (
-            "Shards that are corrupt or cut off",
-            "Copy or write the shard again; the samples after the fault are lost to training.",
-        ),
-        "incomplete_sample": (
-            "Samples that lack one of their three members",
-            'Complete or remove them; [data] on_error = "skip" trains on the others.',
-        ),
-        "not_finite": (
-            "Samples with NaN or infinite values",
-            "One of them makes the loss NaN: encode these utterances again or remove them.",
-        ),
-        "unusable_sample": (
-            "Samples that cannot be parsed or do not fit the others",
-            'Write them again or remove them; [data] on_error = "skip" trains on the others.',
-        ),
-        "corrupt_sample": (
-            "Samples whose bytes differ from what was written",
-            "A disk or a copy corrupted them: copy the shard again from a valid one.",
-        ),
-        "shard_missing": (
-            "Shards that prepare.json lists and that do not exist",
-            "Copy them, or prepare the dataset again.",
-        ),
-        "shard_changed": (
-            "Shards of another size than prepare.json recorded",
-            "Copy them again; if they were changed on purpose, remove prepare.json.",
-        ),
-        "zero_latents": (
-            "Latents that are all zero",
-            "Nothing was encoded: encode these utterances again or remove them.",
-        ),
-        "constant_latents": (
-            "Latents that never change",
-            "Every frame is the same, which speech never is: encode again or remove them.",
-        ),
-        "constant_reference": (
-            "References that are all zero or never change",
-            "They hold no information about the speaker: titan-tts prepare into a new folder "
-            "chooses others; in your own shards take another utterance of the speaker, or none.",
-        ),
-        "reference_from_target": (
-            "References with frames of their own target",
-            "The model copies its target: titan-tts prepare into a new folder chooses others; in your "
-            "own shards take another utterance of the speaker, or none.",
-        ),
-        "texts_of_others": (
-            "Longer texts are not longer speech",
-            "The texts belong to other recordings, as if a list were shifted by a row: listen to a few.",
-        ),
-        "heldout_in_training": (
-            "Held-out samples with the latents of a training sample",
-            "Their metrics measure memorization: remove them from one of the two.",
-        ),
-    },
-    "warning": {
-        "std_outlier": (
-            "Latents with a standard deviation far from the others'",
-            "Often a different loudness, a different codec or silence: listen to a few.",
-        ),
-        "peak_outlier": (
-            "Latents with a maximum magnitude far above the others'",
-            "Often a corrupt or clipped recording: listen to a few.",
-        ),
-        "constant_channel": (
-            "Channels that are the same in every frame",
-            "The codec does not use them, or they were lost in processing.",
-        ),
-        "chars_per_second_outlier": (
-            "Speech much faster or slower than the rest",
-            "Text and audio probably do not match, or one of them is cut off.",
-        ),
-        "empty_text": (
-            "Samples without text",
-            "The model learns to speak from nothing: give them their text or remove them.",
-        ),
-        "long_text": (
-            "Texts above max_text_tokens",
-            "Training drops them ([data] on_too_long): raise max_text_tokens or split them.",
-        ),
-        "long_latents": (
-            "Latents above max_frames",
-            "Training drops or crops them ([data] on_too_long): raise max_frames or split them.",
-        ),
-        "duration_mismatch": (
-            "Latents whose length differs from their target_duration",
-            "Audio was cut or padded, or the frame rate differs: see --frames-per-second.",
-        ),
-        "bad_duration": (
-            "Samples whose target_duration is not a positive number",
-            "Write the duration in seconds.",
-        ),
-        "duplicate_latents": (
-            "Samples with the latents of an earlier sample",
-            "The same recording counts several times: remove the copies.",
-        ),
-    },
-    "note": {
-        "duplicate_text": (
-            "Samples with speaker and text of an earlier sample",
-            "Several takes of one sentence, or copies that were encoded separately.",
-        ),
-        "single_utterance_speaker": (
-            "Speakers with one utterance",
-            "No other utterance can be their reference.",
-        ),
-        "no_speaker": (
-            "Samples without a speaker",
-            "They cannot be balanced by speaker nor tagged with one.",
-        ),
-        "no_duration": (
-            "Samples without target_duration",
-            "Their length was not compared with anything.",
-        ),
-        "no_reference": (
-            "Samples whose reference is empty",
-            "They train the model without a speaker, but for [data] references = 'drawn', which draws references.",
-        ),
-    },
-}
+# Severity, code (a stable name in the JSON), title, advice; the worst first. An error is corrupt or leaking data, a warning
+# is valid data that is likely to harm a training, a note is worth knowing.
+_KINDS = """
+error | corrupt_shard | Shards that are corrupt or cut off | Copy or write the shard again; the samples after the fault are lost to training.
+error | incomplete_sample | Samples that lack one of their three members | Complete or remove them; [data] on_error = "skip" trains on the others.
+error | not_finite | Samples with NaN or infinite values | One of them makes the loss NaN: encode these utterances again or remove them.
+error | unusable_sample | Samples that cannot be parsed or do not fit the others | Write them again or remove them; [data] on_error = "skip" trains on the others.
+error | corrupt_sample | Samples whose bytes differ from what was written | A disk or a copy corrupted them: copy the shard again from a valid one.
+error | shard_missing | Shards that prepare.json lists and that do not exist | Copy them, or prepare the dataset again.
+error | shard_changed | Shards of another size than prepare.json recorded | Copy them again; if they were changed on purpose, remove prepare.json.
+error | zero_latents | Latents that are all zero | Nothing was encoded: encode these utterances again or remove them.
+error | constant_latents | Latents that never change | Every frame is the same, which speech never is: encode again or remove them.
+error | constant_reference | References that are all zero or never change | They hold no information about the speaker: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.
+error | reference_from_target | References with frames of their own target | The model copies its target: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.
+error | texts_of_others | Longer texts are not longer speech | The texts belong to other recordings, as if a list were shifted by a row: listen to a few.
+error | heldout_in_training | Held-out samples with the latents of a training sample | Their metrics measure memorization: remove them from one of the two.
+warning | std_outlier | Latents with a standard deviation far from the others' | Often a different loudness, a different codec or silence: listen to a few.
+warning | peak_outlier | Latents with a maximum magnitude far above the others' | Often a corrupt or clipped recording: listen to a few.
+warning | constant_channel | Channels that are the same in every frame | The codec does not use them, or they were lost in processing.
+warning | chars_per_second_outlier | Speech much faster or slower than the rest | Text and audio probably do not match, or one of them is cut off.
+warning | empty_text | Samples without text | The model learns to speak from nothing: give them their text or remove them.
+warning | long_text | Texts above max_text_tokens | Training drops them ([data] on_too_long): raise max_text_tokens or split them.
+warning | long_latents | Latents above max_frames | Training drops or crops them ([data] on_too_long): raise max_frames or split them.
+warning | duration_mismatch | Latents whose length differs from their target_duration | Audio was cut or padded, or the frame rate differs: see --frames-per-second.
+warning | bad_duration | Samples whose target_duration is not a positive number | Write the duration in seconds.
+warning | duplicate_latents | Samples with the latents of an earlier sample | The same recording counts several times: remove the copies.
+note | duplicate_text | Samples with speaker and text of an earlier sample | Several takes of one sentence, or copies that were encoded separately.
+note | single_utterance_speaker | Speakers with one utterance | No other utterance can be their reference.
+note | no_speaker | Samples without a speaker | They cannot be balanced by speaker nor tagged with one.
+note | no_duration | Samples without target_duration | Their length was not compared with anything.
+note | no_reference | Samples whose reference is empty | They train the model without a speaker, but for [data] references = 'drawn', which draws references.
+"""
 
 
 @dataclass(frozen=True)
@@ -174,8 +82,8 @@ class Finding:
 
 def all_kinds() -> dict[str, Finding]:
     """Code -> its finding without a case, the worst first."""
-    return {
-        code: Finding(code, severity, *texts)
-        for severity, kinds in _KINDS.items()
-        for code, texts in kinds.items()
-    }
+    found = {}
+    for line in _KINDS.strip().splitlines():
+        severity, code, title, advice = map(str.strip, line.split("|"))
+        found[code] = Finding(code, severity, title, advice)
+    return found
