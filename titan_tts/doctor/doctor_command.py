@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
 from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.files import is_remote, local_path, write_atomic
+from torchtitan.models.dit_tts.files import (
+    SHARD_SUFFIXES,
+    is_remote,
+    local_path,
+    without_shard_suffix,
+    write_atomic,
+)
 
 if TYPE_CHECKING:
     from titan_tts.doctor.scan import Measurements
@@ -70,8 +76,8 @@ def default_output(paths: Sequence[str]) -> str:
     """outputs/data-train-doctor.html for /x/data/train: from the first path's last folders without a pattern."""
     path = paths[0] if is_remote(paths[0]) else local_path(paths[0])
     parts = [part for part in re.split(r"[/\\]+", path) if part and not set(part) & set("*?[]{}:")]
-    count = 3 if parts[-1:] and parts[-1].endswith(".tar") else 2
-    name = re.sub(r"[^\w.-]+", "_", "-".join(parts[-count:]).removesuffix(".tar")).strip("_.")
+    count = 3 if parts[-1:] and parts[-1].endswith(SHARD_SUFFIXES) else 2
+    name = re.sub(r"[^\w.-]+", "_", without_shard_suffix("-".join(parts[-count:]))).strip("_.")
     return os.path.join("outputs", f"{name or 'data'}-doctor.html")
 
 

@@ -235,8 +235,8 @@ class Training(titan.Training):
 @dataclass
 class Data:
     path: Annotated[str | list[str], INPUT] = ""
-    """The shards: a folder, one .tar, a glob, a pattern with {000000..000099}, or a URL (s3://, http://,
-    https:// ...) of one of these; or a list of them, one dataset each"""
+    """The shards: a folder of .tar or .parquet files, one of them, a glob, a pattern with {000000..000099}, or a
+    URL (s3://, http://, https:// ...) of one of these; or a list of them, one dataset each"""
 
     allow_heldout: bool = False
     """Allows path to name held-out shards, such as prepare's folder heldout, for training"""

@@ -28,7 +28,7 @@ from torchtitan.models.dit_tts.config.options import (
 )
 from torchtitan.models.dit_tts.config.trust import check_export_runs_nothing
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote, local_path
+from torchtitan.models.dit_tts.files import is_remote, local_path, shards_in
 
 
 def _of_type(value: Any, kind: Any) -> bool:
@@ -278,7 +278,7 @@ def _heldout_path(config: JobConfig) -> str | list[str]:
     if path or not isinstance(data, str) or not data or is_remote(data):
         return _absolute(path)
     beside = Path(data).parent / "heldout"
-    found = Path(data).is_dir() and beside != Path(data) and any(beside.glob("*.tar"))
+    found = Path(data).is_dir() and beside != Path(data) and beside.is_dir() and shards_in(beside)
     return str(beside) if found else ""
 
 

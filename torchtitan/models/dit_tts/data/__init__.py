@@ -1,11 +1,12 @@
-"""The data stream: tar shards of samples -> global order -> padded batches.
+"""The data stream: shards of samples -> global order -> padded batches.
 
 Read the files in the order a sample travels through them:
 
 `members`          the table of a sample's members; a new array is one line in it
 `shard_writer`     writes one tar of samples (latents, reference, metadata)
 `tar_reader`       walks a tar strictly: corruption is an error, never a short list
-`shard`, `index`   where every sample of a tar lies; stored beside it as a sidecar
+`parquet_shard`    the same as a Parquet file, written and walked
+`shard`, `index`   where every sample of a shard lies; stored beside it as a sidecar
 `dataset`          `open_dataset`, and reading any sample by offset
 `storage`, `remote`, `remote_cache`   files and URLs, and the cache of the latter
 `buckets`          which few static shapes and batch sizes a run uses

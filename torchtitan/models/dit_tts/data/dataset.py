@@ -1,4 +1,4 @@
-"""Open a dataset of tar shards and read any sample by offset.
+"""Open a dataset of shards, tars or Parquet files, and read any sample by offset.
 
 >>> dataset = open_dataset("data/train")           # folder, .tar, glob, URL, or a list of these
 >>> dataset.sample_id(0), int(dataset.frames[0])
@@ -29,7 +29,7 @@ from torchtitan.models.dit_tts.data.remote_cache import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import Problem
 from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote, user_cache_folder
+from torchtitan.models.dit_tts.files import is_remote, user_cache_folder, without_shard_suffix
 
 # Threads that wait on disks or servers while indexes are opened.
 _LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
@@ -70,8 +70,8 @@ def open_dataset(
     """Open the shards at `path` and make indexes where none are stored.
 
     Args:
-        path: a folder (its `*.tar`, sorted by name, not below), one `.tar` file, a glob, a
-            pattern with braces, or a URL of one of these; or several of them.
+        path: a folder (its `*.tar` or its `*.parquet`, sorted by name, not below), one such file, a glob,
+            a pattern with braces, or a URL of one of these; or several of them.
         latent_channels: width C that the stored latents must have.
         on_error: "raise"; "skip" leaves corrupt samples out; "report" does so even if no sample is left.
         max_corrupt_fraction: above which "skip" raises, too.
@@ -231,7 +231,7 @@ class Dataset:
         return self._keys[shard][start : int(self._key_end[sample])].decode("utf-8")
 
     def sample_id(self, sample: int) -> str:
-        """`shard:key`, the shard being the tar's file name without `.tar`.
+        """`shard:key`, the shard being the file's name without `.tar` or `.parquet`.
 
         Where two shards have one name, as many of their folders as tell all apart come before it.
         """
@@ -380,12 +380,12 @@ class Dataset:
 
 
 def shard_name(tar_path: str) -> str:
-    return os.path.basename(plain_name(tar_path)).removesuffix(".tar")
+    return without_shard_suffix(os.path.basename(plain_name(tar_path)))
 
 
 def _shard_names(tar_paths: list[str]) -> list[str]:
-    """File names without `.tar`, after as few parent folders as make each name unique."""
-    parts = [plain_name(tar_path).removesuffix(".tar").split("/") for tar_path in tar_paths]
+    """File names without `.tar` or `.parquet`, after as few parent folders as make each name unique."""
+    parts = [without_shard_suffix(plain_name(tar_path)).split("/") for tar_path in tar_paths]
     depth = 1
     while len(set(names := ["/".join(part[-depth:]) for part in parts])) < len(parts):
         depth += 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchtitan.models.dit_tts.data.storage import plain_name
-from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.files import is_remote, matching_shards
 
 HELDOUT_PREFIXES = ("held", "dev", "val", "eval", "test")
 HELDOUT_FOLDER = "heldout"
@@ -42,5 +42,5 @@ def _is_heldout(folder: str) -> bool:
     names.add(os.path.basename(os.path.realpath(folder)))
     if HELDOUT_FOLDER in names:
         return True
-    beside = os.path.join(glob.escape(os.path.dirname(folder)), "[Tt]rain*", "*.tar")
-    return "heldout" in map(split_of, names) and bool(glob.glob(beside))
+    beside = os.path.join(glob.escape(os.path.dirname(folder)), "[Tt]rain*", "*")
+    return "heldout" in map(split_of, names) and bool(matching_shards(beside))

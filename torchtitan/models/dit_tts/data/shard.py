@@ -1,4 +1,4 @@
-"""The samples of one tar: read in one pass, grouped by key, each member looked at once.
+"""The samples of one shard, a tar or a Parquet file: read in one pass, grouped by key, each member looked at once.
 
 Whatever cannot be used becomes a `Problem` and the rest is kept, so that one corrupt sample costs one
 sample. Sentences have no path: an index is the same wherever its tar lies.
@@ -7,7 +7,9 @@ sample. Sentences have no path: an index is the same wherever its tar lies.
 import io
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +25,11 @@ from torchtitan.models.dit_tts.data.members import (
     text_of,
     weight_of,
 )
-from torchtitan.models.dit_tts.data.storage import ShardFile
+from torchtitan.models.dit_tts.data.parquet_shard import Cell, ParquetShard
+from torchtitan.models.dit_tts.data.storage import ShardFile, plain_name
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.files import PARQUET, is_remote
 
 _MAX_NPY_HEADER_BYTES = 4096
 _MAX_JSON_BYTES = 16 << 20
@@ -45,7 +48,7 @@ class Problem(NamedTuple):
     """A fault of a tar or of a sample.
 
     Attributes:
-        kind: "shard" (the tar itself), or of a sample "incomplete", "not_finite", "changed" (not what
+        kind: "shard" (the file itself), or of a sample "incomplete", "not_finite", "changed" (not what
             its writer noted), "unreadable" (the disk) or "unusable".
         key: the sample's, "" where none can be named.
     """
@@ -82,8 +85,9 @@ class StoredSample(NamedTuple):
 
 @dataclass
 class ShardContents:
-    """All that one pass over a tar finds."""
+    """All that one pass over a shard finds. `shard_bytes`: size that counts in its fingerprint."""
 
+    shard_bytes: int
     channels: int = 0
     samples: list[StoredSample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -100,23 +104,17 @@ class InvalidSample(Exception):
 
 
 def read_shard(source: ShardFile) -> ShardContents:
-    """Read a tar from start to end."""
-    contents = ShardContents()
-    suffixes = members.suffixes()
+    """Read a shard from start to end."""
+    contents = ShardContents(source.size)
     groups: dict[str, dict[str, Any]] = {}
     broken: set[str] = set()
 
     def report(sentence: str) -> None:
         contents.problems.append(Problem("shard", "", sentence))
 
-    for member in walk_members(source, report):
-        folder, slash, basename = member.name.rpartition("/")
-        stem, _, suffix = basename.partition(".")
-        suffix = suffix.lower()
-        if suffix not in suffixes or not stem:
-            continue
-        # "tar -cf x.tar ." prefixes names with "./"; that is not part of a sample's name.
-        key = (folder + slash + stem).removeprefix("./")
+    is_parquet = plain_name(source.path).endswith(PARQUET)
+    found_members = _parquet_members if is_parquet else _tar_members
+    for key, suffix, read in found_members(source, contents, report):
         found = groups.setdefault(key, {})
         try:
             if suffix in found:
@@ -125,13 +123,7 @@ def read_shard(source: ShardFile) -> ShardContents:
                     "keys must be unique within a tar",
                 )
             found[suffix] = None
-            if member.is_link:
-                raise InvalidSample(
-                    f"member '{member.name}' is a link, which cannot be read by offset",
-                    "write the tar again with --dereference --hard-dereference",
-                )
-            read = _read_metadata if suffix == METADATA_SUFFIX else _read_array
-            found[suffix] = read(source, member)
+            found[suffix] = read()
         except InvalidSample as invalid:
             contents.problems.append(Problem(invalid.kind, key, str(invalid)))
             broken.add(key)
@@ -152,9 +144,67 @@ def read_shard(source: ShardFile) -> ShardContents:
     contents.characters = "".join(sorted(characters))
     contents.verbatim_characters = "".join(sorted(verbatim_characters))
     if not contents.samples and not contents.problems:
-        needed = ", ".join(f"KEY.{suffix}" for suffix in suffixes)
+        needed = ", ".join(f"KEY.{suffix}" for suffix in members.suffixes())
         report(f"none of its members belongs to a sample; each sample needs {needed}")
     return contents
+
+
+_Member = tuple[str, str, Callable[[], StoredArray | StoredMetadata]]
+"""A sample's key, a member's suffix, and what reads it or raises InvalidSample"""
+
+
+def _tar_members(
+    source: ShardFile, contents: ShardContents, report: Callable[[str], None]
+) -> Iterator[_Member]:
+    suffixes = members.suffixes()
+    for member in walk_members(source, report):
+        folder, slash, basename = member.name.rpartition("/")
+        stem, _, suffix = basename.partition(".")
+        suffix = suffix.lower()
+        if suffix in suffixes and stem:
+            # "tar -cf x.tar ." prefixes names with "./"; that is not part of a sample's name.
+            key = (folder + slash + stem).removeprefix("./")
+            read = _read_metadata if suffix == METADATA_SUFFIX else _read_array
+            yield key, suffix, partial(read, source, member)
+
+
+def _parquet_members(
+    source: ShardFile, contents: ShardContents, report: Callable[[str], None]
+) -> Iterator[_Member]:
+    try:
+        shard = ParquetShard(source)
+    except InputError:
+        raise
+    except ValueError as error:
+        report(f"it is no Parquet file, or a corrupt one ({error}); copy or export it again")
+        return
+    contents.shard_bytes = shard.shard_bytes
+    for row in shard.rows(report):
+        for array, cell in zip(members.ARRAYS, row.arrays, strict=True):
+            width = array.width or shard.channels
+            yield row.key, array.suffix, partial(_array_of_cell, row.key, array.name, cell, width)
+        metadata = partial(_metadata_of_cell, row.key, row.metadata)
+        yield row.key, METADATA_SUFFIX, metadata
+
+
+def _array_of_cell(key: str, name: str, cell: Cell | None, width: int) -> StoredArray:
+    where = f"the {name} of sample '{key}'"
+    if cell is None or not 0 <= cell.rows < 2**31:
+        raise InvalidSample(f"{where} is missing", "export it again")
+    size = cell.rows * width
+    item_bytes = len(cell.data) // size if size else 2
+    if item_bytes not in _EXPONENTS or len(cell.data) != size * item_bytes:
+        raise InvalidSample(
+            f"{where} has {len(cell.data)} bytes for {cell.rows} rows of {width}", "export it again"
+        )
+    return _checked_array(memoryview(cell.data), cell.offset, (cell.rows, width), item_bytes, where)
+
+
+def _metadata_of_cell(key: str, cell: Cell | None) -> StoredMetadata:
+    where = f"the metadata of sample '{key}'"
+    if cell is None:
+        raise InvalidSample(f"{where} is missing", "export it again")
+    return _checked_metadata(cell.data, cell.offset, where)
 
 
 def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:
@@ -197,6 +247,7 @@ def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:
 
 def _read_array(source: ShardFile, member: Member) -> StoredArray:
     where = f"member '{member.name}'"
+    _refuse_link(member)
     # The header is judged before the rest is read: other files end in .npy, too, and may be huge.
     descr, shape, data_start = _npy_header(_read(source, member, _MAX_NPY_HEADER_BYTES), where)
     item_bytes = _ITEM_BYTES[descr]
@@ -208,9 +259,14 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
             "write it again",
         )
     data = _read(source, member, member.size)
-    bits: np.ndarray = np.frombuffer(
-        data, np.uint16 if item_bytes == 2 else np.uint32, offset=data_start
-    )
+    values = memoryview(data)[data_start:]
+    return _checked_array(values, member.offset + data_start, shape, item_bytes, where)
+
+
+def _checked_array(
+    values: memoryview, offset: int, shape: tuple[int, int], item_bytes: int, where: str
+) -> StoredArray:
+    bits: np.ndarray = np.frombuffer(values, np.uint16 if item_bytes == 2 else np.uint32)
     exponent = bits.dtype.type(_EXPONENTS[item_bytes])
     if ((bits & exponent) == exponent).any():
         raise InvalidSample(
@@ -218,8 +274,15 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
             "encode the utterance again or leave it out",
             "not_finite",
         )
-    array_hash = xxhash.xxh3_64_intdigest(memoryview(data)[data_start:])
-    return StoredArray(member.offset + data_start, *shape, item_bytes, array_hash)
+    return StoredArray(offset, *shape, item_bytes, xxhash.xxh3_64_intdigest(values))
+
+
+def _refuse_link(member: Member) -> None:
+    if member.is_link:
+        raise InvalidSample(
+            f"member '{member.name}' is a link, which cannot be read by offset",
+            "write the tar again with --dereference --hard-dereference",
+        )
 
 
 def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
@@ -268,11 +331,15 @@ def _read(source: ShardFile, member: Member, size: int) -> bytes:
 
 def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
     where = f"member '{member.name}'"
+    _refuse_link(member)
     if member.size > _MAX_JSON_BYTES:
         raise InvalidSample(
             f"{where} has {member.size} bytes", f"at most {_MAX_JSON_BYTES} are read"
         )
-    data = _read(source, member, member.size)
+    return _checked_metadata(_read(source, member, member.size), member.offset, where)
+
+
+def _checked_metadata(data: bytes, offset: int, where: str) -> StoredMetadata:
     try:
         metadata = json.loads(str(data, "utf-8"))
         text, verbatim = metadata["text"], text_of(metadata, True)
@@ -296,6 +363,4 @@ def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
     labels = {name: label_of(metadata, name) for name in LABELS}
     data_hash = xxhash.xxh3_64_intdigest(data)
     weight = weight_of(metadata)
-    return StoredMetadata(
-        member.offset, member.size, data_hash, text, verbatim, weight, labels, hashes
-    )
+    return StoredMetadata(offset, len(data), data_hash, text, verbatim, weight, labels, hashes)

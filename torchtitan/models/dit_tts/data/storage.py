@@ -1,4 +1,4 @@
-"""Where tars are and how their bytes are read: a local disk or any store that fsspec knows.
+"""Where shards are and how their bytes are read: a local disk or any store that fsspec knows.
 
 >>> find_shards("s3://corpus/train-{000000..000002}.tar")
 ['s3://corpus/train-000000.tar', 's3://corpus/train-000001.tar', 's3://corpus/train-000002.tar']
@@ -18,11 +18,20 @@ from urllib.parse import urlsplit
 
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError
-from torchtitan.models.dit_tts.files import expand_braces, is_remote, local_path, matching_tars
+from torchtitan.models.dit_tts.files import (
+    SHARD_SUFFIXES,
+    expand_braces,
+    is_remote,
+    local_path,
+    matching_shards,
+    shards_in,
+)
 
 READ_AHEAD_BYTES = 4 << 20
 
-_KINDS = "a folder of .tar shards, one .tar file, a glob, a pattern with braces or a URL"
+_KINDS = (
+    "a folder of .tar or .parquet shards, one such file, a glob, a pattern with braces or a URL"
+)
 
 
 class ShardFile(Protocol):
@@ -134,13 +143,14 @@ class RemoteSource:
         return self._client.fetch([extent])[0]
 
 
-def find_shards(path: str) -> list[str]:
+def find_shards(path: str, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[str]:
     """The shards that one entry of `[data] path` stands for, sorted by name.
 
     Args:
-        path: a folder (its `*.tar`, not below), one `.tar`, a glob, or a pattern such as
+        path: a folder (its `*.tar` or its `*.parquet`, not below), one of them, a glob, or a pattern such as
             `shard-{000000..000099}.tar`; locally or as a URL. A folder URL needs a store that
-            can list (S3, a web server with an index page).
+            can list (S3, the Hugging Face hub, a web server with an index page).
+        suffixes: of shards.
 
     Returns:
         Absolute paths or URLs, sorted by (file name, complete path).
@@ -159,11 +169,20 @@ def find_shards(path: str) -> list[str]:
             raise InputError(f"[data] path '{path}' is not a URL ({error}); correct it") from None
     found = []
     for piece in expand_braces(path):
-        shards = _find_remote(piece) if is_remote(piece) else _find_local(piece)
+        find = _find_remote if is_remote(piece) else _find_local
+        shards = find(piece, suffixes)
+        kinds = {
+            suffix for suffix in suffixes for shard in shards if plain_name(shard).endswith(suffix)
+        }
+        if len(kinds) > 1:
+            raise InputError(
+                f"[data] path '{piece}' has shards of two kinds, {' and '.join(sorted(kinds))}, which may be the same "
+                f"samples; give a pattern such as '{piece.rstrip('/')}/*{suffixes[0]}', or remove one kind"
+            )
         if not shards:
             origin = "" if piece == path else f" (of '{path}')"
             raise InputError(
-                f"[data] path '{piece}'{origin} matches no .tar file; {_instead(piece)}"
+                f"[data] path '{piece}'{origin} matches no {' file or '.join(suffixes)} file; {_instead(piece)}"
             )
         found += shards
     return sorted(found, key=lambda shard: (os.path.basename(shard), shard))
@@ -174,25 +193,23 @@ def _instead(piece: str) -> str:
     path = "" if is_remote(piece) else local_path(piece)
     below = []
     if os.path.isdir(path):
-        below = glob.glob(os.path.join(glob.escape(path), "*", "*.tar"))
+        below = matching_shards(os.path.join(glob.escape(path), "*", "*"))
     if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
         return f"folders in it have some, so give {' or '.join(folders)}"
     return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
 
 
-def _find_local(piece: str) -> list[str]:
+def _find_local(piece: str, suffixes: tuple[str, ...]) -> list[str]:
     path = local_path(piece)
-    if os.path.isdir(path):
-        return [os.path.join(path, name) for name in os.listdir(path) if _is_shard_name(name)]
-    return matching_tars(path)
+    return shards_in(path, suffixes) if os.path.isdir(path) else matching_shards(path, suffixes)
 
 
-def _find_remote(piece: str) -> list[str]:
+def _find_remote(piece: str, suffixes: tuple[str, ...]) -> list[str]:
     is_http = piece.startswith(("http://", "https://"))
     # A query of http (a signature, a version) belongs to no file name.
     url_path = urlsplit(piece).path if is_http else piece.split("://", 1)[1]
     is_pattern = glob.has_magic(url_path)
-    if url_path.endswith(".tar") and not is_pattern:
+    if url_path.endswith(suffixes) and not is_pattern:
         return [piece]  # it is asked for when it is opened
     store, path = remote.filesystem(piece)
     store.invalidate_cache()  # a listing from an earlier call may be out of date
@@ -203,7 +220,12 @@ def _find_remote(piece: str) -> list[str]:
         names = [entry["name"] for entry in entries if entry["type"] != "directory"]
         # Web pages also link to what lies elsewhere.
         names = [name for name in names if name.rpartition("/")[0].strip("/") == path.strip("/")]
-    shards = [name for name in names if _is_shard_name(name.rpartition("/")[2])]
+    # A hidden file is somebody's unfinished or foreign one.
+    shards = [
+        name
+        for name in names
+        if name.endswith(suffixes) and not name.rpartition("/")[2].startswith(".")
+    ]
     return urls_of(piece, shards)
 
 
@@ -220,8 +242,3 @@ def urls_of(url: str, names: list[str]) -> list[str]:
     in_names = path.strip("/").removesuffix(below.strip("/"))
     names = [name.lstrip("/").removeprefix(in_names).lstrip("/") for name in names]
     return [f"{scheme}://{host}/{name}" for name in names]
-
-
-def _is_shard_name(name: str) -> bool:
-    """A hidden file is somebody's unfinished or foreign one."""
-    return name.endswith(".tar") and not name.startswith(".")

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import expand_braces, is_remote, local_path, matching_tars
+from torchtitan.models.dit_tts.files import expand_braces, is_remote, local_path, matching_shards
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 
 RECORD_NAME = "prepare.json"
@@ -61,7 +61,7 @@ def _folders(entry: str) -> list[str]:
         if os.path.isdir(path):
             found.append(path)
         else:
-            found += sorted(map(os.path.dirname, matching_tars(path) or [path]))
+            found += sorted(map(os.path.dirname, matching_shards(path) or [path]))
     return list(dict.fromkeys(found))
 
 

@@ -1,0 +1,261 @@
+"""A shard as a Parquet file: the samples of a tar as rows, with the same bytes.
+
+One row per sample, no column compressed or dictionary-encoded, as float16 latents hardly compress:
+
+    key                        string
+    frames, reference_frames   int32    rows of the arrays
+    latents, reference         binary   float16 or float32 (rows, width), little-endian: KEY.npy behind its header
+    metadata                   string   KEY.json
+
+The schema's metadata has `titan_tts.channels`, the width of the latents, and may have `titan_tts.shard_bytes`: the
+size of the tar that it was made from, which is a part of a shard's fingerprint. So both are the same shard.
+
+Each value is one piece of the file, so the index has its offset and samples are read as those of a tar are. Parquet
+has no offsets of values, but within a column's chunk they stand one behind the other, each behind its length. So
+they are searched for: what is found are the bytes that pyarrow reads as the value, whatever lies between.
+"""
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.storage import ShardFile, plain_name
+from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.files import atomic_file, is_remote
+
+if TYPE_CHECKING:  # takes long to import, and few runs need it
+    import pyarrow
+
+_GROUP_BYTES = 32 << 20  # of rows that are written, and later indexed, at once
+_CHANNELS, _SHARD_BYTES = b"titan_tts.channels", b"titan_tts.shard_bytes"
+_PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # the last two are of levels
+_ADVICE = (
+    "write such shards by titan-tts data export DATA OUT --to parquet, or read other tables by titan-tts "
+    "prepare FILE DATA"
+)
+
+
+class Cell(NamedTuple):
+    """A value: its bytes, where they begin in the file, and how many rows of an array they are (0: the JSON)."""
+
+    data: bytes
+    rows: int = 0
+    offset: int = 0
+
+
+class Row(NamedTuple):
+    """A sample; arrays in the order of `members.ARRAYS`, None for a value that is missing."""
+
+    key: str
+    arrays: list[Cell | None]
+    metadata: Cell | None
+
+
+class ParquetShard:
+    """An open file.
+
+    Attributes:
+        channels: width of the latents.
+        shard_bytes: size that counts in the fingerprint.
+
+    Raises:
+        InputError: it is a table of another kind.
+        ValueError: it is no Parquet file, or a corrupt one.
+    """
+
+    def __init__(self, source: ShardFile):
+        import pyarrow.parquet
+
+        self._name, self._file = plain_name(source.path), _File(source)
+        with _corruption():
+            self._parquet = pyarrow.parquet.ParquetFile(pyarrow.PythonFile(self._file, mode="r"))
+            schema = self._parquet.schema_arrow
+        for wanted in _schema():
+            found = schema.field(wanted.name).type if wanted.name in schema.names else "missing"
+            self._require(
+                found == wanted.type, f"its column {wanted.name} is {found}, not {wanted.type}"
+            )
+        stored = schema.metadata or {}
+        self._require(stored.get(_CHANNELS, b"").isdigit(), f"it has no {_CHANNELS.decode()}")
+        self.channels = int(stored[_CHANNELS])
+        self.shard_bytes = int(stored.get(_SHARD_BYTES, source.size))
+
+    def rows(self, report: Callable[[str], None]) -> Iterator[Row]:
+        """All rows, one group of them in memory at a time. `report`: gets a sentence about each group that cannot
+        be read."""
+        if not self._parquet.num_row_groups:
+            report("it has no row; export it again")
+        for number in range(self._parquet.num_row_groups):
+            try:
+                with _corruption():
+                    rows = self._group(number)
+            except InputError:
+                raise
+            except ValueError as error:
+                report(f"its row group {number} is corrupt ({error}); copy or export it again")
+                continue
+            yield from rows
+
+    def _group(self, number: int) -> list[Row]:
+        group = self._parquet.metadata.row_group(number)
+        of_name = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
+        spans = {}
+        for name in [*(array.name for array in members.ARRAYS), "metadata"]:
+            column = of_name[name]
+            is_plain = column.compression == "UNCOMPRESSED" and set(column.encodings) <= _PLAIN
+            self._require(
+                is_plain, f"its column {name} is {column.compression} {column.encodings}, not plain"
+            )
+            spans[name] = column.data_page_offset, column.total_compressed_size
+        begin = min(start for start, _ in spans.values())
+        held = self._file.hold(begin, max(start + size for start, size in spans.values()))
+        table = self._parquet.read_row_group(number, use_threads=False)
+        cells = {
+            name: _located(table.column(name), held, begin, start, start + size)
+            for name, (start, size) in spans.items()
+        }
+        lengths = {name: table.column(name).to_pylist() for name in members.length_columns()}
+        rows = []
+        for row, key in enumerate(table.column("key").to_pylist()):
+            arrays = [
+                (cell := cells[array.name][row]) and cell._replace(rows=lengths[array.length][row])
+                for array in members.ARRAYS
+            ]
+            rows.append(Row(key, arrays, cells["metadata"][row]))
+        return rows
+
+    def _require(self, condition: bool, otherwise: str) -> None:
+        if not condition:
+            raise InputError(f"{self._name}: is no shard of latents, as {otherwise}; {_ADVICE}")
+
+
+def is_latent_shard(source: ShardFile) -> bool:
+    """Whether a Parquet file is such a shard, and not another table."""
+    try:
+        ParquetShard(source)
+    except ValueError:
+        return False
+    return True
+
+
+def write_parquet_shard(
+    path: str | Path, rows: Iterable[Row], channels: int, shard_bytes: int | None = None
+) -> None:
+    """Writes rows, of which some megabytes are in memory at a time, complete or not at all. Offsets are not used.
+    `shard_bytes`: of the tar that they are of; None where they are not what it holds."""
+    import pyarrow
+    import pyarrow.parquet
+
+    stored = {_CHANNELS: b"%d" % channels}
+    if shard_bytes is not None:
+        stored[_SHARD_BYTES] = b"%d" % shard_bytes
+    schema = _schema().with_metadata(stored)
+    with (
+        atomic_file(path) as file,
+        pyarrow.parquet.ParquetWriter(
+            file, schema, compression="none", use_dictionary=False, write_statistics=False
+        ) as writer,
+    ):
+        group: list[dict[str, str | bytes | int]] = []
+        size = 0
+        for row in rows:
+            cells = {each.name: cell for each, cell in zip(members.ARRAYS, row.arrays, strict=True)}
+            lengths = {each.length: cells[each.name].rows for each in members.ARRAYS}
+            data = {name: bytes(cell.data) for name, cell in cells.items()}
+            group.append(
+                {"key": row.key, "metadata": str(row.metadata.data, "utf-8")} | lengths | data
+            )
+            size += sum(map(len, data.values()))
+            if size >= _GROUP_BYTES:
+                writer.write_table(pyarrow.Table.from_pylist(group, schema))
+                group, size = [], 0
+        if group:
+            writer.write_table(pyarrow.Table.from_pylist(group, schema))
+
+
+def _schema() -> "pyarrow.Schema":
+    import pyarrow
+
+    fields = {"key": pyarrow.string()}
+    fields |= dict.fromkeys(members.length_columns(), pyarrow.int32())
+    fields |= dict.fromkeys((array.name for array in members.ARRAYS), pyarrow.binary())
+    fields["metadata"] = pyarrow.string()
+    return pyarrow.schema([pyarrow.field(*field, nullable=False) for field in fields.items()])
+
+
+def _located(
+    column: "pyarrow.ChunkedArray", held: bytes, begin: int, start: int, stop: int
+) -> list[Cell | None]:
+    """The values of a column whose chunk is bytes [start, stop) of the file; `held` are those from `begin` on."""
+    cells: list[Cell | None] = []
+    position = start - begin
+    for scalar in column:
+        if not scalar.is_valid:
+            cells.append(None)
+            continue
+        data = scalar.as_buffer().to_pybytes()
+        found = held.find(len(data).to_bytes(4, "little") + data, position, stop - begin)
+        if found < 0:
+            raise ValueError("a value is not where its column is")
+        position = found + 4 + len(data)
+        cells.append(Cell(data, 0, begin + position - len(data)))
+    return cells
+
+
+@contextmanager
+def _corruption() -> Iterator[None]:
+    """What pyarrow says about a corrupt file becomes a ValueError of one line."""
+    import pyarrow
+
+    try:
+        yield
+    except InputError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise ValueError(first_line(error)) from None
+
+
+class _File(io.RawIOBase):
+    """A file as pyarrow reads it, with a part of it in memory."""
+
+    def __init__(self, source: ShardFile):
+        self._source, self._position = source, 0
+        self._begin, self._held = 0, b""
+
+    def hold(self, start: int, stop: int) -> bytes:
+        """Reads bytes [start, stop) ahead, in place of an earlier part."""
+        self._begin, self._held = start, b""
+        self._held = self._pread(stop - start, start)
+        return self._held
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        if self._begin <= offset and offset + size <= self._begin + len(self._held):
+            return self._held[offset - self._begin : offset - self._begin + size]
+        try:
+            return self._source.pread(size, offset)
+        except InputError as error:
+            if is_remote(self._source.path):
+                raise
+            raise OSError(str(error)) from None  # of this part of a disk: the rest may be readable
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._pread(size if size >= 0 else self._source.size, self._position)
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}
+        self._position = origin[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
