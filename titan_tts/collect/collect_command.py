@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from titan_tts.collect.settings import Settings
+from titan_tts.html import counted
 from torchtitan.models.dit_tts.errors import check_range, require, require_modules, show
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Options:
         """Raises InputError where a number is out of its range or options do not go together."""
         self.analysis.check()
         check_range("--workers", self.workers, 0, 1024)
-        check_range("--lease-seconds", self.lease_seconds, 5, 86_400)
+        check_range("--lease-seconds", self.lease_seconds, 1, 86_400)
         check_range("--attempts", self.attempts, 1, 1000)
         require(
             self.engine == "local" or bool(self.queue and self.workers),
@@ -125,11 +126,11 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
     if options.retry_dead:
         queue.retry("dead", names)
     write_names(output, names)
-    show(f"{len(names):,} different recordings, {len(names.keys() - known):,} of them new")
+    show(f"{counted(len(names), 'different recording')}, {len(names.keys() - known):,} of them new")
     gone = {path.name for path in (output / FILES).glob("*")} - names.keys()
     if gone:
         show(
-            f"left out: the segments of {len(gone):,} recordings whose content no source has any more; they stay in "
+            f"left out: the segments of {counted(len(gone), 'recording')} whose content no source has any more; they stay in "
             f"{output / FILES} ({min(gone)} ...) until you remove them"
         )
 

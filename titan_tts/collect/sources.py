@@ -17,7 +17,7 @@ from titan_tts.prepare.formats import find_files, has_pattern
 from titan_tts.prepare.recordings import is_utf8
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.storage import plain_name, urls_of
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
 _NAMES = (
@@ -128,9 +128,10 @@ def register(source: str, queue: Queue, prune: bool) -> dict[str, Source]:
         else:
             file = content_id(each.path)
             if size_and_version(each.path) != found:
-                raise InputError(
-                    f"{each.path}: changes while it is read; start again when it is complete"
+                show(
+                    f"{plain_name(each.path)}: is still being written, so it is left for the next run"
                 )
+                continue
         fresh.append(Source(each.path, each.name, *found, file))
         if len(fresh) >= _BATCH:
             note()

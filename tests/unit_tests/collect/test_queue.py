@@ -7,7 +7,6 @@ from contextlib import closing
 
 import pytest
 
-from tests.helpers.postgres import postgres  # noqa: F401
 from tests.helpers.sentences import refused
 from titan_tts.collect.open_queue import open_queue
 from titan_tts.collect.queue import Claim, LostClaim, Queue, Source
@@ -179,7 +178,7 @@ def test_workers_at_the_same_time_share_the_jobs(connect):
     assert len({claim.token for claim in taken}) == len(ids)
 
 
-def test_two_folders_in_one_database(postgres, tmp_path):  # noqa: F811
+def test_two_folders_in_one_database(postgres, tmp_path):
     one, two = (open_queue(postgres, tmp_path, uuid.uuid4().hex) for _ in range(2))
     with closing(one), closing(two):
         one.add([("a", 1)])

@@ -1,0 +1,37 @@
+"""`titan-tts collect` with an analysis of no time, its worker in this process. `collect` is a fixture."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from titan_tts import cli
+from titan_tts.collect import run_workers
+from titan_tts.collect.worker import work
+
+STAND_IN = "tools.harness.stand_in_analyzer:stand_in"
+
+
+@pytest.fixture
+def collect(monkeypatch) -> Callable[..., int]:
+    """collect(source, output, *options): the exit status."""
+
+    def run_here(job, devices, count, queue, watch):
+        assert devices == ["cpu"]
+        while work(asdict(job), "worker", devices[0])["again"]:
+            watch()
+
+    monkeypatch.setattr(run_workers, "run_here", run_here)
+
+    def collect(source: object, output: object, *options: str) -> int:
+        analyzer = () if "--analyzer" in options else ("--analyzer", STAND_IN)
+        return cli.main(["collect", str(source), str(output), *analyzer, *options])
+
+    return collect
+
+
+def read_rows(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "collection.jsonl").read_text().splitlines()]

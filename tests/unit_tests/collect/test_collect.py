@@ -1,0 +1,285 @@
+"""`titan-tts collect`: texts stand with their audio, nothing is lost or done twice, and what is refused."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.helpers.collecting import STAND_IN, read_rows
+from tests.helpers.sentences import refused
+from titan_tts.collect import collection, worker
+from titan_tts.collect.collection import edited, write_collection
+from titan_tts.collect.folder import check_ids, read_recording
+from titan_tts.collect.open_queue import open_queue
+from titan_tts.collect.queue import Queue
+from tools.harness.stand_in_analyzer import RATE, StandIn, text_of, write_recordings
+
+COUNT = 6
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    write_recordings(tmp_path / "source", COUNT)
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def output(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+def queue_of(output: Path) -> Queue:
+    return open_queue("", output, "unused")
+
+
+def seconds(path: Path) -> int:
+    return len(soundfile.read(path)[0]) // RATE
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+def test_every_text_stands_with_its_own_audio(source, output, collect, capsys):
+    assert collect(source, output) == 0
+    rows = read_rows(output)
+    assert [row["id"] for row in rows] == sorted({row["id"] for row in rows})
+    assert len(rows) == sum(seconds(path) for path in source.glob("*.wav"))
+    for row in rows:
+        stored, rate = soundfile.read(output / row["audio"], dtype="float32")
+        assert (rate, row["text"], row["text_verbatim"]) == (RATE, *[text_of(stored)] * 2)
+        original, _ = soundfile.read(source / row["source"], dtype="float32")
+        part = original[round(row["start"] * RATE) : round(row["stop"] * RATE)]
+        assert text_of(part) == row["text"]
+    # The four loudnesses are four speakers, whose largest is the first; weights balance them.
+    voices = {row["speaker"]: int(row["source"][:3]) % 4 for row in rows}
+    assert len(voices) == len(set(voices.values())) == 4
+    counts = [sum(row["speaker"] == f"s{n:04d}" for row in rows) for n in range(1, 5)]
+    assert counts == sorted(counts, reverse=True)
+    assert np.mean([row["weight"] for row in rows]) == pytest.approx(1, abs=1e-5)
+    said = capsys.readouterr().out
+    for words in (
+        "recordings                  6 of 6",
+        f"segments     {len(rows):>27}",
+        "writing, seconds",
+    ):
+        assert " ".join(words.split()) in " ".join(said.split())
+    page = (output / "report.html").read_text()
+    assert ">complete</span>" in page and "s0004" in page and "seconds of one worker" in page
+
+
+def test_a_second_run_adds_what_is_new_and_leaves_out_what_was_edited(
+    source, output, collect, capsys
+):
+    collect(source, output)
+    before, files = {row["id"]: row for row in read_rows(output)}, tree(output / "files")
+    write_recordings(source / "more", 2, seed=1)
+    shutil.copy(source / "000.wav", source / "copy.wav")
+    old, rate = soundfile.read(source / "001.wav")
+    soundfile.write(source / "001.wav", old[::-1], rate)
+    capsys.readouterr()
+    assert collect(source, output) == 0
+    after = {row["id"]: row for row in read_rows(output)}
+    gone = {row["id"] for row in before.values() if row["source"] == "001.wav"}
+    assert gone and before.keys() - after.keys() == gone
+    assert {row["source"] for row in after.values()} == {f"{n:03d}.wav" for n in range(COUNT)} | {
+        "more/000.wav",
+        "more/001.wav",
+    }
+    said = capsys.readouterr().out
+    assert "8 different recordings, 3 of them new" in said
+    assert "left out: the segments of 1 recording whose content no source has any more" in said
+    # Nothing that was there is touched, and speakers keep their names.
+    assert files.items() <= tree(output / "files").items()
+    for name in before.keys() & after.keys():
+        assert after[name]["speaker"] == before[name]["speaker"]
+    collect(source / "m*/*.wav", output)
+    assert read_rows(output) == list(after.values())
+    collect(source / "m*/*.wav", output, "--prune")
+    assert {row["source"] for row in read_rows(output)} == {"more/000.wav", "more/001.wav"}
+
+
+def test_a_recording_that_fails_is_listed_and_may_be_tried_again(
+    source, output, collect, capsys, monkeypatch
+):
+    (source / "broken.mp3").write_bytes(b"ID3 no audio")
+    assert collect(source, output, "--attempts", "2") == 1
+    said = capsys.readouterr().out
+    assert (
+        "recordings 6 of 7" in " ".join(said.split())
+        and "broken.mp3: the audio cannot be decoded" in said
+    )
+    assert "broken.mp3" in (output / "report.html").read_text()
+    calls = []
+    decode = worker.decode
+    monkeypatch.setattr(worker, "decode", lambda path: calls.append(path) or decode(path))
+    assert collect(source, output) == 1 and calls == []
+    assert collect(source, output, "--retry-dead", "--attempts", "2") == 1 and len(calls) == 2
+
+
+def test_an_error_that_is_not_the_recordings_ends_the_process_and_not_the_job(
+    source, output, collect, monkeypatch
+):
+    failing = iter([RuntimeError("CUDA error: an illegal memory access"), None, MemoryError()])
+    analyze = StandIn.analyze
+
+    def fail_sometimes(self, *arguments):
+        if (error := next(failing, None)) is not None:
+            raise error
+        return analyze(self, *arguments)
+
+    monkeypatch.setattr(StandIn, "analyze", fail_sometimes)
+    assert collect(source, output) == 0
+    assert queue_of(output).counts()["done"] == COUNT
+
+
+@pytest.mark.parametrize("when", ["analyzed", "renamed"])
+def test_a_worker_that_is_killed_leaves_nothing_half_done(
+    source, output, collect, monkeypatch, when
+):
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if when == "analyzed":
+            patch.setattr(worker, "write_recording", die)
+        else:
+            patch.setattr(Queue, "done", die)
+        with pytest.raises(Killed):
+            collect(source, output)
+    complete = [path.name for path in (output / "files").glob("*")]
+    assert len(complete) == (when == "renamed")
+    assert not (output / "collection.jsonl").exists()
+    assert collect(source, output) == 0
+    analyzed = queue_of(output).stages()
+    assert len(analyzed) == COUNT - len(complete) and not analyzed.keys() & set(complete)
+    whole = output.with_name("whole")
+    collect(source, whole)
+    assert tree(whole / "files") == tree(output / "files")
+    assert (whole / "collection.jsonl").read_bytes() == (output / "collection.jsonl").read_bytes()
+    assert not list((output / "partial").glob("*"))
+
+
+def test_a_worker_that_lost_its_claim_writes_nothing(source, output, collect, monkeypatch):
+    analyze, late = StandIn.analyze, []
+
+    def be_overtaken(self, *arguments):
+        if not late:
+            late.append(1)
+            other = queue_of(output)
+            other.release_claims()
+            claim = other.claim("other", 3600)
+            other.done(claim, 0.0, {})
+        return analyze(self, *arguments)
+
+    monkeypatch.setattr(StandIn, "analyze", be_overtaken)
+    collect(source, output)
+    # The one that was overtaken has its folder all the same: both would make the same.
+    assert (
+        queue_of(output).counts()["done"] == COUNT and len(queue_of(output).stages()) == COUNT - 1
+    )
+    assert len(read_rows(output)) == sum(seconds(path) for path in source.glob("*.wav"))
+
+
+def test_what_is_missing_in_files_is_made_again(source, output, collect):
+    collect(source, output)
+    files, rows = tree(output / "files"), read_rows(output)
+    shutil.rmtree(next((output / "files").iterdir()))
+    (output / "queue.sqlite").unlink()
+    assert collect(source, output) == 0
+    assert (tree(output / "files"), read_rows(output)) == (files, rows)
+
+
+def test_other_settings_and_foreign_folders_are_refused(source, output, collect, tmp_path, capsys):
+    assert collect(source, output) == 0
+
+    def error(*arguments: object) -> str:
+        assert collect(*arguments) == 2
+        return capsys.readouterr().err
+
+    said = error(source, output, "--max-seconds", "20", "--analyzer", f"{STAND_IN}:1")
+    assert f"analyzer was '{STAND_IN}', is '{STAND_IN}:1'; max_seconds was 30.0, is 20.0" in said
+    assert collect(source, output, "--batch-size", "2") == 0  # decides nothing
+    assert "and no collect.json" in error(source, source)
+    (output / "collect.json").write_text("{}")
+    assert "none of this version" in error(source, output)
+    assert "--lease-seconds = 0.0" in error(source, output, "--lease-seconds", "0")
+    assert "--engine ray needs" in error(source, output, "--engine", "ray")
+    assert "names no recording" in error(tmp_path / "none", tmp_path / "new")
+
+
+def damages(folder: Path, rng: random.Random) -> str:
+    """Does something to a recording's folder that a bad disk or a hand could do."""
+    path = folder / "segments.jsonl"
+    lines, kind = (
+        path.read_text().splitlines(),
+        rng.choice(["shuffle", "drop", "double", "audio", "swap"]),
+    )
+    one, other = rng.sample(range(len(lines)), 2)
+    records = [json.loads(line) for line in lines]
+    if kind == "shuffle":
+        lines[one], lines[other] = lines[other], lines[one]
+    elif kind == "drop":
+        del lines[one]
+    elif kind == "double":
+        lines.insert(other, lines[one])
+    elif kind == "audio":
+        (folder / f"{records[one]['id']}.flac").unlink()
+    else:  # a text with the times of one and the audio of another
+        records[one]["audio"] = records[other]["audio"]
+        lines = [json.dumps(record) for record in records]
+    path.write_text("\n".join(lines) + "\n")
+    return kind
+
+
+def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect):
+    collect(source, output)
+    folders = [f for f in (output / "files").iterdir() if len(list(f.glob("*.flac"))) > 1]
+    seen = set()
+    for number in range(40):
+        rng = random.Random(number)
+        folder = rng.choice(folders)
+        kept = tree(folder)
+        seen.add(damages(folder, rng))
+        refused(lambda: read_recording(folder, folder.name), folder.name)
+        refused(lambda: write_collection(output), folder.name)
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+    assert len(seen) == 5
+    write_collection(output)
+
+
+def test_rows_of_a_collection_are_checked_together(source, output, collect):
+    collect(source, output)
+    rows = read_rows(output)
+    random.Random(0).shuffle(rows)
+    check_ids(rows)
+    refused(lambda: check_ids([*rows, rows[3]]), "is there twice", rows[3]["id"])
+    refused(lambda: check_ids([rows[0], rows[1] | {"id": rows[0]["id"]}]), rows[0]["id"])
+
+
+def test_annotations_change_their_own_rows_and_nothing_else(source, output, collect, monkeypatch):
+    collect(source, output)
+    rows, files = read_rows(output), tree(output / "files")
+    changed, rejected = rows[2]["id"], rows[5]["id"]
+    edit = {"annotated": True, "annotator": "ann", "text": "Mended.", "text_verbatim": "uh mended"}
+    edits = {changed: edit, rejected: None, "0-0-0": edit}  # the last one's file was edited
+    monkeypatch.setattr(collection, "_annotations", lambda folder: edits)
+    made = write_collection(output)
+    assert made == read_rows(output) and len(made) == len(rows) - 1
+    for row in made:
+        before = next(each for each in rows if each["id"] == row["id"])
+        expected = before | edit if row["id"] == changed else before
+        assert row | {"weight": 0} == expected | {"weight": 0}
+    assert tree(output / "files") == files
+    monkeypatch.setattr(collection, "_annotations", lambda folder: {})
+    assert write_collection(output) == rows  # an undo brings all back
+    with pytest.raises(AssertionError):
+        edited(rows, {changed: {"id": "another"}})

@@ -1,0 +1,124 @@
+"""What SOURCE names, and that contents are read once."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tests.helpers.sentences import refused
+from titan_tts.collect import sources
+from titan_tts.collect.open_queue import open_queue
+from titan_tts.collect.sources import list_source, local_copy, register
+
+FILES = ["a.mp3", "B.WAV", "deep/er/c.m4b", "deep/d.flac"]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    source = tmp_path / "source"
+    for name in [*FILES, "notes.txt", ".hidden.wav", "deep/cover.jpg"]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(f"content of {name}".encode())
+    return source
+
+
+@pytest.fixture
+def queue(tmp_path):
+    return open_queue("", tmp_path, "c")
+
+
+def names(source: object) -> list[str]:
+    return [each.name for each in list_source(str(source))]
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_a_folder_a_glob_a_list_and_a_file(folder, tmp_path, monkeypatch):
+    assert names(folder) == sorted(FILES)
+    assert names(folder / "deep/*") == ["cover.jpg", "d.flac"]  # who names it means it
+    assert names(folder / "*/er/*.m4b") == ["deep/er/c.m4b"]
+    assert names(folder / "a.mp3") == ["a.mp3"]
+    monkeypatch.chdir(folder)
+    assert names("deep") == ["d.flac", "er/c.m4b"]
+    listed = tmp_path / "list.txt"
+    listed.write_text(f"# mine\nsource/a.mp3\n\n{folder}/B.WAV\nsource/a.mp3\n")
+    assert names(listed) == [f"{folder}/B.WAV", "source/a.mp3"]
+    assert [Path(each.path) for each in list_source(str(listed))] == [
+        folder / "B.WAV",
+        folder / "a.mp3",
+    ]
+
+
+def test_what_names_no_recording_is_one_sentence(folder, tmp_path):
+    refused(lambda: names(tmp_path / "none"), "none names no recording", "text file")
+    refused(lambda: names(folder / "*.ogg"), "names no recording")
+    listed = tmp_path / "list.txt"
+    listed.write_text("source/a.mp3\nsource/gone.mp3\n")
+    refused(lambda: names(listed), "line 2", "source/gone.mp3")
+    os.rename(folder / "a.mp3", os.fsencode(folder) + b"/\xff.mp3")
+    refused(lambda: names(folder), "not UTF-8", "\\xff.mp3")
+
+
+def test_a_bucket(tmp_path, queue):
+    store = fsspec.filesystem("memory")
+    for name in ("x/a.mp3", "x/y/b.wav", "x/notes.md"):
+        store.pipe(f"/bucket/{name}", f"content of {name}".encode())
+    assert names("memory://bucket/x") == ["a.mp3", "y/b.wav"]
+    assert names("memory://bucket/x/*.mp3") == ["a.mp3"]
+    assert names("memory://bucket/x/y/b.wav") == ["b.wav"]
+    found = register("memory://bucket/x", queue, prune=False)
+    url = "memory://bucket/x/y/b.wav"
+    assert found[url].file == sha("content of x/y/b.wav")
+    with local_copy(found[url], tmp_path / "copies") as path:
+        assert Path(path).read_text() == "content of x/y/b.wav"
+    assert not os.path.exists(path)
+    store.pipe("/bucket/x/y/b.wav", b"another")
+    with pytest.raises(sources.InputError, match="b.wav: has changed since it was listed"):
+        with local_copy(found[url], tmp_path):
+            pass
+
+
+def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatch):
+    read = []
+    hashed = sources.content_id
+    monkeypatch.setattr(sources, "content_id", lambda path: read.append(path) or hashed(path))
+    monkeypatch.setattr(sources, "_BATCH", 3)
+    first = register(str(folder), queue, prune=False)
+    assert {source.name: source.file for source in first.values()} == {
+        name: sha(f"content of {name}") for name in FILES
+    }
+    assert queue.states() == {sha(f"content of {name}"): "pending" for name in FILES}
+    assert len(read) == 4 and register(str(folder), queue, prune=False) == first and len(read) == 4
+    # The same length a moment later, and a copy of another.
+    (folder / "a.mp3").write_bytes(b"CONTENT of a.mp3")
+    os.utime(folder / "a.mp3", ns=(1, 1))
+    (folder / "copy.flac").write_bytes(b"content of deep/d.flac")
+    second = register(str(folder), queue, prune=False)
+    assert sorted(read[4:]) == [str(folder / "a.mp3"), str(folder / "copy.flac")]
+    assert second[str(folder / "a.mp3")].file == sha("CONTENT of a.mp3")
+    assert len(queue.states()) == 5  # the copy is no job of its own
+
+
+def test_recordings_that_are_not_named_any_more_stay_unless_pruned(folder, queue):
+    register(str(folder), queue, prune=False)
+    assert len(register(str(folder / "a.mp3"), queue, prune=False)) == 4
+    assert list(register(str(folder / "a.mp3"), queue, prune=True)) == [str(folder / "a.mp3")]
+
+
+def test_a_recording_that_is_still_written_is_left_for_the_next_run(
+    folder, queue, monkeypatch, capsys
+):
+    def grows(path: str) -> str:
+        if path.endswith(".mp3"):
+            with open(path, "a") as file:
+                file.write("more")
+        return sha(path)
+
+    monkeypatch.setattr(sources, "content_id", grows)
+    found = register(str(folder), queue, prune=False)
+    assert [source.name for source in found.values()] == sorted(set(FILES) - {"a.mp3"})
+    assert "a.mp3: is still being written" in capsys.readouterr().out
