@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from titan_tts.annotate.store import annotations
 from titan_tts.collect.folder import FILES, check_ids, is_complete, read_record, read_recording
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import write_atomic
@@ -48,21 +49,13 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     )
     for row, label, cosine in zip(rows, labels, similarity, strict=True):
         row |= {"speaker": f"s{label:04d}", "speaker_similarity": round(float(cosine), 4)}
-    rows = edited(rows, _annotations(output))
+    rows = edited(rows, annotations(output))
     for row, weight in zip(rows, _weights(rows), strict=True):
         row["weight"] = round(float(weight), 6)
     check_ids(rows)
     rows.sort(key=lambda row: row["id"])
     write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows
-
-
-def _annotations(output: Path) -> dict[str, dict[str, Any] | None]:
-    if not (output / "annotations.sqlite").exists():
-        return {}
-    from titan_tts.annotate.store import annotations
-
-    return annotations(output)
 
 
 def _clusters(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -271,7 +271,7 @@ def test_annotations_change_their_own_rows_and_nothing_else(source, output, coll
     changed, rejected = rows[2]["id"], rows[5]["id"]
     edit = {"annotated": True, "annotator": "ann", "text": "Mended.", "text_verbatim": "uh mended"}
     edits = {changed: edit, rejected: None, "0-0-0": edit}  # the last one's file was edited
-    monkeypatch.setattr(collection, "_annotations", lambda folder: edits)
+    monkeypatch.setattr(collection, "annotations", lambda folder: edits)
     made = write_collection(output)
     assert made == read_rows(output) and len(made) == len(rows) - 1
     for row in made:
@@ -279,7 +279,7 @@ def test_annotations_change_their_own_rows_and_nothing_else(source, output, coll
         expected = before | edit if row["id"] == changed else before
         assert row | {"weight": 0} == expected | {"weight": 0}
     assert tree(output / "files") == files
-    monkeypatch.setattr(collection, "_annotations", lambda folder: {})
+    monkeypatch.setattr(collection, "annotations", lambda folder: {})
     assert write_collection(output) == rows  # an undo brings all back
     with pytest.raises(AssertionError):
         edited(rows, {changed: {"id": "another"}})
