@@ -13,7 +13,7 @@ MAX_SNR_DB = 100.0
 
 _NEAR = 500  # frames of 10 ms before and after a segment whose pauses tell its noise
 _EDGE = 10  # frames next to speech that are taken for neither: the detector is that exact
-_MIN_FRAMES = 10  # of pauses; fewer tell nothing
+_MIN_FRAMES, _MAX_FRAMES = 10, 100  # of pauses: fewer tell nothing, and the nearest tell most
 _QUIET_PERCENTILE = 5.0
 
 
@@ -76,7 +76,7 @@ class NoiseFloor:
     """Speech against noise in a recording.
 
     SNR = 10 log10((S - N) / N): S is the mean power of a segment's speech, noise included, and N the median power of
-    the pauses in it and up to 5 s around it, or, without pauses, the power below which 5 % of its frames lie, which
+    the second of pauses that is nearest to it, up to 5 s away, or, without pauses, the power below which 5 % of its frames lie, which
     tells too low an SNR rather than one too high.
     """
 
@@ -94,8 +94,10 @@ class NoiseFloor:
         speech = inside[self.speech[first:last]]
         if not len(speech):
             return -MAX_SNR_DB
-        near = slice(max(0, first - _NEAR), last + _NEAR)
-        pauses = self.power[near][self.pause[near]]
+        near = max(0, first - _NEAR)
+        frames = near + np.flatnonzero(self.pause[near : last + _NEAR])
+        away = np.maximum(first - frames, frames - last + 1).clip(0)
+        pauses = self.power[frames[np.argsort(away, kind="stable")[:_MAX_FRAMES]]]
         noise = (
             np.median(pauses)
             if len(pauses) >= _MIN_FRAMES

@@ -1,6 +1,7 @@
 """Who speaks: changes of speaker within a recording, and clusters of segments within and across recordings."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from torchtitan.models.dit_tts.speech.scoring.interface import Sound, SpeakerEnc
 WINDOW = 1600  # ms of speech that are compared on both sides of a place
 SHORTEST_WINDOW = 800
 STEP = 400
-# Two windows of one speaker are less alike than two segments. A cut inside speech must be surer than one at a pause.
-PAUSE_MARGIN, SPEECH_MARGIN = 0.05, 0.15
+# Two windows of one speaker are less alike than two groups of segments, the less the shorter they are. A cut inside
+# speech must be surer than one at a pause.
+PAUSE_MARGIN, SPEECH_MARGIN, SHORT_MARGIN = 0.10, 0.13, 0.30
 _BATCH = 512  # windows at once
 _ROWS = 1024  # of a table of similarities at once
 
@@ -48,6 +50,22 @@ def speaker_changes(
     return [time for _, time in sorted(found)]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where the speaker may change: `before` and `after` are the windows (start, stop) that are compared."""
+
+    at: int
+    pause: int | None  # middle of the pause in the recording; None inside speech
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+    def bound(self, threshold: float) -> float:
+        """The cosine below which the speaker changes."""
+        shorter = min(stop - start for start, stop in (self.before, self.after))
+        margin = SPEECH_MARGIN if self.pause is None else PAUSE_MARGIN
+        return threshold - margin - SHORT_MARGIN * (1 - shorter / WINDOW)
+
+
 def _changes_of_stretch(
     waveform: np.ndarray,
     power: np.ndarray,
@@ -55,53 +73,46 @@ def _changes_of_stretch(
     encoder: SpeakerEncoder,
     threshold: float,
 ) -> list[tuple[float, int]]:
-    """(certainty, time) of each change, the surest first. Places are counted in ms of speech, without the pauses."""
-    lengths = regions[:, 1] - regions[:, 0]
-    ends = np.cumsum(lengths)
-    total = int(ends[-1])
+    """(score, time) of each change; the lower the score, the surer. Places are in ms of speech, without the pauses."""
+    ends = np.cumsum(regions[:, 1] - regions[:, 0])
     speech = np.concatenate([_samples(waveform, *region) for region in regions.tolist()])
-    places = (
-        {  # place in the speech -> (margin, time in the recording or None where it has to be looked for)
-            place: (SPEECH_MARGIN, None)
-            for place in range(SHORTEST_WINDOW, total - SHORTEST_WINDOW + 1, STEP)
-        }
-        | {
-            int(end): (PAUSE_MARGIN, int(stop + start) // 2)
-            for end, stop, start in zip(ends[:-1], regions[:-1, 1], regions[1:, 0], strict=True)
-            if SHORTEST_WINDOW <= end <= total - SHORTEST_WINDOW
-        }
-    )
-    windows = {
-        place: ((max(0, place - WINDOW), place), (place, min(total, place + WINDOW)))
-        for place in places
-    }
-    unique = sorted({window for pair in windows.values() for window in pair})
+    places = _places(regions, ends)
+    windows = sorted({window for place in places for window in (place.before, place.after)})
     vectors: dict[tuple[int, int], np.ndarray] = {}
-    for start in range(0, len(unique), _BATCH):
-        some = unique[start : start + _BATCH]
+    for start in range(0, len(windows), _BATCH):
+        some = windows[start : start + _BATCH]
         sounds = [as_sound(_samples(speech, *window)) for window in some]
         vectors |= zip(some, embed(encoder, sounds), strict=True)
-    scores = sorted(
-        (float(vectors[before] @ vectors[after]) - threshold + places[place][0], place)
-        for place, (before, after) in windows.items()
-    )
+    found: list[tuple[float, int]] = []
     taken: list[int] = []
-    found = []
-    for score, place in scores:
-        if score >= 0:
-            break
-        if all(abs(place - other) >= SHORTEST_WINDOW for other in taken):
-            taken.append(place)
-            time = places[place][1]
+
+    def score(place: _Place) -> float:
+        return float(vectors[place.before] @ vectors[place.after]) - place.bound(threshold)
+
+    for value, place in sorted(((score(each), each) for each in places), key=lambda pair: pair[0]):
+        if value < 0 and all(abs(place.at - other) >= SHORTEST_WINDOW for other in taken):
+            taken.append(place.at)
+            time = place.pause
             if time is None:
-                region = int(np.searchsorted(ends, place))
-                near = int(regions[region, 1] - (ends[region] - place))
-                first, last = near - STEP // 2, near + STEP // 2
-                time = quietest(
-                    power, max(first, int(regions[region, 0])), min(last, int(regions[region, 1]))
-                )
-            found.append((score, time))
+                region = int(np.searchsorted(ends, place.at))
+                begin, end = regions[region].tolist()
+                near = end - int(ends[region] - place.at)
+                time = quietest(power, max(near - STEP // 2, begin), min(near + STEP // 2, end))
+            found.append((value, time))
     return found
+
+
+def _places(regions: np.ndarray, ends: np.ndarray) -> list[_Place]:
+    """Every pause and every 0.4 s of speech, but at the start and the end."""
+    total = int(ends[-1])
+    middles = (regions[:-1, 1] + regions[1:, 0]) // 2
+    pauses = dict(zip(ends[:-1].tolist(), middles.tolist(), strict=True))
+    every = sorted({*range(0, total, STEP), *pauses})
+    return [
+        _Place(at, pauses.get(at), (max(0, at - WINDOW), at), (at, min(total, at + WINDOW)))
+        for at in every
+        if SHORTEST_WINDOW <= at <= total - SHORTEST_WINDOW
+    ]
 
 
 def _samples(waveform: np.ndarray, start: int, stop: int) -> np.ndarray:

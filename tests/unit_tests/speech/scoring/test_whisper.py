@@ -78,6 +78,21 @@ def test_other_rates_nothing_and_over_thirty_seconds(recognizer):
     assert first != second
 
 
+def test_a_batch_hears_each_sound_as_if_it_were_alone(recognizer, english):
+    sounds = [Sound(noise(seconds, seed), RATE) for seconds, seed in ((2, 0), (3, 1), (1, 2))]
+    alone = [recognizer.transcribe(sound, "de") for sound in sounds]
+    assert len(set(alone)) == 3
+    assert recognizer.transcribe_batch(sounds, "de") == [(text, "de") for text in alone]
+    for (text, language), sound in zip(recognizer.transcribe_batch(sounds), sounds, strict=True):
+        assert language in recognizer.languages and text == recognizer.transcribe(sound)
+    longer = [Sound(noise(31), RATE), *sounds]
+    texts = [text for text, _ in recognizer.transcribe_batch(longer, "de")]
+    assert texts == [recognizer.transcribe(longer[0], "de"), *alone]
+    english_only = open_recognizer(f"whisper:{english}")
+    assert english_only.transcribe_batch(sounds[:1])[0][1] == "en"
+    assert recognizer.transcribe_batch([]) == english_only.transcribe_batch([]) == []
+
+
 def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english, monkeypatch):
     given = []
     generate = type(recognizer.model).generate
@@ -183,14 +198,16 @@ def test_faster_whisper(tmp_path):
     refused(lambda: recognizer.transcribe(Sound(noise(1), RATE), "de"), "the language is de")
     refused(lambda: open_recognizer(f"faster-whisper:{tmp_path}"), "give a folder")
 
-    given = []
+    given, told = [], SimpleNamespace(language="fr")
 
     def transcribe(samples, language, **options):
         given.append((language, options["beam_size"], options["condition_on_previous_text"]))
-        return iter([SimpleNamespace(text=" One"), SimpleNamespace(text=" two.")]), None
+        return iter([SimpleNamespace(text=" One"), SimpleNamespace(text=" two.")]), told
 
     recognizer.model = SimpleNamespace(supported_languages=["en", "de"], transcribe=transcribe)
     recognizer.of_english = False
     for language in ("German", "", "xx"):
         assert recognizer.transcribe(Sound(noise(1), RATE), language) == "One two."
     assert given == [("de", 1, False), (None, 1, False), (None, 1, False)]
+    pair = ("One two.", "fr")
+    assert recognizer.transcribe_batch([Sound(noise(1), RATE)] * 2) == [pair, pair]

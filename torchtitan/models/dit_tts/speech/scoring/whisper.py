@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.errors import InputError, require_modules
@@ -18,6 +19,7 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
 
 _RATE = 16_000  # Hz
 _SECONDS = 30  # that the model hears at once
+_FRAME_RATE = 100  # frames of its spectrogram in a second
 
 
 class _Whisper:
@@ -72,26 +74,52 @@ class WhisperRecognizer(_Whisper):
 
         A language that is empty or that Whisper does not know is detected.
         """
-        samples = sound.samples(_RATE)
-        long = len(samples) > _SECONDS * _RATE
+        return self._generate([sound], [language_code(language)])[0]
+
+    def transcribe_batch(
+        self, sounds: Sequence[Sound], language: str = ""
+    ) -> list[tuple[str, str]]:
+        """(words, language code) of each; those of up to 30 s are heard at once."""
+        if len(sounds) > 1 and any(sound.seconds > _SECONDS for sound in sounds):
+            return [pair for sound in sounds for pair in self.transcribe_batch([sound], language)]
+        codes = [language_code(language)] * len(sounds)
+        if self.of_english:
+            codes = [code or "en" for code in codes]
+        elif sounds and codes[0] not in self.languages:
+            features = self._features(sounds)[0]["input_features"][..., : _SECONDS * _FRAME_RATE]
+            tokens = self.model.detect_language(features).tolist()
+            codes = [self.processor.tokenizer.decode([token]).strip("<|>") for token in tokens]
+        texts = self._generate(sounds, codes) if sounds else []
+        return list(zip(texts, codes, strict=True))
+
+    def _features(self, sounds: Sequence[Sound]) -> tuple[Any, bool]:
+        """The model's inputs, and whether they are longer than it hears at once."""
+        samples = [sound.samples(_RATE) for sound in sounds]
+        long = max(map(len, samples)) > _SECONDS * _RATE
         features = self.processor(
             samples,
             sampling_rate=_RATE,
             return_tensors="pt",
             return_attention_mask=True,
             **({"truncation": False, "padding": "longest"} if long else {}),
-        ).to(self.model.device, self.model.dtype)
+        )
+        return features.to(self.model.device, self.model.dtype), long
+
+    def _generate(self, sounds: Sequence[Sound], codes: Sequence[str]) -> list[str]:
+        """What is said in sounds of up to 30 s, or in one of any length."""
+        features, long = self._features(sounds)
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
-        code = language_code(language)
         if self.languages:
             options["task"] = "transcribe"
-            if code in self.languages:
-                options["language"] = code
+            if all(code in self.languages for code in codes):
+                options["language"] = codes[0] if len(codes) == 1 else list(codes)
         else:
-            _check_english(code, self.name)
+            for code in codes:
+                _check_english(code, self.name)
         with torch.inference_mode(), quiet_transformers():
             tokens = self.model.generate(**features, do_sample=False, num_beams=1, **options)
-        return self.processor.batch_decode(tokens, skip_special_tokens=True)[0].strip()
+        texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
+        return [text.strip() for text in texts]
 
 
 class FasterWhisperRecognizer(_Whisper):
@@ -122,22 +150,30 @@ class FasterWhisperRecognizer(_Whisper):
 
     def transcribe(self, sound: Sound, language: str = "") -> str:
         """See `WhisperRecognizer.transcribe`."""
-        samples = sound.samples(_RATE)
-        if not len(samples):
-            return ""
+        return self.transcribe_batch([sound], language)[0][0]
+
+    def transcribe_batch(
+        self, sounds: Sequence[Sound], language: str = ""
+    ) -> list[tuple[str, str]]:
+        """(words, language code) of each, one after the other."""
         code = language_code(language)
         if self.of_english:
             _check_english(code, self.name)
         if code not in self.model.supported_languages:
             code = ""
-        segments, _ = self.model.transcribe(
+        return [self._hear(sound.samples(_RATE), code) for sound in sounds]
+
+    def _hear(self, samples: np.ndarray, code: str) -> tuple[str, str]:
+        if not len(samples):
+            return "", code
+        segments, about = self.model.transcribe(
             samples,
             language=code or None,
             beam_size=1,
             temperature=0.0,
             condition_on_previous_text=False,
         )
-        return "".join(segment.text for segment in segments).strip()
+        return "".join(segment.text for segment in segments).strip(), about.language
 
 
 def check_whisper(model: str) -> str:
