@@ -43,8 +43,8 @@ class WordReferee:
 
     name = "trigram of the grammar (PocketSphinx)"
 
-    def __init__(self) -> None:
-        texts = itertools.islice(sentences(SEED, "other"), SENTENCES)
+    def __init__(self, seed: int = SEED, count: int = SENTENCES) -> None:
+        texts = itertools.islice(sentences(seed, "other"), count)
         with tempfile.TemporaryDirectory() as folder:
             model = Path(folder, "trigram.arpa")
             write_trigram(map(spoken_words, texts), model)
@@ -66,6 +66,11 @@ class WordReferee:
 def words(device: str) -> WordReferee:
     """The factory that --recognizer names."""
     return WordReferee()
+
+
+def second(device: str) -> WordReferee:
+    """The same with a trigram of 2,000 other sentences, which errs more, and elsewhere: one to compare with."""
+    return WordReferee(SEED + 1, SENTENCES // 10)
 
 
 class PhoneReferee:

@@ -10,7 +10,10 @@ from tests.helpers.sentences import refused
 from tests.helpers.speech_checkpoints import noise, write_tiny_wavlm
 from torchtitan.models.dit_tts.speech.scoring import speaker_similarity
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_scorer
+from torchtitan.models.dit_tts.speech.scoring.plugins import (
+    open_speaker_encoder,
+    open_speaker_scorer,
+)
 
 RATE = 16_000
 
@@ -40,6 +43,16 @@ def test_cosine_of_the_models_embeddings(folder):
     assert scorer.similarity(Sound(a, RATE), Sound(a, 24_000)) < 0.9999
     for short in (noise(0.01), noise(0), torch.full((9,), float("nan"))):
         assert -1 <= scorer.similarity(Sound(short, RATE), Sound(b, RATE)) <= 1
+
+
+@pytest.mark.long
+def test_embeddings_of_several_sounds(folder):
+    encoder = open_speaker_encoder(f"xvector:{folder}")
+    sounds = [noise(1.5), noise(1.0, 1)]
+    found = encoder.embed([Sound(each, RATE) for each in sounds])
+    for vector, each in zip(found, sounds, strict=True):
+        wanted = torch.nn.functional.normalize(embedding(folder, each), dim=0)
+        assert vector == pytest.approx(wanted.numpy(), abs=1e-5)
 
 
 @pytest.mark.long

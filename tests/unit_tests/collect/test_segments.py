@@ -1,0 +1,116 @@
+"""Where recordings are cut: what holds of any recording, and places that are known by hand."""
+
+import numpy as np
+import pytest
+
+from titan_tts.collect.segments import PADDING, Limits, cut, quietest
+
+LIMITS = Limits(shortest=1000, longest=10_000, pause=500)
+
+
+def cut_quiet(regions, duration, changes=(), limits=LIMITS, power=None):
+    power = np.ones(duration // 10) if power is None else power
+    return cut(np.array(regions, np.int64).reshape(-1, 2), duration, changes, power, limits)
+
+
+def drawn(seed):
+    """(regions, duration, changes, power, limits)"""
+    draw = np.random.default_rng(seed)
+    scale = 10 ** draw.uniform(1.5, 4, draw.integers(1, 60))
+    lengths = np.maximum(32, draw.exponential(scale)).astype(int)
+    pauses = 128 + draw.exponential(10 ** draw.uniform(1, 3.5, len(lengths))).astype(int)
+    pauses[0] *= draw.integers(0, 2)
+    edges = np.cumsum(np.stack([pauses, lengths], 1).reshape(-1))
+    regions = edges.reshape(-1, 2)
+    duration = int(edges[-1] + draw.integers(0, 2) * draw.integers(0, 3000))
+    inside = draw.integers(0, duration, draw.integers(0, 9))
+    changes = [int(t) for t in inside if any(a < t < b for a, b in regions)]
+    shortest = int(draw.integers(200, 3000))
+    limits = Limits(shortest, shortest * int(draw.integers(2, 12)), int(draw.integers(150, 900)))
+    return regions, duration, changes, draw.random(duration // 10 + 1), limits
+
+
+@pytest.mark.parametrize("some", range(8))
+def test_of_any_recording(some):
+    for seed in range(100 * some, 100 * some + 100):
+        regions, duration, changes, power, limits = drawn(seed)
+        found = cut(regions, duration, changes, power, limits)
+        if duration < limits.shortest:
+            assert found == []
+            continue
+        assert found == sorted(found)
+        assert all(stop <= start for (_, stop), (start, _) in zip(found, found[1:]))
+        assert all(limits.shortest <= b - a <= limits.longest for a, b in found), seed
+        assert 0 <= found[0][0] and found[-1][1] <= duration
+        spoken, kept = np.zeros(duration, bool), np.zeros(duration, bool)
+        for start, stop in regions:
+            spoken[start:stop] = True
+        for start, stop in found:
+            kept[start:stop] = True
+            assert spoken[start:stop].any()
+        assert not (spoken & ~kept).any(), seed
+        # Where speech is cut there is no long pause in the two segments that could have been cut instead.
+        for (a, b), (start, c) in zip(found, found[1:]):
+            if b == start and spoken[b - 1] and spoken[b] and b not in changes and not changes:
+                for end, begin in zip(regions[:-1, 1], regions[1:, 0]):
+                    middle = (end + begin) // 2
+                    far = min(middle - a, c - middle) >= limits.shortest
+                    assert not (far and begin - end >= limits.pause), seed
+
+
+def test_cut_at_pauses_with_a_little_silence():
+    regions = [(1000, 3000), (3300, 5000), (5600, 8000), (12_000, 14_000)]
+    assert cut_quiet(regions, 20_000) == [
+        (1000 - PADDING, 5000 + PADDING),
+        (5600 - PADDING, 8000 + PADDING),
+        (12_000 - PADDING, 14_000 + PADDING),
+    ]
+
+
+def test_no_padding_where_the_pause_is_shorter_than_it():
+    limits = Limits(1000, 10_000, 50)
+    assert cut_quiet([(1000, 3000), (3080, 5000)], 6000, limits=limits) == [
+        (1000 - PADDING, 3040),
+        (3040, 5000 + PADDING),
+    ]
+
+
+def test_the_longest_pause_is_cut_where_both_cannot_be():
+    """Cuts at 2300 and 3100 are less than a second apart."""
+    regions = [(0, 2000), (2600, 2800), (3400, 6000)]
+    assert cut_quiet(regions, 6000) == [(0, 2000 + PADDING), (2600 - PADDING, 6000)]
+    regions = [(0, 2000), (2600, 2800), (3401, 6000)]
+    assert cut_quiet(regions, 6000) == [(0, 2800 + PADDING), (3401 - PADDING, 6000)]
+
+
+def test_a_word_in_silence_is_filled_up():
+    assert cut_quiet([(5000, 5200)], 10_000) == [(4600, 5600)]
+    assert cut_quiet([(100, 300)], 10_000) == [(0, 1000)]
+    assert cut_quiet([(9800, 10_000)], 10_000) == [(9000, 10_000)]
+    assert cut_quiet([(0, 900)], 900) == cut_quiet([], 10_000) == []
+
+
+def test_what_is_too_long_is_cut_at_a_short_pause_or_the_quietest_place():
+    power = np.ones(1400)
+    power[620:640] = 0.1  # 6.2 s
+    power[100:120] = power[1100:1110] = 0.01  # too early, and too late
+    ((_, first), (second, _)) = cut_quiet([(0, 14_000)], 14_000, power=power)
+    assert first == second and 6200 <= first < 6400
+    regions = [(0, 3000), (3200, 14_000)]
+    assert [stop for _, stop in cut_quiet(regions, 14_000, power=power)][0] == 3000 + PADDING
+    assert cut_quiet(regions, 14_000, power=power)[1][0] == 3200 - PADDING
+
+
+def test_speakers_are_separated_before_pauses_are_cut():
+    assert cut_quiet([(0, 6000)], 6000, [2500]) == [(0, 2500), (2500, 6000)]
+    # The pause at 3.3 s is too near the change at 2.5 s, and the second change too near the first.
+    regions = [(0, 3000), (3600, 6000)]
+    assert cut_quiet(regions, 6000, [2500, 2000]) == [(0, 2500), (2500, 6000)]
+
+
+def test_quietest():
+    power = np.ones(100)
+    power[40:45] = 0.0
+    assert quietest(power, 100, 900) == 425
+    assert 500 <= quietest(power, 500, 900) <= 900
+    assert quietest(np.ones(0), 30, 40) == 30

@@ -1,0 +1,103 @@
+"""Where speech is: pieces heard at once against one after the other, and regions of probabilities by hand."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+import torch
+
+from titan_tts.collect import speech_regions as regions
+from titan_tts.collect.speech_regions import SpeechDetector, frame_power, mono_16khz, speech_regions
+
+RATE, FRAME = 16_000, 512
+SPEECH = Path(__file__).parents[1] / "speech/scoring/lost_by_the_lattice.flac"
+
+
+def nobody(stage, seconds):
+    pass
+
+
+class Recent:
+    """A network with a memory: half of what it said last, and the frame's mean."""
+
+    def reset_states(self):
+        self.last = 0.0
+
+    def __call__(self, frames, rate):
+        assert rate == RATE and frames.shape[1] == FRAME
+        self.last = 0.5 * self.last + frames.mean(1, keepdim=True)
+        return self.last
+
+
+def test_pieces_together_are_as_the_recording_from_start_to_end(monkeypatch):
+    """Two rounds of pieces and a part of one; what is 32 frames ago weighs 2**-32."""
+    monkeypatch.setattr(regions, "_PIECE", 50)
+    monkeypatch.setattr(regions, "_PIECES", 3)
+    detector = SpeechDetector.__new__(SpeechDetector)
+    detector.network, detector.device = Recent(), "cpu"
+    frames = 50 * 3 * 2 + 77
+    samples = np.random.default_rng(0).random(frames * FRAME - 100).astype(np.float32)
+    told = []
+    found = detector.probabilities(samples, lambda *each: told.append(each))
+    means = np.pad(samples, (0, 100)).reshape(frames, FRAME).mean(1)
+    last, wanted = 0.0, []
+    for mean in means:
+        wanted.append(last := 0.5 * last + mean)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert told == [("speech", 4.8), ("speech", 9.6), ("speech", frames * 0.032)]
+    assert len(detector.probabilities(samples[:0], nobody)) == 0
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("silero_vad") is None, reason="silero-vad is not installed")
+def test_speech_is_found_between_noise():
+    threads = torch.get_num_threads()
+    samples, rate = soundfile.read(SPEECH, dtype="float32")
+    speech = mono_16khz(samples[:, None], rate)
+    quiet = 1e-3 * np.random.default_rng(0).standard_normal(3 * RATE).astype(np.float32)
+    waveform = np.concatenate([quiet, speech, quiet])
+    found = speech_regions(SpeechDetector().probabilities(waveform, nobody), 10**6)
+    first, last = 3000, 3000 + len(speech) * 1000 // RATE
+    assert first - 100 <= found[0, 0] and found[-1, 1] <= last + 200
+    assert (found[:, 1] - found[:, 0]).sum() > 0.5 * (last - first)
+    assert torch.get_num_threads() == threads
+
+
+def spans(text, duration=10**6):
+    """Frames as letters: s speech, . silence, ? what is neither."""
+    values = {"s": 0.9, ".": 0.1, "?": 0.4}
+    found = speech_regions(np.array([values[each] for each in text]), duration)
+    return [(start / 32, stop / 32) for start, stop in found.tolist()]
+
+
+def test_regions():
+    assert spans("....ssssss....") == [(4, 10)]
+    assert spans("????ssss????....") == [(4, 12)]  # goes on as it was
+    assert spans("....??????....") == spans("") == spans("....") == []
+    assert spans("sssss...sssss") == [(0, 13)]  # a short pause
+    assert spans("sssss....sssss") == [(0, 5), (9, 14)]
+    assert spans("....sss....") == []  # short speech
+    assert spans("sss........ssss") == [(11, 15)]
+    assert spans(".sssss..") == [(1, 6)]  # the start and the end are no pauses
+    assert spans("..sssss", duration=220) == [(2, 220 / 32)]
+
+
+def test_a_copy_at_16_khz_block_by_block(monkeypatch):
+    monkeypatch.setattr(regions, "_BLOCK_SECONDS", 1)
+    stereo = np.random.default_rng(0).standard_normal((105_001, 2)).astype(np.float32) * 0.1
+    for rate in (24_000, 44_100, 8000):
+        found = mono_16khz(stereo, rate)
+        wanted = soxr.resample(stereo.mean(axis=1), rate, RATE, quality="HQ")
+        assert abs(len(found) - len(stereo) * RATE / rate) <= 1
+        count = min(len(found), len(wanted))
+        np.testing.assert_allclose(found[:count], wanted[:count], atol=1e-4)
+    np.testing.assert_allclose(mono_16khz(stereo, RATE), stereo.mean(axis=1), atol=1e-7)
+    assert len(mono_16khz(stereo[:0], 24_000)) == 0
+
+
+def test_power_of_frames():
+    waveform = np.concatenate([np.full(160, 0.5), np.full(160, -2.0), np.ones(159)]).astype(np.float32)
+    assert frame_power(waveform).tolist() == [0.25, 4.0]

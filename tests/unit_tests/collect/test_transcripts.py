@@ -1,0 +1,91 @@
+"""Two texts of a segment: paired by the segment, compared by words."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.helpers.sentences import refused
+from titan_tts.collect import transcripts
+from titan_tts.collect.transcripts import Transcriber, Transcript, agreement
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+
+
+def sounds(*seconds):
+    return {f"of {each}": Sound(torch.zeros(int(each * 100)), 100) for each in seconds}
+
+
+def recognizer(name, hear, batch=None):
+    made = SimpleNamespace(name=name, transcribe=hear, check_texts=lambda texts, languages=(): None)
+    if batch:
+        made.transcribe_batch = batch
+    return made
+
+
+def transcriber(monkeypatch, made, verbatim="", language="en", batch=2):
+    monkeypatch.setattr(transcripts, "open_recognizer", lambda spec, device: made[spec])
+    return Transcriber("clean", verbatim, language, "cpu", batch)
+
+
+def test_each_text_is_its_segments(monkeypatch):
+    made = {
+        "clean": recognizer("a", lambda sound, language: f" {sound.seconds} seconds. "),
+        "verbatim": recognizer(
+            "b",
+            None,
+            lambda sounds, language: [(f"{s.seconds} seconds uh", language + "x") for s in sounds],
+        ),
+    }
+    told = []
+    found = transcriber(monkeypatch, made, "verbatim").transcribe(
+        sounds(3, 1, 2), lambda *each: told.append(each)
+    )
+    for seconds in (1, 2, 3):
+        text = f"{seconds}.0 seconds"
+        assert found[f"of {seconds}"] == Transcript(f"{text}.", f"{text} uh", 1.0, "en")
+    assert told == [("text", 4.0), ("text", 6.0)]
+
+
+def test_one_recognizer_agrees_with_nothing(monkeypatch):
+    batch = lambda sounds, language: [("hallo", "de")] * len(sounds)  # noqa: E731
+    made = {"clean": recognizer("a", None, batch)}
+    found = transcriber(monkeypatch, made, language="").transcribe(sounds(1), lambda *each: None)
+    assert found == {"of 1": Transcript("hallo", "hallo", None, "de")}
+    assert transcriber(monkeypatch, made).transcribe({}, lambda *each: None) == {}
+
+
+def test_fewer_texts_than_segments_are_refused(monkeypatch):
+    made = {"clean": recognizer("lost one", None, lambda sounds, language: [("a", "en")])}
+    heard = transcriber(monkeypatch, made)
+    refused(
+        lambda: heard.transcribe(sounds(1, 2), lambda *each: None),
+        "'lost one' returned 1 texts for 2 segments",
+    )
+
+
+def test_the_same_recognizer_twice_is_refused():
+    refused(
+        lambda: Transcriber("whisper:tiny", "whisper:tiny", "en", "cpu", 1),
+        "are both 'whisper:tiny'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "wanted"),
+    [
+        ("One two, three four!", "one TWO three four", 1.0),
+        ("one two three four", "one two three", 0.75),
+        ("one two three", "one two three four", 0.75),
+        ("five cats sleep", "um, five cats sleep", 1.0),  # hesitation is no word
+        ("alpha beta", "gamma delta epsilon zeta", 0.0),
+        ("a cat", "", 0.0),
+        ("", "a cat", 0.0),
+        ("", "...", 0.0),
+    ],
+)
+def test_agreement(text, other, wanted):
+    assert agreement(text, other, "en") == pytest.approx(wanted)
+
+
+def test_agreement_where_words_have_no_blanks():
+    assert agreement("你好世界", "你好世间", "zh") == agreement("你好世界", "你好世间") == 0.75
