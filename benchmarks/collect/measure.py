@@ -22,7 +22,8 @@ from scipy.stats import spearmanr
 
 from benchmarks.collect.recordings import RATE, Recording, Spoken, make
 from benchmarks.sentences.corpus import ROOT
-from titan_tts.collect.analyze import Analyzer, Segment, Settings
+from titan_tts.collect.analyze import Analyzer, Segment
+from titan_tts.collect.settings import Settings
 from titan_tts.collect.speakers import cluster
 from torchtitan.models.dit_tts.errors import report_input_errors
 from torchtitan.models.dit_tts.files import write_atomic

@@ -83,22 +83,23 @@ def _changes_of_stretch(
         some = windows[start : start + _BATCH]
         sounds = [as_sound(_samples(speech, *window)) for window in some]
         vectors |= zip(some, embed(encoder, sounds), strict=True)
-    found: list[tuple[float, int]] = []
-    taken: list[int] = []
-
-    def score(place: _Place) -> float:
-        return float(vectors[place.before] @ vectors[place.after]) - place.bound(threshold)
-
-    for value, place in sorted(((score(each), each) for each in places), key=lambda pair: pair[0]):
-        if value < 0 and all(abs(place.at - other) >= SHORTEST_WINDOW for other in taken):
-            taken.append(place.at)
+    scores = {
+        place: float(vectors[place.before] @ vectors[place.after]) - place.bound(threshold)
+        for place in places
+    }
+    found = []
+    for place, score in scores.items():
+        near = (each for each in places if abs(each.at - place.at) < SHORTEST_WINDOW)
+        # Around a change all places look like one: the windows of its neighbours have some of both speakers.
+        if score < 0 and place is min(near, key=lambda each: scores[each]):
             time = place.pause
             if time is None:
                 region = int(np.searchsorted(ends, place.at))
                 begin, end = regions[region].tolist()
-                near = end - int(ends[region] - place.at)
-                time = quietest(power, max(near - STEP // 2, begin), min(near + STEP // 2, end))
-            found.append((value, time))
+                near_by = end - int(ends[region] - place.at)
+                first, last = max(near_by - STEP // 2, begin), min(near_by + STEP // 2, end)
+                time = quietest(power, first, last)
+            found.append((score, time))
     return found
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.helpers.sentences import refused
 from titan_tts.collect import analyze
-from titan_tts.collect.analyze import Analyzer, Segment, Settings
+from titan_tts.collect.analyze import Analyzer, Segment
+from titan_tts.collect.settings import Settings
 
 RATE = 24_000
 MODELS = '''
@@ -65,7 +66,18 @@ def recording(*parts):
 
 
 def test_each_segment_has_its_own_figures(settings):
-    parts = [(0, 1.5), (300, 3), (0, 1), (600, 2), (0, 0.8), (300, 4), (0, 1), (300, 1.2), (600, 2), (0, 1)]
+    parts = [
+        (0, 1.5),
+        (300, 3),
+        (0, 1),
+        (600, 2),
+        (0, 0.8),
+        (300, 4),
+        (0, 1),
+        (300, 1.2),
+        (600, 2),
+        (0, 1),
+    ]
     samples = recording(*parts)
     told = []
     found = Analyzer(settings).analyze(samples, RATE, lambda *each: told.append(each))
@@ -75,9 +87,13 @@ def test_each_segment_has_its_own_figures(settings):
     tones = [300, 600, 300, 300, 600]
     for each, hertz in zip(found, tones, strict=True):
         number, seconds = re.fullmatch(r"a tone of (\d+) for (\S+)", each.text).groups()
-        assert int(number) == hertz and float(seconds) == pytest.approx(each.stop - each.start, abs=0.06)
+        assert int(number) == hertz and float(seconds) == pytest.approx(
+            each.stop - each.start, abs=0.06
+        )
         assert each.text_verbatim == "the" + each.text.removeprefix("a")
-        assert each.agreement == pytest.approx(1 - 1 / len(each.text.replace(".", "").split()), abs=0.1)
+        assert each.agreement == pytest.approx(
+            1 - 1 / len(each.text.replace(".", "").split()), abs=0.1
+        )
         assert each.embedding.tolist() == [hertz < 400, hertz > 400]
         first, last = (round(time * RATE) for time in (each.start, each.stop))
         np.testing.assert_allclose(each.waveform, samples[first:last].mean(axis=1), atol=1e-7)
@@ -86,7 +102,8 @@ def test_each_segment_has_its_own_figures(settings):
         assert each.snr_db == pytest.approx(10 * np.log10(0.08 / (1e-6 / 3)), abs=1.5)
         assert each.overlap is None and each.clipped == 0 and each.language == "en"
         assert each.loudness == pytest.approx(-11.6, abs=1.5)
-        assert each.chars_per_second == len(each.text) / (each.stop - each.start)
+        rate = len(each.text) / (each.stop - each.start)
+        assert each.chars_per_second == pytest.approx(rate)
         assert each.quality in ("high", "medium", "low")
     stages = [stage for stage, _ in told]
     assert stages == sorted(stages, key=["speech", "speakers", "voices", "text"].index)

@@ -20,8 +20,8 @@ class Pitch:
     def embed(self, sounds):
         vectors = []
         for sound in sounds:
-            spectrum = np.abs(np.fft.rfft(sound.waveform.numpy(), RATE))
-            bands = np.array([spectrum[a : a + 200].sum() for a in (100, 500, 900)])
+            spectrum = np.abs(np.fft.rfft(sound.waveform.numpy(), 2 * RATE))
+            bands = np.array([spectrum[a : a + 400].sum() for a in (200, 1000, 1800)])
             vectors.append(bands / np.linalg.norm(bands))
         return np.stack(vectors).astype(np.float32)
 
@@ -74,7 +74,7 @@ def test_no_change_within_a_voice_nor_at_a_long_pause():
 def test_the_surest_change_is_the_first():
     class Sure(Pitch):
         def embed(self, sounds):
-            loud = [float(sound.waveform.abs().max()) for sound in sounds]
+            loud = [float(sound.waveform.mean()) for sound in sounds]
             return np.array([[np.cos(a), np.sin(a)] for a in loud], np.float32)
 
     levels = np.repeat([0.0, 1.2, 0.2], 4 * RATE).astype(np.float32)
@@ -94,7 +94,7 @@ def voices(seed, files=3, each=40, size=16):
     draw = np.random.default_rng(seed)
     centres = draw.standard_normal((5, size))
     who = draw.integers(0, 5, files * each)
-    vectors = centres[who] + 0.45 * draw.standard_normal((len(who), size))
+    vectors = centres[who] + 0.3 * draw.standard_normal((len(who), size))
     return vectors.astype(np.float32), np.repeat(np.arange(files), each), who
 
 
@@ -119,21 +119,21 @@ def test_one_file_is_average_linkage(seed, threshold, monkeypatch):
 
 
 def test_clusters_of_files_are_joined_by_the_average_over_segments():
-    """Of a file's cluster of three segments, one lies near the other file's: by the mean of the clusters' means the
-    joined cluster would be another one."""
     vectors, files, who = voices(1)
     labels, _ = cluster(vectors, files, 0.6)
     assert same_partition(labels.tolist(), who.tolist())
     again, _ = cluster(vectors, files[::-1].copy(), 0.6)
     assert same_partition(again.tolist(), who.tolist())
-    angles = np.radians([0, 0, 0, 50, 40, 82])
+    # Three segments of one file and one of another make a cluster, to which the third file's has 0.64 on average over
+    # its four segments, and 0.53 over the mean of each file.
+    angles = np.radians([0, 0, 0, 40, -45])
     few = np.stack([np.cos(angles), np.sin(angles)], 1)
-    # cos 40 = 0.77 for three and cos 10 = 0.98 for one: 0.82 on average; then 82 degrees have 0.34 to all.
-    labels, _ = cluster(few, np.array([0, 0, 0, 1, 2, 3]), 0.6)
-    assert labels.tolist() == [1, 1, 1, 1, 1, 2] or labels.tolist() == [1, 1, 1, 2, 2, 2]
-    unit = few
-    joined = [labels == each for each in (1, 2)]
-    assert (unit[joined[0]].mean(0) @ unit[joined[1]].mean(0)) < 0.6
+    labels, _ = cluster(few, np.array([0, 0, 0, 1, 2]), 0.5)
+    assert (
+        np.mean(np.cos(np.radians([45, 45, 45, 85]))) > 0.55 > np.mean(np.cos(np.radians([45, 85])))
+    )
+    assert cluster(few, np.array([0, 0, 0, 1, 2]), 0.55)[0].tolist() == labels.tolist() == [1] * 5
+    assert cluster(few, np.array([0, 0, 0, 1, 2]), 0.6)[0].tolist() == [1, 1, 1, 1, 2]
 
 
 def test_labels_stay_when_files_are_added():
@@ -144,14 +144,16 @@ def test_labels_stay_when_files_are_added():
     previous[first] = 10 * before  # names with gaps
     after, _ = cluster(vectors, files, 0.6, previous)
     assert (after[first] == previous[first]).all()
-    new = np.full((7, 16), 0.0) + np.eye(16)[3]
-    labels, _ = cluster(np.concatenate([vectors, new]), np.r_[files, [3] * 7], 0.6, np.r_[after, [0] * 7])
-    assert (labels[: len(after)] == after).all() or after.max() in labels
-    assert set(labels[-7:].tolist()) <= {int(after.max()) + 1, *after.tolist()}
+    voice = -vectors[who == 0].mean(axis=0)
+    more = np.concatenate([vectors, [voice] * 7])
+    labels, _ = cluster(more, np.r_[files, [3] * 7], 0.6, np.r_[after, [0] * 7])
+    assert labels.tolist() == [*after.tolist(), *[after.max() + 1] * 7]
 
 
 def test_silence_stays_alone_and_nothing_has_no_cluster():
-    labels, similarity = cluster(np.array([[1.0, 0], [0, 0], [0, 0], [1, 0]]), np.zeros(4, int), 0.8)
+    labels, similarity = cluster(
+        np.array([[1.0, 0], [0, 0], [0, 0], [1, 0]]), np.zeros(4, int), 0.8
+    )
     assert labels[0] == labels[3] == 1 and len(set(labels.tolist())) == 3
     assert similarity.tolist() == [1, 0, 0, 1]
     labels, similarity = cluster(np.zeros((0, 8)), np.zeros(0, int), 0.8)

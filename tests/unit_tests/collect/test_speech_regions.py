@@ -99,5 +99,7 @@ def test_a_copy_at_16_khz_block_by_block(monkeypatch):
 
 
 def test_power_of_frames():
-    waveform = np.concatenate([np.full(160, 0.5), np.full(160, -2.0), np.ones(159)]).astype(np.float32)
+    waveform = np.concatenate([np.full(160, 0.5), np.full(160, -2.0), np.ones(159)]).astype(
+        np.float32
+    )
     assert frame_power(waveform).tolist() == [0.25, 4.0]
