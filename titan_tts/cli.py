@@ -60,6 +60,7 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "annotate.annotate_command",
         "Open a page to listen to segments and accept, correct or reject their texts.",
     ),
+    "recognizer": ("recognizer_command", "Train Whisper on corrected transcripts."),
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export": (
         "export.export_command",

@@ -50,6 +50,7 @@ COMMAND_LAYERS = [
         "checkpoint_command",
         "configs_command",
         "finetune_command",
+        "recognizer_command",
     },
     {"cli"},
 ]

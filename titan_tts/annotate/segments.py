@@ -89,6 +89,20 @@ def _read(path: Path) -> Iterator[Segment]:
         yield Segment(item.key, item.text, json_object(line) or {}, line, item.audio)
 
 
+def annotated_segments(manifest: Path) -> list[Segment]:
+    """The rows of a manifest that people have annotated."""
+    if manifest.suffix != MANIFEST_SUFFIX:
+        raise InputError(
+            f"{manifest} is no .jsonl file; give the collection.jsonl of titan-tts annotate"
+        )
+    found = [each for each in read_segments(manifest).values() if each.row.get("annotated") is True]
+    if not found:
+        raise InputError(
+            f'{manifest} has no row with "annotated": true; annotate some (titan-tts annotate), or use all rows'
+        )
+    return found
+
+
 def load_audio(target: Path, segment: Segment) -> Recording:
     """A segment's samples. Paths are relative to the collected folder, or to the manifest's."""
     root = target.parent if target.suffix == MANIFEST_SUFFIX else target

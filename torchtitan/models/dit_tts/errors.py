@@ -51,6 +51,7 @@ _EXTRAS = {
     ),
     **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
+    "accelerate": "recognizer",
     "scipy": "analysis",
     "psycopg": "collect",
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
