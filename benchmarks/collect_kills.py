@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,25 @@ KILLS = 4  # of each run
 ANALYZER = "tools.harness.stand_in_analyzer:stand_in:20"
 
 
+def start_command(arguments: list[str], log: Path) -> subprocess.Popen:
+    """Starts titan-tts in a process group of its own."""
+    command = [sys.executable, "-m", "titan_tts", *arguments]
+    with open(log, "a") as file:
+        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
+
+
 class Collecting:
-    """Runs of one collected folder."""
+    """Runs of one collected folder; `start(arguments, log)` starts titan-tts."""
 
-    def __init__(self, source: Path, output: Path, queue: str = "", analyzer: str = ANALYZER):
+    def __init__(self, source: Path, output: Path, queue: str = "", start: Any = start_command):
         self.output, self.queue, self.log = output, queue, output.with_suffix(".log")
-        self._arguments = [str(source), str(output), "--analyzer", analyzer, "--workers", "2"]
-        self._arguments += ["--attempts", "1000", "--lease-seconds", "1", "--queue", queue]
+        self._start = start
+        self._arguments = ["collect", str(source), str(output), "--analyzer", ANALYZER]
+        self._arguments += ["--workers", "2", "--attempts", "1000", "--lease-seconds", "1"]
+        self._arguments += ["--queue", queue]
 
-    def start(self) -> subprocess.Popen:
-        command = [sys.executable, "-m", "titan_tts", "collect", *self._arguments]
-        with open(self.log, "a") as log:
-            return subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-            )
+    def start(self) -> Any:
+        return self._start(self._arguments, self.log)
 
     def complete(self) -> int:
         return len(list((self.output / "files").glob("*")))
@@ -65,15 +71,14 @@ class Collecting:
         whom, complete = rng.choice(("worker", "command", "all")), self.complete()
         if process.poll() is not None:
             return None
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        if whom == "worker" and children:
-            os.kill(int(rng.choice(children)), signal.SIGKILL)
+        if whom == "worker" and (workers := _workers(process.pid)):
+            os.kill(rng.choice(workers), signal.SIGKILL)
             time.sleep(rng.uniform(0, 2))  # a new one takes its place
         if whom == "command":  # its workers find themselves alone
-            process.kill()
+            os.kill(process.pid, signal.SIGKILL)
         else:
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(60)
         return {"whom": whom, "complete": complete}
 
     def finish(self) -> dict[str, str]:
@@ -89,6 +94,16 @@ class Collecting:
     def counts(self) -> dict[str, int]:
         record = json.loads((self.output / "collect.json").read_text())
         return open_queue(self.queue, self.output, record["collection"]).counts()
+
+
+def _workers(parent: int) -> list[int]:
+    """Its worker processes; another child watches over multiprocessing's resources."""
+    found = []
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with suppress(OSError):  # it has ended
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
 
 
 def measure(queue: str, folder: Path, runs: int) -> dict[str, Any]:
@@ -119,7 +134,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=20)
     runs = parser.parse_args().runs
-    servers, began = programs(), time.monotonic()
+    began, servers = time.monotonic(), programs()
     assert servers is not None, "install postgresql"
     report: dict[str, Any] = {"recordings": RECORDINGS}
     with tempfile.TemporaryDirectory() as temporary, postgres_server(servers) as url:
@@ -129,8 +144,12 @@ def main() -> int:
     report |= {"seconds": time.monotonic() - began, "conditions": environment()}
     output = ROOT / "benchmarks/results/collect_kills.json"
     write_atomic(output, json.dumps(report, indent=2) + "\n")
-    names = ("runs_with_the_same_bytes", "runs_with_every_job_done_once")
-    good = all(report[each][name] == runs for each in ("sqlite", "postgresql") for name in names)
+    good = all(
+        report[each]["runs_with_the_same_bytes"]
+        == report[each]["runs_with_every_job_done_once"]
+        == runs
+        for each in ("sqlite", "postgresql")
+    )
     print(f"{'passed' if good else 'FAILED'}: {output}")
     return 0 if good else 1
 
