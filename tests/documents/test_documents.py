@@ -24,6 +24,7 @@ ASSUMED = {
     "docs/alignment.md": "/data/ready",
     "docs/analysis.md": "outputs/my_grid outputs/debug",
     "docs/checkpoints.md": "outputs/NAME outputs/debug outputs/data /data/ready",
+    "docs/collect.md": "/data/podcasts",
     "docs/convert.md": "/models/irodori /models/tokenizer /models/dacvae voice.wav",
     "docs/codec.md": "/data/speech /models/dacvae dacvae outputs/NAME voice.wav",
     "docs/doctor.md": "outputs/data",
@@ -169,6 +170,14 @@ def test_the_way_to_a_voice(reader, page):
         trained(reader, name)
     speaks(reader, "morning.wav")
     assert (reader.folder / "anna/evaluation/evaluation.html").is_file()
+
+
+@follows("docs/collect.md")
+def test_recordings_are_collected(reader, page):
+    [printed] = [each for each in read(reader, page) if each]
+    assert printed.count("recordings  ") == 2 and "0 of them new" in printed
+    lines = (reader.path("/data/collected") / "collection.jsonl").read_text().splitlines()
+    assert {json.loads(line)["source"] for line in lines} == {"0.wav", "1.wav"}
 
 
 @follows("docs/fine_tune.md")

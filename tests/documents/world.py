@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet
 import soundfile
 import torch
@@ -169,6 +170,7 @@ def build(folder: Path, program: Path, hub: dict[str, str]) -> World:
     utterances = corpora.speech(each=12)
     _write_list(folder / "recordings", utterances, {"kal16": "anna"})
     one_voice = [each for each in utterances if each.speaker == "awb"]
+    _write_podcast(folder / "podcasts", utterances)
     _write_list(folder / "one_voice", one_voice, {"awb": "new"})
     corpora.write_ljspeech(folder / "ljspeech", one_voice)
     corpora.write_libritts_r(folder / "libritts_r", utterances)
@@ -220,6 +222,7 @@ def _source(path: str) -> str:
     known = {
         "/data/LJSpeech-1.1": "ljspeech",
         "/data/LibriTTS_R": "libritts_r",
+        "/data/podcasts": "podcasts",
         "/data/recordings": "recordings",
         "/data/speech": "recordings",
         "/data/mine/train.jsonl": "recordings/manifest.jsonl",
@@ -254,6 +257,15 @@ def _copy(source: Path, place: Path) -> None:
         shutil.copytree(source, place, copy_function=os.link)
     else:
         shutil.copy(source, place)
+
+
+def _write_podcast(folder: Path, utterances: list[corpora.Speech]) -> None:
+    """Two recordings of all voices in turn, with pauses of a second."""
+    pause = np.zeros(corpora.RATE, np.float32)
+    folder.mkdir()
+    for number in range(2):
+        parts = [part for one in utterances[number::6] for part in (pause, one.samples)]
+        soundfile.write(folder / f"{number}.wav", np.concatenate([*parts, pause]), corpora.RATE)
 
 
 def _write_list(

@@ -34,4 +34,4 @@ def collect(monkeypatch) -> Callable[..., int]:
 
 
 def read_rows(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "collection.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (output / "collection.jsonl").open(encoding="utf-8")]

@@ -2,7 +2,6 @@
 weights, and what annotators decided. It is made from files/ and may be made again at any time.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from titan_tts.annotate.store import annotations
-from titan_tts.collect.folder import FILES, check_ids, is_complete, read_record, read_recording
+from titan_tts.collect.folder import (
+    FILES,
+    as_lines,
+    check_ids,
+    is_complete,
+    read_lines,
+    read_record,
+    read_recording,
+)
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import write_atomic
 
@@ -54,7 +61,7 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
         row["weight"] = round(float(weight), 6)
     check_ids(rows)
     rows.sort(key=lambda row: row["id"])
-    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_atomic(path, as_lines(rows))
     return rows
 
 
@@ -74,8 +81,7 @@ def _speakers(path: Path) -> dict[str, int]:
     """{segment: number of its speaker} in an earlier collection.jsonl."""
     if not path.exists():
         return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {row["id"]: int(row["speaker"][1:]) for row in rows}
+    return {row["id"]: int(row["speaker"][1:]) for row in read_lines(path)}
 
 
 def edited(

@@ -120,8 +120,7 @@ def write_recording(
     records = [_record(file, segment) for segment in segments]
     for record, segment in zip(records, segments, strict=True):
         soundfile.write(folder / f"{record['id']}.flac", segment.waveform, rate, "PCM_16")
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-    (folder / "segments.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "segments.jsonl").write_text(as_lines(records), encoding="utf-8")
     vectors = [segment.embedding for segment in segments]
     array = np.stack(vectors).astype(np.float32) if vectors else np.zeros((0, 0), np.float32)
     np.save(folder / "embeddings.npy", array)
@@ -148,8 +147,7 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
     agree with one another: a text must never come to stand with another segment's audio."""
     import soundfile
 
-    lines = (folder / "segments.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    records = read_lines(folder / "segments.jsonl")
     embeddings = np.load(folder / "embeddings.npy")
     seconds = min(read_facts(folder)["seconds"] + 0.001, _MAX_SECONDS)
     again = f"remove {folder} and run titan-tts collect again"
@@ -173,6 +171,15 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
         )
         last = stop
     return records, embeddings
+
+
+def as_lines(records: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def collect_recording(plan: Job, queue: Queue, claim: Claim, analyzer: Analyzes)
                 samples, rate = _decoded(output, queue, claim)
                 heart.begin("decoding", len(samples) / rate)
                 segments = analyzer.analyze(samples, rate, heart.progress)
+                heart.progress("figures", len(samples) / rate)
                 _write(output, queue, claim, segments, (*samples.shape, rate))
             except (LostClaim, _CannotWrite):
                 raise

@@ -16,6 +16,7 @@ from titan_tts.collect.collection import edited, write_collection
 from titan_tts.collect.folder import check_ids, read_recording
 from titan_tts.collect.open_queue import open_queue
 from titan_tts.collect.queue import Queue
+from tools.harness import stand_in_analyzer
 from tools.harness.stand_in_analyzer import RATE, StandIn, text_of, write_recordings
 
 COUNT = 6
@@ -213,6 +214,15 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     assert "--lease-seconds = 0.0" in error(source, output, "--lease-seconds", "0")
     assert "--engine ray needs" in error(source, output, "--engine", "ray")
     assert "names no recording" in error(tmp_path / "none", tmp_path / "new")
+
+
+def test_any_text_is_one_line(source, output, collect, monkeypatch):
+    text = 'a\u2028b\x85c\x1c"\r\n\ud7ff \U0001f600'
+    monkeypatch.setattr(stand_in_analyzer, "text_of", lambda waveform: text)
+    assert collect(source, output) == 0
+    lines = (output / "collection.jsonl").read_bytes().split(b"\n")[:-1]
+    assert {json.loads(line)["text"] for line in lines} == {text}
+    assert collect(source, output) == 0
 
 
 def damages(folder: Path, rng: random.Random) -> str:
