@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from titan_tts.collect import quality
+from titan_tts.collect.quality import Figures, NoiseFloor
 from titan_tts.collect.segments import Limits, cut
 from titan_tts.collect.settings import Settings
 from titan_tts.collect.speakers import as_sound, embed, speaker_changes
@@ -26,42 +26,21 @@ from titan_tts.collect.speech_regions import (
     speech_regions,
 )
 from titan_tts.collect.transcripts import Transcriber
-from titan_tts.prepare.processing import clipped_fraction
+from titan_tts.prepare.processing import SILENCE_LUFS, clipped_fraction, loudness
 from torchtitan.models.dit_tts.speech.audio import to_mono
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_encoder
 
 _EMBEDDED_AT_ONCE = 64  # segments
 
 
-@dataclass(frozen=True)
-class Segment:
+@dataclass(frozen=True, kw_only=True)
+class Segment(Figures):
     """A part of a recording with one speaker, from `start` to `stop` in seconds, whole milliseconds."""
 
     start: float
     stop: float
-    text: str
-    text_verbatim: str  # the text where there is one recognizer
-    agreement: float | None  # of the two texts, 0 to 1; None where there is one recognizer
-    language: str  # as the recognizer tells it, else the setting
-    snr_db: float
-    clipped: float  # fraction of the samples at full scale, of all channels
-    loudness: float  # LUFS, at least -70
-    chars_per_second: float
-    overlap: float | None  # fraction with two voices at once; None: not measured
     embedding: np.ndarray  # (E,) float32
     waveform: np.ndarray  # (samples,) float32 at the recording's rate
-
-    @property
-    def quality(self) -> str:
-        return quality.label(
-            self.text,
-            self.language,
-            self.agreement,
-            self.snr_db,
-            self.clipped,
-            self.chars_per_second,
-            self.overlap,
-        )
 
 
 def no_progress(stage: str, seconds: float) -> None:
@@ -104,14 +83,9 @@ class Analyzer:
         heard = mono_16khz(samples, rate)
         power = frame_power(heard)
         regions = speech_regions(self.detector.probabilities(heard, progress), duration)
+        threshold = self.settings.speaker_threshold
         changes = speaker_changes(
-            heard,
-            power,
-            regions,
-            self.encoder,
-            self.settings.speaker_threshold,
-            limits.pause,
-            progress,
+            heard, power, regions, self.encoder, threshold, limits.pause, progress
         )
         spans = cut(regions, duration, changes, power, limits)
         sounds = {
@@ -124,26 +98,22 @@ class Analyzer:
             embeddings |= zip(some, vectors, strict=True)
             progress("voices", some[-1][1] / 1000)
         transcripts = self.transcriber.transcribe(sounds, progress)
-        noise = quality.NoiseFloor(power, regions)
+        noise = NoiseFloor(power, regions)
         found = []
         for span in spans:
             start, stop = (round(time * rate / 1000) for time in span)
             part = samples[start:stop]
             waveform = to_mono(part)
             said = transcripts[span]
-            seconds = (span[1] - span[0]) / 1000
             found.append(
                 Segment(
+                    **vars(said),
                     start=span[0] / 1000,
                     stop=span[1] / 1000,
-                    text=said.text,
-                    text_verbatim=said.text_verbatim,
-                    agreement=said.agreement,
-                    language=said.language,
                     snr_db=noise.snr_db(*span),
                     clipped=clipped_fraction(part),
-                    loudness=quality.loudness_lufs(waveform, rate),
-                    chars_per_second=quality.chars_per_second(said.text, seconds),
+                    loudness=max(SILENCE_LUFS, loudness(waveform, rate)),
+                    chars_per_second=len(said.text) / (span[1] - span[0]) * 1000,
                     overlap=None,
                     embedding=embeddings[span],
                     waveform=waveform,

@@ -1,13 +1,12 @@
-"""Figures of a segment's quality, the label made from them, and the weights of speakers."""
+"""Figures of a segment and the label made from them, its noise, and the weights of speakers."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from titan_tts.prepare.processing import SILENCE_LUFS, loudness
+from titan_tts.collect.transcripts import Transcript
 from torchtitan.models.dit_tts.speech.scoring.word_errors import WITHOUT_BLANKS, language_code
 
-LABELS = ("high", "medium", "low")
 MAX_SNR_DB = 100.0
 """Also of speech whose pauses are digital silence"""
 
@@ -19,57 +18,48 @@ _QUIET_PERCENTILE = 5.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a segment must reach for a label. A figure that was not measured (None) is within no bounds of "high" where
-    it says whether the text is right, and within all where it says something else."""
+    """Minimum agreement and SNR, maximum clipped fraction and overlap, range of the characters per second."""
 
     agreement: float
     snr_db: float
     clipped: float
     overlap: float
     chars_per_second: tuple[float, float]
-    chars_per_second_without_blanks: tuple[float, float]  # Chinese, Japanese, Thai ...
+    without_blanks: tuple[float, float]  # the same of Chinese, Japanese, Thai ...
 
 
 HIGH = Bounds(0.9, 20.0, 0.001, 0.1, (6.0, 25.0), (2.0, 10.0))
 MEDIUM = Bounds(0.6, 5.0, 0.01, 0.5, (3.0, 35.0), (1.0, 15.0))
-"""Segments within HIGH are "high", others within MEDIUM "medium", the rest "low"."""
 
 
-def label(
-    text: str,
-    language: str,
-    agreement: float | None,
-    snr_db: float,
-    clipped: float,
-    chars_per_second: float,
-    overlap: float | None,
-) -> str:
-    """One of LABELS; a segment without a text is "low", and one whose text nothing confirms at most "medium"."""
+@dataclass(frozen=True, kw_only=True)
+class Figures(Transcript):
+    """What was heard in a segment and measured of it."""
 
-    def within(bounds: Bounds) -> bool:
-        low, high = bounds.chars_per_second
-        if language_code(language) in WITHOUT_BLANKS:
-            low, high = bounds.chars_per_second_without_blanks
+    snr_db: float
+    clipped: float  # fraction of the samples at full scale, of all channels
+    loudness: float  # LUFS, at least -70
+    chars_per_second: float
+    overlap: float | None  # fraction with two voices at once; None: not measured
+
+    @property
+    def quality(self) -> str:
+        """ "high" within HIGH, else "medium" within MEDIUM, else "low". Without a text it is "low", and with a text that
+        no other confirms at most "medium"; an overlap that was not measured changes nothing."""
+        if self.text and self.agreement is not None and self._within(HIGH):
+            return "high"
+        return "medium" if self.text and self._within(MEDIUM) else "low"
+
+    def _within(self, bounds: Bounds) -> bool:
+        without_blanks = language_code(self.language) in WITHOUT_BLANKS
+        low, high = bounds.without_blanks if without_blanks else bounds.chars_per_second
         return (
-            (agreement is None or agreement >= bounds.agreement)
-            and snr_db >= bounds.snr_db
-            and clipped <= bounds.clipped
-            and low <= chars_per_second <= high
-            and (overlap is None or overlap <= bounds.overlap)
+            (self.agreement is None or self.agreement >= bounds.agreement)
+            and self.snr_db >= bounds.snr_db
+            and self.clipped <= bounds.clipped
+            and low <= self.chars_per_second <= high
+            and (self.overlap is None or self.overlap <= bounds.overlap)
         )
-
-    if text.strip() and agreement is not None and within(HIGH):
-        return "high"
-    return "medium" if text.strip() and within(MEDIUM) else "low"
-
-
-def chars_per_second(text: str, seconds: float) -> float:
-    return len(text.strip()) / seconds
-
-
-def loudness_lufs(waveform: np.ndarray, rate: int) -> float:
-    """Integrated loudness of (samples,), at least -70 LUFS."""
-    return max(SILENCE_LUFS, loudness(waveform, rate))
 
 
 class NoiseFloor:

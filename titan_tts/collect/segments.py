@@ -83,11 +83,10 @@ def _segment(regions: np.ndarray, begin: int, end: int, shortest: int) -> tuple[
     inside = inside[: np.searchsorted(inside[:, 0], end, "left")]
     if not len(inside):
         return None
-    start = max(begin, int(inside[0, 0]) - PADDING)
-    stop = min(end, int(inside[-1, 1]) + PADDING)
+    start, stop = int(inside[0, 0]) - PADDING, int(inside[-1, 1]) + PADDING
     start = max(begin, start - max(0, shortest - (stop - start)) // 2)
     stop = min(end, max(stop, start + shortest))
-    return max(begin, min(start, stop - shortest)), stop
+    return min(start, stop - shortest), stop
 
 
 def quietest(power: np.ndarray, first: int, last: int) -> int:

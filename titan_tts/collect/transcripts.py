@@ -1,8 +1,7 @@
 """Two transcripts of each segment, by two recognizers, and how far they agree."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from titan_tts.collect.speech_regions import Progress
 from torchtitan.models.dit_tts.errors import InputError, require
@@ -14,17 +13,18 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import (
     normalizer,
 )
 
-Key = TypeVar("Key", bound=Hashable)
+Span = tuple[int, int]
+"""Start and stop of a segment in ms, by which all that belongs to it is found"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Transcript:
     """What was heard in a segment. With one recognizer both texts are the same and nothing is compared."""
 
     text: str
     text_verbatim: str
-    agreement: float | None
-    language: str
+    agreement: float | None  # of the two texts, 0 to 1; None where there is one recognizer
+    language: str  # as the recognizer tells it, else the setting
 
 
 class Transcriber:
@@ -42,9 +42,11 @@ class Transcriber:
         for recognizer in filter(None, (self.clean, self.verbatim)):
             recognizer.check_texts([], [language] if language else [])
 
-    def transcribe(self, sounds: Mapping[Key, Sound], progress: Progress) -> dict[Key, Transcript]:
-        """A transcript for each key."""
-        found: dict[Key, Transcript] = {}
+    def transcribe(
+        self, sounds: Mapping[Span, Sound], progress: Progress
+    ) -> dict[Span, Transcript]:
+        """A transcript for each segment."""
+        found: dict[Span, Transcript] = {}
         keys = list(sounds)
         seconds = 0.0
         for start in range(0, len(keys), self.batch):
@@ -55,14 +57,16 @@ class Transcriber:
                 language = told or self.language
                 other = verbatim[key][0] if self.verbatim else text
                 agreed = agreement(text, other, language) if self.verbatim else None
-                found[key] = Transcript(text, other, agreed, language)
+                found[key] = Transcript(
+                    text=text, text_verbatim=other, agreement=agreed, language=language
+                )
             seconds += sum(sound.seconds for sound in some.values())
             progress("text", seconds)
         return found
 
     def _hear(
-        self, recognizer: Recognizer, sounds: Mapping[Key, Sound]
-    ) -> dict[Key, tuple[str, str]]:
+        self, recognizer: Recognizer, sounds: Mapping[Span, Sound]
+    ) -> dict[Span, tuple[str, str]]:
         """{key: (text, language or "" where the recognizer does not tell it)}"""
         in_batches = getattr(recognizer, "transcribe_batch", None)
         if in_batches is None:

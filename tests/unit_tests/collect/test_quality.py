@@ -6,10 +6,8 @@ import pytest
 from titan_tts.collect.quality import (
     HIGH,
     MAX_SNR_DB,
+    Figures,
     NoiseFloor,
-    chars_per_second,
-    label,
-    loudness_lufs,
     speaker_weights,
 )
 
@@ -46,6 +44,8 @@ def test_snr_without_pauses_is_told_by_the_quietest_frames():
 
 GOOD = dict(
     text="words",
+    text_verbatim="words",
+    loudness=-20.0,
     language="en",
     agreement=0.95,
     snr_db=30.0,
@@ -76,20 +76,12 @@ GOOD = dict(
         ({"overlap": 0.05}, "high"),
         ({"overlap": 0.3}, "medium"),
         ({"overlap": 0.6}, "low"),
-        ({"text": " "}, "low"),
+        ({"text": ""}, "low"),
         ({"text": "", "agreement": None}, "low"),
     ],
 )
 def test_labels(change, wanted):
-    assert label(**{**GOOD, **change}) == wanted
-
-
-def test_rate_and_loudness():
-    assert chars_per_second("  ten chars. ", 2.0) == 5.0
-    assert loudness_lufs(np.zeros(16_000, np.float32), 16_000) == -70.0
-    # BS.1770: a sine of full scale at 997 Hz in one channel has -3.01 LUFS.
-    sine = np.sin(2 * np.pi * 997 * np.arange(5 * 48_000) / 48_000).astype(np.float32)
-    assert loudness_lufs(sine, 48_000) == pytest.approx(-3.01, abs=0.05)
+    assert Figures(**{**GOOD, **change}).quality == wanted
 
 
 def test_weights_of_speakers():

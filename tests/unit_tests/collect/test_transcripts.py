@@ -15,6 +15,10 @@ def sounds(*seconds):
     return {f"of {each}": Sound(torch.zeros(int(each * 100)), 100) for each in seconds}
 
 
+def said(text, verbatim, agreement, language):
+    return Transcript(text=text, text_verbatim=verbatim, agreement=agreement, language=language)
+
+
 def recognizer(name, hear, batch=None):
     made = SimpleNamespace(name=name, transcribe=hear, check_texts=lambda texts, languages=(): None)
     if batch:
@@ -42,7 +46,7 @@ def test_each_text_is_its_segments(monkeypatch):
     )
     for seconds in (1, 2, 3):
         text = f"{seconds}.0 seconds"
-        assert found[f"of {seconds}"] == Transcript(f"{text}.", f"{text} uh", 1.0, "en")
+        assert found[f"of {seconds}"] == said(f"{text}.", f"{text} uh", 1.0, "en")
     assert told == [("text", 4.0), ("text", 6.0)]
 
 
@@ -50,7 +54,7 @@ def test_one_recognizer_agrees_with_nothing(monkeypatch):
     batch = lambda sounds, language: [("hallo", "de")] * len(sounds)  # noqa: E731
     made = {"clean": recognizer("a", None, batch)}
     found = transcriber(monkeypatch, made, language="").transcribe(sounds(1), lambda *each: None)
-    assert found == {"of 1": Transcript("hallo", "hallo", None, "de")}
+    assert found == {"of 1": said("hallo", "hallo", None, "de")}
     assert transcriber(monkeypatch, made).transcribe({}, lambda *each: None) == {}
 
 
