@@ -2,12 +2,14 @@
 
     python -m benchmarks.collect.measure               # benchmarks/results/collect.json
 
-Half an hour of flite and espeak-ng is spoken once into outputs/collect and takes 15 minutes of a core.
+Speaks half an hour into outputs/collect, unless it is there, and takes 10 minutes of a core.
 """
 
 import argparse
 import json
 import resource
+import shutil
+import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -17,71 +19,79 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import soundfile
+from rapidfuzz.distance import Levenshtein
 from scipy.stats import spearmanr
 
 from benchmarks.collect.recordings import RATE, Recording, Spoken, make
 from benchmarks.sentences.corpus import ROOT
-from titan_tts.collect.analyze import Analyzer, Segment
-from titan_tts.collect.settings import Settings
+from titan_tts.collect.folder import read_recording
 from titan_tts.collect.speakers import cluster
 from torchtitan.models.dit_tts.errors import report_input_errors
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.run.run_folder import environment
-from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
+from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors, normalizer
 
 RESULTS = ROOT / "benchmarks/results/collect.json"
 NEAR = 0.2  # s: so near a boundary is the true one
+PAUSE = 0.5  # s, the command's default
 FRAMES = 100  # per second
-_WHOLE = 0.9  # of a sentence inside a segment: the segment has it
-_PART = 0.1  # less than this of it: the segment has it not
-_ONE_VOICE = 0.9  # of a segment's speech: its speaker's
+_WHOLE, _PART = 0.9, 0.1  # of a sentence: a segment has it, or a part of it
+_ONE_VOICE = 0.9  # of a segment's speech
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A segment beside the truth of its times."""
+    """A line of collection.jsonl beside the truth of its times."""
 
-    segment: Segment
+    row: dict[str, Any]
     recording: int
+    embedding: np.ndarray
     whole: list[Spoken]
     cut: list[Spoken]  # sentences of which it has a part
-    speaker: str | None  # who speaks most; None: nobody does
-    share: float  # the speaker's, of all speech in it
-    snr_db: float | None  # true, up to 8 kHz
+    voices: Counter[str]  # seconds
 
     @property
     def text(self) -> str:
         return " ".join(each.text for each in self.whole)
 
-
-def inside(sentence: Spoken, segment: Segment) -> float:
-    """Seconds of a sentence's speech in a segment."""
-    return sum(
-        max(0.0, min(stop, segment.stop) - max(start, segment.start))
-        for start, stop in sentence.speech
-    )
+    @property
+    def one_voice(self) -> bool:
+        return max(self.voices.values()) >= _ONE_VOICE * self.voices.total()
 
 
-def judge(recording: Recording, number: int, segment: Segment) -> Judged:
-    shares = {}
-    for index, sentence in enumerate(recording.sentences):
-        spoken = sum(stop - start for start, stop in sentence.speech)
-        shares[index] = inside(sentence, segment) / spoken
-    told = recording.sentences
-    whole = [told[index] for index, share in shares.items() if share >= _WHOLE]
-    cut = [told[index] for index, share in shares.items() if _PART <= share < _WHOLE]
+def judge(recording: Recording, number: int, row: dict[str, Any], vector: np.ndarray) -> Judged:
     voices: Counter[str] = Counter()
-    for sentence in told:
-        voices[sentence.speaker] += inside(sentence, segment)
-    speaker, seconds = voices.most_common(1)[0]
-    snr = None
-    if whole:
-        # White noise of RATE / 2 has so much of its power up to 8 kHz; the voices have next to none above.
-        noise = recording.noise * 8000 / (RATE / 2)
-        snr = 10 * np.log10(np.mean([each.level for each in whole]) / noise)
-    share = seconds / max(voices.total(), 1e-9)
-    return Judged(segment, number, whole, cut, speaker if seconds else None, share, snr)
+    whole, cut = [], []
+    for sentence in recording.sentences:
+        parts = np.clip(sentence.speech, row["start"], row["stop"])
+        share = float((parts[:, 1] - parts[:, 0]).sum() / np.diff(sentence.speech).sum())
+        if share > 0:
+            voices[sentence.speaker] += share * float(np.diff(sentence.speech).sum())
+        if share >= _PART:
+            (whole if share >= _WHOLE else cut).append(sentence)
+    return Judged(row, number, vector, whole, cut, voices)
+
+
+def collect(recordings: Sequence[Recording], folder: Path) -> list[Judged]:
+    """By the command, from files to collection.jsonl."""
+    for old in (source := folder / "recordings", output := folder / "collected"):
+        shutil.rmtree(old, ignore_errors=True)
+    source.mkdir()
+    for number, recording in enumerate(recordings):
+        soundfile.write(source / f"{number}.flac", recording.samples, RATE)
+    command = [sys.executable, "-m", "titan_tts", "collect", str(source), str(output)]
+    command += ["--recognizer", "benchmarks.sentences.referee:words"]
+    command += ["--verbatim-recognizer", "benchmarks.sentences.referee:second"]
+    subprocess.run([*command, "--language", "en", "--workers", "1"], check=True, cwd=ROOT)
+    vectors = {}
+    for file in sorted((output / "files").iterdir()):
+        records, embeddings = read_recording(file, file.name)
+        ids = [record["id"] for record in records]
+        vectors |= zip(ids, embeddings, strict=True)
+    rows = map(json.loads, (output / "collection.jsonl").read_text().splitlines())
+    numbered = [(int(Path(row["source"]).stem), row) for row in rows]
+    return [judge(recordings[n], n, row, vectors[row["id"]]) for n, row in numbered]
 
 
 def mask(spans: Sequence[tuple[float, float]], seconds: float) -> np.ndarray:
@@ -92,135 +102,116 @@ def mask(spans: Sequence[tuple[float, float]], seconds: float) -> np.ndarray:
 
 
 def speech_time(recordings: Sequence[Recording], judged: Sequence[Judged]) -> dict[str, float]:
-    """Of the frames in segments the fraction that is speech, or a pause below half a second; of speech, what is found."""
-    found, true, both, lost = 0, 0, 0, 0
+    """The fraction of segments' time that is speech or a pause below half a second, and of speech that is found."""
+    found, true, both, right = 0, 0, 0, 0
     for number, recording in enumerate(recordings):
         seconds = len(recording.samples) / RATE
         speech = mask([span for each in recording.sentences for span in each.speech], seconds)
-        spans = [(j.segment.start, j.segment.stop) for j in judged if j.recording == number]
+        spans = [(j.row["start"], j.row["stop"]) for j in judged if j.recording == number]
         segments = mask(spans, seconds)
-        true += int(speech.sum())
-        both += int((speech & segments).sum())
-        silent = np.flatnonzero(np.diff(np.concatenate([[1], speech.astype(int), [1]])))
         filled = speech.copy()
-        for start, stop in silent.reshape(-1, 2):
-            if stop - start < FRAMES / 2:
-                filled[start:stop] = True
-        found += int(segments.sum())
-        lost += int((segments & ~filled).sum())
-    return {"precision": 1 - lost / found, "recall": both / true}
+        edges = np.flatnonzero(np.diff(np.concatenate([[1], speech.astype(int), [1]])))
+        for start, stop in edges.reshape(-1, 2):
+            filled[start:stop] |= stop - start < PAUSE * FRAMES
+        found, true = found + int(segments.sum()), true + int(speech.sum())
+        both, right = both + int((speech & segments).sum()), right + int((segments & filled).sum())
+    return {"precision": right / found, "recall": both / true}
 
 
-def boundaries(
-    recordings: Sequence[Recording], judged: Sequence[Judged], pause: float
-) -> dict[str, Any]:
-    """Precision: segments' ends within 0.2 s of an end of true speech. Recall by kind: of the ends of sentences at
-    pauses that must be cut, and of changes of speaker without such a pause, those within 0.2 s of a segment's end."""
-    right, count = 0, 0
+def boundaries(recordings: Sequence[Recording], judged: Sequence[Judged]) -> dict[str, Any]:
+    """Precision: of segments' ends those within 0.2 s of an end of true speech. Recall [fraction, number] by kind: of
+    the ends of sentences at pauses, and at changes of speaker without one, those within 0.2 s of a segment's end."""
+    right: list[bool] = []
     met: defaultdict[str, list[bool]] = defaultdict(list)
     for number, recording in enumerate(recordings):
-        ends = np.array(
-            [t for j in judged if j.recording == number for t in (j.segment.start, j.segment.stop)]
-        )
+        rows = [j.row for j in judged if j.recording == number]
+        ends = np.array([row[edge] for row in rows for edge in ("start", "stop")])
         told = recording.sentences
         true = np.array([t for each in told for span in each.speech for t in span])
-        right += sum(bool(np.abs(true - end).min() < NEAR) for end in ends)
-        count += len(ends)
+        right += [bool(np.abs(true - end).min() < NEAR) for end in ends]
         for before, after in zip(told[:-1], told[1:], strict=True):
             gap = after.start - before.stop
             kind = "change without a pause" if before.speaker != after.speaker else ""
+            for shortest, name in ((PAUSE, "pause"), (PAUSE + 0.1, "pause from 0.6 s")):
+                kind = name if gap >= shortest else kind
             kind = "overlap" if gap < 0 else kind
-            kind = "pause" if gap >= pause else kind
-            if gap >= pause + 0.1:
-                kind = "pause, 0.1 s longer"
             for end in (before.stop, after.start) if kind else ():
                 met[kind].append(bool(np.abs(ends - end).min() < NEAR))
-    recall = {kind: [float(np.mean(each)), len(each)] for kind, each in met.items()}
-    return {"precision": right / count, "found": count, "recall and number": recall}
+    recall = {kind: [float(np.mean(each)), len(each)] for kind, each in sorted(met.items())}
+    return {"precision": float(np.mean(right)), "found": len(right), "recall": recall}
 
 
-def speakers(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
-    """Of segments in which one speaks most of the time: pairs of segments, and clusters."""
-    vectors = np.stack([each.segment.embedding for each in judged])
-    labels, _ = cluster(vectors, np.array([each.recording for each in judged]), threshold)
-    pure = np.array([each.speaker is not None and each.share >= _ONE_VOICE for each in judged])
-    names = np.array([each.speaker or "" for each in judged])[pure]
-    labels = labels[pure]
-    same, together = names[:, None] == names, labels[:, None] == labels
-    upper = np.triu(np.ones_like(same), 1)
-    hits = int((same & together & upper).sum())
-    precision, recall = hits / int((together & upper).sum()), hits / int((same & upper).sum())
+def speakers(judged: Sequence[Judged], labels: np.ndarray) -> dict[str, Any]:
+    """Of segments of one speaker: pairs of segments, and clusters."""
+    kept = np.array([bool(j.voices) and j.one_voice for j in judged])
+    names = np.array([max(j.voices, key=j.voices.__getitem__, default="") for j in judged])[kept]
+    labels = labels[kept]
+    upper = np.triu(np.ones((len(names), len(names)), bool), 1)
+    same, together = (names[:, None] == names) & upper, (labels[:, None] == labels) & upper
+    precision = (same & together).sum() / together.sum()
+    recall = (same & together).sum() / same.sum()
     by_label: defaultdict[int, Counter[str]] = defaultdict(Counter)
     by_name: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for label, name in zip(labels.tolist(), names.tolist(), strict=True):
         by_label[label][name] += 1
         by_name[name][label] += 1
     return {
-        "threshold": threshold,
-        "pairs": {
-            "precision": precision,
-            "recall": recall,
-            "f1": 2 * precision * recall / (precision + recall),
-        },
+        "pairs": {"precision": float(precision), "recall": float(recall)},
+        "f1": float(2 * precision * recall / (precision + recall)),
         "purity": sum(max(each.values()) for each in by_label.values()) / len(labels),
         "completeness": sum(max(each.values()) for each in by_name.values()) / len(labels),
         "clusters": len(by_label),
-        "clusters of one segment": sum(each.total() == 1 for each in by_label.values()),
+        "of one segment": sum(each.total() == 1 for each in by_label.values()),
         "speakers": len(by_name),
-        "segments": len(labels),
-        "segments of several speakers": sum(j.share < _ONE_VOICE for j in judged if j.speaker),
-        "voices in a cluster": sorted(
-            " ".join(sorted(each)) for each in by_label.values() if len(each) > 1
-        ),
+        "together": sorted(" ".join(sorted(each)) for each in by_label.values() if len(each) > 1),
     }
 
 
 def texts(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Word errors of segments of whole sentences, against agreement; and texts that fit another segment better."""
+    """Word errors of segments of whole sentences, by label and against agreement; and texts on a wrong segment: those
+    with fewer errors against another segment's truth than against their own."""
     clear = [each for each in judged if each.whole and not each.cut]
-    out: dict[str, Any] = {
-        "segments of whole sentences": len(clear),
-        "segments that cut a sentence": sum(bool(each.cut) for each in judged),
-        "segments without speech": sum(each.speaker is None for each in judged),
-        "texts heard where nobody speaks": sum(
-            each.speaker is None and bool(each.segment.text) for each in judged
+    errors = [count_errors(j.text, j.row["text"], "en") for j in clear]
+    verbatim = [count_errors(j.text, j.row["text_verbatim"], "en") for j in clear]
+    labels = np.array([j.row["quality"] for j in clear])
+    normalize = normalizer("en")
+    true = [normalize(each.text).split() for each in clear]
+    wrong = compared = 0
+    for number, each in enumerate(clear):
+        for heard in filter(None, (each.row["text"], each.row["text_verbatim"])):
+            said = normalize(heard).split()
+            rates = [Levenshtein.distance(words, said) / len(words) for words in true]
+            compared += 1
+            wrong += min(rates) < rates[number]
+    return {
+        "segments": len(clear),
+        "compared": compared,
+        "on a wrong segment": wrong,
+        "wer": _rate(errors),
+        "wer of the verbatim text": _rate(verbatim),
+        "wer, segments by label": {
+            label: [_rate([e for e, its in zip(errors, labels) if its == label]), int(count)]
+            for label, count in zip(*np.unique(labels, return_counts=True), strict=True)
+        },
+        "rank correlation of agreement and errors": float(
+            spearmanr([j.row["agreement"] for j in clear], [_rate([e]) for e in errors]).statistic
         ),
     }
-    rates: dict[str, list[float]] = {}
-    for name in ("text", "text_verbatim"):
-        errors = [count_errors(each.text, getattr(each.segment, name), "en") for each in clear]
-        out[f"wer of {name}"] = sum(e.word_errors for e in errors) / sum(e.words for e in errors)
-        rates[name] = [e.word_errors / e.words for e in errors]
-    by_label: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for each in clear:
-        error = count_errors(each.text, each.segment.text, "en")
-        by_label[each.segment.quality].append((error.word_errors, error.words))
-    out["wer by label and segments"] = {
-        name: [sum(e for e, _ in some) / sum(w for _, w in some), len(some)]
-        for name, some in sorted(by_label.items())
-    }
-    agreements = [each.segment.agreement for each in clear]
-    out["rank correlation of agreement and errors"] = float(
-        spearmanr(agreements, rates["text"]).statistic
-    )
-    out["texts on a wrong segment"] = wrong_segments(clear)
-    return out
 
 
-def wrong_segments(clear: Sequence[Judged]) -> dict[str, int]:
-    """Of both texts of a segment: those with fewer errors against another segment's truth than against its own."""
-    wrong = Counter({"compared": 0, "wrong": 0})
-    for each in clear:
-        others = {other.text for other in clear if other is not each} - {each.text}
-        for heard in (each.segment.text, each.segment.text_verbatim):
-            if heard:
-                own = count_errors(each.text, heard, "en")
-                best = min(
-                    e.word_errors / e.words for e in (count_errors(o, heard, "en") for o in others)
-                )
-                wrong["compared"] += 1
-                wrong["wrong"] += best < own.word_errors / own.words
-    return dict(wrong)
+def _rate(errors: Sequence[Any]) -> float:
+    return sum(e.word_errors for e in errors) / sum(e.words for e in errors)
+
+
+def snr_error(recordings: Sequence[Recording], judged: Sequence[Judged]) -> dict[str, float]:
+    """Against the true one up to 8 kHz, where the command measures: so much of white noise's power lies there."""
+    error = []
+    for each in judged:
+        if each.whole and not each.cut:
+            noise = recordings[each.recording].noise * 8000 / (RATE / 2)
+            level = np.mean([sentence.level for sentence in each.whole])
+            error.append(abs(10 * np.log10(level / noise) - each.row["snr_db"]))
+    return {"median": float(np.median(error)), "95 %": float(np.percentile(error, 95))}
 
 
 def main(args: list[str]) -> int:
@@ -228,53 +219,45 @@ def main(args: list[str]) -> int:
     parser.add_argument("--hours", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs/collect")
-    parser.add_argument("--thresholds", nargs="+", type=float, default=[0.75, 0.8, 0.85])
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(args)
-    torch.set_num_threads(1)
-    recordings = list(make(options.hours, options.seed, options.folder))
-    settings = Settings(
-        recognizer="benchmarks.sentences.referee:words",
-        verbatim_recognizer="benchmarks.sentences.referee:second",
-        language="en",
+    recordings = list(make(options.hours, options.seed, options.folder / "sentences"))
+    start = time.monotonic()
+    judged = collect(recordings, options.folder)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = sum(len(each.samples) for each in recordings) / RATE
+    vectors, files = (
+        np.stack([j.embedding for j in judged]),
+        np.array([j.recording for j in judged]),
     )
-    analyzer = Analyzer(settings)
-    judged: list[Judged] = []
-    took: Counter[str] = Counter()
-
-    def watch(stage: str, seconds: float) -> None:
-        took[stage] += (now := time.perf_counter()) - clock[0]
-        clock[0] = now
-
-    for number, recording in enumerate(recordings):
-        clock = [time.perf_counter()]
-        segments = analyzer.analyze(recording.samples[:, None], RATE, watch)
-        judged += [judge(recording, number, each) for each in segments]
-        print(f"recording {number}: {len(segments)} segments", flush=True)
-    heard = sum(len(each.samples) for each in recordings) / RATE
-    snr = [(j.segment.snr_db, j.snr_db) for j in judged if j.snr_db is not None]
-    errors = np.abs(np.subtract(*np.array(snr).T))
     report = {
         "recordings": len(recordings),
-        "seconds": heard,
+        "hours": seconds / 3600,
         "sentences": sum(len(each.sentences) for each in recordings),
         "segments": len(judged),
+        "without speech, with a text": [
+            sum(not j.voices for j in judged),
+            sum(not j.voices and bool(j.row["text"]) for j in judged),
+        ],
+        "of several speakers": sum(bool(j.voices) and not j.one_voice for j in judged),
+        "that cut a sentence": sum(bool(j.cut) for j in judged),
         "speech time": speech_time(recordings, judged),
-        "boundaries": boundaries(recordings, judged, settings.pause_seconds),
-        "speakers": [speakers(judged, each) for each in options.thresholds],
-        "texts": texts(judged),
-        "snr": {
-            "median error dB": float(np.median(errors)),
-            "95 % below dB": float(np.percentile(errors, 95)),
+        "boundaries": boundaries(recordings, judged),
+        "speakers": speakers(judged, np.array([int(j.row["speaker"][1:]) for j in judged])),
+        "speakers by threshold": {
+            threshold: speakers(judged, cluster(vectors, files, threshold)[0])
+            for threshold in (0.7, 0.75, 0.85)
         },
-        "labels": Counter(each.segment.quality for each in judged),
-        "seconds of a core per hour": {k: round(v / heard * 3600, 1) for k, v in took.items()},
-        "peak memory MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "texts": texts(judged),
+        "snr error, dB": snr_error(recordings, judged),
+        "core seconds per hour": (used.ru_utime + used.ru_stime) / seconds * 3600,
+        "wall seconds": time.monotonic() - start,
+        "peak memory, MB": used.ru_maxrss / 1e3,
     }
     content = {"seed": options.seed, **report, "conditions": environment()}
     write_atomic(options.out, json.dumps(content, indent=1) + "\n")
     print(json.dumps(report, indent=1))
-    return 0 if report["texts"]["texts on a wrong segment"]["wrong"] == 0 else 1
+    return int(report["texts"]["on a wrong segment"] > 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ stretches of tones and of nothing but noise, and a level of noise of its own.
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -43,12 +43,6 @@ class Recording:
     samples: np.ndarray  # (n,) float32 at RATE
     sentences: list[Spoken]
     noise: float  # mean square
-    tones: list[tuple[float, float]]
-
-    def truth(self) -> dict[str, object]:
-        return {"noise": self.noise, "tones": self.tones} | {
-            "sentences": [asdict(each) for each in self.sentences]
-        }
 
 
 def make(hours: float, seed: int, folder: Path) -> Iterator[Recording]:
@@ -66,7 +60,6 @@ def _recording(draw: np.random.Generator, texts: Iterator[str], folder: Path) ->
     gains = {SPEAKERS[v].name: 10 ** (draw.uniform(-9, 0) / 20) for v in voices}
     samples = np.zeros((SECONDS + 60) * RATE, np.float32)
     told: list[Spoken] = []
-    tones: list[tuple[float, float]] = []
     now, voice = float(draw.uniform(0.5, 5)), SPEAKERS[voices[0]]
     while now < SECONDS - 20:
         for _ in range(draw.integers(1, 5)):
@@ -88,13 +81,12 @@ def _recording(draw: np.random.Generator, texts: Iterator[str], folder: Path) ->
             length = float(draw.uniform(3, 10))
             if kind < 0.93:
                 samples[round(now * RATE) :][: round(length * RATE)] += _chord(draw, length)
-                tones.append((now, now + length))
             now += length + 1.0
     samples = samples[: round((told[-1].stop + draw.uniform(0.3, 5)) * RATE)]
     loud = float(np.mean([each.level for each in told]))
     noise = loud / 10 ** (draw.uniform(8, 40) / 10)
     samples += np.sqrt(noise) * draw.standard_normal(len(samples)).astype(np.float32)
-    return Recording(samples, told, noise, tones)
+    return Recording(samples, told, noise)
 
 
 def _sentence(text: str, voice: Voice, folder: Path) -> np.ndarray:
@@ -116,25 +108,17 @@ def _add(samples: np.ndarray, wave: np.ndarray, at: float, text: str, speaker: s
     first = round(at * RATE)
     samples[first : first + len(wave)] += wave
     heard = np.flatnonzero(np.abs(wave) > _QUIET * np.abs(wave).max())
-    breaks = np.flatnonzero(np.diff(heard) > _SHORT_PAUSE * RATE)
-    starts = [heard[0], *heard[breaks + 1]]
-    stops = [*heard[breaks], heard[-1]]
-    speech = [
-        ((first + int(start)) / RATE, (first + int(stop) + 1) / RATE)
-        for start, stop in zip(starts, stops, strict=True)
-    ]
-    power = [np.square(wave[a : b + 1]) for a, b in zip(starts, stops, strict=True)]
-    level = float(np.concatenate(power).mean())
+    parts = np.split(heard, np.flatnonzero(np.diff(heard) > _SHORT_PAUSE * RATE) + 1)
+    speech = [((first + int(p[0])) / RATE, (first + int(p[-1]) + 1) / RATE) for p in parts]
+    level = float(np.concatenate([np.square(wave[p[0] : p[-1] + 1]) for p in parts]).mean())
     return Spoken(first / RATE, (first + len(wave)) / RATE, text, speaker, level, speech)
 
 
 def _chord(draw: np.random.Generator, seconds: float) -> np.ndarray:
     """Tones with overtones that change twice a second, as music has."""
-    beat = RATE // 2
-    beats = -(-round(seconds * RATE) // beat)
-    time = np.arange(beat) / RATE
+    time = np.arange(RATE // 2) / RATE
     out = []
-    for _ in range(beats):
+    while len(out) < 2 * seconds:
         notes = 220 * 2 ** (draw.integers(0, 24, 3) / 12)
         sound = sum(np.sin(2 * np.pi * n * k * time) / k for n in notes for k in (1, 2, 3))
         out.append(0.04 * sound * np.exp(-3 * time))
