@@ -53,8 +53,13 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
                 "doctor.doctor_command",
                 "Read all of a dataset, list what is wrong with it and suggest buckets.",
             ),
+            "export": (
+                "share.export_command",
+                "Write shards as Parquet files, or as tars of audio.",
+            ),
+            "push": ("share.push_command", "Upload shards to a dataset of the Hugging Face hub."),
         },
-        "Inspect and check a dataset of shards.",
+        "Inspect, check, export and publish a dataset of shards.",
     ),
     "annotate": (
         "annotate.annotate_command",

@@ -26,6 +26,28 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub on this machine, in a fresh current folder."""
+    from huggingface_hub import HfFileSystem, constants
+
+    from titan_tts.speak.hub import find_folder
+    from tools.harness.hub_server import HubServer
+
+    monkeypatch.chdir(tmp_path)
+    with HubServer(token="secret") as server:
+        template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN", "secret")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        find_folder.cache_clear()
+        yield server
+        find_folder.cache_clear()
+        HfFileSystem.clear_instance_cache()
+
+
+@pytest.fixture
 def one_process_group():
     """A process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -42,7 +42,7 @@ COMMAND_LAYERS = [
     {"launch.supervisor"},
     {"plan", "prepare", "doctor", "annotate.store"},
     {"speak", "grids", "collect"},
-    {"evaluate", "export", "serving"},
+    {"evaluate", "export", "serving", "share"},
     {"launch.torchrun", "launch.slurm_queue", "convert", "annotate"},
     {
         "launch.train_command",
@@ -151,7 +151,7 @@ def test_model_is_pure():
 
 def test_what_others_have_written_is_printed_by_show():
     """It escapes what a terminal would obey: a stranger's folder and data have names of any kind."""
-    for room in ("doctor", "evaluate", "export", "speak", "serving", "annotate"):
+    for room in ("doctor", "evaluate", "export", "speak", "serving", "annotate", "share"):
         for path in (FOLDERS[COMMANDS] / room).rglob("*.py"):
             names = (
                 node.id

@@ -13,11 +13,11 @@ def run(options: Options) -> int:
         raise InputError(f"OUT = {out} exists already; give a new folder")
     check_writable(out / "config.json", "OUT")
     from titan_tts.export.exporter import export
-    from titan_tts.speak.hub import is_hub_name, push_folder
+    from titan_tts.speak.hub import FILES, is_hub_name, upload_folder
 
     if options.push and not is_hub_name(options.push):
         raise InputError(f"--push = {options.push}, but a repository's name is OWNER/NAME")
     show(export(options, out))
     if options.push:
-        show(push_folder(out, options.push, options.private))
+        show(upload_folder(out, options.push, FILES, options.private, "titan-tts export"))
     return 0

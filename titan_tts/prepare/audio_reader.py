@@ -6,7 +6,7 @@ A place is a small dict of plain values, paths relative to the source's folder:
     {"file": path, "offset": s, "seconds": s}     a part of it, in seconds
     {"tar": name, "start": n, "bytes": n}         bytes of a member, by the name that `files` has
     {"table": path, "group": g, "row": r, "column": name}                    one cell
-    {"table": path, "group": g, "row": r, "latents": name, "reference": name or None}
+    {"table": path, "group": g, "row": r, "latents": name, "reference": name or None}    of a shard with "rows"
 
 The first two may also have {"references": [path, ...]}: recordings that are joined to the item's reference.
 """
@@ -131,12 +131,13 @@ class Loader:
 
         names = [name for name in (place["latents"], place["reference"]) if name]
         row = self._cursor(place, *names).row(place["group"], place["row"])
-        latents = matrix(row[names[0]], channels, names[0])
+        rows = place.get("rows", [None, None])
+        latents = matrix(row[names[0]], channels, names[0], rows[0])
         if len(latents) == 0:
             raise InputError(f"column {names[0]} has no frame")
         reference = np.zeros((0, channels), np.float32)
         if len(names) == 2 and row[names[1]].is_valid:
-            reference = matrix(row[names[1]], channels, names[1])
+            reference = matrix(row[names[1]], channels, names[1], rows[1])
         return ReadyLatents(latents, reference)
 
 

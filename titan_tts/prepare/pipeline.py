@@ -174,6 +174,8 @@ def _build(
     seconds = time.monotonic() - began
     record = {
         **state,
+        "sample_rate": run.sample_rate,
+        "frames_per_second": run.sample_rate / run.hop_length,
         "shards": shards,
         "summary": report.summarize(
             shards, run.sample_rate / run.hop_length, len(chunks.labels("speaker")[1]), total

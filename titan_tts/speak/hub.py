@@ -1,6 +1,7 @@
 """Finds models by name, as a folder or a repository of the Hugging Face hub, and uploads them."""
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -44,22 +45,26 @@ def is_hub_name(name: str) -> bool:
     return _HUB_NAME.fullmatch(name) is not None
 
 
-def push_folder(folder: Path, name: str, private: bool) -> str:
-    """Uploads an exported folder to the hub, to a new repository if need be. Returns the commit's address."""
+def upload_folder(
+    folder: Path, name: str, patterns: Sequence[str], private: bool, why: str, kind: str = "model"
+) -> str:
+    """Uploads a folder's files of these patterns to the hub, to a new repository if need be. Returns the commit's
+    address. `kind`: model or dataset."""
     from huggingface_hub import HfApi
 
     try:
         api = HfApi()
-        api.create_repo(name, private=private, exist_ok=True)
+        api.create_repo(name, private=private, exist_ok=True, repo_type=kind)
         done = api.upload_folder(
             repo_id=name,
             folder_path=folder,
-            allow_patterns=list(FILES),
-            commit_message="titan-tts export",
+            allow_patterns=list(patterns),
+            commit_message=why,
+            repo_type=kind,
         )
     except Exception as error:  # the library's HTTP errors have no common class
         raise InputError(
-            f"--push {name}: the upload failed ({first_line(error)}); log in with hf auth login, or "
-            f"give HF_TOKEN of an account that may write there; {folder} is complete"
+            f"{name}: the upload failed ({first_line(error)}); log in with hf auth login, or give HF_TOKEN of an "
+            f"account that may write there, and start again; {folder} is complete"
         ) from None
     return str(done)

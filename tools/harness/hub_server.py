@@ -15,9 +15,10 @@ class HubServer(http.server.ThreadingHTTPServer):
     """Serves while it is used as a context manager.
 
     Attributes:
-        files: "OWNER/NAME/PATH" -> content, of all repositories.
+        files: "OWNER/NAME/PATH" -> content, of all models; datasets have "datasets/" before it.
         token: requests without it are answered with 401; empty: any may come.
         created: what repositories were asked for.
+        ranges: the Range headers of downloads.
     """
 
     daemon_threads = True
@@ -28,6 +29,7 @@ class HubServer(http.server.ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.token = token
         self.created: list[dict[str, Any]] = []
+        self.ranges: list[str | None] = []
 
     def __enter__(self) -> "HubServer":
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}).start()
@@ -72,42 +74,71 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if path == "/api/repos/create":
             asked = json.loads(body)
             self.server.created.append(asked)
-            name = f"{asked['organization']}/{asked['name']}"
+            kind = "datasets/" if asked.get("type") == "dataset" else ""
+            name = f"{kind}{asked['organization']}/{asked['name']}"
             return 200, {}, json.dumps({"url": f"{self.server.url}/{name}"}).encode()
         if path == "/api/validate-yaml":
             return 200, {}, json.dumps({"errors": [], "warnings": []}).encode()
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+        if found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/.*)?", path):
+            kind = "" if found[1] == "models" else "datasets/"
+            return self._of_repository(kind + found[2], found[3] or "", body)
+        if found := re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
+            content = self.server.files.get(f"{found[1]}/{found[2]}")
+            if content is not None:
+                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+                return self._part(content, headers | {"X-Repo-Commit": _COMMIT})
+            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+        return 404, {}, b"{}"
+
+    def _part(self, content: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        """All of a file, or the range that is asked for."""
+        wanted = self.headers.get("Range")
+        self.server.ranges.append(wanted)
+        if wanted is None:
+            return 200, headers, content
+        start, _, last = wanted.removeprefix("bytes=").partition("-")
+        part = content[int(start) : int(last) + 1]
+        return 206, headers | {"Content-Range": f"bytes {start}-{last}/{len(content)}"}, part
+
+    def _of_repository(
+        self, name: str, path: str, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        if path == "/preupload/main":
             modes = [
                 {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
                 for each in json.loads(body)["files"]
             ]
             return 200, {}, json.dumps({"files": modes}).encode()
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+        if path == "/commit/main":
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     value = line["value"]
                     content = base64.b64decode(value["content"])
-                    self.server.files[f"{found[1]}/{value['path']}"] = content
-            address = f"{self.server.url}/{found[1]}/commit/{_COMMIT}"
-            done = {"commitUrl": address, "commitOid": _COMMIT}
-            return 200, {}, json.dumps(done).encode()
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+", path):
-            tree = [
-                {"type": "file", "path": name, "oid": "", "size": 0}
-                for name in self.server.names(found[1])
-            ]
-            return 200, {}, json.dumps(tree).encode()
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?", path):
-            names = self.server.names(found[1])
-            if not names:
-                return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
-            siblings = [{"rfilename": name} for name in names]
-            about = {"id": found[1], "sha": _COMMIT, "siblings": siblings}
-            return 200, {}, json.dumps(about).encode()
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
-            content = self.server.files.get(f"{found[1]}/{found[2]}")
-            if content is not None:
-                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
-                return 200, headers | {"X-Repo-Commit": _COMMIT}, content
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        return 404, {}, b"{}"
+                    self.server.files[f"{name}/{value['path']}"] = content
+            address = f"{self.server.url}/{name}/commit/{_COMMIT}"
+            return 200, {}, json.dumps({"commitUrl": address, "commitOid": _COMMIT}).encode()
+        names = self.server.names(name)
+        if not names:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
+        if found := re.fullmatch(r"/tree/[^/]+(?:/(.*))?", path):
+            return 200, {}, json.dumps(self._tree(name, found[1] or "")).encode()
+        siblings = [{"rfilename": each} for each in names]
+        about = {"id": name.removeprefix("datasets/"), "sha": _COMMIT, "siblings": siblings}
+        return 200, {}, json.dumps(about).encode()
+
+    def _tree(self, name: str, folder: str) -> list[dict[str, Any]]:
+        """Files below a folder, and the folders right below it."""
+        inside = f"{folder}/" if folder else ""
+        recursive = "recursive=true" in self.path.lower()
+        found: dict[str, dict[str, Any]] = {}
+        for path in self.server.names(name):
+            if not path.startswith(inside):
+                continue
+            first, slash, _ = path.removeprefix(inside).partition("/")
+            if slash and not recursive:
+                found[first] = {"type": "directory", "path": inside + first, "oid": ""}
+                continue
+            content = self.server.files[f"{name}/{path}"]
+            digest = hashlib.sha1(content).hexdigest()
+            found[path] = {"type": "file", "path": path, "oid": digest, "size": len(content)}
+        return list(found.values())

@@ -8,23 +8,6 @@ from tests.helpers.sentences import refused
 from titan_tts.cli import main
 from titan_tts.speak.hub import find_folder
 from titan_tts.speak.load_run import load_run
-from tools.harness.hub_server import HubServer
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    monkeypatch.chdir(tmp_path)
-    with HubServer(token="secret") as server:
-        template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("HF_TOKEN", "secret")
-        find_folder.cache_clear()
-        yield server
-        find_folder.cache_clear()
 
 
 def files_in(folder):

@@ -3,7 +3,7 @@
 Audio is a column `audio` (or another of its names): Hugging Face's struct of bytes and path, bytes,
 or a path relative to the table. Ready latents are a column `latents`, and a `reference` where there
 is one: lists of frames, or flat lists of all their values. All other columns but binary ones go into
-the sample's JSON.
+the sample's JSON. In a shard as `titan-tts data export` writes it they are float16, and the JSON has a column.
 """
 
 import os
@@ -26,11 +26,13 @@ from titan_tts.prepare.recordings import (
     SourceError,
     Unusable,
     first_value,
+    json_object,
     make_item,
     sample_key,
 )
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import split_of
+from torchtitan.models.dit_tts.data.members import HASHES_KEY
 from torchtitan.models.dit_tts.errors import InputError
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -39,6 +41,7 @@ _SPLIT_FOLDERS = (
     "train training dev development val valid validation eval evaluation test testing held heldout"
 ).split()
 LATENTS, REFERENCE = "latents", "reference"
+_LENGTHS = ("frames", "reference_frames")  # columns of a shard
 _ROWS_AT_ONCE, _LISTED_AT_ONCE = 16, 1024
 
 
@@ -71,16 +74,19 @@ class TableCorpus:
             numbers = count()
             for group in range(table.groups):
                 for row, values in enumerate(table.rows(group)):
+                    place: dict[str, Any] = {"table": name, "group": group, "row": row}
+                    own_name = f"{os.path.splitext(name)[0]}-{next(numbers):08d}"
+                    if table.is_shard:
+                        own_name, place["rows"] = values["key"], [values[n] for n in _LENGTHS]
+                        values = _json_of(values)
                     if split and not values.get("split"):
                         values["split"] = split
-                    place = {"table": name, "group": group, "row": row}
-                    own_name = f"{os.path.splitext(name)[0]}-{next(numbers):08d}"
                     yield self._item(own_name, table, values, place)
 
     def _item(
         self, own_name: str, table: "Table", values: dict[str, Any], place: dict[str, Any]
     ) -> Item | Unusable:
-        given = first_value(values, KEY_NAMES)
+        given = None if table.is_shard else first_value(values, KEY_NAMES)
         key = sample_key(own_name if given is None else str(given))
         if table.payload == LATENTS:
             place |= {"latents": LATENTS, "reference": table.reference}
@@ -104,6 +110,7 @@ class Table:
         payload: the column of the audio or the latents.
         payload_is_path: it names files.
         reference: the column of the references of latents, if any.
+        is_shard: it is a shard, whose latents are bytes.
     """
 
     def __init__(self, path: str):
@@ -130,6 +137,7 @@ class Table:
         self.payload = payload
         self.payload_is_path = payload != LATENTS and self._names_files(names[payload])
         self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
+        self.is_shard = payload == LATENTS and types.is_binary(names[payload])
         heavy = {self.reference} | (set() if self.payload_is_path else {payload})
         heavy |= {n for n in names if types.is_binary(names[n]) or types.is_large_binary(names[n])}
         self._listed = [name for name in names if name not in heavy]
@@ -194,12 +202,27 @@ class TableCursor:
         return {name: self._batch.column(name)[row - self._first] for name in self.columns}
 
 
-def matrix(cell: "pyarrow.Scalar", channels: int, name: str) -> np.ndarray:
-    """A cell's latents (T, channels) float32, from a list of lists of numbers, or a flat list."""
+def _json_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The columns in the JSON of a shard's row."""
+    metadata = json_object(values["metadata"]) or {}
+    return {name: value for name, value in metadata.items() if name != HASHES_KEY}
+
+
+def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = None) -> np.ndarray:
+    """A cell's latents (T, channels) float32, from a list of lists of numbers or a flat list, or of a shard from the
+    bytes of so many rows."""
     if isinstance(cell, pyarrow.ExtensionScalar):
         cell = cell.value
     if not cell.is_valid:
         raise InputError(f"column {name} is null")
+    if rows is not None:
+        data = cell.as_py()
+        kind = next((k for k in ("<f2", "<f4") if len(data) == rows * channels * int(k[2])), None)
+        if kind is None:
+            raise InputError(
+                f"column {name} has {len(data)} bytes for {rows} frames of {channels} channels"
+            )
+        return np.frombuffer(data, kind).astype(np.float32).reshape(-1, channels)
     values = cell.values
     if types.is_nested(values.type):
         lengths = pyarrow.compute.list_value_length(values)  # type: ignore[attr-defined]

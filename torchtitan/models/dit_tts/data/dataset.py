@@ -281,6 +281,11 @@ class Dataset:
         (stored,) = self._stored(sample, extents, fetched)
         fill(stored, extents.item_bytes[0], out, start)
 
+    def stored(self, sample: int, fetched: bytearray | None = None) -> list[memoryview]:
+        """The bytes of a sample as they lie in its shard, valid until this thread's next read: of its arrays, then
+        of its JSON. `fetched` as in `load`."""
+        return self._stored(sample, self._extents[sample], fetched)
+
     def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Latents and reference of a sample; see `load`."""
         loaded = self.load(sample)

@@ -31,6 +31,7 @@ WAIT_FACTOR = 3.0
 _CONNECT_SECONDS, _READ_SECONDS = 15, 60
 # Above the requests in flight, or the client's own pool of connections (10 in botocore) is the limit.
 _POOL_CONNECTIONS = 1024
+_HUB_DATASETS = "datasets/"  # begin of a dataset's path in the hub's filesystem
 # Classes of an error or of one of its causes.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 _CONNECTION_ERRORS = {
@@ -78,12 +79,14 @@ def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of `url`, the same for all URLs of a store, and the path in it.
 
     Options and credentials come from where each store's own tools take them (for S3
-    AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws ...; for http(s) ~/.netrc and HTTP_PROXY) and from
-    fsspec's config files and FSSPEC_* variables.
+    AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws ...; for http(s) ~/.netrc and HTTP_PROXY; for the Hugging
+    Face hub HF_TOKEN) and from fsspec's config files and FSSPEC_* variables. hf://OWNER/NAME is a dataset.
     """
     import fsspec
 
-    protocol = url.split("://", 1)[0]
+    protocol, _, rest = url.partition("://")
+    if protocol == "hf" and not rest.startswith(_HUB_DATASETS):
+        url = f"hf://{_HUB_DATASETS}{rest}"
     try:
         fsspec.get_filesystem_class(protocol)
         store, path = fsspec.core.url_to_fs(url, **_options(protocol))
@@ -99,9 +102,31 @@ def filesystem(url: str) -> tuple[Any, str]:
     return store, path
 
 
+def _range_store(url: str) -> tuple[Any, str]:
+    """The filesystem that ranges of an object are asked for, and the path in it: that of `url`, but for the hub its
+    web address, as the hub's filesystem reads blocks of megabytes."""
+    store, path = filesystem(url)
+    if not url.startswith("hf://"):
+        return store, path
+    import fsspec
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    found = call(url, "opened", lambda: store.resolve_path(path))
+    address = hf_hub_url(
+        found.repo_id, found.path_in_repo, repo_type=found.repo_type, revision=found.revision
+    )
+    # A redirection to another host goes without the token.
+    return fsspec.core.url_to_fs(address, headers=build_hf_headers(), **_options("https"))
+
+
 def _options(protocol: str) -> dict[str, Any]:
     from fsspec.config import conf
 
+    if protocol == "hf":
+        from huggingface_hub import constants
+
+        return {"endpoint": constants.ENDPOINT}
     if protocol in ("s3", "s3a"):
         configured = {**conf.get("s3", {}), **conf.get("s3a", {})}.get("config_kwargs", {})
         defaults = {"max_pool_connections": _POOL_CONNECTIONS, "retries": {"total_max_attempts": 1}}
@@ -160,7 +185,7 @@ def stat(url: str, *, fresh: bool = False) -> Stat:
 
 def _version(info: dict[str, Any]) -> int:
     plain = {name.lower().replace("-", "").replace("_", ""): info[name] for name in info}
-    for name in ("etag", "lastmodified", "updated", "mtime", "modified", "created"):
+    for name in ("etag", "blobid", "lastmodified", "updated", "mtime", "modified", "created"):
         if plain.get(name):
             value = str(plain[name]).removeprefix("W/").strip('"')
             return xxhash.xxh3_64_intdigest(value.encode()) >> 1 or 1
@@ -182,7 +207,7 @@ class RangeClient:
 
         for wanted in extents:
             if wanted.path not in self._places:
-                self._places[wanted.path] = filesystem(wanted.path)
+                self._places[wanted.path] = _range_store(wanted.path)
         future = asyncio.run_coroutine_threadsafe(self._gather(extents), get_loop())
         try:
             return future.result()
@@ -224,7 +249,7 @@ class RangeClient:
     async def _request(self, wanted: Extent) -> bytes:
         store, path = self._places[wanted.path]
         start, stop = wanted.start, wanted.stop
-        if wanted.path.startswith(("http://", "https://")):
+        if path.startswith(("http://", "https://")):
             data = await _http_range(wanted, store, path)
         elif store.async_impl:
             data = await store._cat_file(path, start=start, end=stop)
@@ -284,6 +309,8 @@ def _ignores_ranges(extent: Extent) -> InputError:
 def _wait_seconds(url: str, doing: str, error: Exception, attempt: int, warn: bool = True) -> float:
     """How long to wait before the next attempt."""
     reason, advice, may_pass = _explain(error)
+    if url.startswith("hf://") and not may_pass:
+        advice = "check OWNER/NAME, @REVISION and the path; a private dataset needs HF_TOKEN of who may read it"
     if not may_pass or attempt == TRIES - 1:
         times = f", tried {attempt + 1} times" if attempt else ""
         raise InputError(f"{shown(url)}: cannot be {doing} ({reason}{times}); {advice}") from None
@@ -324,11 +351,12 @@ def _explain(error: BaseException) -> tuple[str, str, bool]:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status among an exception and its causes: aiohttp's, botocore's or gcsfs's."""
+    """The HTTP status among an exception and its causes: aiohttp's, botocore's, gcsfs's or the hub's."""
     for one in _chain(error):
         response = getattr(one, "response", None)
         metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-        for value in (metadata.get("HTTPStatusCode"), getattr(one, "status", None)):
+        statuses = getattr(one, "status", None), getattr(response, "status_code", None)
+        for value in (metadata.get("HTTPStatusCode"), *statuses):
             if isinstance(value, int) and value >= 400:
                 return value
     return None

@@ -67,14 +67,16 @@ def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:
                     hashes[member.suffix] = xxhash.xxh3_64_hexdigest(half.data)
                     buffer = io.BytesIO()
                     np.save(buffer, half, allow_pickle=False)
-                    _add(tar, f"{sample.key}.{member.suffix}", buffer.getvalue())
-                metadata = _metadata_bytes(path, sample, hashes)
-                _add(tar, f"{sample.key}.{METADATA_SUFFIX}", metadata)
+                    add_member(tar, f"{sample.key}.{member.suffix}", buffer.getvalue())
+                where = f"{path}: metadata of sample '{sample.key}'"
+                metadata = metadata_bytes(where, sample.metadata, hashes)
+                add_member(tar, f"{sample.key}.{METADATA_SUFFIX}", metadata)
         if not keys:
             raise InputError(f"{path}: no samples were given to write; a shard needs at least one")
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Appends a file, whose header does not depend on who writes it and when."""
     # TarInfo's own defaults (mtime 0, uid 0, mode 0644, no user names) keep the bytes independent
     # of who writes and when.
     member = tarfile.TarInfo(name)
@@ -125,12 +127,13 @@ def _half(
     return half
 
 
-def _metadata_bytes(path: str | os.PathLike, sample: Triplet, hashes: dict[str, str]) -> bytes:
-    own = members.metadata_hash(sample.metadata)
-    if own is None or not isinstance(sample.metadata.get("text"), str):
+def metadata_bytes(where: str, metadata: dict[str, Any], hashes: dict[str, str]) -> bytes:
+    """The JSON as it is stored, with the hashes of its sample's arrays and of itself. `where`: for messages."""
+    own = members.metadata_hash(metadata)
+    if own is None or not isinstance(metadata.get("text"), str):
         raise InputError(
-            f"{path}: metadata of sample '{sample.key}' has no \"text\" string or cannot be written as "
+            f'{where} has no "text" string or cannot be written as '
             "utf-8 JSON; use strings, finite numbers, booleans, lists and dicts"
         )
-    metadata = {**sample.metadata, HASHES_KEY: {**hashes, METADATA_SUFFIX: own}}
-    return json.dumps(metadata, ensure_ascii=False, sort_keys=True).encode("utf-8")
+    stored = {**metadata, HASHES_KEY: {**hashes, METADATA_SUFFIX: own}}
+    return json.dumps(stored, ensure_ascii=False, sort_keys=True).encode("utf-8")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torchtitan.models.dit_tts.files import write_atomic
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 MEDIA_TYPES = {
@@ -49,8 +50,8 @@ def wav_header(samples: int, sample_rate: int) -> bytes:
     )
 
 
-def encoded(waveform: "Tensor", sample_rate: int, kind: str) -> bytes:
-    """A complete file of one of MEDIA_TYPES."""
+def encoded(waveform: "Tensor", sample_rate: int, kind: str, bit_rate: int = 0) -> bytes:
+    """A complete file of one of MEDIA_TYPES. `bit_rate`: of an mp3, constant; 0: variable, by quality."""
     if kind == "pcm":
         return pcm(waveform)
     if kind == "wav":
@@ -62,9 +63,25 @@ def encoded(waveform: "Tensor", sample_rate: int, kind: str) -> bytes:
         from torchtitan.models.dit_tts.speech.audio import resample
 
         samples, sample_rate = resample(samples, sample_rate, 48000).clip(-1.0, 1.0), 48000
+    if bit_rate:
+        return _mp3(samples, sample_rate, bit_rate)
     buffer = io.BytesIO()
     form, subtype = _SOUNDFILE[kind]
     soundfile.write(buffer, samples, sample_rate, format=form, subtype=subtype)
+    return buffer.getvalue()
+
+
+def _mp3(samples: "np.ndarray", sample_rate: int, bit_rate: int) -> bytes:
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp3") as file:
+        stream = file.add_stream("libmp3lame", rate=sample_rate, layout="mono")
+        stream.bit_rate = bit_rate
+        frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
+        frame.sample_rate = sample_rate
+        for part in (frame, None):
+            file.mux(stream.encode(part))
     return buffer.getvalue()
 
 

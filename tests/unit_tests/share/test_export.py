@@ -1,0 +1,146 @@
+"""Exported data: the same samples as Parquet files, the same speech as audio; continued, and refused if it is another."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+import soundfile
+
+from tests.helpers import speech_corpora as corpora
+from titan_tts.cli import main
+from titan_tts.share import export_shard
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.codec import build_codec
+
+LEFT_OUT = {"xxh3_64", "reference_key"}
+
+
+def export(source, out, *options):
+    assert main(["data", "export", str(source), str(out), "--workers=1", *options]) == 0
+    return out
+
+
+def samples_of(folder, keys_of=("train", "heldout")):
+    """{key: (latents, reference, JSON)} of some folders of shards."""
+    found = {}
+    for split in keys_of:
+        dataset = open_dataset(str(folder / split))
+        for number in range(len(dataset)):
+            loaded = dataset.load(number)
+            found[dataset.key(number)] = loaded.latents, loaded.reference, loaded.metadata
+    return found
+
+
+@pytest.fixture(scope="module")
+def parquet(prepared, tmp_path_factory):
+    return export(prepared, tmp_path_factory.mktemp("export") / "out", "--to=parquet")
+
+
+def test_parquet_files_are_the_same_dataset(prepared, parquet):
+    for split, shards in (("train", 3), ("heldout", 1)):
+        ours, theirs = (open_dataset(str(each / split)) for each in (parquet, prepared))
+        assert ours.fingerprint == theirs.fingerprint and len(ours.tar_paths) == shards
+        assert all(
+            path.endswith(f"{split}/shard-{number:06d}.parquet")
+            for number, path in enumerate(ours.tar_paths)
+        )
+    record = json.loads((parquet / "prepare.json").read_text())
+    assert record["shards"]["heldout/shard-000000.parquet"]["samples"] == 2
+    # Exactly latents and texts, but for the names of columns and pages: hardly larger.
+    sizes = [
+        sum(p.stat().st_size for p in each.rglob("shard-*[rt]")) for each in (parquet, prepared)
+    ]
+    assert sizes[0] < 1.05 * sizes[1]
+
+
+def test_prepare_reads_parquet_files_back(prepared, parquet, tmp_path):
+    corpora.prepare(parquet, tmp_path / "again", samples_per_shard=5, format="table")
+    first, again = samples_of(prepared), samples_of(tmp_path / "again")
+    assert first.keys() == again.keys() and len(first) == 14
+    for key, (latents, reference, metadata) in first.items():
+        assert np.array_equal(again[key][0], latents) and np.array_equal(again[key][1], reference)
+        assert {**again[key][2], "xxh3_64": 0} == {**metadata, "xxh3_64": 0}
+
+
+def test_references_are_dropped(prepared, tmp_path):
+    out = export(prepared, tmp_path / "out", "--to=parquet", "--references=drop")
+    first = samples_of(prepared)
+    for key, (latents, reference, metadata) in samples_of(out).items():
+        assert np.array_equal(latents, first[key][0]) and reference.shape == (0, 128)
+        expected = {name: v for name, v in first[key][2].items() if name not in LEFT_OUT}
+        assert {name: v for name, v in metadata.items() if name != "xxh3_64"} == expected
+    assert json.loads((out / "prepare.json").read_text())["settings"]["references"] == 0
+
+
+@pytest.mark.parametrize("kind", ["mp3", "flac"])
+def test_audio_is_what_the_codec_decodes(prepared, tmp_path, kind, monkeypatch):
+    out = export(prepared, tmp_path / "out", "--to=audio-tars", f"--audio={kind}")
+    first, codec, found = samples_of(prepared), build_codec("mel_dct"), {}
+    for path in sorted(out.rglob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, suffix = member.name.split(".")
+                found.setdefault(key, {})[suffix] = tar.extractfile(member).read()
+    assert found.keys() == first.keys()
+    for key, (latents, _, metadata) in first.items():
+        split = "heldout" if key in ("utt12", "utt13") else "train"
+        own = {name: value for name, value in metadata.items() if name not in LEFT_OUT}
+        assert json.loads(found[key]["json"]) == own | {"split": split}
+        path = tmp_path / f"x.{kind}"
+        path.write_bytes(found[key][kind])
+        samples, rate = soundfile.read(path, dtype="float32")
+        # The last frame has 10 ms of padding.
+        assert rate == 16_000 and len(samples) == 11360 < len(latents) * codec.hop_length
+        assert kind == "flac" or 7_000 < 8 * len(found[key][kind]) / 0.71 / 8 < 12_000
+    corpora.prepare(out, tmp_path / "again", format="webdataset")
+    again = samples_of(tmp_path / "again")
+    assert {key.split("/")[-1] for key in again} == first.keys()
+    for key, (latents, _, metadata) in again.items():
+        of_first = first[key.split("/")[-1]]
+        assert len(latents) == len(of_first[0]) and metadata["speaker"] == of_first[2]["speaker"]
+
+
+def test_a_stopped_export_is_continued(prepared, tmp_path, monkeypatch):
+    out, write, calls = tmp_path / "out", export_shard.write_parquet_shard, []
+
+    def failing(path, *rest):
+        calls.append(path)
+        if len(calls) == 3:
+            raise InputError("stopped")
+        write(path, *rest)
+
+    monkeypatch.setattr(export_shard, "write_parquet_shard", failing)
+    arguments = ["data", "export", str(prepared), str(out), "--to=parquet", "--workers=1"]
+    assert main(arguments) == 2
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
+    assert len(times) == 2
+    assert main(arguments) == 0 and len(calls) == 5
+    assert len(samples_of(out)) == 14
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    assert main(arguments) == 0 and len(calls) == 5
+    # Another export does not mix with it, nor with a folder of something else.
+    assert main([*arguments, "--references=drop"]) == 2
+    assert main(["data", "export", str(prepared), str(prepared), "--to=parquet"]) == 2
+
+
+def test_processes_write_the_same(prepared, parquet, tmp_path):
+    arguments = ["data", "export", str(prepared), str(tmp_path / "out"), "--to=parquet"]
+    assert main([*arguments, "--workers=2"]) == 0
+    for path in parquet.rglob("*.parquet"):
+        assert (tmp_path / "out" / path.relative_to(parquet)).read_bytes() == path.read_bytes()
+
+
+def test_what_cannot_be_exported(prepared, tmp_path, capsys):
+    other = tmp_path / "x"
+    other.mkdir()
+    assert main(["data", "export", str(other), str(tmp_path / "y"), "--to=parquet"]) == 2
+    assert "matches no .tar" in capsys.readouterr().err
+    tars = str(prepared / "train")
+    (prepared / "prepare.json").rename(prepared / "away")
+    try:
+        assert main(["data", "export", tars, str(tmp_path / "y"), "--to=audio-tars"]) == 2
+    finally:
+        (prepared / "away").rename(prepared / "prepare.json")
+    assert "give the one that encoded it by --codec" in capsys.readouterr().err

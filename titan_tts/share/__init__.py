@@ -1,0 +1,1 @@
+"""Prepared data for others: as Parquet files or audio, and on the Hugging Face hub."""

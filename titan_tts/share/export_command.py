@@ -1,0 +1,22 @@
+"""`titan-tts data export`: shards as Parquet files that training reads, or as tars of compressed audio."""
+
+from titan_tts.share.options import ExportOptions as Options
+from torchtitan.models.dit_tts.errors import require_modules, show
+
+__all__ = ["Options", "run"]
+
+
+def run(options: Options) -> int:
+    require_modules(*(("pyarrow",) if options.to == "parquet" else ("av", "soundfile")))
+    from titan_tts.share.export_data import export_data
+
+    written = export_data(options)
+    show(
+        f"{options.out} is complete: {written['files']} files, {written['bytes'] / 1e9:.3f} GB, {written['samples']} "
+        f"samples; {written['new']} files written now"
+    )
+    if options.to == "parquet":
+        train = f"{options.out}/train" if "train" in written["folders"] else options.out
+        show(f"train on it:  titan-tts train CONFIG --data.path {train}")
+    show(f"publish it:   titan-tts data push {options.out} OWNER/NAME")
+    return 0

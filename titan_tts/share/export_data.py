@@ -1,0 +1,126 @@
+"""Exports a dataset, one file per shard, in parallel processes; each file is complete or absent.
+
+OUT/export.json                          what it is made from and how; another export is refused
+OUT/train/shard-000000.parquet ...       of DATA/train/shard-000000.tar ...
+OUT/train-shard-000000.tar ...           or its audio
+OUT/prepare.json                         of DATA, with the new files (Parquet only)
+"""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from titan_tts.prepare.executors import codec_devices, open_engine
+from titan_tts.share.contents import STATE_NAME, figures, shards_of
+from titan_tts.share.options import ExportOptions
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import PARQUET, check_writable, write_atomic
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
+from torchtitan.models.dit_tts.speech.codec.record import (
+    RECORD_NAME,
+    check_codec,
+    recorded_codecs,
+)
+
+
+def export_data(options: ExportOptions) -> dict[str, Any]:
+    """Writes what is missing. Returns counts: files, new ones, samples, bytes, and the folders below OUT."""
+    shards, out = shards_of(options.data), Path(options.out).resolve()
+    to_parquet = options.to == "parquet"
+    first = next((i for i in map(load_index, shards.values()) if len(i)), None)
+    dataset = open_dataset(list(shards.values()), first.channels if first else 128)
+    state = {"to": options.to, "data": dataset.fingerprint, "references": options.references}
+    devices, codec_name = ["cpu"], ""
+    if not to_parquet:
+        devices = codec_devices(options.device)
+        codec_name = _codec_name(options, devices[0])
+        state |= {"references": "drop", "audio": options.audio, "figures": figures(options.data)}
+    names = {
+        name: f"{name}{PARQUET}" if to_parquet else f"{name.replace('/', '-')}.tar"
+        for name in shards
+    }
+    files = {name: out / file for name, file in names.items()}
+    _begin(out, state)
+    counts = Counter(dataset.shard.tolist())
+    samples = {name: counts[number] for number, name in enumerate(shards)}
+    missing = [name for name, path in files.items() if not path.exists()]
+    settings = {"references": options.references, "audio": options.audio, "codec": codec_name}
+    jobs = [
+        (shards[name], str(files[name]), json.dumps(settings | {"split": os.path.dirname(name)}))
+        for name in missing
+    ]
+    workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
+    there = sum(samples.values()) - sum(samples[name] for name in missing)
+    with (
+        open_engine("local", max(workers, len(devices)), devices) as runner,
+        tqdm(desc="exporting", total=len(dataset), initial=there, unit="sample") as bar,
+    ):
+        job = "write_parquet" if to_parquet else "write_audio"
+        for result in runner(f"share.export_shard:{job}", jobs) if jobs else ():
+            if "error" in result:
+                raise InputError(result["error"])
+            bar.update(result["samples"])
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    if to_parquet:
+        _write_record(
+            options,
+            out,
+            {file: {"bytes": sizes[n], "samples": samples[n]} for n, file in names.items()},
+        )
+    return {
+        "files": len(files),
+        "new": len(missing),
+        "samples": len(dataset),
+        "bytes": sum(sizes.values()),
+        "folders": sorted({os.path.dirname(name) for name in shards}),
+    }
+
+
+def _codec_name(options: ExportOptions, device: str) -> str:
+    """The codec that made the data, to decode them with."""
+    records = recorded_codecs(options.data)
+    name = options.codec
+    if not name and records and records[0].kind in WITHOUT_WEIGHTS:
+        name = records[0].kind
+    if not name:
+        kind = f", whose latents are {records[0].kind}'s" if records else ""
+        raise InputError(
+            f"{options.data}: no codec without weights is known for it{kind}; give the one that encoded it by --codec"
+        )
+    codec = build_codec(name, device)
+    check_codec(codec, options.data)
+    return codec.name
+
+
+def _begin(out: Path, state: dict[str, Any]) -> None:
+    """Makes the folder of a new export, or finds one of the same."""
+    path = out / STATE_NAME
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        check_writable(path, "OUT")
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(state, indent=1) + "\n")
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        raise InputError(f"OUT = {out} holds no export; give a new folder") from None
+    if found != state:
+        raise InputError(
+            f"OUT = {out} holds an export of other data or settings ({found}, now {state}); give a new folder or "
+            f"remove it"
+        )
+
+
+def _write_record(options: ExportOptions, out: Path, shards: dict[str, Any]) -> None:
+    """The record of the data's preparation with the new files, by which a run finds the codec."""
+    for found in recorded_codecs(options.data):
+        record = json.loads(Path(found.path).read_text(encoding="utf-8")) | {"shards": shards}
+        if options.references == "drop":
+            record["settings"]["references"] = 0
+        write_atomic(out / RECORD_NAME, json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,134 @@
+"""Writes one file of an export. Called by name in processes, so all arguments are plain values."""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from titan_tts.prepare.work_folder import cannot_write
+from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.data.parquet_shard import Cell, Row, write_parquet_shard
+from torchtitan.models.dit_tts.data.shard_writer import add_member, metadata_bytes
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import atomic_file
+from torchtitan.models.dit_tts.infra.collectives import one_thread
+from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
+from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
+
+_AT_ONCE = 64  # samples that are requested together from a store
+_MP3_BIT_RATE = 64_000
+
+
+def write_parquet(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
+    """{"samples": number}, or {"error": sentence}."""
+    drop = json.loads(settings)["references"] == "drop"
+    try:
+        index = load_index(source)
+        dataset = open_dataset(source, index.channels)
+        shard_bytes = index.shard_bytes
+        if drop:  # of a tar without them
+            columns = index.columns
+            shard_bytes -= (
+                int(columns["reference_frames"] @ columns["reference_item_bytes"]) * index.channels
+            )
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        rows = _rows(dataset, drop)
+        write_parquet_shard(target, rows, dataset.latent_channels, shard_bytes)
+        written = load_index(target)  # here, where it runs in parallel
+        assert drop or written.digest == index.digest, f"{target} differs from {source}"
+    except InputError as error:
+        return {"error": str(error)}
+    except OSError as error:
+        return {"error": cannot_write(target, error)}
+    return {"samples": len(dataset)}
+
+
+def write_audio(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
+    """As `write_parquet`."""
+    given = json.loads(settings)
+    kind = given["audio"]
+    try:
+        dataset = open_dataset(source, load_index(source).channels)
+        codec = _codec(given["codec"], device)
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        with (
+            one_thread(),
+            atomic_file(target) as file,
+            tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for sample, fetched in _fetched(dataset):
+                loaded = dataset.load(sample, fetched=fetched)
+                metadata = _without_reference(loaded.metadata)
+                if given["split"]:
+                    metadata["split"] = given["split"]
+                waveform = _waveform(codec, loaded.latents, metadata)
+                bit_rate = _MP3_BIT_RATE if kind == "mp3" else 0
+                key = dataset.key(sample)
+                add_member(
+                    tar, f"{key}.{kind}", encoded(waveform, codec.sample_rate, kind, bit_rate)
+                )
+                add_member(tar, f"{key}.json", members.canonical_json(metadata))
+    except InputError as error:
+        return {"error": str(error)}
+    except OSError as error:
+        return {"error": cannot_write(target, error)}
+    return {"samples": len(dataset)}
+
+
+# A process's codec: its weights are loaded once, not for each shard.
+_codec = lru_cache(maxsize=1)(build_codec)
+
+
+def _fetched(dataset: Dataset) -> Iterator[tuple[int, bytearray | None]]:
+    """All samples, with the bytes of those behind a URL."""
+    for first in range(0, len(dataset), _AT_ONCE):
+        samples = range(first, min(first + _AT_ONCE, len(dataset)))
+        fetched = dataset.fetch(samples)
+        yield from ((sample, fetched.get(sample)) for sample in samples)
+
+
+def _rows(dataset: Dataset, drop: bool) -> Iterator[Row]:
+    for sample, fetched in _fetched(dataset):
+        *arrays, metadata = map(bytes, dataset.stored(sample, fetched))
+        lengths = [int(getattr(dataset, array.length)[sample]) for array in members.ARRAYS]
+        cells = list(map(Cell, arrays, lengths))
+        if drop:
+            where = f"sample '{dataset.sample_id(sample)}'"
+            values = json.loads(metadata)
+            if members.REFERENCE_PARTS in values:
+                raise InputError(
+                    f"--references drop, but the reference of {where} joins recordings, without which a speaker is lost; "
+                    "keep the references"
+                )
+            kinds = [array.length == "reference_frames" for array in members.ARRAYS]
+            cells = [
+                Cell(b"") if is_reference else cell for is_reference, cell in zip(kinds, cells)
+            ]
+            hashes = {
+                array.suffix: xxhash.xxh3_64_hexdigest(cell.data)
+                for array, cell in zip(members.ARRAYS, cells)
+            }
+            metadata = metadata_bytes(where, _without_reference(values), hashes)
+        yield Row(dataset.key(sample), cells, Cell(metadata))
+
+
+def _without_reference(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Without what tells of a stored reference, and without the hashes of what was stored."""
+    left_out = {"reference_key", "reference_keys", members.REFERENCE_PARTS, members.HASHES_KEY}
+    return {name: value for name, value in metadata.items() if name not in left_out}
+
+
+def _waveform(codec: Codec, latents: np.ndarray, metadata: dict[str, Any]) -> torch.Tensor:
+    """(samples,) of latents (T, C), without the padding of the last frame."""
+    waveform = codec.decode(torch.from_numpy(latents)).cpu()
+    samples = round(float(metadata.get("target_duration") or 0) * codec.sample_rate)
+    is_of_last = 0 <= len(waveform) - samples < codec.hop_length
+    return waveform[:samples] if is_of_last else waveform
