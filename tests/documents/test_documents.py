@@ -42,6 +42,7 @@ ASSUMED = {
     "/data/vctk.jsonl /data/emilia /data/hub/datasets--x--y/snapshots/1a2b/data",
     "docs/sampling.md": "outputs/NAME outputs/data /data/ready",
     "docs/serve.md": "voice",
+    "docs/share.md": "outputs/data",
     "docs/sounds_bad.md": "/data/mine outputs/NAME",
     "docs/text.md": "/data/recordings",
     "docs/train_your_voice.md": "recordings.jsonl voice.jsonl voice.wav",

@@ -65,6 +65,7 @@ def run(options: Options) -> int:
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
     config, *keys = _config_for(options, trained["hours"])
+    keys += [] if options.references else ["--data.references", "drawn"]
     command = ["titan-tts", "train", config, "--data.path", train, *keys]
     print(f"train on it:  {shlex.join(command)}")
     if trained["hours"] < 1:

@@ -113,7 +113,7 @@ def _rows(dataset: Dataset, drop: bool) -> Iterator[Row]:
                 Cell(b"") if is_reference else cell for is_reference, cell in zip(kinds, cells)
             ]
             hashes = {
-                array.suffix: xxhash.xxh3_64_hexdigest(cell.data)
+                array.suffix: xxhash.xxh3_64_hexdigest(cell.data or b"")
                 for array, cell in zip(members.ARRAYS, cells)
             }
             metadata = metadata_bytes(where, _without_reference(values), hashes)

@@ -16,7 +16,7 @@ they are searched for: what is found are the bytes that pyarrow reads as the val
 """
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,19 +39,20 @@ _ADVICE = (
 
 
 class Cell(NamedTuple):
-    """A value: its bytes, where they begin in the file, and how many rows of an array they are (0: the JSON)."""
+    """A value: its bytes, None where it is missing, where they begin in the file, and how many rows of an array they
+    are (0: the JSON)."""
 
-    data: bytes
+    data: bytes | None
     rows: int = 0
     offset: int = 0
 
 
 class Row(NamedTuple):
-    """A sample; arrays in the order of `members.ARRAYS`, None for a value that is missing."""
+    """A sample; arrays in the order of `members.ARRAYS`."""
 
     key: str
-    arrays: list[Cell | None]
-    metadata: Cell | None
+    arrays: Sequence[Cell]
+    metadata: Cell
 
 
 class ParquetShard:
@@ -121,7 +122,7 @@ class ParquetShard:
         rows = []
         for row, key in enumerate(table.column("key").to_pylist()):
             arrays = [
-                (cell := cells[array.name][row]) and cell._replace(rows=lengths[array.length][row])
+                cells[array.name][row]._replace(rows=lengths[array.length][row])
                 for array in members.ARRAYS
             ]
             rows.append(Row(key, arrays, cells["metadata"][row]))
@@ -164,9 +165,11 @@ def write_parquet_shard(
         for row in rows:
             cells = {each.name: cell for each, cell in zip(members.ARRAYS, row.arrays, strict=True)}
             lengths = {each.length: cells[each.name].rows for each in members.ARRAYS}
-            data = {name: bytes(cell.data) for name, cell in cells.items()}
+            data = {name: cell.data or b"" for name, cell in cells.items()}
             group.append(
-                {"key": row.key, "metadata": str(row.metadata.data, "utf-8")} | lengths | data
+                {"key": row.key, "metadata": str(row.metadata.data or b"", "utf-8")}
+                | lengths
+                | data
             )
             size += sum(map(len, data.values()))
             if size >= _GROUP_BYTES:
@@ -188,13 +191,13 @@ def _schema() -> "pyarrow.Schema":
 
 def _located(
     column: "pyarrow.ChunkedArray", held: bytes, begin: int, start: int, stop: int
-) -> list[Cell | None]:
+) -> list[Cell]:
     """The values of a column whose chunk is bytes [start, stop) of the file; `held` are those from `begin` on."""
-    cells: list[Cell | None] = []
+    cells: list[Cell] = []
     position = start - begin
     for scalar in column:
         if not scalar.is_valid:
-            cells.append(None)
+            cells.append(Cell(None))
             continue
         data = scalar.as_buffer().to_pybytes()
         found = held.find(len(data).to_bytes(4, "little") + data, position, stop - begin)

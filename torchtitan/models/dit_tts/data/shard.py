@@ -187,9 +187,9 @@ def _parquet_members(
         yield row.key, METADATA_SUFFIX, metadata
 
 
-def _array_of_cell(key: str, name: str, cell: Cell | None, width: int) -> StoredArray:
+def _array_of_cell(key: str, name: str, cell: Cell, width: int) -> StoredArray:
     where = f"the {name} of sample '{key}'"
-    if cell is None or not 0 <= cell.rows < 2**31:
+    if cell.data is None or not 0 <= cell.rows < 2**31:
         raise InvalidSample(f"{where} is missing", "export it again")
     size = cell.rows * width
     item_bytes = len(cell.data) // size if size else 2
@@ -200,9 +200,9 @@ def _array_of_cell(key: str, name: str, cell: Cell | None, width: int) -> Stored
     return _checked_array(memoryview(cell.data), cell.offset, (cell.rows, width), item_bytes, where)
 
 
-def _metadata_of_cell(key: str, cell: Cell | None) -> StoredMetadata:
+def _metadata_of_cell(key: str, cell: Cell) -> StoredMetadata:
     where = f"the metadata of sample '{key}'"
-    if cell is None:
+    if cell.data is None:
         raise InvalidSample(f"{where} is missing", "export it again")
     return _checked_metadata(cell.data, cell.offset, where)
 
