@@ -36,7 +36,11 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     to_parquet = options.to == "parquet"
     first = next((i for i in map(load_index, shards.values()) if len(i)), None)
     dataset = open_dataset(list(shards.values()), first.channels if first else 128)
-    state = {"to": options.to, "data": dataset.fingerprint, "references": options.references}
+    state: dict[str, Any] = {
+        "to": options.to,
+        "data": dataset.fingerprint,
+        "references": options.references,
+    }
     devices, codec_name = ["cpu"], ""
     if not to_parquet:
         devices = codec_devices(options.device)
