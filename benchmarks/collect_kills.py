@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.kill_prepare import start_command  # noqa: E402
+from titan_tts.collect.folder import read_record  # noqa: E402
 from titan_tts.collect.open_queue import open_queue  # noqa: E402
 from tools.harness.postgres import postgres_server, programs  # noqa: E402
 from tools.harness.stand_in_analyzer import write_recordings  # noqa: E402
@@ -36,13 +37,6 @@ from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 RECORDINGS = 40
 KILLS = 4  # of each run
 ANALYZER = "tools.harness.stand_in_analyzer:stand_in:20"
-
-
-def start_command(arguments: list[str], log: Path) -> subprocess.Popen:
-    """Starts titan-tts in a process group of its own."""
-    command = [sys.executable, "-m", "titan_tts", *arguments]
-    with open(log, "a") as file:
-        return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
 
 
 class Collecting:
@@ -92,8 +86,8 @@ class Collecting:
         }
 
     def counts(self) -> dict[str, int]:
-        record = json.loads((self.output / "collect.json").read_text())
-        return open_queue(self.queue, self.output, record["collection"]).counts()
+        collection = read_record(self.output)["collection"]
+        return open_queue(self.queue, self.output, collection).counts()
 
 
 def _workers(parent: int) -> list[int]:
@@ -136,20 +130,16 @@ def main() -> int:
     runs = parser.parse_args().runs
     began, servers = time.monotonic(), programs()
     assert servers is not None, "install postgresql"
-    report: dict[str, Any] = {"recordings": RECORDINGS}
+    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary, postgres_server(servers) as url:
         for name, queue in (("sqlite", ""), ("postgresql", url)):
             write_recordings(Path(temporary, name, "recordings"), RECORDINGS)
             report[name] = measure(queue, Path(temporary, name), runs)
-    report |= {"seconds": time.monotonic() - began, "conditions": environment()}
+    names = "runs_with_the_same_bytes", "runs_with_every_job_done_once"
+    good = all(part[name] == runs for part in report.values() for name in names)
+    report |= {"recordings": RECORDINGS, "seconds": time.monotonic() - began}
     output = ROOT / "benchmarks/results/collect_kills.json"
-    write_atomic(output, json.dumps(report, indent=2) + "\n")
-    good = all(
-        report[each]["runs_with_the_same_bytes"]
-        == report[each]["runs_with_every_job_done_once"]
-        == runs
-        for each in ("sqlite", "postgresql")
-    )
+    write_atomic(output, json.dumps(report | {"conditions": environment()}, indent=2) + "\n")
     print(f"{'passed' if good else 'FAILED'}: {output}")
     return 0 if good else 1
 

@@ -116,12 +116,12 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
     from titan_tts.collect.sources import register
 
     sweep(output, queue)
-    known = set(queue.states())
+    known = set(queue.jobs())
     names: dict[str, str] = {}
     for source in register(options.source, queue, options.prune).values():
         names[source.file] = min(names.get(source.file, source.name), source.name)
-    states = queue.states()
-    lost = [file for file in names if states[file] == "done" and not is_complete(output, file)]
+    jobs = queue.jobs()
+    lost = [file for file in names if jobs[file].state == "done" and not is_complete(output, file)]
     queue.retry("done", lost)
     if options.retry_dead:
         queue.retry("dead", names)
@@ -178,7 +178,7 @@ def _progress(queue: "Queue") -> Iterator[Callable[[], None]]:
                 watched = now
                 totals = queue.totals()
                 speed = (totals.seconds - first.seconds) / (now - began)
-                doing = [progress for _, progress in queue.claimed().values() if progress]
+                doing = [row.progress for row in queue.jobs("claimed").values() if row.progress]
                 bar.set_postfix_str(f"{speed:.1f} h of audio per h; {'; '.join(doing[:2])}", False)
                 bar.update(totals.done_bytes - bar.n)
 

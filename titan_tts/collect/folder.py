@@ -42,6 +42,17 @@ FILES, PARTIAL = "files", "partial"
 MAX_RATE = 48_000  # Hz, of stored segments
 _MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
 _LOCK_SECONDS = 60
+_FIELDS = {
+    "start": 3,
+    "stop": 3,
+    "text": None,
+    "text_verbatim": None,
+    "agreement": 4,
+    "language": None,
+    "snr_db": 2,
+}
+_FIELDS |= {"clipped": 6, "loudness": 2, "chars_per_second": 2, "overlap": 4, "quality": None}
+"""Of a segment -> digits that are kept"""
 
 
 @contextmanager
@@ -203,32 +214,18 @@ def check_ids(records: Sequence[Mapping[str, Any]]) -> None:
 def _record(file: str, segment: "Segment") -> dict[str, Any]:
     """A segment's line."""
     name = segment_id(file, segment.start, segment.stop)
-    agreement, overlap = segment.agreement, segment.overlap
-    return {
-        "id": name,
-        "audio": f"{FILES}/{file}/{name}.flac",
-        "source": "",
-        "start": round(segment.start, 3),
-        "stop": round(segment.stop, 3),
-        "text": segment.text,
-        "text_verbatim": segment.text_verbatim,
-        "agreement": None if agreement is None else round(agreement, 4),
-        "language": segment.language,
-        "speaker": "",
-        "snr_db": round(segment.snr_db, 2),
-        "clipped": round(segment.clipped, 6),
-        "loudness": round(segment.loudness, 2),
-        "chars_per_second": round(segment.chars_per_second, 2),
-        "overlap": None if overlap is None else round(overlap, 4),
-        "quality": segment.quality,
-    }
+    record: dict[str, Any] = {"id": name, "audio": f"{FILES}/{file}/{name}.flac", "source": ""}
+    for field, digits in _FIELDS.items():
+        value = getattr(segment, field)
+        record[field] = value if digits is None or value is None else round(value, digits)
+    return record | {"speaker": ""}
 
 
 def sweep(output: Path, queue: "Queue") -> None:
     """Removes what workers have left that lost their claim or were killed."""
     # In this order: a folder that is seen belongs to a claim that was made before.
     folders = list((output / PARTIAL).glob("*"))
-    live = queue.claimed()
+    live = {row.token for row in queue.jobs("claimed").values()}
     for folder in folders:
         if folder.suffix[1:] not in live:
             shutil.rmtree(folder, ignore_errors=True)

@@ -59,6 +59,17 @@ class Source(NamedTuple):
     file: str  # id of the content: a job's
 
 
+class JobRow(NamedTuple):
+    """Of the last attempt: its claim, how far it was, why it failed; and what it was acknowledged with."""
+
+    state: str
+    token: str
+    progress: str
+    message: str
+    seconds: float
+    stages: dict[str, float]
+
+
 class Totals(NamedTuple):
     done_bytes: int  # of files that need no more work: the done and the dead
     all_bytes: int
@@ -175,10 +186,13 @@ class Queue(ABC):
                 execute("SELECT state, COUNT(*) FROM jobs GROUP BY state")
             )
 
-    def states(self) -> dict[str, str]:
-        """{job: state}."""
+    def jobs(self, state: str = "") -> dict[str, JobRow]:
+        """{job: row} of all jobs, or of those in a state, sorted by id."""
+        where, values = ("WHERE state = ?", [state]) if state else ("", [])
+        statement = "SELECT id, state, token, progress, message, seconds, stages FROM jobs"
         with self.transaction() as execute:
-            return dict(execute("SELECT id, state FROM jobs"))
+            rows = sorted(execute(f"{statement} {where}", *values))
+        return {job: JobRow._make([*row, json.loads(stages)]) for job, *row, stages in rows}
 
     def totals(self) -> Totals:
         statement = (
@@ -188,25 +202,6 @@ class Queue(ABC):
         with self.transaction() as execute:
             done, size, seconds = execute(statement)[0]
         return Totals(int(done), int(size), float(seconds))
-
-    def claimed(self) -> dict[str, tuple[str, str]]:
-        """{token: (job, progress)} of all claims."""
-        with self.transaction() as execute:
-            rows = execute(
-                "SELECT token, id, progress FROM jobs WHERE state = 'claimed' ORDER BY id"
-            )
-        return {token: (job, progress) for token, job, progress in rows}
-
-    def stages(self) -> dict[str, tuple[float, dict[str, float]]]:
-        """{job: what it was acknowledged with} of all that were analyzed."""
-        with self.transaction() as execute:
-            rows = execute("SELECT id, seconds, stages FROM jobs WHERE seconds > 0 ORDER BY id")
-        return {job: (seconds, json.loads(stages)) for job, seconds, stages in rows}
-
-    def dead(self) -> dict[str, str]:
-        """{job: why it failed the last time}."""
-        with self.transaction() as execute:
-            return dict(execute("SELECT id, message FROM jobs WHERE state = 'dead' ORDER BY id"))
 
     def put_sources(self, sources: Iterable[Source]) -> None:
         """Remembers paths with their contents; an earlier content of the path is forgotten."""

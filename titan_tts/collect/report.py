@@ -1,7 +1,7 @@
 """What a collection holds and cost: one table on stdout, and report.html."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,25 @@ from titan_tts.tables import aligned
 from torchtitan.models.dit_tts.files import write_atomic
 
 REPORT_NAME = "report.html"
-GENERATOR = "titan-tts collect"
 LABELS = ("high", "medium", "low")
 _SHOWN_SPEAKERS = 50
+
+_Table = tuple[str, Sequence[str], Iterable[Sequence[Any]]]
+"""Title, header, rows"""
 
 
 def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> dict[str, Any]:
     """The figures, of the files that the collection is made of. Hours are of audio."""
     names = read_record(output)["files"]
     complete = [file for file in names if is_complete(output, file)]
-    analyzed, stages = 0.0, Counter[str]()
-    for file, (seconds, of_stages) in queue.stages().items():
-        if file in names:
-            analyzed += seconds / 3600
-            stages.update(of_stages)
+    jobs = {file: row for file, row in queue.jobs().items() if file in names}
+    analyzed = sum(row.seconds for row in jobs.values()) / 3600
+    stages: Counter[str] = Counter()
+    for job in jobs.values():
+        stages.update(job.stages)
     agreements = [row["agreement"] for row in rows if row["agreement"] is not None]
-    speakers: dict[str, list[float]] = {}
-    for row in rows:
-        speakers.setdefault(row["speaker"], []).append(_hours(row))
+    speakers = _parts(rows, "speaker")
+    quality = _parts(rows, "quality")
     return {
         "files": len(names),
         "complete": len(complete),
@@ -37,62 +38,74 @@ def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> 
         "segments": len(rows),
         "hours_kept": sum(map(_hours, rows)),
         "annotated": sum(bool(row.get("annotated")) for row in rows),
-        "speakers": {
-            name: {"segments": len(hours), "hours": sum(hours)}
-            for name, hours in sorted(speakers.items(), key=lambda item: -sum(item[1]))
-        },
+        "speakers": dict(sorted(speakers.items(), key=lambda each: (-each[1][1], each[0]))),
         "agreement": sum(agreements) / len(agreements) if agreements else None,
-        "quality": {
-            label: {
-                "segments": sum(row["quality"] == label for row in rows),
-                "hours": sum(_hours(row) for row in rows if row["quality"] == label),
-            }
-            for label in LABELS
-        },
-        # Of what was acknowledged by who analyzed it: a few killed ones are not in it.
+        "quality": {label: quality.get(label, (0, 0.0)) for label in LABELS},
+        # Of what was acknowledged by who analyzed it: the work of killed ones is not in it.
         "stages": {stage: seconds / analyzed for stage, seconds in stages.items()},
-        "dead": {names[file]: why for file, why in queue.dead().items() if file in names},
+        "dead": {names[file]: row.message for file, row in jobs.items() if row.state == "dead"},
     }
+
+
+def _parts(rows: Sequence[Mapping[str, Any]], column: str) -> dict[str, tuple[int, float]]:
+    """{value of the column: (segments, hours)}."""
+    found: dict[str, tuple[int, float]] = {}
+    for row in rows:
+        segments, hours = found.get(row[column], (0, 0.0))
+        found[row[column]] = segments + 1, hours + _hours(row)
+    return found
 
 
 def _hours(row: Mapping[str, Any]) -> float:
     return (row["stop"] - row["start"]) / 3600
 
 
-def lines(figures: Mapping[str, Any]) -> list[str]:
-    """The table on stdout."""
-    rows = [
+def _headline(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    agreement = figures["agreement"]
+    return [
         ("recordings", f"{figures['complete']:,} of {figures['files']:,}"),
         ("hours in", f"{figures['hours_in']:.2f}"),
-        ("segments", f"{figures['segments']:,}"),
         ("hours kept", f"{figures['hours_kept']:.2f}"),
+        ("segments", f"{figures['segments']:,}"),
         ("annotated", f"{figures['annotated']:,}"),
         ("speakers", f"{len(figures['speakers']):,}"),
-        ("agreement of the recognizers", _percent(figures["agreement"])),
-        *(
-            (f"quality {label}", f"{each['segments']:,} segments, {each['hours']:.2f} h")
-            for label, each in figures["quality"].items()
-        ),
-        *(
-            (f"{stage}, seconds per hour of audio", f"{seconds:,.1f}")
-            for stage, seconds in figures["stages"].items()
-        ),
+        ("agreement", "not measured" if agreement is None else f"{agreement:.1%}"),
         ("failed", f"{len(figures['dead']):,}"),
     ]
-    return [*aligned(rows), *(f"  {name}: {why}" for name, why in figures["dead"].items())]
 
 
-def _percent(fraction: float | None) -> str:
-    return "not measured" if fraction is None else f"{fraction:.1%}"
+def lines(figures: Mapping[str, Any]) -> list[str]:
+    """The table on stdout, and what failed."""
+    rows = [*_headline(figures)]
+    for label, (segments, hours) in figures["quality"].items():
+        rows.append((f"quality {label}", f"{segments:,} segments, {hours:.2f} h"))
+    for stage, seconds in figures["stages"].items():
+        rows.append((f"{stage}, seconds per hour of audio", f"{seconds:,.1f}"))
+    return [*aligned(rows), *(f"failed: {name}: {why}" for name, why in figures["dead"].items())]
 
 
 def write_page(output: Path, figures: Mapping[str, Any]) -> None:
-    template = page_template(__package__, "report.html.jinja", {"percent": _percent})
-    page = template.render(
-        generator=GENERATOR,
-        title=output.name,
-        shown=_SHOWN_SPEAKERS,
-        made_of=read_record(output),
-        **figures,
-    )
+    shown = list(figures["speakers"].items())[:_SHOWN_SPEAKERS]
+    counts = "segments", "hours"
+    tables: list[_Table] = [
+        ("Failed (--retry-dead tries again)", ("recording", "why"), figures["dead"].items()),
+        ("Quality", ("label", *counts), _cells(figures["quality"].items())),
+        (
+            f"Speakers with the most speech, of {len(figures['speakers']):,}",
+            ("name", *counts),
+            _cells(shown),
+        ),
+        (
+            "Cost",
+            ("stage", "seconds of one worker per hour of audio"),
+            [(stage, f"{seconds:,.1f}") for stage, seconds in figures["stages"].items()],
+        ),
+        ("Settings", ("name", "value"), read_record(output)["settings"].items()),
+    ]
+    template = page_template(__package__, "report.html.jinja", {})
+    page = template.render(title=output.name, cards=_headline(figures), tables=tables)
     write_atomic(output / REPORT_NAME, page.encode("utf-8", "backslashreplace"))
+
+
+def _cells(parts: Iterable[tuple[str, tuple[int, float]]]) -> list[tuple[str, str, str]]:
+    return [(name, f"{segments:,}", f"{hours:.2f}") for name, (segments, hours) in parts]

@@ -112,13 +112,13 @@ def register(source: str, queue: Queue, prune: bool) -> dict[str, Source]:
         {path: source} of all that the folder is made of: what SOURCE names now, and what earlier ones did, unless
         `prune` forgets that. A path whose content has changed stands for the new content.
     """
-    known, states, listed = queue.sources(), queue.states(), list_source(source)
+    known, jobs, listed = queue.sources(), queue.jobs(), list_source(source)
     fresh: list[Source] = []
 
     def note() -> None:
         # The source first: a job without one could not be done.
         queue.put_sources(fresh)
-        queue.add((each.file, each.size) for each in fresh if each.file not in states)
+        queue.add((each.file, each.size) for each in fresh if each.file not in jobs)
         fresh.clear()
 
     for each in tqdm(listed, "reading names and contents", unit="file", mininterval=1.0):

@@ -54,15 +54,16 @@ def test_a_job_is_added_claimed_and_done_once(queue, connect):
     assert (first.id, second.id) == ("b", "c")  # the largest first
     assert queue.counts() == numbers(pending=1, claimed=2)
     queue.heartbeat(first, LONG, "half")
-    assert queue.claimed() == {first.token: ("b", "half"), second.token: ("c", "")}
+    claimed = {(job, row.token, row.progress) for job, row in queue.jobs("claimed").items()}
+    assert claimed == {("b", first.token, "half"), ("c", second.token, "")}
     queue.done(first, 1.5, {"text": 0.5})
     other.done(second, 0.0, {})
     assert queue.add([("b", 30), ("d", 1)]) == 1
     assert [take(queue).id for _ in range(2)] == ["a", "d"]
     assert queue.claim("w", LONG) is None
-    assert queue.stages() == {"b": (1.5, {"text": 0.5})}
+    assert queue.jobs()["b"] == ("done", "", "half", "", 1.5, {"text": 0.5})
     assert queue.totals() == (50, 61, 1.5)
-    assert queue.states() == {"a": "claimed", "b": "done", "c": "done", "d": "claimed"}
+    assert queue.jobs("done").keys() == {"b", "c"} and list(queue.jobs()) == [*"abcd"]
 
 
 def test_a_silent_workers_job_goes_to_another_and_it_cannot_acknowledge(queue):
@@ -109,8 +110,9 @@ def test_a_job_is_dead_after_the_last_attempt(connect, end):
             assert queue.fail_worker(f"w{attempt}", "signal 9") == 0
     assert queue.claim("w", LONG) is None
     reason = {"failed": "is no audio", "its process ended": "signal 9"}
-    assert list(queue.dead()) == ["bad"]
-    assert reason.get(end, "silent during every attempt") in queue.dead()["bad"]
+    [(job, row)] = queue.jobs("dead").items()
+    assert job == "bad"
+    assert reason.get(end, "silent during every attempt") in row.message
     assert queue.add([("bad", 9)]) == 0 and queue.totals()[:2] == (10, 10)
     queue.retry("dead", ["bad", "good"])  # the good one is done, and stays so
     assert queue.counts() == numbers(pending=1, done=1)
@@ -121,7 +123,7 @@ def test_a_stopped_workers_claims_are_given_back_and_no_others(queue):
     queue.add([("a", 1), ("b", 2)])
     take(queue, worker="stopped"), take(queue, worker="working")
     queue.release_claims("stopped")
-    assert queue.states() == {"a": "claimed", "b": "pending"}
+    assert {job: row.state for job, row in queue.jobs().items()} == {"a": "claimed", "b": "pending"}
 
 
 def test_jobs_that_are_given_back_have_lost_no_attempt(connect):

@@ -91,7 +91,7 @@ def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatc
     assert {source.name: source.file for source in first.values()} == {
         name: sha(f"content of {name}") for name in FILES
     }
-    assert queue.states() == {sha(f"content of {name}"): "pending" for name in FILES}
+    assert queue.jobs("pending").keys() == {sha(f"content of {name}") for name in FILES}
     assert len(read) == 4 and register(str(folder), queue, prune=False) == first and len(read) == 4
     # The same length a moment later, and a copy of another.
     (folder / "a.mp3").write_bytes(b"CONTENT of a.mp3")
@@ -100,7 +100,7 @@ def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatc
     second = register(str(folder), queue, prune=False)
     assert sorted(read[4:]) == [str(folder / "a.mp3"), str(folder / "copy.flac")]
     assert second[str(folder / "a.mp3")].file == sha("CONTENT of a.mp3")
-    assert len(queue.states()) == 5  # the copy is no job of its own
+    assert len(queue.jobs()) == 5  # the copy is no job of its own
 
 
 def test_recordings_that_are_not_named_any_more_stay_unless_pruned(folder, queue):
