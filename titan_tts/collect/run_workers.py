@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import titan_tts
 from titan_tts.collect.queue import Queue
 from titan_tts.collect.worker import Job, work
+from titan_tts.launch.supervisor import interrupt_on_signals
 from titan_tts.prepare.executors import obey_parent, open_engine
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -51,6 +52,7 @@ def run_here(
     """
     workers: dict[str, _Worker] = {}
     fruitless = 0
+    interrupt_on_signals()  # claims are given back at once, not when they expire
     try:
         for number in range(count):
             workers |= _started(job, devices[number % len(devices)], count)
