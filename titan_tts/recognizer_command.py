@@ -8,10 +8,9 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -85,144 +84,137 @@ def run(options: Options) -> int:
     interrupt_on_signals()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base = WhisperRecognizer(options.model, device)
-    examples = Examples(options, base)
-    path = work / "settings.json"
-    rows = fingerprint(Path(options.manifest).read_bytes())
-    settings = asdict(options) | {"out": "", "rows": rows}
+    rows, heldout = _examples(options, base)
+    path, content = work / "settings.json", Path(options.manifest).read_bytes()
+    settings = asdict(options) | {"out": "", "manifest": fingerprint(content)}
     if path.exists() and (changed := difference(json.loads(path.read_text()), settings)):
         raise InputError(f"{work} was begun otherwise ({changed}); give that again, or remove it")
     write_atomic(path, json.dumps(settings))
     before = work / "before.json"
     if not before.exists():
-        write_atomic(before, json.dumps(examples.word_error_rate(base)))
-    trained = _train(options, work, examples)
-    rates = (
-        json.loads(before.read_text()),
-        examples.word_error_rate(WhisperRecognizer(str(trained), device)),
-    )
-    record: dict[str, Any] = asdict(options) | {
-        "rows": len(examples.rows),
-        "heldout_rows": len(examples.heldout),
-    }
-    record |= {"wer_before": rates[0], "wer": rates[1]}
+        write_atomic(before, json.dumps(_word_error_rate(base, heldout)))
+    trained = _train(options, work, rows, base.processor)
+    after = _word_error_rate(WhisperRecognizer(str(trained), device), heldout)
+    figures = {"wer_before": json.loads(before.read_text()), "wer": after}
+    record = asdict(options) | {"rows": len(rows), "heldout_rows": len(heldout), **figures}
     write_atomic(trained / "finetune.json", json.dumps(record, indent=1))
     trained.rename(out)
     shutil.rmtree(work)
-    percent = "{:.1f} % before, {:.1f} % after".format(*(100 * rate for rate in rates))
-    show(f"word error rate of {len(examples.heldout)} held-out rows: {percent}")
+    percent = "{:.1f} % before, {:.1f} % after".format(*(100 * each for each in figures.values()))
+    show(f"word error rate of {len(heldout)} held-out rows: {percent}")
     show(f"use it: --recognizer whisper:{out}")
     return 0
 
 
-class Example(NamedTuple):
+@dataclass(frozen=True)
+class Example:
+    """A row as what Whisper hears and writes.
+
+    Attributes:
+        language: its code.
+        tokens: what the decoder writes after its start token.
+    """
+
     segment: "Segment"
+    manifest: Path
     text: str
-    language: str  # its code
+    language: str
+    tokens: list[int]
 
-
-class Examples:
-    """Rows as what Whisper hears and writes; `rows` to train on and `heldout` to measure on."""
-
-    def __init__(self, options: Options, recognizer: "WhisperRecognizer"):
-        from titan_tts.annotate.segments import annotated_segments, read_segments
-        from titan_tts.prepare.recordings import drawn
-
-        self.options, self.manifest = options, Path(options.manifest)
-        self.processor, self.languages = recognizer.processor, recognizer.languages
-        config = recognizer.model.config
-        self.eos, self.max_tokens = config.eos_token_id, config.max_target_positions
-        every = read_segments(self.manifest).values() if options.all else ()
-        found = [self._example(each) for each in every or annotated_segments(self.manifest)]
-        fits = [each for each in found if self._fits(each)]
-        if left_out := len(found) - len(fits):
-            show(f"{left_out} rows are too long for Whisper ({_SECONDS} s) and left out")
-        draws = [drawn(each.segment.id, options.seed) < options.heldout_fraction for each in fits]
-        self.heldout = [each for each, held_out in zip(fits, draws) if held_out]
-        self.rows = [each for each, held_out in zip(fits, draws) if not held_out]
-        require(
-            bool(self.rows and self.heldout),
-            f"{self.manifest}: {len(self.rows)} rows to train on and {len(self.heldout)} held out; give more rows, or "
-            "another --heldout-fraction or --seed",
-        )
-
-    def _example(self, segment: "Segment") -> Example:
-        from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
-
-        which, where = self.options.text, f"{self.manifest}: {segment.id}"
-        text = segment.text if which == "clean" else segment.text_verbatim
-        code = language_code(segment.language or self.options.language)
-        require(bool(text), f"{where} has no {which} text; correct it, or choose --text")
-        require(
-            not self.languages or code in self.languages,
-            f"{where} has the language {code!r}, which the model does not know; give --language",
-        )
-        return Example(segment, str(text), code)
-
-    def _fits(self, example: Example) -> bool:
-        short = len(self.tokens(example)) <= self.max_tokens
-        return short and self.sound(example).seconds <= _SECONDS
-
-    def tokens(self, example: Example) -> list[int]:
-        """What the decoder writes after its start token: language and task, as generation gives them, and the text."""
-        first = [f"<|{example.language}|>", "<|transcribe|>"] if self.languages else []
-        tokenizer = self.processor.tokenizer
-        # Whisper's own transcripts begin with a blank.
-        text = tokenizer(f" {example.text}", add_special_tokens=False).input_ids
-        return [*tokenizer.convert_tokens_to_ids([*first, "<|notimestamps|>"]), *text, self.eos]
-
-    def sound(self, example: Example) -> "Sound":
-        import torch
+    def sound(self) -> "Sound":
+        from torch import from_numpy
 
         from titan_tts.annotate.segments import load_audio
         from torchtitan.models.dit_tts.speech.audio import to_mono
         from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
-        audio = load_audio(self.manifest, example.segment)
-        return Sound(torch.from_numpy(to_mono(audio.samples)), audio.rate)
-
-    def batch(self, examples: "Sequence[Example]") -> dict[str, Any]:
-        """input_features (B, mels, 3000) and labels (B, L), -100 behind a text's end."""
-        import torch
-
-        samples = [self.sound(each).samples(_RATE) for each in examples]
-        extract = self.processor.feature_extractor
-        features = extract(samples, sampling_rate=_RATE, return_tensors="pt").input_features
-        tokens = [torch.tensor(self.tokens(each)) for each in examples]
-        labels = torch.nn.utils.rnn.pad_sequence(tokens, True, -100)
-        return {"input_features": features, "labels": labels}
-
-    def word_error_rate(self, recognizer: "WhisperRecognizer") -> float:
-        """Of the held-out rows, as `evaluate` counts it."""
-        from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, corpus_scores, score
-
-        scorers = Scorers(recognizer)
-        scores = [
-            score(self.sound(each), each.text, scorers, language=each.language)
-            for each in self.heldout
-        ]
-        rate = corpus_scores(scores)["wer"]
-        if rate is None:
-            raise InputError(
-                f"{self.manifest}: the held-out rows have no word; give another --seed"
-            )
-        return rate
+        audio = load_audio(self.manifest, self.segment)
+        return Sound(from_numpy(to_mono(audio.samples)), audio.rate)
 
 
-def _train(options: Options, work: Path, examples: Examples) -> Path:
+def _examples(
+    options: Options, recognizer: "WhisperRecognizer"
+) -> tuple[list[Example], list[Example]]:
+    """The rows to train on and the held-out ones."""
+    from titan_tts.annotate.segments import annotated_segments, read_segments
+    from titan_tts.prepare.recordings import drawn
+
+    manifest, config = Path(options.manifest), recognizer.model.config
+    every = read_segments(manifest).values() if options.all else annotated_segments(manifest)
+    found = [_example(options, manifest, segment, recognizer) for segment in every]
+    most = config.max_target_positions
+    fits = [e for e in found if len(e.tokens) <= most and e.sound().seconds <= _SECONDS]
+    if left_out := len(found) - len(fits):
+        show(f"{left_out} rows are too long for Whisper ({_SECONDS} s) and left out")
+    parts: tuple[list[Example], list[Example]] = ([], [])
+    for each in fits:
+        parts[drawn(each.segment.id, options.seed) < options.heldout_fraction].append(each)
+    require(
+        all(parts),
+        f"{manifest}: {len(parts[0])} rows to train on and {len(parts[1])} held out; give more rows, or another "
+        "--heldout-fraction or --seed",
+    )
+    return parts
+
+
+def _example(
+    options: Options, manifest: Path, segment: "Segment", recognizer: "WhisperRecognizer"
+) -> Example:
+    from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
+
+    text = segment.text if options.text == "clean" else segment.text_verbatim
+    code, known = language_code(segment.language or options.language), recognizer.languages
+    where = f"{manifest}: {segment.id}"
+    require(bool(text), f"{where} has no {options.text} text; correct it, or choose --text")
+    require(
+        not known or code in known,
+        f"{where} has the language {code!r}, which the model does not know; give --language",
+    )
+    tokenizer = recognizer.processor.tokenizer
+    # As generation gives them. A model of English alone has no languages and tasks.
+    first = [*([f"<|{code}|>", "<|transcribe|>"] if known else []), "<|notimestamps|>"]
+    # Whisper's own transcripts begin with a blank.
+    written = tokenizer(f" {text}", add_special_tokens=False).input_ids
+    end = recognizer.model.config.eos_token_id
+    tokens = [*tokenizer.convert_tokens_to_ids(first), *written, end]
+    return Example(segment, manifest, str(text), code, tokens)
+
+
+def _word_error_rate(recognizer: "WhisperRecognizer", examples: list[Example]) -> float:
+    """As `evaluate` counts it."""
+    from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, corpus_scores, score
+
+    scorers = Scorers(recognizer)
+    scores = [score(each.sound(), each.text, scorers, None, each.language) for each in examples]
+    rate = corpus_scores(scores)["wer"]
+    if rate is None:
+        raise InputError("the held-out rows have no word; give another --seed")
+    return rate
+
+
+def _train(options: Options, work: Path, rows: Any, processor: Any) -> Path:
     """Trains from the last checkpoint that is complete. Returns the folder of the trained model."""
     import torch
-    from transformers import (
-        Seq2SeqTrainer,
-        Seq2SeqTrainingArguments,
-        WhisperForConditionalGeneration,
-    )
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+    from transformers import WhisperForConditionalGeneration as Whisper
 
     from torchtitan.models.dit_tts.speech.scoring.pretrained import load_model
     from torchtitan.models.dit_tts.speech.scoring.whisper import check_whisper
 
+    def batch(examples: list[Example]) -> dict[str, torch.Tensor]:
+        """input_features (B, mels, 3000) and labels (B, L), -100 behind a text's end."""
+        extract, sounds = processor.feature_extractor, [each.sound() for each in examples]
+        samples = [each.samples(_RATE) for each in sounds]
+        features = extract(samples, sampling_rate=_RATE, return_tensors="pt").input_features
+        tokens = [torch.tensor(each.tokens) for each in examples]
+        labels = torch.nn.utils.rnn.pad_sequence(tokens, True, -100)
+        return {"input_features": features, "labels": labels}
+
     path, spec = check_whisper(options.model), f"whisper:{options.model}"
-    model = load_model(WhisperForConditionalGeneration, path, spec, dtype=torch.float32)
-    on_gpu, steps = torch.cuda.is_available(), options.epochs * len(examples.rows) / options.batch
+    model = load_model(Whisper, path, spec, dtype=torch.float32)
+    on_gpu, steps = torch.cuda.is_available(), options.epochs * len(rows) / options.batch
+    if on_gpu:
+        model.gradient_checkpointing_enable()
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(work / "checkpoints"),
         per_device_train_batch_size=options.batch,
@@ -239,14 +231,14 @@ def _train(options: Options, work: Path, examples: Examples) -> Path:
         remove_unused_columns=False,
         disable_tqdm=not sys.stderr.isatty(),
     )
-    if on_gpu:
-        model.gradient_checkpointing_enable()
-    rows: Any = examples.rows  # a list is a dataset
-    trainer = Seq2SeqTrainer(model, arguments, examples.batch, rows)
+    trainer = Seq2SeqTrainer(model, arguments, batch, rows)
     # The trainer writes this file last.
     complete = [each.parent for each in work.glob("checkpoints/checkpoint-*/trainer_state.json")]
     last = max(complete, key=lambda each: int(each.name.rpartition("-")[2]), default=None)
     trainer.train(resume_from_checkpoint=str(last) if last else None)
-    model.save_pretrained(work / "model")
-    examples.processor.save_pretrained(work / "model")
-    return work / "model"
+    trained = work / "model"
+    for part in (model, processor):
+        part.save_pretrained(trained)
+    if spelling := processor.tokenizer.english_spelling_normalizer:  # which the latter leaves out
+        write_atomic(trained / "normalizer.json", json.dumps(spelling))
+    return trained

@@ -1,34 +1,44 @@
-"""How far two annotators agree, over the segments that both judged."""
+"""How far texts agree: two recognizers' of one segment, and two annotators' over the segments that both judged."""
 
+import re
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from titan_tts.annotate.segments import Segment
 from titan_tts.annotate.store import Edit
 
 
+def differences(first: str, second: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """Each text in runs of words, with whether a run differs from the other text; case and punctuation do not differ.
+
+    Of texts without blanks, such as Chinese ones, every character is a word.
+    """
+    gap = " " if " " in first + second else ""
+    a, b = (text.split() if gap else list(text) for text in (first, second))
+    plain = [[re.sub(r"[^\w'’]", "", word).lower() for word in words] for words in (a, b)]
+    runs: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
+    for kind, *place in SequenceMatcher(None, plain[0], plain[1], autojunk=False).get_opcodes():
+        for found, words in zip(runs, (a[slice(*place[:2])], b[slice(*place[2:])])):
+            found += [(gap.join(words), kind != "equal")] if words else []
+    return runs
+
+
 class Agreement(NamedTuple):
-    segments: int
-    """that two people judged"""
-
-    kappa: float | None
-    """Cohen's (1960), of accept and reject; None where chance alone agrees always, as if both accept everything"""
-
-    word_error_rate: float | None
-    """between the texts that both accepted, through the normalizer of `evaluate`; None without a word"""
+    segments: int  # that two people judged
+    kappa: float | None  # None where chance alone agrees always, as if both accept everything
+    word_error_rate: float | None  # between the texts that both accepted
 
     def __str__(self) -> str:
-        if not self.segments:
-            return ""
-        kappa, rate = self.kappa, self.word_error_rate
         parts = [f"{self.segments} judged by two"]
-        parts += [f"Cohen's kappa {kappa:.2f}"] if kappa is not None else []
+        parts += [f"Cohen's kappa {self.kappa:.2f}"] if self.kappa is not None else []
+        rate = self.word_error_rate
         parts += [f"{100 * rate:.1f} % of words differ"] if rate is not None else []
-        return ", ".join(parts)
+        return ", ".join(parts) if self.segments else ""
 
 
 def agreement(pairs: Sequence[tuple[Segment, Edit, Edit]]) -> Agreement:
-    """Of what `Assignments.pairs` returns."""
+    """Of what `Assignments.pairs` returns; words through the normalizer of `evaluate`."""
     from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 
     errors = [
@@ -42,7 +52,7 @@ def agreement(pairs: Sequence[tuple[Segment, Edit, Edit]]) -> Agreement:
 
 
 def cohens_kappa(labels: Sequence[tuple[str, str]]) -> float | None:
-    """(observed - expected) / (1 - expected) agreement of two raters' labels; None where that is 0 / 0."""
+    """(observed - expected) / (1 - expected) agreement of two raters (Cohen 1960); None where that is 0 / 0."""
     if not labels:
         return None
     first, second = zip(*labels, strict=True)

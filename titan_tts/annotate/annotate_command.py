@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
+from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules, show
 
 if TYPE_CHECKING:
     from titan_tts.annotate.assignment import Assignments
-
-_MAX_TOKENS = 9  # keys 1 to 9
 
 
 @dataclass(kw_only=True)
@@ -48,56 +46,43 @@ class Options:
 def run(options: Options) -> int:
     check_range("--port", options.port, 0, 2**16 - 1)
     check_range("--double", options.double, 0, 1)
-    tokens = tuple(filter(None, (each.strip() for each in options.tokens.split(","))))
-    if len(tokens) > _MAX_TOKENS:
-        raise InputError(f"--tokens has {len(tokens)} tokens, but keys are 1 to 9; leave some out")
+    tokens = list(filter(None, map(str.strip, options.tokens.split(","))))
+    require(len(tokens) <= 9, f"--tokens = {options.tokens}: keys are 1 to 9; leave some out")
+    from titan_tts.annotate.assignment import Assignments
+    from titan_tts.annotate.segments import read_segments, write_annotated
+    from titan_tts.annotate.store import database_path
+
     target = Path(options.output)
+    segments, path = read_segments(target), database_path(target)
+    if options.export and not path.exists():
+        raise InputError(f"{target} has no annotations; run titan-tts annotate without --export")
+    assignments = Assignments(path, segments, options.double)
     if not options.export:
-        _serve(options, target, tokens)
-    _export(options, target)
+        _serve(options, target, assignments, tokens)
+    written, progress = write_annotated(target), assignments.progress()
+    counts = f"{progress['done']} of {progress['all']} segments annotated"
+    show(f"{written}: {counts}, {progress['rejected']} rejected")
+    from titan_tts.annotate.agreement import agreement
+
+    if line := str(agreement(assignments.pairs())):
+        show(line)
     return 0
 
 
-def _serve(options: Options, target: Path, tokens: tuple[str, ...]) -> None:
+def _serve(options: Options, target: Path, assignments: "Assignments", tokens: list[str]) -> None:
     require_modules("fastapi", "uvicorn", "soundfile")
     from titan_tts.annotate.app import build_app
     from titan_tts.launch.supervisor import interrupt_on_signals
     from titan_tts.serving.connections import server
     from titan_tts.serving.serve_command import listen
 
-    assignments = _assignments(options, target)
     listening = listen(options.host, options.port)
     settings = {"title": target.resolve().name, "annotator": options.annotator, "tokens": tokens}
     app = build_app(target, assignments, settings)
-    port = listening.getsockname()[1]
     listening.listen()  # clients may connect once the line is printed
-    show(
-        f"annotate {len(assignments.segments)} segments at http://{options.host}:{port}/#{assignments.token}"
-    )
+    address = f"http://{options.host}:{listening.getsockname()[1]}/#{assignments.token}"
+    show(f"annotate {len(assignments.segments)} segments at {address}")
     show("Ctrl-C ends the server and writes the annotated list")
     interrupt_on_signals()
     with suppress(KeyboardInterrupt):  # the usual end
         server(app, patience=60.0).run([listening])
-
-
-def _assignments(options: Options, target: Path) -> "Assignments":
-    from titan_tts.annotate.assignment import Assignments
-    from titan_tts.annotate.segments import read_segments
-    from titan_tts.annotate.store import database_path
-
-    return Assignments(database_path(target), read_segments(target), options.double)
-
-
-def _export(options: Options, target: Path) -> None:
-    from titan_tts.annotate.agreement import agreement
-    from titan_tts.annotate.segments import write_annotated
-    from titan_tts.annotate.store import database_path
-
-    if not database_path(target).exists():
-        raise InputError(f"{target} has no annotations; run titan-tts annotate without --export")
-    assignments = _assignments(options, target)
-    path, progress = write_annotated(target), assignments.progress()
-    counts = f"{progress['done']} of {progress['all']} segments annotated"
-    show(f"{path}: {counts}, {progress['rejected']} rejected")
-    if line := str(agreement(assignments.pairs())):
-        show(line)

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from titan_tts.annotate.agreement import agreement
+from titan_tts.annotate.agreement import agreement, differences
 from titan_tts.annotate.assignment import Assignments, Taken, Task
 from titan_tts.annotate.segments import Segment, load_audio
 from titan_tts.html import PAGE_STYLE
@@ -24,7 +24,6 @@ _POLICY = (
     "frame-ancestors 'none'"
 )
 _FACTS = ("agreement", "speaker", "language", "source", "quality", "snr_db")
-_MAX_BYTES, _PATIENCE = 2**20, 60.0
 
 
 class Who(BaseModel):
@@ -40,8 +39,8 @@ class Judgement(Who):
 
 def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) -> FastAPI:
     """The application. `settings`: title, suggested annotator and tokens, for the page."""
-    app = FastAPI(title="titan-tts annotate", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BodyCheck, limit=_MAX_BYTES, seconds=_PATIENCE)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(BodyCheck, limit=2**20, seconds=60.0)
     app.add_middleware(KeyCheck, key=assignments.token)
 
     @app.exception_handler(Refusal)
@@ -62,9 +61,11 @@ def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) 
         shown = None
         if task is not None:
             of, begin = task.segment, task.undone or task.segment
+            clean, verbatim = differences(of.text, of.text_verbatim or "")
             shown = {
                 "id": of.id,
                 "recognized": {"text": of.text, "text_verbatim": of.text_verbatim},
+                "heard": {"text": clean, "text_verbatim": verbatim},
                 "texts": {"text": begin.text, "text_verbatim": begin.text_verbatim},
                 "undone": task.undone and task.undone.action,
                 "facts": {name: of.row.get(name) for name in _FACTS},
@@ -74,8 +75,7 @@ def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) 
     @app.get("/")
     def page() -> HTMLResponse:
         content = _PAGE.read_text(encoding="utf-8").replace("/* page_style */", PAGE_STYLE)
-        headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
-        return HTMLResponse(content, headers=headers)
+        return HTMLResponse(content, headers={"Content-Security-Policy": _POLICY})
 
     @app.get("/v1/settings")
     def get_settings() -> dict[str, Any]:
@@ -87,16 +87,13 @@ def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) 
 
     @app.post("/v1/judge")
     def judge(body: Judgement) -> dict[str, Any]:
-        texts = (body.text, body.text_verbatim)
-        assignments.judge(body.annotator, find(body.segment).id, body.action, *texts)
+        decision = (body.action, body.text, body.text_verbatim)
+        assignments.judge(body.annotator, find(body.segment).id, *decision)
         return answer(assignments.next(body.annotator))
 
     @app.post("/v1/undo")
     def undo(body: Who) -> dict[str, Any]:
-        task = assignments.undo(body.annotator)
-        if task is None:
-            raise Refusal(404, "there is nothing to undo", "nothing_to_undo")
-        return answer(task)
+        return answer(assignments.undo(body.annotator))
 
     @app.get("/v1/audio")
     def audio(segment: str) -> Response:

@@ -5,15 +5,14 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from titan_tts.annotate.segments import Segment
 from titan_tts.annotate.store import Edit, History, create, opened
 from titan_tts.prepare.recordings import drawn
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import InputError
 
 LEASE_SECONDS = 600.0
 """A segment that was given to somebody so long ago may go to somebody else"""
@@ -23,8 +22,7 @@ class Taken(InputError):
     """A segment that somebody else has or has annotated."""
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A segment for an annotator; `undone`: the decision about it that was taken back."""
 
     segment: Segment
@@ -32,11 +30,8 @@ class Task:
 
 
 class Assignments:
-    """The segments of a collection with their history and leases. Threads and several servers may share the database.
-
-    Attributes:
-        token: what requests to the server must have.
-    """
+    """The segments of a collection with their history and leases; threads and several servers may share the database.
+    `token` is what requests to a server must have."""
 
     def __init__(self, path: Path, segments: dict[str, Segment], double: float = 0.0):
         """`double`: fraction of the segments that two people annotate."""
@@ -62,10 +57,8 @@ class Assignments:
     ) -> None:
         """Keeps an accept, a reject or a skip. The same decision again, which a page may send after a lost answer, is
         not kept twice. Raises Taken, InputError."""
-        require(
-            action != "accept" or bool(text.strip()),
-            "an accepted segment needs a text; reject it if nobody speaks",
-        )
+        if action == "accept" and not text.strip():
+            raise InputError("an accepted segment needs a text; reject it if nobody speaks")
         decision = (action, text, text_verbatim)
         with self._transaction() as (connection, leases):
             last = [(e.action, e.text, e.text_verbatim) for e in self._edits(segment, annotator)]
@@ -77,12 +70,12 @@ class Assignments:
             _append(connection, segment, annotator, *decision)
             _lease(connection, annotator, None)
 
-    def undo(self, annotator: str) -> Task | None:
-        """Takes back the annotator's last decision, whose segment is theirs again; None where there is none."""
+    def undo(self, annotator: str) -> Task:
+        """Takes back the annotator's last decision, whose segment is theirs again. Raises InputError without one."""
         with self._transaction() as (connection, _):
             edit = self.history.last_of(annotator)
             if edit is None or edit.segment not in self.segments:
-                return None
+                raise InputError("there is nothing to undo")
             _append(connection, edit.segment, annotator, "undo", None, None)
             _lease(connection, annotator, edit.segment)
             return Task(self.segments[edit.segment], edit)
@@ -92,13 +85,11 @@ class Assignments:
         with self._transaction():
             found = {i: self.history.judgements(i) for i in self.segments}
         done = [i for i, edits in found.items() if len(edits) >= self.wanted[i]]
-
-        def hours(ids: Any) -> float:
-            return sum(self.segments[i].seconds for i in ids) / 3600
-
         rejected = sum(found[i][-1].action == "reject" for i in done)
-        counts = {"done": len(done), "rejected": rejected, "all": len(found)}
-        return counts | {"hours_done": hours(done), "hours": hours(found)}
+        counts: dict[str, Any] = {"done": len(done), "rejected": rejected, "all": len(found)}
+        for name, ids in (("hours_done", done), ("hours", found)):
+            counts[name] = sum(self.segments[i].seconds for i in ids) / 3600
+        return counts
 
     def pairs(self) -> list[tuple[Segment, Edit, Edit]]:
         """The segments that two people judged, with their judgements in the order of the names."""

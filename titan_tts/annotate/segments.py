@@ -12,7 +12,7 @@ from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats.manifest import Manifest
 from titan_tts.prepare.recordings import Unusable, json_object
 from titan_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import atomic_file
 
 
@@ -41,38 +41,36 @@ class Segment:
     @property
     def agreement(self) -> float:
         """Between the recognizers, 0 to 1; 1 where the row does not say."""
-        value = self.row.get("agreement")
-        return float(value) if isinstance(value, (int, float)) else 1.0
+        return self._number("agreement", 1.0)
 
     @property
     def seconds(self) -> float:
         """0 where the row does not say."""
-        start, stop = self.row.get("start"), self.row.get("stop")
-        if isinstance(start, (int, float)) and isinstance(stop, (int, float)):
-            return stop - start
-        duration = self.row.get("duration")
-        return float(duration) if isinstance(duration, (int, float)) else 0.0
+        length = self._number("stop", 0.0) - self._number("start", 0.0)
+        return self._number("duration", length)
 
     @property
     def language(self) -> str:
         return str(self.row.get("language") or "")
 
+    def _number(self, name: str, otherwise: float) -> float:
+        value = self.row.get(name)
+        return float(value) if isinstance(value, (int, float)) else otherwise
+
 
 def read_segments(target: Path) -> dict[str, Segment]:
     """{id: segment} of a collected folder (files/*/segments.jsonl) or of a .jsonl manifest, in the files' order."""
-    if target.suffix == MANIFEST_SUFFIX and target.is_file():
-        lists = [target]
-    else:
-        lists = sorted(target.glob("files/*/segments.jsonl"))
-    if not lists:
-        raise InputError(
-            f"{target} has no segments; give a folder that `titan-tts collect` wrote, or a .jsonl file with audio and text"
-        )
+    is_manifest = target.suffix == MANIFEST_SUFFIX and target.is_file()
+    lists = [target] if is_manifest else sorted(target.glob("files/*/segments.jsonl"))
+    require(
+        bool(lists),
+        f"{target} has no segments; give a folder that `titan-tts collect` wrote, or a .jsonl file with audio and text",
+    )
     found: dict[str, Segment] = {}
     for path in lists:
         for segment in _read(path):
-            if segment.id in found:
-                raise InputError(f"{path}: two rows have the id {segment.id!r}; give each its own")
+            unknown = segment.id not in found
+            require(unknown, f"{path}: two rows have the id {segment.id!r}; give each its own")
             found[segment.id] = segment
     return found
 
@@ -91,15 +89,15 @@ def _read(path: Path) -> Iterator[Segment]:
 
 def annotated_segments(manifest: Path) -> list[Segment]:
     """The rows of a manifest that people have annotated."""
-    if manifest.suffix != MANIFEST_SUFFIX:
-        raise InputError(
-            f"{manifest} is no .jsonl file; give the collection.jsonl of titan-tts annotate"
-        )
+    is_list = manifest.suffix == MANIFEST_SUFFIX
+    require(
+        is_list, f"{manifest} is no .jsonl file; give the collection.jsonl of titan-tts annotate"
+    )
     found = [each for each in read_segments(manifest).values() if each.row.get("annotated") is True]
-    if not found:
-        raise InputError(
-            f'{manifest} has no row with "annotated": true; annotate some (titan-tts annotate), or use all rows'
-        )
+    require(
+        bool(found),
+        f'{manifest} has no row with "annotated": true; annotate some (titan-tts annotate), or use all rows',
+    )
     return found
 
 

@@ -24,8 +24,10 @@ MANIFEST_SUFFIX = ".jsonl"
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS edits (id INTEGER PRIMARY KEY AUTOINCREMENT, segment TEXT NOT NULL, "
     "annotator TEXT NOT NULL, time REAL NOT NULL, action TEXT NOT NULL, text TEXT, text_verbatim TEXT)",
-    "CREATE TRIGGER IF NOT EXISTS no_update BEFORE UPDATE ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END",
-    "CREATE TRIGGER IF NOT EXISTS no_delete BEFORE DELETE ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END",
+    *(
+        f"CREATE TRIGGER IF NOT EXISTS no_{change} BEFORE {change} ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END"
+        for change in ("UPDATE", "DELETE")
+    ),
     "CREATE TABLE IF NOT EXISTS leases (segment TEXT, annotator TEXT, until REAL, PRIMARY KEY (segment, annotator))",
     "CREATE TABLE IF NOT EXISTS access (one INTEGER PRIMARY KEY CHECK (one = 1), token TEXT)",
 )

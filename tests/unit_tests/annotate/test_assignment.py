@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.collected import segment_id, write_collected, write_list
 from tests.helpers.sentences import refused
 from titan_tts.annotate import assignment
-from titan_tts.annotate.agreement import agreement, cohens_kappa
+from titan_tts.annotate.agreement import agreement, cohens_kappa, differences
 from titan_tts.annotate.assignment import Assignments, Taken
 from titan_tts.annotate.segments import read_segments, write_annotated
 from titan_tts.annotate.store import annotations, database_path
@@ -90,7 +90,7 @@ def test_undo_is_another_row_and_brings_the_segment_back(folder):
     assert (task.segment.id, task.undone.action, task.undone.text) == (b, "reject", "two")
     assert annotations(folder) == {a: kept} and opened(folder).next("ann").segment.id == b
     assert opened(folder).undo("ann").segment.id == a and annotations(folder) == {}
-    assert opened(folder).undo("ann") is None
+    refused(lambda: opened(folder).undo("ann"), "nothing to undo")
     with sqlite3.connect(database_path(folder)) as connection:
         actions = [row[0] for row in connection.execute("SELECT action FROM edits ORDER BY id")]
         assert actions == ["accept", "reject", "undo", "undo"]
@@ -138,6 +138,13 @@ def test_kappa_of_chance_is_none_or_zero():
     assert cohens_kappa([]) is None and cohens_kappa([("accept", "accept")] * 3) is None
     assert cohens_kappa([("a", "a"), ("a", "r"), ("r", "a"), ("r", "r")]) == 0
     assert cohens_kappa([("a", "r"), ("r", "a")]) == -1
+
+
+def test_differences_are_of_words_and_not_of_case_or_points():
+    first, second = differences("So, it's two I think.", "so it's too I I think")
+    assert first == [("So, it's", False), ("two", True), ("I think.", False)]
+    assert second == [("so it's", False), ("too I", True), ("I think", False)]
+    assert differences("你好吗", "你好") == ([("你好", False), ("吗", True)], [("你好", False)])
 
 
 def test_a_list_keeps_the_rows_that_nobody_judged_byte_for_byte(tmp_path):
