@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from titan_tts.share.contents import STATE_NAME, figures
+from titan_tts.share.contents import figures, read_state
 from titan_tts.share.options import PushOptions
-from torchtitan.models.dit_tts.files import PARQUET
+from torchtitan.models.dit_tts.files import PARQUET, SHARD_SUFFIXES
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _FILL_IN = "**to fill in**"
@@ -18,11 +18,10 @@ _SIZES = (3, "n<1K"), (4, "1K<n<10K"), (5, "10K<n<100K"), (6, "100K<n<1M"), (7, 
 def card(options: PushOptions) -> str:
     """Markdown with the metadata that the hub reads."""
     folder = Path(options.folder)
-    state_path = folder / STATE_NAME
-    state = json.loads(state_path.read_text()) if state_path.exists() else {}
+    state = read_state(folder) or {}
     is_audio = "audio" in state
     found = state["figures"] if is_audio else figures(options.folder)
-    files = [p for p in folder.rglob("*") if p.suffix in (".tar", PARQUET)]
+    files = files_in(folder)
     kind = "Parquet" if files[0].suffix == PARQUET else "tar"
     hours = {split or "speech": hours for split, hours in found["hours"].items()}
     table = {
@@ -70,6 +69,11 @@ def card(options: PushOptions) -> str:
 
 Whose voices these are, what they agreed to, and the licence of the recordings: {_FILL_IN}.
 """
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The shards, or tars of audio, of a folder."""
+    return [path for path in folder.rglob("*") if path.suffix in SHARD_SUFFIXES]
 
 
 def hub_url(options: PushOptions) -> str:

@@ -6,8 +6,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from titan_tts.prepare.recordings import SPLITS
-from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset, shard_name
+import numpy as np
+
+from titan_tts.prepare.recordings import SPLITS, json_object
+from torchtitan.models.dit_tts.data.dataset import open_dataset, shard_name
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError
@@ -35,31 +37,35 @@ def shards_of(data: str) -> dict[str, str]:
     return dict(found)
 
 
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What an export's folder was made from and how; None where it is none."""
+    try:
+        return json_object((folder / STATE_NAME).read_bytes())
+    except OSError:
+        return None
+
+
 def figures(data: str) -> dict[str, Any]:
     """What the indexes of a dataset of latents tell, as JSON."""
     shards = shards_of(data)
-    opened: dict[str, Dataset] = {}
     channels = load_index(next(iter(shards.values()))).channels
-    for split in sorted({os.path.dirname(name) for name in shards}, reverse=True):
-        paths = [path for name, path in shards.items() if os.path.dirname(name) == split]
-        opened[split] = open_dataset(paths, channels)
+    dataset = open_dataset(list(shards.values()), channels)
+    splits = np.array([os.path.dirname(name) for name in shards])[dataset.shard]
+    languages, speakers = (sorted(dataset.labels(each)[1]) for each in ("language", "speaker"))
     records = recorded_codecs(data)
     record = json.loads(Path(records[0].path).read_text()) if records else {}
     rate = record.get("frames_per_second", _DEFAULT_FRAME_RATE)
-    labels = {
-        label: sorted(set().union(*(part.labels(label)[1] for part in opened.values())))
-        for label in ("language", "speaker")
-    }
     return {
-        "languages": labels["language"],
-        "speakers": len(labels["speaker"]),
-        "samples": sum(map(len, opened.values())),
+        "languages": languages,
+        "speakers": len(speakers),
+        "samples": len(dataset),
         "hours": {
-            split: round(int(part.frames.sum()) / rate / 3600, 3) for split, part in opened.items()
+            split: round(int(dataset.frames[splits == split].sum()) / rate / 3600, 3)
+            for split in sorted(set(splits.tolist()), reverse=True)
         },
         "codec": f"{records[0].kind}, fingerprint {records[0].fingerprint}" if records else "",
         "sample_rate": record.get("sample_rate", 0),
         "channels": channels,
         "frames_per_second": rate,
-        "references": sum(int((part.reference_frames > 0).sum()) for part in opened.values()),
+        "references": int((dataset.reference_frames > 0).sum()),
     }

@@ -15,7 +15,8 @@ from typing import Any
 from tqdm import tqdm
 
 from titan_tts.prepare.executors import codec_devices, open_engine
-from titan_tts.share.contents import STATE_NAME, figures, shards_of
+from titan_tts.prepare.settings import difference
+from titan_tts.share.contents import STATE_NAME, figures, read_state, shards_of
 from titan_tts.share.options import ExportOptions
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -36,16 +37,14 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     to_parquet = options.to == "parquet"
     first = next((i for i in map(load_index, shards.values()) if len(i)), None)
     dataset = open_dataset(list(shards.values()), first.channels if first else 128)
-    state: dict[str, Any] = {
-        "to": options.to,
-        "data": dataset.fingerprint,
-        "references": options.references,
-    }
+    state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "files": len(shards)}
     devices, codec_name = ["cpu"], ""
     if not to_parquet:
         devices = codec_devices(options.device)
         codec_name = _codec_name(options, devices[0])
-        state |= {"references": "drop", "audio": options.audio, "figures": figures(options.data)}
+        state |= {"audio": options.audio, "figures": figures(options.data)}
+    else:
+        state |= {"references": options.references}
     names = {
         name: f"{name}{PARQUET}" if to_parquet else f"{name.replace('/', '-')}.tar"
         for name in shards
@@ -110,14 +109,12 @@ def _begin(out: Path, state: dict[str, Any]) -> None:
         check_writable(path, "OUT")
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(state, indent=1) + "\n")
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        raise InputError(f"OUT = {out} holds no export; give a new folder") from None
-    if found != state:
+    found = read_state(out)
+    if found is None:
+        raise InputError(f"OUT = {out} holds no export; give a new folder")
+    if changed := difference(found, state):
         raise InputError(
-            f"OUT = {out} holds an export of other data or settings ({found}, now {state}); give a new folder or "
-            f"remove it"
+            f"OUT = {out} holds another export ({changed}); give a new folder or remove it"
         )
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from titan_tts.share.card import card, hub_url
-from titan_tts.share.contents import STATE_NAME
+from titan_tts.share.card import card, files_in, hub_url
+from titan_tts.share.contents import STATE_NAME, read_state
 from titan_tts.share.options import PushOptions
 from titan_tts.speak.hub import is_hub_name, upload_folder
 from torchtitan.models.dit_tts.errors import InputError
@@ -23,6 +23,11 @@ def push(options: PushOptions) -> list[str]:
     if not folder.is_dir():
         raise InputError(
             f"{folder}: is no folder; give an output of titan-tts prepare or titan-tts data export"
+        )
+    files, wanted = len(files_in(folder)), (read_state(folder) or {}).get("files")
+    if wanted not in (None, files):
+        raise InputError(
+            f"{folder}: has {files} files of an export of {wanted}; run titan-tts data export again"
         )
     path = folder / CARD
     done = [f"{path} is kept as it is; remove it to have it written anew"]

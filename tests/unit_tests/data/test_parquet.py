@@ -162,6 +162,11 @@ def test_other_tables_are_refused(tmp_path, changes, words):
             {"latents": pyarrow.array([None], pyarrow.binary())},
             "the latents of sample 'a' is missing",
         ),
+        (
+            {"frames": pyarrow.array([None], pyarrow.int32())},
+            "the latents of sample 'a' is missing",
+        ),
+        ({"key": pyarrow.array([None], pyarrow.string()), "latents": [b""]}, "of sample ''"),
         ({"metadata": ["[]"]}, "the metadata of sample 'a' is not a UTF-8 JSON object"),
         ({"latents": [np.full((3, CHANNELS), np.nan, np.float16).tobytes()]}, "NaN or infinite"),
     ],
@@ -180,3 +185,9 @@ def test_a_folder_of_both_kinds_is_refused(both):
     assert open_dataset(path, CHANNELS).sample_id(0) == "x:a"
     with pytest.raises(InputError, match="matches no .tar file"):
         find_shards(str(tables), (".tar",))
+
+
+def test_a_tar_and_its_parquet_file_are_not_one_dataset_of_two(both):
+    tars, tables = both
+    path = table_with(tars / "000000.parquet")
+    refused(lambda: open_dataset([str(tars / "*.tar"), path], CHANNELS), "names", "twice")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -108,8 +109,13 @@ def test_what_the_hub_refuses_is_one_sentence(hub, data, monkeypatch, capsys):
     )
     assert main(["data", "push", str(data), "corpus"]) == 2
     assert main(["data", "push", str(data / "none"), "me/corpus"]) == 2
+    error = capsys.readouterr().err
+    assert "give OWNER/NAME" in error and "is no folder" in error
+    assert main(["data", "export", str(data), "out", "--to=parquet", "--workers=1"]) == 0
+    Path("out/train/shard-000001.parquet").unlink()
+    assert main(["data", "push", "out", "me/corpus"]) == 2
+    assert "has 3 files of an export of 4" in capsys.readouterr().err
     monkeypatch.setenv("HF_TOKEN", "wrong")
     assert main(["data", "push", str(data), "me/corpus"]) == 2
-    error = capsys.readouterr().err
-    assert "give OWNER/NAME" in error and "is no folder" in error and "the upload failed" in error
+    assert "the upload failed" in capsys.readouterr().err
     assert json.loads((data / "prepare.json").read_text())["sample_rate"] == 16_000

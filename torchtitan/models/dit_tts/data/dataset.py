@@ -84,10 +84,13 @@ def open_dataset(
     shards = list(map(find_shards, entries))
     tar_paths = [tar_path for of_entry in shards for tar_path in of_entry]
     sources = [number for number, of_entry in enumerate(shards) for _ in of_entry]
-    name, count = Counter(map(plain_name, tar_paths)).most_common(1)[0]
+    # A tar and its Parquet file would have samples of the same ids.
+    names = [without_shard_suffix(plain_name(path)) for path in tar_paths]
+    name, count = Counter(names).most_common(1)[0]
     if count > 1:
+        twice = plain_name(tar_paths[names.index(name)])
         raise InputError(
-            f"[data] path names {name} twice; give each shard once, and set [data] weights to draw one "
+            f"[data] path names {twice} twice; give each shard once, and set [data] weights to draw one "
             "dataset more often"
         )
     indexes = _load_indexes(tar_paths, part)

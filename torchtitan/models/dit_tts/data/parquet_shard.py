@@ -118,15 +118,12 @@ class ParquetShard:
             name: _located(table.column(name), held, begin, start, start + size)
             for name, (start, size) in spans.items()
         }
-        lengths = {name: table.column(name).to_pylist() for name in members.length_columns()}
-        rows = []
-        for row, key in enumerate(table.column("key").to_pylist()):
-            arrays = [
-                cells[array.name][row]._replace(rows=lengths[array.length][row])
-                for array in members.ARRAYS
-            ]
-            rows.append(Row(key, arrays, cells["metadata"][row]))
-        return rows
+        for array in members.ARRAYS:
+            rows = table.column(array.length).fill_null(-1).to_pylist()
+            cells[array.name] = [c._replace(rows=n) for c, n in zip(cells[array.name], rows)]
+        keys = table.column("key").fill_null("").to_pylist()
+        arrays = zip(*(cells[array.name] for array in members.ARRAYS))
+        return list(map(Row, keys, arrays, cells["metadata"]))
 
     def _require(self, condition: bool, otherwise: str) -> None:
         if not condition:
