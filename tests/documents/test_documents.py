@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import sqlite3
 import tarfile
 import threading
 from collections import Counter
@@ -14,6 +15,8 @@ import soundfile
 
 from tests.documents import commands, world
 from tests.documents.pages import blocks, documents
+from titan_tts.annotate.assignment import Assignments
+from titan_tts.annotate.segments import read_segments
 from torchtitan.models.dit_tts.files import JsonLines
 
 pytestmark = pytest.mark.documents
@@ -23,6 +26,7 @@ ASSUMED = {
     "README.md": "/data/recordings",
     "docs/alignment.md": "/data/ready",
     "docs/analysis.md": "outputs/my_grid outputs/debug",
+    "docs/annotate.md": "/data/collected /data/ready outputs/base",
     "docs/checkpoints.md": "outputs/NAME outputs/debug outputs/data /data/ready",
     "docs/collect.md": "/data/podcasts",
     "docs/convert.md": "/models/irodori /models/tokenizer /models/dacvae voice.wav",
@@ -189,6 +193,26 @@ def test_a_fine_tune_starts_from_the_weights(reader, page):
     speaks(reader, "morning.wav")
     for page_of in ("anna/evaluation", "kept/evaluation", "kept/forgotten"):
         assert (reader.folder / page_of / "evaluation.html").is_file()
+
+
+@follows("docs/annotate.md")
+def test_what_is_annotated_is_trained_on(reader, page):
+    listen, export, tune, recognizer = [each.commands for each in blocks(page)]
+    folder = reader.path("/data/collected")
+    with served(reader, f"{listen[0]} --port 0"):  # and ended by SIGKILL
+        with sqlite3.connect(folder / "annotations.sqlite") as connection:
+            assert connection.execute("SELECT token FROM access").fetchone()[0]
+        desk = Assignments(folder / "annotations.sqlite", read_segments(folder))
+        for _ in range(16):
+            segment = desk.next("ann").segment
+            desk.judge("ann", segment.id, "accept", "two four", "uh two four")
+    assert "16 of 20 segments annotated, 0 rejected" in reader.run(export[0])
+    reader.run(tune[0])
+    prepared = json.loads((reader.folder / "anna/data/prepare.json").read_text())["summary"]
+    assert prepared["train"]["samples"] + prepared["heldout"]["samples"] == 16
+    reader.run("\n".join(recognizer))
+    learned = json.loads((reader.folder / "my_whisper/finetune.json").read_text())
+    assert learned["rows"] + learned["heldout_rows"] == 16
 
 
 @follows("docs/few_steps.md")

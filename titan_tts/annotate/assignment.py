@@ -37,6 +37,7 @@ class Assignments:
         """`double`: fraction of the segments that two people annotate."""
         self.path, self.segments = path, segments
         self.order = sorted(segments.values(), key=lambda each: (each.agreement, each.id))
+        self.hours = sum(each.seconds for each in segments.values()) / 3600
         # Not the draw of `prepare --heldout-fraction`, which would take the same segments.
         self.wanted = {i: 1 + (drawn(f"annotated twice: {i}", 0) < double) for i in segments}
         self.history, self._lock, self.token = History(), Lock(), create(path)
@@ -44,11 +45,11 @@ class Assignments:
     def next(self, annotator: str) -> Task | None:
         """The segment that the annotator has a lease of, else the first that is free; skipped ones come last."""
         with self._transaction() as (connection, leases):
-            free = [each for each in self.order if self._is_free(each.id, annotator, leases)]
-            if not free:
+            mine = [i for i, names in leases.items() if annotator in names and i in self.segments]
+            chosen = self._choose(annotator, leases, [self.segments[i] for i in mine])
+            chosen = chosen or self._choose(annotator, leases, self.order)
+            if chosen is None:
                 return None
-            mine = (each for each in free if annotator in leases.get(each.id, ()))
-            chosen = next(mine, None) or min(free, key=lambda s: len(self._edits(s.id, annotator)))
             _lease(connection, annotator, chosen.id)
             return Task(chosen)
 
@@ -82,21 +83,24 @@ class Assignments:
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is annotated by as many people as are wanted, and of all."""
-        with self._transaction():
-            found = {i: self.history.judgements(i) for i in self.segments}
-        done = [i for i, edits in found.items() if len(edits) >= self.wanted[i]]
-        rejected = sum(found[i][-1].action == "reject" for i in done)
-        counts: dict[str, Any] = {"done": len(done), "rejected": rejected, "all": len(found)}
-        for name, ids in (("hours_done", done), ("hours", found)):
-            counts[name] = sum(self.segments[i].seconds for i in ids) / 3600
-        return counts
+        done = [edits for i, edits in self._judged() if len(edits) >= self.wanted[i]]
+        rejected = sum(edits[-1].action == "reject" for edits in done)
+        hours = sum(self.segments[edits[0].segment].seconds for edits in done) / 3600
+        counts = {"done": len(done), "rejected": rejected, "all": len(self.segments)}
+        return counts | {"hours_done": hours, "hours": self.hours}
 
     def pairs(self) -> list[tuple[Segment, Edit, Edit]]:
         """The segments that two people judged, with their judgements in the order of the names."""
+        found = []
+        for i, edits in self._judged():
+            first, *others = sorted(edits[:2], key=lambda edit: edit.annotator)
+            found += [(self.segments[i], first, other) for other in others]
+        return found
+
+    def _judged(self) -> list[tuple[str, list[Edit]]]:
         with self._transaction():
-            judged = [(each, self.history.judgements(each.id)[:2]) for each in self.order]
-        by_name = [(s, sorted(edits, key=lambda edit: edit.annotator)) for s, edits in judged]
-        return [(segment, edits[0], edits[1]) for segment, edits in by_name if len(edits) == 2]
+            known = [i for i in self.history.counting if i in self.segments]
+            return [(i, edits) for i in known if (edits := self.history.judgements(i))]
 
     @contextmanager
     def _transaction(self) -> Iterator[tuple[sqlite3.Connection, dict[str, set[str]]]]:
@@ -108,6 +112,18 @@ class Assignments:
             for segment, annotator in connection.execute(query, [time.time()]):
                 leases.setdefault(segment, set()).add(annotator)
             yield connection, leases
+
+    def _choose(
+        self, annotator: str, leases: dict[str, set[str]], segments: list[Segment]
+    ) -> Segment | None:
+        """The first free segment that the annotator has not skipped, else the one least often skipped."""
+        skipped = []
+        for each in segments:
+            if self._is_free(each.id, annotator, leases):
+                if not self._edits(each.id, annotator):
+                    return each
+                skipped.append(each)
+        return min(skipped, key=lambda s: len(self._edits(s.id, annotator)), default=None)
 
     def _edits(self, segment: str, annotator: str) -> list[Edit]:
         return self.history.counting.get(segment, {}).get(annotator, [])

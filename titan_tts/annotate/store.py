@@ -69,7 +69,9 @@ class History:
 
     def judgements(self, segment: str) -> list[Edit]:
         """The last accept or reject of every annotator of a segment, oldest first."""
-        last = [edits[-1] for edits in self.counting.get(segment, {}).values() if edits]
+        if segment not in self.counting:  # most of them: this is asked often
+            return []
+        last = [edits[-1] for edits in self.counting[segment].values() if edits]
         return sorted((e for e in last if e.action != "skip"), key=lambda edit: edit.id)
 
     def last_of(self, annotator: str) -> Edit | None:
