@@ -175,7 +175,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     monkeypatch.setattr("titan_tts.export.exporter.load_run", at_a_frame_per_100_seconds)
     card = (export(trained, tmp_path / "three", *other) / exported.CARD).read_text()
     assert "| training steps | 1 |" in card and "| held-out loss | 0.7000 at step 1 |" in card
-    assert "| training data | 16.0 h in 16 utterances |" in card and "speakers: 's9' |" in card
+    assert "| training data | 16.0 h in 16 utterances |" in card and "1 speaker: 's9' |" in card
 
 
 def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):

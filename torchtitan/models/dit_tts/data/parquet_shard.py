@@ -55,16 +55,16 @@ class Row(NamedTuple):
     metadata: Cell
 
 
+class CorruptParquet(Exception):
+    """A file, or a part of one, is no Parquet or a corrupt one, by pyarrow's words."""
+
+
 class ParquetShard:
-    """An open file.
+    """An open file; CorruptParquet where it is none, InputError where it is a table of another kind.
 
     Attributes:
         channels: width of the latents.
         shard_bytes: size that counts in the fingerprint.
-
-    Raises:
-        InputError: it is a table of another kind.
-        ValueError: it is no Parquet file, or a corrupt one.
     """
 
     def __init__(self, source: ShardFile):
@@ -93,9 +93,7 @@ class ParquetShard:
             try:
                 with _corruption():
                     rows = self._group(number)
-            except InputError:
-                raise
-            except ValueError as error:
+            except CorruptParquet as error:
                 report(f"its row group {number} is corrupt ({error}); copy or export it again")
                 continue
             yield from rows
@@ -134,7 +132,7 @@ def is_latent_shard(source: ShardFile) -> bool:
     """Whether a Parquet file is such a shard, and not another table."""
     try:
         ParquetShard(source)
-    except ValueError:
+    except (InputError, CorruptParquet):
         return False
     return True
 
@@ -207,7 +205,7 @@ def _located(
 
 @contextmanager
 def _corruption() -> Iterator[None]:
-    """What pyarrow says about a corrupt file becomes a ValueError of one line."""
+    """What pyarrow says about a corrupt file becomes a CorruptParquet of one line."""
     import pyarrow
 
     try:
@@ -215,7 +213,7 @@ def _corruption() -> Iterator[None]:
     except InputError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise ValueError(first_line(error)) from None
+        raise CorruptParquet(first_line(error)) from None
 
 
 class _File(io.RawIOBase):

@@ -25,7 +25,11 @@ from torchtitan.models.dit_tts.data.members import (
     text_of,
     weight_of,
 )
-from torchtitan.models.dit_tts.data.parquet_shard import Cell, ParquetShard
+from torchtitan.models.dit_tts.data.parquet_shard import (
+    Cell,
+    CorruptParquet,
+    ParquetShard,
+)
 from torchtitan.models.dit_tts.data.storage import ShardFile, plain_name
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
@@ -173,9 +177,7 @@ def _parquet_members(
 ) -> Iterator[_Member]:
     try:
         shard = ParquetShard(source)
-    except InputError:
-        raise
-    except ValueError as error:
+    except CorruptParquet as error:
         report(f"it is no Parquet file, or a corrupt one ({error}); copy or export it again")
         return
     contents.shard_bytes = shard.shard_bytes
