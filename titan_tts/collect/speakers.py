@@ -77,10 +77,14 @@ def _changes_of_stretch(
     ends = np.cumsum(regions[:, 1] - regions[:, 0])
     speech = np.concatenate([_samples(waveform, *region) for region in regions.tolist()])
     places = _places(regions, ends)
-    before = _embed_windows(speech, {place.before for place in places}, encoder)
-    after = _embed_windows(speech, {place.after for place in places}, encoder, turned=True)
+    windows = sorted({window for place in places for window in (place.before, place.after)})
+    vectors: dict[tuple[int, int], np.ndarray] = {}
+    for start in range(0, len(windows), _BATCH):
+        some = windows[start : start + _BATCH]
+        sounds = [as_sound(_samples(speech, *window)) for window in some]
+        vectors |= zip(some, embed(encoder, sounds), strict=True)
     scores = {
-        place: float(before[place.before] @ after[place.after]) - place.bound(threshold)
+        place: float(vectors[place.before] @ vectors[place.after]) - place.bound(threshold)
         for place in places
     }
     found = []
@@ -97,21 +101,6 @@ def _changes_of_stretch(
                 time = quietest(power, first, last)
             found.append((score, time))
     return found
-
-
-def _embed_windows(
-    speech: np.ndarray, windows: set[tuple[int, int]], encoder: SpeakerEncoder, turned: bool = False
-) -> dict[tuple[int, int], np.ndarray]:
-    """{window: embedding}. A recurrent encoder remembers the end of a sound best; `turned` ones end with their first
-    half, so that on both sides of a place what is next to it weighs most."""
-    vectors: dict[tuple[int, int], np.ndarray] = {}
-    every = sorted(windows)
-    for first in range(0, len(every), _BATCH):
-        some = every[first : first + _BATCH]
-        parts = [_samples(speech, *window) for window in some]
-        sounds = [as_sound(np.roll(part, turned * len(part) // 2)) for part in parts]
-        vectors |= zip(some, embed(encoder, sounds), strict=True)
-    return vectors
 
 
 def _places(regions: np.ndarray, ends: np.ndarray) -> list[_Place]:
