@@ -103,13 +103,15 @@ def collect_recording(plan: Job, queue: Queue, claim: Claim, analyzer: Analyzes)
                 _write(output, queue, claim, segments, (*samples.shape, rate))
             except (LostClaim, _CannotWrite):
                 raise
-            except InputError as error:
-                queue.fail(claim, str(error))
-                return
             except Exception as error:
                 if os.environ.get("TITAN_TTS_TRACEBACK"):
                     traceback.print_exc()
-                queue.fail(claim, f"{type(error).__name__}: {first_line(error)}")
+                known = isinstance(error, InputError)
+                queue.fail(
+                    claim, str(error) if known else f"{type(error).__name__}: {first_line(error)}"
+                )
+                if known and not heart.stages:
+                    return  # it cannot be decoded, which is the recording's fault alone
                 raise Unsound from error
             seconds = len(samples) / rate
             heart.progress("writing", seconds)

@@ -18,6 +18,7 @@ from titan_tts.collect.open_queue import open_queue
 from titan_tts.collect.queue import Queue
 from tools.harness import stand_in_analyzer
 from tools.harness.stand_in_analyzer import RATE, StandIn, text_of, write_recordings
+from torchtitan.models.dit_tts.errors import InputError
 
 COUNT = 6
 
@@ -125,7 +126,9 @@ def test_a_recording_that_fails_is_listed_and_may_be_tried_again(
 def test_an_error_that_is_not_the_recordings_ends_the_process_and_not_the_job(
     source, output, collect, monkeypatch
 ):
-    failing = iter([RuntimeError("CUDA error: an illegal memory access"), None, MemoryError()])
+    failing = iter(
+        [RuntimeError("CUDA error"), None, MemoryError(), InputError("a plug-in failed")]
+    )
     analyze = StandIn.analyze
 
     def fail_sometimes(self, *arguments):
@@ -134,7 +137,10 @@ def test_an_error_that_is_not_the_recordings_ends_the_process_and_not_the_job(
         return analyze(self, *arguments)
 
     monkeypatch.setattr(StandIn, "analyze", fail_sometimes)
+    opened = []
+    monkeypatch.setattr(stand_in_analyzer, "stand_in", lambda *a: opened.append(a) or StandIn(0))
     assert collect(source, output) == 0
+    assert len(opened) == 4  # each failure ends a process
     assert queue_of(output).counts()["done"] == COUNT
 
 
