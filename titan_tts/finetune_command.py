@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.errors import InputError, require, show
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BATCH = 16
 """Samples of a step: a minute of speech has about so many"""
 
-_MINUTES_TO_STEPS = ((2.0, 100), (20.0, 300), (120.0, 1000))
+_MINUTES_TO_STEPS = ((5.0, 100), (20.0, 300), (120.0, 1000))
 """Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
 
 _RATES = {"full": 0.1, "lora": 0.3}
@@ -67,8 +67,9 @@ class Options:
     speaker: str = ""
     """Name of the speaker, if the recordings have none."""
 
-    heldout_fraction: float = 0.1
-    """Fraction of the recordings that is not trained on and decides which step is the best."""
+    heldout_fraction: float = 0.0
+    """Fraction of the recordings that is not trained on and decides which step is the best; 0: a tenth, but at least
+    5 recordings, or a third of fewer than 15."""
 
     codec: str = ""
     """Codec of the base's latents, if it is not in its folder: its path, or package.module:factory."""
@@ -85,6 +86,9 @@ class Options:
     speaker_scorer: str = "own"
     """Scorer of voices in the comparison, as of `titan-tts evaluate`."""
 
+    max_utterances: int = 40
+    """Maximum texts of each comparison; 0: all that are held out."""
+
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
     """Keys of the run's config, --section.key value"""
 
@@ -98,6 +102,17 @@ def run(options: Options) -> int:
 
         scorer = options.speaker_scorer
         check_pretrained(Samples(recognizer=options.recognizer, speaker_scorer=scorer))
+    from torchtitan.models.dit_tts.data.storage import find_shards
+
+    for shards in filter(None, (options.keep, options.keep_test)):
+        find_shards(shards)
+    run_folder = Path(options.out, "run")
+    if (run_folder / "config.toml").is_file():
+        had = "lora" if _config_of(run_folder).lora.rank else "full"
+        require(
+            had == options.method,
+            f"OUT = {options.out} holds a run of --method {had}; give another OUT",
+        )
     try:
         _finetune(options)
     except _Ended as end:
@@ -194,12 +209,34 @@ def _prepared(options: Options, base: Path) -> Path:
         arguments += [f"--{name.replace('_', '-')}", "off" if value is None else str(value)]
     longest = config.data.max_frames / config.data.frames_per_second
     arguments += ["--max-seconds", f"{longest:g}"]
-    arguments += ["--heldout-fraction", str(options.heldout_fraction)]
     for name in ("language", "speaker"):
         if value := getattr(options, name):
             arguments += [f"--{name}", value]
-    _titan_tts("prepare", *arguments)
+    fraction = options.heldout_fraction or _fraction_held_out(options)
+    try:
+        _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
+    except _Ended:
+        show(
+            f"\nFor other options run titan-tts prepare by itself, and give its folder instead of {given}; after a change "
+            f"of the recordings remove {data}."
+        )
+        raise
     return data
+
+
+def _fraction_held_out(options: Options) -> float:
+    """The fraction by which `prepare` holds out the number that the help names; 0 where the list has its own splits."""
+    from titan_tts.prepare.formats import open_corpus
+    from titan_tts.prepare.recordings import Item, drawn
+    from titan_tts.prepare.settings import Options as Preparing
+
+    preparing = Preparing(options.recordings, "", speaker=options.speaker or "any")
+    items = [item for item in open_corpus(preparing).items() if isinstance(item, Item)]
+    if len(items) < 2 or any(item.split == "heldout" for item in items):
+        return 0.0
+    draws = sorted(drawn(item.key, preparing.seed) for item in items)
+    count = max(1, len(items) // 10, min(5, len(items) // 3))
+    return (draws[count - 1] + draws[count]) / 2
 
 
 def _config_of(base: Path) -> "JobConfig":
@@ -242,7 +279,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "data.batch_multiple": 4,
         "data.batching": "buckets",
         "ema.decays": "0.9,0.99",
-        "validation.freq": max(1, steps // 10),
+        "validation.freq": max(1, steps // 5),
         "validation.keep_best": "best_heldout_loss",
         "checkpoint.interval": max(1, steps // 2),
     }
@@ -281,6 +318,8 @@ def _compare(options: Options, base: Path, data: Path) -> None:
             options.recognizer,
             "--speaker-scorer",
             options.speaker_scorer,
+            "--max-utterances",
+            str(options.max_utterances),
             *_codec(options),
         ]
         _titan_tts("evaluate", *systems, *arguments)

@@ -52,7 +52,7 @@ def recordings(tmp_path_factory):
 
 def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     out = tmp_path / "out"
-    arguments = [base, recordings, out, "--speaker=me", "--language=en", "--heldout-fraction=0.25"]
+    arguments = [base, recordings, out, "--speaker=me", "--language=en"]
     arguments += ["--steps=4", "--training.mixed_precision_param=float32"]
     status, said = finetune(*arguments)
     assert status == 0, said
@@ -65,7 +65,7 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     assert "new for the weights" in said and "'T'" in said
     samples = json.loads((out / "data/prepare.json").read_text())["summary"]
     heldout = samples["heldout"]["samples"]
-    assert samples["train"]["samples"] + heldout == 12 and heldout > 0
+    assert (samples["train"]["samples"], heldout) == (8, 4)  # a third of less than 15
     first = (out / "run/metrics.jsonl").read_text()
     # The same command does only what is missing: the comparison, here with held-out data of the base, too.
     data = base.parent / "data"
@@ -84,19 +84,24 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     status, said = finetune(*again)
     assert status == 0, said
     assert read_config(tmp_path / "kept/run")["data"]["weights"] == [1.0, 1.0]
+    status, said = finetune(*again, "--method=lora")
+    assert status == 2 and "holds a run of --method full" in said
 
 
 def test_a_step_that_fails_ends_the_command(base, tmp_path):
-    status, said = finetune(base, tmp_path / "nothing.jsonl", tmp_path / "out")
-    assert status == 2
-    assert "$ titan-tts prepare" in said and "nothing.jsonl" in said.splitlines()[-1]
-    assert not (tmp_path / "out/run").exists()
+    rows = ({"audio": f"no{n}.wav", "text": "one", "speaker": "me"} for n in range(2))
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    status, said = finetune(base, tmp_path / "list.jsonl", tmp_path / "out")
+    assert status == 2 and not (tmp_path / "out/run").exists()
+    assert "$ titan-tts prepare" in said and "no0.wav" in said
+    assert "run titan-tts prepare by itself" in said
+    status, said = finetune(base, tmp_path / "list.jsonl", tmp_path / "out", "--keep=nowhere")
+    assert status == 2 and "nowhere" in said and "$" not in said
 
 
 def test_a_stop_is_passed_on_and_nothing_is_lost(base, recordings, tmp_path):
     out, log, errors = tmp_path / "out", tmp_path / "log", tmp_path / "errors"
     arguments = [base, recordings, out, "--speaker=me", "--steps=100000", "--metrics.log_freq=1"]
-    arguments += ["--heldout-fraction=0.25"]
     more = ["--training.mixed_precision_param=float32", "--validation.freq=100000"]
     command = start_titan_tts("finetune", *arguments, *more, log=log, errors=errors)
     try:

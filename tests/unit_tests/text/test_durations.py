@@ -102,6 +102,26 @@ def test_a_large_dataset_is_sampled_evenly(monkeypatch):
     assert asked == [[0, 200, 400]] and fit.frames(data.texts[0], None) < 999
 
 
+def test_a_few_texts_leave_what_the_base_knows(fit, tmp_path):
+    """Eight texts of half of the letters, said more slowly: the others keep their ratios at the new rate."""
+    generator, samples = np.random.default_rng(2), []
+    for _ in range(8):
+        text = "".join(generator.choice(list("abcde"), size=12))
+        noise = float(generator.normal(1, 0.03))
+        samples.append((round(3 * frames_of(text) * noise), {"text": text, "speaker": "new"}))
+    data = write_samples(tmp_path / "a.tar", samples)
+    started, alone = fit_durations(data, Encoder(), fit), fit_durations(data, Encoder())
+    for text in ("fghij", "jjjjjjjj", "abcdefghij"):
+        assert started.frames(text, "new") == pytest.approx(3 * frames_of(text), rel=0.1)
+    assert alone.unseen("fghij") and not started.unseen("fghij")
+    # Of more texts than the base counts for, they are what decides.
+    texts = ["".join(generator.choice(list(LETTERS), size=12)) for _ in range(3000)]
+    other = [(500 - frames_of(text), {"text": text}) for text in texts]
+    data = write_samples(tmp_path / "b.tar", other)
+    many, own = fit_durations(data, Encoder(), fit), fit_durations(data, Encoder())
+    assert many.frames("abcde", None) == pytest.approx(own.frames("abcde", None), rel=0.02)
+
+
 def test_an_event_takes_its_time(tmp_path):
     """And the tokens of turns none; stored and read."""
     generator, tokens, samples = np.random.default_rng(1), ("[S1]", "(laugh)"), []

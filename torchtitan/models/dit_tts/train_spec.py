@@ -37,6 +37,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, orig
 from torchtitan.models.dit_tts.text.durations import (
     DURATIONS_FILE,
     fit_durations,
+    stored_durations,
 )
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 from torchtitan.tools.logging import logger
@@ -53,16 +54,20 @@ def _ready_durations(job_config: JobConfig) -> None:
     """Fits lengths where the run has no weights yet. Rank 0 does, as the texts behind URLs need not be read by all
     ranks."""
     folder = Path(job_config.job.dump_folder)
+    origin = origin_of_weights(job_config, folder)
 
     def fit(rank: int) -> None:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         dataset = open_training_data(job_config.data, (rank, ranks))
         if rank == 0:
-            found = fit_durations(dataset, job_config.encoder)
+            base = None
+            if origin is not None and (origin / DURATIONS_FILE).is_file():
+                base = stored_durations(origin)
+            found = fit_durations(dataset, job_config.encoder, base)
             write_atomic(folder / DURATIONS_FILE, found.to_json())
             logger.info(f"Texts explain {found.explained:.0%} of the variance of the lengths")
 
-    if origin_of_weights(job_config, folder) != folder:
+    if origin != folder:
         with long_timeout_group() as group:
             run_on_all_ranks(fit, "read the texts of [data] path", group)
 
