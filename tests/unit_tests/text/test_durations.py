@@ -135,6 +135,9 @@ def test_an_event_takes_its_time(tmp_path):
         fit_durations(data, Encoder(added_tokens=list(tokens))).to_json()
     )
     fit = stored_durations(tmp_path)
+    earlier = json.loads(fit.to_json()) | {"weights": fit.weights[:257].tolist()}
+    (tmp_path / "durations.json").write_text(json.dumps(earlier))
+    assert stored_durations(tmp_path).frames("[S1] abc (laugh)", None) == fit.frames("abc", None)
     for laughs in (0, 1, 4):
         text = "[S1] abc" + " (laugh)" * laughs
         assert fit.frames(text, None) == pytest.approx(frames_of("abc") + 20 * laughs, abs=2)

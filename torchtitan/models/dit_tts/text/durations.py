@@ -113,6 +113,8 @@ def durations_from_json(text: str, where: str) -> LinearDurationModel:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{where} cannot be read ({error}); restore the file") from None
     needed = 257 + len(added)
+    if weights.shape == (257,):  # as written before tokens counted
+        weights = np.append(weights, np.zeros(len(added)))
     finite = np.isfinite([*weights.flat, *scale.values(), explained]).all()
     if weights.shape != (needed,) or not finite:
         raise InputError(f"{where} holds no {needed} finite weights; restore the file")
