@@ -128,7 +128,7 @@ def test_the_page_by_keys(tmp_path):
                 texts.values()
             )
             await page.press("x")
-            await page.until(f"segment.id == '{segment_id(0)}' && !busy")
+            await page.until(f"segment.id == '{segment_id(0)}' && samples && !busy")
             await page.press("e")
             await page.value("fields[0].select()")
             await page.type(" ")
@@ -141,6 +141,30 @@ def test_the_page_by_keys(tmp_path):
         asyncio.run(drive(f"{address}/#{token}"))
 
 
+def test_no_text_is_accepted_without_its_audio(tmp_path):
+    path = write_list(tmp_path, 2)
+    (tmp_path / "1.wav").unlink()
+
+    async def drive(address):
+        async with tab(address, tmp_path / "profile") as page:
+            await page.until("segment?.id == 'k0' && samples && !busy")
+            await page.press("Enter")
+            await page.until("segment.id == 'k1' && !at('notice').hidden && !busy")
+            pixels = "getContext('2d').getImageData(0, 0, 999, 99).data.some(Boolean)"
+            assert not await page.value(f"document.querySelector('canvas').{pixels}")
+            await page.press(" ")
+            assert await page.value("audio.paused && !audio.src && !audio.duration")
+            await page.press("Enter")
+            await page.until("at('notice').textContent.includes('not loaded') && !busy")
+            assert list(annotations(path)) == ["k0"]
+            await page.press("x")
+            await page.until("segment === null && !busy")
+
+    with served(path, annotator="ann") as (address, token):
+        asyncio.run(drive(f"{address}/#{token}"))
+    assert annotations(path)["k1"] is None
+
+
 def test_ten_segments_by_keyboard_are_in_the_next_export(tmp_path, capsys):
     path = write_list(tmp_path, 12, text_verbatim="uh")
     # By id k10 and k11 would stand behind k1.
@@ -149,7 +173,7 @@ def test_ten_segments_by_keyboard_are_in_the_next_export(tmp_path, capsys):
     async def drive(address):
         async with tab(address, tmp_path / "profile") as page:
             for number in range(10):
-                await page.until(f"segment?.id == 'k{number}' && !busy")
+                await page.until(f"segment?.id == 'k{number}' && samples && !busy")
                 if number == 3:
                     await page.press("x")
                     continue
