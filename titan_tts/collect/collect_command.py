@@ -112,20 +112,24 @@ def run(options: Options) -> int:
 
 def _list(options: Options, output: Path, queue: "Queue") -> None:
     """Brings the queue up to SOURCE."""
-    from titan_tts.collect.folder import FILES, is_complete, sweep, write_names
+    from titan_tts.collect.folder import FILES, is_complete, locked, sweep, write_names
     from titan_tts.collect.sources import register
 
     sweep(output, queue)
     known = set(queue.jobs())
-    names: dict[str, str] = {}
-    for source in register(options.source, queue, options.prune).values():
-        names[source.file] = min(names.get(source.file, source.name), source.name)
-    jobs = queue.jobs()
-    lost = [file for file in names if jobs[file].state == "done" and not is_complete(output, file)]
-    queue.retry("done", lost)
+    listed = register(options.source, queue, output, options.prune)
+    # Between them no other machine, whose recordings are others, may write its names.
+    with locked(output, False) if options.queue else nullcontext():
+        names: dict[str, str] = {}
+        for source in sorted(
+            queue.sources().values(), key=lambda each: (each.path not in listed, each.name)
+        ):
+            names.setdefault(source.file, source.name)
+        write_names(output, names)
+    lost = [file for file in queue.jobs("done") if not is_complete(output, file)]
+    queue.retry("done", [file for file in lost if file in names])
     if options.retry_dead:
         queue.retry("dead", names)
-    write_names(output, names)
     show(f"{counted(len(names), 'different recording')}, {len(names.keys() - known):,} of them new")
     gone = {path.name for path in (output / FILES).glob("*")} - names.keys()
     if gone:

@@ -38,21 +38,23 @@ class Found:
     name: str
 
 
-def list_source(source: str) -> list[Found]:
+def list_source(source: str, output: Path) -> list[Found]:
     """Recordings of a folder and what lies below it, of a glob, of a list (a text file of paths and URLs, a line each),
     a single file, or the URL of one, of a folder or a glob; sorted by name. Of a folder those with the suffix of audio.
+    What lies in `output` was made of recordings and is left out.
     """
     path = source if is_remote(source) else local_path(source)
     if path.endswith(LIST_SUFFIXES) and os.path.isfile(path):
         found = _listed(path)
     else:
-        paths, is_folder = _in_store(path) if is_remote(path) else _on_disk(path)
+        paths, is_folder = _in_store(path) if is_remote(path) else _on_disk(path, output)
         fixed = list(takewhile(lambda part: not has_pattern(part), path.rstrip("/").split("/")))
         root = "/".join(fixed if is_folder or has_pattern(path) else fixed[:-1]) + "/"
         found = [Found(each, plain_name(each).removeprefix(plain_name(root))) for each in paths]
+    found = [each for each in found if not _is_below(each.path, output)]
     if not found:
         raise InputError(
-            f"SOURCE = {source} names no recording; give a folder or a bucket with audio files below it, a glob, or a text "
+            f"SOURCE = {source} names no recording outside OUTPUT; give a folder or a bucket with audio files below it, a glob, or a text "
             f"file ({', '.join(LIST_SUFFIXES)}) with a path in each line"
         )
     for each in found:
@@ -65,7 +67,8 @@ def list_source(source: str) -> list[Found]:
 def _listed(path: str) -> list[Found]:
     found = {}
     text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines(): a name may hold other characters that end a line, such as U+2028.
+    for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
@@ -76,10 +79,28 @@ def _listed(path: str) -> list[Found]:
     return list(found.values())
 
 
-def _on_disk(path: str) -> tuple[list[str], bool]:
+def _on_disk(path: str, output: Path) -> tuple[list[str], bool]:
     """Files of a path or a glob, and whether it is a folder."""
-    is_folder = os.path.isdir(path)
-    return find_files(path, AUDIO_SUFFIXES if is_folder else ("",), below=True), is_folder
+    if not os.path.isdir(path):
+        return find_files(path, ("",)), False
+    found: list[str] = []
+    seen = {os.path.realpath(output)}
+    for folder, folders, names in os.walk(os.path.abspath(path), followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:  # links may lead in a circle
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+        paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
+        found += [each for each in paths if each.endswith(AUDIO_SUFFIXES) and os.path.isfile(each)]
+    return found, True
+
+
+def _is_below(path: str, output: Path) -> bool:
+    return not is_remote(path) and Path(os.path.realpath(path)).is_relative_to(
+        os.path.realpath(output)
+    )
 
 
 def _in_store(url: str) -> tuple[list[str], bool]:
@@ -105,14 +126,12 @@ def size_and_version(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def register(source: str, queue: Queue, prune: bool) -> dict[str, Source]:
-    """Lists SOURCE into the queue. What was read before and has the size and time of then is not read again.
-
-    Returns:
-        {path: source} of all that the folder is made of: what SOURCE names now, and what earlier ones did, unless
-        `prune` forgets that. A path whose content has changed stands for the new content.
+def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
+    """Lists SOURCE into the queue, and returns the paths that it names. What was read before and has the size and time
+    of then is not read again. What earlier ones named stays, unless `prune` forgets it. A path whose content has changed
+    stands for the new content.
     """
-    known, jobs, listed = queue.sources(), queue.jobs(), list_source(source)
+    known, jobs, listed = queue.sources(), queue.jobs(), list_source(source, output)
     fresh: list[Source] = []
 
     def note() -> None:
@@ -136,9 +155,10 @@ def register(source: str, queue: Queue, prune: bool) -> dict[str, Source]:
         if len(fresh) >= _BATCH:
             note()
     note()
+    paths = {each.path for each in listed}
     if prune:
-        queue.forget_sources(known.keys() - {each.path for each in listed})
-    return queue.sources()
+        queue.forget_sources(known.keys() - paths)
+    return paths
 
 
 def content_id(path: str) -> str:

@@ -11,9 +11,10 @@ import soundfile
 
 from tests.helpers.collecting import STAND_IN, read_rows
 from tests.helpers.sentences import refused
-from titan_tts.collect import collection, worker
+from titan_tts.collect import collection, sources, worker
+from titan_tts.collect.collect_command import Options, _list
 from titan_tts.collect.collection import edited, write_collection
-from titan_tts.collect.folder import check_ids, read_recording
+from titan_tts.collect.folder import check_ids, open_folder, read_record, read_recording
 from titan_tts.collect.open_queue import open_queue
 from titan_tts.collect.queue import Queue
 from tools.harness import stand_in_analyzer
@@ -103,6 +104,44 @@ def test_a_second_run_adds_what_is_new_and_leaves_out_what_was_edited(
     assert read_rows(output) == list(after.values())
     collect(source / "m*/*.wav", output, "--prune")
     assert {row["source"] for row in read_rows(output)} == {"more/000.wav", "more/001.wav"}
+
+
+def test_an_output_inside_of_source_is_not_collected_again(source, collect):
+    output = source / "out"
+    collect(source, output)
+    rows = read_rows(output)
+    assert collect(source, output) == 0 and read_rows(output) == rows
+
+
+def test_a_name_that_source_has_now_is_preferred(source, output, collect):
+    collect(source, output)
+    shutil.copytree(source, source.with_name("z"))
+    shutil.rmtree(source)
+    collect(source.with_name("z") / "000.wav", output)
+    shutil.move(source.with_name("z"), source.with_name("y"))
+    collect(source.with_name("y") / "..", output)
+    assert "y/000.wav" in {row["source"] for row in read_rows(output)}
+
+
+def test_names_that_another_machine_writes_meanwhile_are_kept(source, output, monkeypatch):
+    """One lists its SOURCE; another one lists its own and notes the names; then the first notes them."""
+    output.mkdir()
+    open_folder(output, {}, {})
+    others = (
+        Options(str(source / name), str(output), queue="postgresql://x")
+        for name in ("00[01].wav", "00[1-4].wav")
+    )
+    register = sources.register
+
+    def overtaken(*arguments):
+        found = register(*arguments)
+        for other in others:
+            _list(other, output, queue_of(output))
+        return found
+
+    monkeypatch.setattr(sources, "register", overtaken)
+    _list(next(others), output, queue_of(output))
+    assert sorted(read_record(output)["files"].values()) == [f"00{n}.wav" for n in range(5)]
 
 
 def test_a_recording_that_fails_is_listed_and_may_be_tried_again(

@@ -10,8 +10,10 @@ import pytest
 from tests.helpers.sentences import refused
 from titan_tts.collect import sources
 from titan_tts.collect.open_queue import open_queue
+from titan_tts.collect.queue import Queue, Source
 from titan_tts.collect.sources import list_source, local_copy, register
 
+OUTPUT = Path("/no/output")
 FILES = ["a.mp3", "B.WAV", "deep/er/c.m4b", "deep/d.flac"]
 
 
@@ -30,7 +32,12 @@ def queue(tmp_path):
 
 
 def names(source: object) -> list[str]:
-    return [each.name for each in list_source(str(source))]
+    return [each.name for each in list_source(str(source), OUTPUT)]
+
+
+def registered(source: object, queue: Queue, prune: bool = False) -> dict[str, Source]:
+    register(str(source), queue, OUTPUT, prune)
+    return queue.sources()
 
 
 def sha(text: str) -> str:
@@ -47,10 +54,32 @@ def test_a_folder_a_glob_a_list_and_a_file(folder, tmp_path, monkeypatch):
     listed = tmp_path / "list.txt"
     listed.write_text(f"# mine\nsource/a.mp3\n\n{folder}/B.WAV\nsource/a.mp3\n")
     assert names(listed) == [f"{folder}/B.WAV", "source/a.mp3"]
-    assert [Path(each.path) for each in list_source(str(listed))] == [
+    assert [Path(each.path) for each in list_source(str(listed), OUTPUT)] == [
         folder / "B.WAV",
         folder / "a.mp3",
     ]
+
+
+def test_what_is_in_the_output_is_no_recording(folder, tmp_path):
+    os.symlink(folder, tmp_path / "link")
+    listed = tmp_path / "list.txt"
+    listed.write_text("source/a.mp3\nsource/deep/d.flac\n")
+    for source in (folder, folder / "*", listed):
+        left = {each.name for each in list_source(str(source), tmp_path / "link" / "deep")}
+        assert left and not any("deep" in name for name in left)
+    inside = str(folder / "deep" / "d.flac")
+    refused(lambda: list_source(inside, folder / "deep"), "no recording outside OUTPUT")
+
+
+def test_links_in_a_circle_and_lines_with_any_character(folder, tmp_path):
+    for number in range(3):
+        os.symlink(folder, folder / f"{number}")
+        os.symlink(folder / "deep", folder / "deep" / f"{number}")
+    assert names(folder) == sorted(FILES)
+    (folder / "x\u2028y\x85.mp3").write_bytes(b"x")
+    listed = tmp_path / "list.txt"
+    listed.write_text("source/x\u2028y\x85.mp3\r\n", encoding="utf-8")
+    assert names(listed) == ["source/x\u2028y\x85.mp3"]
 
 
 def test_what_names_no_recording_is_one_sentence(folder, tmp_path):
@@ -70,7 +99,7 @@ def test_a_bucket(tmp_path, queue):
     assert names("memory://bucket/x") == ["a.mp3", "y/b.wav"]
     assert names("memory://bucket/x/*.mp3") == ["a.mp3"]
     assert names("memory://bucket/x/y/b.wav") == ["b.wav"]
-    found = register("memory://bucket/x", queue, prune=False)
+    found = registered("memory://bucket/x", queue)
     url = "memory://bucket/x/y/b.wav"
     assert found[url].file == sha("content of x/y/b.wav")
     with local_copy(found[url], tmp_path / "copies") as path:
@@ -87,26 +116,26 @@ def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatc
     hashed = sources.content_id
     monkeypatch.setattr(sources, "content_id", lambda path: read.append(path) or hashed(path))
     monkeypatch.setattr(sources, "_BATCH", 3)
-    first = register(str(folder), queue, prune=False)
+    first = registered(folder, queue)
     assert {source.name: source.file for source in first.values()} == {
         name: sha(f"content of {name}") for name in FILES
     }
     assert queue.jobs("pending").keys() == {sha(f"content of {name}") for name in FILES}
-    assert len(read) == 4 and register(str(folder), queue, prune=False) == first and len(read) == 4
+    assert len(read) == 4 and registered(folder, queue) == first and len(read) == 4
     # The same length a moment later, and a copy of another.
     (folder / "a.mp3").write_bytes(b"CONTENT of a.mp3")
     os.utime(folder / "a.mp3", ns=(1, 1))
     (folder / "copy.flac").write_bytes(b"content of deep/d.flac")
-    second = register(str(folder), queue, prune=False)
+    second = registered(folder, queue)
     assert sorted(read[4:]) == [str(folder / "a.mp3"), str(folder / "copy.flac")]
     assert second[str(folder / "a.mp3")].file == sha("CONTENT of a.mp3")
     assert len(queue.jobs()) == 5  # the copy is no job of its own
 
 
 def test_recordings_that_are_not_named_any_more_stay_unless_pruned(folder, queue):
-    register(str(folder), queue, prune=False)
-    assert len(register(str(folder / "a.mp3"), queue, prune=False)) == 4
-    assert list(register(str(folder / "a.mp3"), queue, prune=True)) == [str(folder / "a.mp3")]
+    registered(folder, queue)
+    assert len(registered(folder / "a.mp3", queue)) == 4
+    assert list(registered(folder / "a.mp3", queue, prune=True)) == [str(folder / "a.mp3")]
 
 
 def test_a_recording_that_is_still_written_is_left_for_the_next_run(
@@ -119,6 +148,6 @@ def test_a_recording_that_is_still_written_is_left_for_the_next_run(
         return sha(path)
 
     monkeypatch.setattr(sources, "content_id", grows)
-    found = register(str(folder), queue, prune=False)
+    found = registered(folder, queue)
     assert [source.name for source in found.values()] == sorted(set(FILES) - {"a.mp3"})
     assert "a.mp3: is still being written" in capsys.readouterr().out
