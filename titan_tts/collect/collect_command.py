@@ -104,7 +104,8 @@ def run(options: Options) -> int:
     )
     with locked(output, alone) if alone else nullcontext(), closing(job.open_queue()) as queue:
         if alone:
-            queue.release_claims()  # of a run that was killed
+            # Of a run that was killed: an attempt each, as one of them may be what kills it.
+            queue.fail_claims()
         _list(options, output, queue)
         _work(options, job, queue)
         return _report(output, queue)
@@ -127,9 +128,12 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
             names.setdefault(source.file, source.name)
         write_names(output, names)
     lost = [file for file in queue.jobs("done") if not is_complete(output, file)]
-    queue.retry("done", [file for file in lost if file in names])
+    queue.move([file for file in lost if file in names], "done")
+    # Its last worker was taken for dead, and was only slow.
+    complete = [file for file in queue.jobs("dead") if is_complete(output, file)]
+    queue.move(complete, "dead", "done")
     if options.retry_dead:
-        queue.retry("dead", names)
+        queue.move(names, "dead")
     show(f"{counted(len(names), 'different recording')}, {len(names.keys() - known):,} of them new")
     gone = {path.name for path in (output / FILES).glob("*")} - names.keys()
     if gone:

@@ -15,6 +15,7 @@ milliseconds. What lies in files/ depends on content and settings alone, so `sou
 other files, are empty there and stand in collection.jsonl.
 """
 
+import io
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from filelock import FileLock, Timeout
 
 from titan_tts.prepare.recordings import json_object
 from titan_tts.prepare.settings import difference
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import InputError, first_line, require
 from torchtitan.models.dit_tts.files import sync_folder, write_atomic
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def write_recording(
     output: Path, file: str, token: str, segments: "Sequence[Segment]", audio: tuple[int, int, int]
 ) -> None:
     """Makes files/FILE_ID of the segments of a recording of (samples, channels, rate). Of two writers one wins: what they
-    write is the same."""
+    write is the same. Raises OSError where the disk fails."""
     import soundfile
 
     samples, channels, rate = audio
@@ -130,14 +131,19 @@ def write_recording(
     folder.mkdir(parents=True, exist_ok=True)
     records = [_record(file, segment) for segment in segments]
     for record, segment in zip(records, segments, strict=True):
-        soundfile.write(folder / f"{record['id']}.flac", segment.waveform, rate, "PCM_16")
+        flac = io.BytesIO()  # soundfile does not say that a disk is full, or not by an OSError
+        soundfile.write(flac, segment.waveform, rate, "PCM_16", format="FLAC")
+        (folder / f"{record['id']}.flac").write_bytes(flac.getvalue())
     (folder / "segments.jsonl").write_text(as_lines(records), encoding="utf-8")
     vectors = [segment.embedding for segment in segments]
     array = np.stack(vectors).astype(np.float32) if vectors else np.zeros((0, 0), np.float32)
     np.save(folder / "embeddings.npy", array)
     facts = {"seconds": samples / rate, "rate": rate, "channels": channels}
     (folder / "recording.json").write_text(json.dumps(facts))
-    read_recording(folder, file)
+    try:
+        read_recording(folder, file)
+    except Exception as error:
+        raise OSError(f"what was written does not read back: {first_line(error)}") from error
     for path in folder.iterdir():
         with open(path, "rb") as written:
             os.fsync(written.fileno())

@@ -156,28 +156,28 @@ class Queue(ABC):
             if not execute(statement, *arguments, *claim):
                 raise LostClaim(claim.id)
 
-    def fail_worker(self, worker: str, message: str) -> int:
-        """Fails the claims of a worker that has ended; returns how many it had."""
-        statement = f"UPDATE jobs SET {_FAILED} WHERE state = 'claimed' AND worker = ? RETURNING id"
-        with self.transaction() as execute:
-            return len(execute(statement, self.max_attempts, message, worker))
-
-    def release_claims(self, worker: str = "") -> None:
-        """Gives back what a worker, or without a name all, had when they were stopped; none may run any more."""
+    def fail_claims(self, worker: str = "", message: str = _SILENT) -> int:
+        """Fails the claims of a worker that has ended, or without a name of all; returns how many there were."""
         where, values = ("AND worker = ?", [worker]) if worker else ("", [])
+        statement = f"UPDATE jobs SET {_FAILED} WHERE state = 'claimed' {where} RETURNING id"
+        with self.transaction() as execute:
+            return len(execute(statement, self.max_attempts, message, *values))
+
+    def release_claims(self, worker: str) -> None:
+        """Gives back what a worker had when it was stopped; it may not run any more."""
         with self.transaction() as execute:
             execute(
                 "UPDATE jobs SET state = 'pending', token = '', attempts = attempts - 1"
-                f" WHERE state = 'claimed' {where}",
-                *values,
+                " WHERE state = 'claimed' AND worker = ?",
+                worker,
             )
 
-    def retry(self, state: str, ids: Iterable[str]) -> None:
-        """Jobs of a state, done or dead, become pending again."""
-        statement = "UPDATE jobs SET state = 'pending', attempts = 0 WHERE id = ? AND state = ?"
+    def move(self, ids: Iterable[str], state: str, to: str = "pending") -> None:
+        """Jobs that are done or dead get another state, as if they had not been tried."""
+        statement = "UPDATE jobs SET state = ?, attempts = 0 WHERE id = ? AND state = ?"
         with self.transaction() as execute:
             for each in ids:
-                execute(statement, each, state)
+                execute(statement, to, each, state)
 
     def counts(self) -> dict[str, int]:
         """{state: jobs}, for all states."""

@@ -68,7 +68,7 @@ def run_here(
                 del workers[name]
                 if status == 0:
                     continue
-                had_a_job = queue.fail_worker(name, _how_it_ended(status))
+                had_a_job = queue.fail_claims(name, _how_it_ended(status))
                 fruitless = 0 if had_a_job or status == _EXIT_AGAIN else fruitless + 1
                 if fruitless == _MAX_FRUITLESS:
                     raise InputError(

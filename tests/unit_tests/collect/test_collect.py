@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import shutil
 from pathlib import Path
 
@@ -213,6 +214,59 @@ def test_a_worker_that_is_killed_leaves_nothing_half_done(
     assert not list((output / "partial").glob("*"))
 
 
+def test_what_kills_the_command_again_and_again_is_left_out(source, output, collect, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    analyze, largest = StandIn.analyze, max(map(seconds, source.glob("*.wav")))
+
+    def die_of_the_largest(self, samples, *others):
+        if len(samples) // RATE == largest:
+            raise Killed
+        return analyze(self, samples, *others)
+
+    monkeypatch.setattr(StandIn, "analyze", die_of_the_largest)
+    poisonous = sum(seconds(path) == largest for path in source.glob("*.wav"))
+    for _ in range(2 * poisonous):
+        with pytest.raises(Killed):
+            collect(source, output, "--attempts", "2")
+    assert collect(source, output, "--attempts", "2") == 1
+    assert queue_of(output).counts()["dead"] == poisonous
+    assert queue_of(output).counts()["done"] == COUNT - poisonous
+
+
+def test_a_job_that_is_dead_and_has_its_folder_is_done(source, output, collect):
+    collect(source, output)
+    queue_of(output).move([next(iter(queue_of(output).jobs()))], "done", "dead")
+    assert collect(source, output) == 0 and queue_of(output).counts()["done"] == COUNT
+
+
+@pytest.mark.parametrize("how", ["full", "silently"])
+def test_a_disk_that_fails_is_no_fault_of_a_recording(
+    source, output, collect, monkeypatch, capsys, how
+):
+    write, limits = worker.write_recording, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_a_full_disk(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as patch:
+        if how == "full":
+            patch.setattr(worker, "write_recording", on_a_full_disk)
+        else:
+            patch.setattr(Path, "write_bytes", lambda path, content: path.touch())
+        for _ in range(3):
+            assert collect(source, output, "--attempts", "1") == 2
+            said = capsys.readouterr().err
+            assert "cannot be written" in said and "free space" in said
+    assert queue_of(output).counts()["pending"] == COUNT
+    assert collect(source, output) == 0
+
+
 def test_a_worker_that_lost_its_claim_writes_nothing(source, output, collect, monkeypatch):
     analyze, late = StandIn.analyze, []
 
@@ -220,7 +274,7 @@ def test_a_worker_that_lost_its_claim_writes_nothing(source, output, collect, mo
         if not late:
             late.append(1)
             other = queue_of(output)
-            other.release_claims()
+            other.release_claims("worker")
             claim = other.claim("other", 3600)
             other.done(claim, 0.0, {})
         return analyze(self, *arguments)

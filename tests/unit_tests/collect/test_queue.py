@@ -94,7 +94,7 @@ def test_a_lease_that_is_renewed_or_not_taken_yet_is_kept(queue):
     assert queue.counts() == numbers(done=1)
 
 
-@pytest.mark.parametrize("end", ["failed", "silent", "its process ended"])
+@pytest.mark.parametrize("end", ["failed", "silent", "its process ended", "its command was killed"])
 def test_a_job_is_dead_after_the_last_attempt(connect, end):
     queue = connect(max_attempts=2)
     queue.add([("bad", 9), ("good", 1)])
@@ -106,15 +106,18 @@ def test_a_job_is_dead_after_the_last_attempt(connect, end):
         if end == "failed":
             queue.fail(claim, "is no audio")
         elif end == "its process ended":
-            assert queue.fail_worker(f"w{attempt}", "signal 9") == 1
-            assert queue.fail_worker(f"w{attempt}", "signal 9") == 0
+            assert queue.fail_claims("another", "x") == 0
+            assert queue.fail_claims(f"w{attempt}", "signal 9") == 1
+            assert queue.fail_claims(f"w{attempt}", "signal 9") == 0
+        elif end == "its command was killed":
+            assert queue.fail_claims() == 1
     assert queue.claim("w", LONG) is None
     reason = {"failed": "is no audio", "its process ended": "signal 9"}
     [(job, row)] = queue.jobs("dead").items()
     assert job == "bad"
     assert reason.get(end, "silent during every attempt") in row.message
     assert queue.add([("bad", 9)]) == 0 and queue.totals()[:2] == (10, 10)
-    queue.retry("dead", ["bad", "good"])  # the good one is done, and stays so
+    queue.move(["bad", "good"], "dead")  # the good one is done, and stays so
     assert queue.counts() == numbers(pending=1, done=1)
     assert take(queue).id == "bad"
 
@@ -132,7 +135,7 @@ def test_jobs_that_are_given_back_have_lost_no_attempt(connect):
     for _ in range(3):
         queue.release(take(queue))
         take(queue)
-        queue.release_claims()
+        queue.release_claims("w")
     claim = take(queue)
     queue.fail(claim, "x")
     assert queue.counts() == numbers(dead=1)
