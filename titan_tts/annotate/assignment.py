@@ -40,7 +40,8 @@ class Assignments:
         self.hours = sum(each.seconds for each in segments.values()) / 3600
         # Not the draw of `prepare --heldout-fraction`, which would take the same segments.
         self.wanted = {i: 1 + (drawn(f"annotated twice: {i}", 0) < double) for i in segments}
-        self.history, self._lock, self.token = History(), Lock(), create(path)
+        self.history = History({i: each.place for i, each in segments.items()})
+        self._lock, self.token = Lock(), create(path)
 
     def next(self, annotator: str) -> Task | None:
         """The segment that the annotator has a lease of, else the first that is free; skipped ones come last."""
@@ -68,7 +69,7 @@ class Assignments:
             others = self._others(segment, annotator, leases)
             if len(others) >= self.wanted[segment]:
                 raise Taken(f"{' and '.join(sorted(others))} took this segment meanwhile")
-            _append(connection, segment, annotator, *decision)
+            _append(connection, self.segments[segment], annotator, *decision)
             _lease(connection, annotator, None)
 
     def undo(self, annotator: str) -> Task:
@@ -77,9 +78,10 @@ class Assignments:
             edit = self.history.last_of(annotator)
             if edit is None or edit.segment not in self.segments:
                 raise InputError("there is nothing to undo")
-            _append(connection, edit.segment, annotator, "undo", None, None)
-            _lease(connection, annotator, edit.segment)
-            return Task(self.segments[edit.segment], edit)
+            segment = self.segments[edit.segment]
+            _append(connection, segment, annotator, "undo", None, None)
+            _lease(connection, annotator, segment.id)
+            return Task(segment, edit)
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is annotated by as many people as are wanted, and of all."""
@@ -146,8 +148,8 @@ def _lease(connection: sqlite3.Connection, annotator: str, segment: str | None) 
 
 
 def _append(
-    connection: sqlite3.Connection, segment: str, annotator: str, *decision: str | None
+    connection: sqlite3.Connection, segment: Segment, annotator: str, *decision: str | None
 ) -> None:
     """`decision`: action, text and text_verbatim."""
-    row = (segment, annotator, time.time(), *decision)
-    connection.execute("INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
+    row = (segment.id, annotator, time.time(), *decision, segment.place)
+    connection.execute("INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)

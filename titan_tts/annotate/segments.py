@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations
+from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations, show_left_out
 from titan_tts.collect.collection import COLLECTION_NAME, write_collection
 from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats.manifest import Manifest
@@ -37,6 +37,12 @@ class Segment:
         """None where there is only one transcript."""
         text = self.row.get("text_verbatim")
         return None if text is None else str(text)
+
+    @property
+    def place(self) -> str:
+        """Where the audio is: its file, and which part of it."""
+        parts = ("file", "offset", "seconds")
+        return json.dumps({name: self.audio[name] for name in parts if name in self.audio})
 
     @property
     def agreement(self) -> float:
@@ -88,17 +94,20 @@ def _read(path: Path) -> Iterator[Segment]:
 
 
 def annotated_segments(manifest: Path) -> list[Segment]:
-    """The rows of a manifest that people have annotated."""
+    """The rows of a manifest that people have annotated. Those whose audio is another one since are left out, and their
+    number is printed."""
     is_list = manifest.suffix == MANIFEST_SUFFIX
     require(
         is_list, f"{manifest} is no .jsonl file; give the collection.jsonl of titan-tts annotate"
     )
     found = [each for each in read_segments(manifest).values() if each.row.get("annotated") is True]
+    same = [each for each in found if each.row.get("annotated_audio", each.place) == each.place]
+    show_left_out(len(found) - len(same))
     require(
-        bool(found),
+        bool(same),
         f'{manifest} has no row with "annotated": true; annotate some (titan-tts annotate), or use all rows',
     )
-    return found
+    return same
 
 
 def load_audio(target: Path, segment: Segment) -> Recording:
@@ -115,12 +124,14 @@ def write_annotated(target: Path) -> Path:
     if target.suffix != MANIFEST_SUFFIX:
         write_collection(target)
         return target / COLLECTION_NAME
-    edits, out = annotations(target), target.with_suffix(".annotated.jsonl")
+    segments, out = read_segments(target), target.with_suffix(".annotated.jsonl")
+    edits = annotations(target, {i: each.place for i, each in segments.items()})
     with atomic_file(out) as file:
-        for segment in read_segments(target).values():
+        for segment in segments.values():
             edit = edits.get(segment.id, {})
             if edit is None:
                 continue
-            changed = json.dumps(segment.row | edit, ensure_ascii=False)
+            row = segment.row | edit | {"annotated_audio": segment.place}
+            changed = json.dumps(row, ensure_ascii=False)
             file.write(f"{changed if edit else segment.line}\n".encode())
     return out

@@ -5,25 +5,27 @@
     2   1f..-00000-00004    ann        undo                                  # row 1 no longer counts
     3   1f..-00000-00004    ann        reject  Hello.   uh hello             # the segment is rejected
 
-An undo takes back the annotator's last row of the segment that still counts. Leases, which keep two people from the
+An undo takes back the annotator's last row of the segment that still counts. The column `audio` says where the audio was
+that the annotator heard; what was decided about other audio than the segment's does not count. Leases, which keep two people from the
 same segment, are in a table of their own; they are no history and may be lost.
 """
 
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 
 MANIFEST_SUFFIX = ".jsonl"
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS edits (id INTEGER PRIMARY KEY AUTOINCREMENT, segment TEXT NOT NULL, "
-    "annotator TEXT NOT NULL, time REAL NOT NULL, action TEXT NOT NULL, text TEXT, text_verbatim TEXT)",
+    "annotator TEXT NOT NULL, time REAL NOT NULL, action TEXT NOT NULL, text TEXT, text_verbatim TEXT, "
+    "audio TEXT)",
     *(
         f"CREATE TRIGGER IF NOT EXISTS no_{change} BEFORE {change} ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END"
         for change in ("UPDATE", "DELETE")
@@ -44,6 +46,7 @@ class Edit:
     action: str
     text: str | None
     text_verbatim: str | None
+    audio: str | None  # `Segment.place`
 
 
 class History:
@@ -51,21 +54,27 @@ class History:
 
     Attributes:
         counting: {segment: {annotator: edits that were not undone, oldest first}}.
+        of_other_audio: segments with edits that do not count, as their audio was another one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, audio: Mapping[str, str]):
+        """`audio`: {segment: where its audio is}; of a segment that is not in it, any edit counts."""
         self.counting: dict[str, dict[str, list[Edit]]] = {}
-        self._last = 0
+        self.of_other_audio: set[str] = set()
+        self._audio, self._last = audio, 0
 
     def read(self, connection: sqlite3.Connection) -> None:
         for row in connection.execute("SELECT * FROM edits WHERE id > ? ORDER BY id", [self._last]):
             edit = Edit(*row)
+            self._last = edit.id
+            if self._audio.get(edit.segment, edit.audio) != edit.audio:
+                self.of_other_audio.add(edit.segment)
+                continue
             edits = self.counting.setdefault(edit.segment, {}).setdefault(edit.annotator, [])
             if edit.action != "undo":
                 edits.append(edit)
             elif edits:
                 edits.pop()
-            self._last = edit.id
 
     def judgements(self, segment: str) -> list[Edit]:
         """The last accept or reject of every annotator of a segment, oldest first."""
@@ -114,8 +123,17 @@ def create(path: Path) -> str:
         return str(connection.execute("SELECT token FROM access").fetchone()[0])
 
 
-def annotations(folder: str | Path) -> dict[str, dict[str, Any] | None]:
-    """The last judgement of every annotated segment of a collected folder (or a manifest's path).
+def show_left_out(count: int) -> None:
+    """Says how many segments' annotations were left out."""
+    if count:
+        show(f"{count} annotations are of other audio than their rows name now; they are left out")
+
+
+def annotations(
+    folder: str | Path, audio: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any] | None]:
+    """The last judgement of every annotated segment of a collected folder (or a manifest's path). With `audio`, see
+    History, those about other audio are left out, and their number is printed.
 
     Returns:
         {segment id: {"annotated": True, "annotator", "text", and "text_verbatim" where it has one}, or None where the
@@ -124,7 +142,7 @@ def annotations(folder: str | Path) -> dict[str, dict[str, Any] | None]:
     path = database_path(Path(folder))
     if not path.exists():
         return {}
-    history = History()
+    history = History(audio or {})
     with opened(path, "BEGIN") as connection:
         history.read(connection)
     found: dict[str, dict[str, Any] | None] = {}
@@ -134,4 +152,5 @@ def annotations(folder: str | Path) -> dict[str, dict[str, Any] | None]:
             kept = {name: text for name, text in texts.items() if text is not None}
             row = {"annotated": True, "annotator": edit.annotator, **kept}
             found[segment] = row if edit.action == "accept" else None
+    show_left_out(len(history.of_other_audio - found.keys()))
     return found

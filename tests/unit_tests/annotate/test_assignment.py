@@ -11,7 +11,7 @@ from tests.helpers.sentences import refused
 from titan_tts.annotate import assignment
 from titan_tts.annotate.agreement import agreement, cohens_kappa, differences
 from titan_tts.annotate.assignment import Assignments, Taken
-from titan_tts.annotate.segments import read_segments, write_annotated
+from titan_tts.annotate.segments import annotated_segments, read_segments, write_annotated
 from titan_tts.annotate.store import annotations, database_path
 
 
@@ -157,8 +157,31 @@ def test_a_list_keeps_the_rows_that_nobody_judged_byte_for_byte(tmp_path):
     first, second, last = (tmp_path / "list.annotated.jsonl").read_bytes().splitlines()
     assert (first, last) == (before[0], before[3]) and path.read_bytes().splitlines() == before
     changes = {"text": "größer", "annotated": True, "annotator": "ann"}
+    changes["annotated_audio"] = '{"file": "1.wav"}'
     assert json.loads(second) == json.loads(before[1]) | changes
     assert desk.progress()["hours"] == pytest.approx(2 / 3600)
+
+
+def test_a_text_never_comes_to_other_audio(tmp_path, capsys):
+    path = write_list(tmp_path, 4)
+    desk, content = opened(path), path.read_text()
+    for number in range(3):
+        desk.judge("ann", f"k{number}", "accept", f"heard {number}", None)
+    # The audio of k1 and k2 is swapped.
+    swap = {"1.wav": "2.wav", "2.wav": "1.wav"}
+    for file in (path, write_annotated(path)):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows = [row | {"audio": swap.get(row["audio"], row["audio"])} for row in rows]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = "2 annotations are of other audio"
+    assert said not in capsys.readouterr().out
+    assert [each.text for each in annotated_segments(file)] == ["heard 0"]
+    assert said in capsys.readouterr().out
+    texts = [each.text for each in read_segments(write_annotated(path)).values()]
+    assert texts == ["heard 0", "text 1", "text 2", "text 3"] and said in capsys.readouterr().out
+    assert opened(path).progress()["done"] == 1 and opened(path).next("ann").segment.id == "k1"
+    path.write_text(content)
+    assert opened(path).progress()["done"] == 3
 
 
 def test_the_collection_has_what_was_decided(folder):
