@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from titan_tts.share.contents import figures, read_state
+from titan_tts.share.contents import figures, files, read_state
 from titan_tts.share.options import PushOptions
-from torchtitan.models.dit_tts.files import PARQUET, SHARD_SUFFIXES
+from torchtitan.models.dit_tts.files import PARQUET
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _FILL_IN = "**to fill in**"
@@ -21,8 +21,8 @@ def card(options: PushOptions) -> str:
     state = read_state(folder) or {}
     is_audio = "audio" in state
     found = state["figures"] if is_audio else figures(options.folder)
-    files = files_in(folder)
-    kind = "Parquet" if files[0].suffix == PARQUET else "tar"
+    sizes = files(folder)
+    kind = "Parquet" if next(iter(sizes)).endswith(PARQUET) else "tar"
     hours = {split or "speech": hours for split, hours in found["hours"].items()}
     table = {
         "languages": named(found["languages"], _SHOWN) or _FILL_IN,
@@ -31,7 +31,7 @@ def card(options: PushOptions) -> str:
         **{f"hours of {split}": f"{each:,.3f}" for split, each in hours.items()},
         "codec": found["codec"] or _FILL_IN,
         "sample rate": f"{found['sample_rate']:,} Hz" if found["sample_rate"] else _FILL_IN,
-        "size": f"{sum(p.stat().st_size for p in files) / 1e9:,.3f} GB in {len(files):,} {kind} files",
+        "size": f"{sum(sizes.values()) / 1e9:,.3f} GB in {len(sizes):,} {kind} files",
     }
     url = hub_url(options)
     if is_audio:
@@ -69,11 +69,6 @@ def card(options: PushOptions) -> str:
 
 Whose voices these are, what they agreed to, and the licence of the recordings: {_FILL_IN}.
 """
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The shards, or tars of audio, of a folder."""
-    return [path for path in folder.rglob("*") if path.suffix in SHARD_SUFFIXES]
 
 
 def hub_url(options: PushOptions) -> str:

@@ -1,22 +1,29 @@
-"""What a folder of shards holds: its files by split, and figures from their indexes."""
+"""What a folder of shards holds: its files by split, what is private in it, and figures from their indexes."""
 
 import json
 import os
+import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from titan_tts.prepare.recordings import SPLITS, json_object
+from titan_tts.prepare.work_folder import RECORD_NAME, read_record
 from torchtitan.models.dit_tts.data.dataset import open_dataset, shard_name
 from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.data.members import VERBATIM
 from torchtitan.models.dit_tts.data.storage import find_shards
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, without_secrets
 from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 STATE_NAME = "export.json"
 _DEFAULT_FRAME_RATE = 25.0
+# Not the phonemes of "/a/".
+_ABSOLUTE_PATH = re.compile(r"(file:|~)?/(.*[^/\s]|.+/.+)|[A-Za-z]:[\\/].*|\\\\.*", re.DOTALL)
 
 
 def shards_of(data: str) -> dict[str, str]:
@@ -35,6 +42,39 @@ def shards_of(data: str) -> dict[str, str]:
             f"{data}: has {count} shards of the name {name}; export one folder at a time"
         )
     return dict(found)
+
+
+def files(folder: Path) -> dict[str, int]:
+    """{name: bytes} of the shards, or tars of audio, of a folder. Refused where they are not those that its export
+    or preparation wrote."""
+    paths = shards_of(str(folder)).values()
+    found = {os.path.relpath(path, folder.absolute()): os.path.getsize(path) for path in paths}
+    state, record = read_state(folder), read_record(folder)
+    wanted = found
+    if state is not None:  # without "shards" until it is complete
+        wanted = state.get("shards", {})
+    elif record is not None:
+        wanted = {name: each["bytes"] for name, each in record["shards"].items()}
+    if other := {name for name, _ in wanted.items() ^ found.items()}:
+        raise InputError(
+            f"{folder}: {named(sorted(other), 3)} unfinished, missing, cut or foreign, by {STATE_NAME if state else RECORD_NAME}; "
+            f"run titan-tts {'data export' if state else 'prepare'} again, or move foreign files away"
+        )
+    return found
+
+
+def private_columns(metadata: Mapping[str, Any]) -> list[str]:
+    """Names in a sample's JSON that tell who annotated it, where files lie on a machine, or how to log in to a store."""
+    others = [name for name in metadata if name not in ("text", VERBATIM)]
+    return [name for name in others if name == "annotator" or _is_private(metadata[name])]
+
+
+def _is_private(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return any(map(_is_private, value.values() if isinstance(value, dict) else value))
+    if not isinstance(value, str):
+        return False
+    return _ABSOLUTE_PATH.fullmatch(value) is not None or without_secrets(value) != value
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:

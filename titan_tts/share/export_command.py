@@ -15,6 +15,8 @@ def run(options: Options) -> int:
         f"{options.out} is complete: {written['files']} files, {written['bytes'] / 1e9:.3f} GB, {written['samples']} "
         f"samples; {written['new']} files written now"
     )
+    if written["left_out"]:
+        show(f"left out of the samples' JSON as private: {', '.join(written['left_out'])}")
     if options.to == "parquet":
         train = f"{options.out}/train" if "train" in written["folders"] else options.out
         show(f"train on it:  titan-tts train CONFIG --data.path {train}")

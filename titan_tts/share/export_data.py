@@ -1,6 +1,6 @@
 """Exports a dataset, one file per shard, in parallel processes; each file is complete or absent.
 
-OUT/export.json                          what it is made from and how; another export is refused
+OUT/export.json                          what it is made from and how, another export is refused; at its end the files' bytes
 OUT/train/shard-000000.parquet ...       of DATA/train/shard-000000.tar ...
 OUT/train-shard-000000.tar ...           or its audio
 OUT/prepare.json                         of DATA, with the new files (Parquet only)
@@ -37,7 +37,7 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     to_parquet = options.to == "parquet"
     first = next((i for i in map(load_index, shards.values()) if len(i)), None)
     dataset = open_dataset(list(shards.values()), first.channels if first else 128)
-    state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "files": len(shards)}
+    state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "private": "left out"}
     devices, codec_name = ["cpu"], ""
     if not to_parquet:
         devices = codec_devices(options.device)
@@ -50,16 +50,22 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
         for name in shards
     }
     files = {name: out / file for name, file in names.items()}
-    _begin(out, state)
+    complete = _begin(out, state)
     counts = Counter(dataset.shard.tolist())
     samples = {name: counts[number] for number, name in enumerate(shards)}
-    missing = [name for name, path in files.items() if not path.exists()]
+    missing = [
+        name
+        for name, path in files.items()
+        if not path.exists()
+        or path.stat().st_size != complete.get(names[name], path.stat().st_size)
+    ]
     settings = {"references": options.references, "audio": options.audio, "codec": codec_name}
     jobs = [
         (shards[name], str(files[name]), json.dumps(settings | {"split": os.path.dirname(name)}))
         for name in missing
     ]
     workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
+    left_out: set[str] = set()
     there = sum(samples.values()) - sum(samples[name] for name in missing)
     with (
         open_engine("local", max(workers, len(devices)), devices) as runner,
@@ -70,6 +76,7 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
             if "error" in result:
                 raise InputError(result["error"])
             bar.update(result["samples"])
+            left_out.update(result["left_out"])
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if to_parquet:
         _write_record(
@@ -77,9 +84,12 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
             out,
             {file: {"bytes": sizes[n], "samples": samples[n]} for n, file in names.items()},
         )
+    state["shards"] = {file: sizes[name] for name, file in names.items()}
+    write_atomic(out / STATE_NAME, json.dumps(state, indent=1) + "\n")
     return {
         "files": len(files),
         "new": len(missing),
+        "left_out": sorted(left_out),
         "samples": len(dataset),
         "bytes": sum(sizes.values()),
         "folders": sorted({os.path.dirname(name) for name in shards}),
@@ -102,8 +112,8 @@ def _codec_name(options: ExportOptions, device: str) -> str:
     return codec.name
 
 
-def _begin(out: Path, state: dict[str, Any]) -> None:
-    """Makes the folder of a new export, or finds one of the same."""
+def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
+    """Makes the folder of a new export, or finds one of the same. Returns {file: bytes} of a complete one."""
     path = out / STATE_NAME
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         check_writable(path, "OUT")
@@ -112,10 +122,12 @@ def _begin(out: Path, state: dict[str, Any]) -> None:
     found = read_state(out)
     if found is None:
         raise InputError(f"OUT = {out} holds no export; give a new folder")
+    complete = found.pop("shards", {})
     if changed := difference(found, state):
         raise InputError(
             f"OUT = {out} holds another export ({changed}); give a new folder or remove it"
         )
+    return complete
 
 
 def _write_record(options: ExportOptions, out: Path, shards: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from titan_tts.prepare.work_folder import cannot_write
+from titan_tts.share.contents import private_columns
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -28,7 +29,7 @@ _MP3_BIT_RATE = 64_000
 
 
 def write_parquet(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
-    """{"samples": number}, or {"error": sentence}."""
+    """{"samples": number, "left_out": private columns}, or {"error": sentence}."""
     drop = json.loads(settings)["references"] == "drop"
     try:
         index = load_index(source)
@@ -40,15 +41,22 @@ def write_parquet(source: str, target: str, settings: str, device: str) -> dict[
                 int(columns["reference_frames"] @ columns["reference_item_bytes"]) * index.channels
             )
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        rows = _rows(dataset, drop)
+        left_out: set[str] = set()
+        rows = _rows(dataset, drop, left_out)
         write_parquet_shard(target, rows, dataset.latent_channels, shard_bytes)
         written = load_index(target)  # here, where it runs in parallel
-        assert drop or written.digest == index.digest, f"{target} differs from {source}"
+        same = ["frames", "latents_hash"]
+        same += [] if drop else ["reference_frames", "reference_hash"]
+        is_same = written.keys == index.keys and not written.problems
+        if not is_same or any((written.columns[n] != index.columns[n]).any() for n in same):
+            Path(target).unlink()
+            Path(f"{target}.idx").unlink(missing_ok=True)
+            raise InputError(f"{target} differs from {source}, and is removed; check the disk")
     except InputError as error:
         return {"error": str(error)}
     except OSError as error:
         return {"error": cannot_write(target, error)}
-    return {"samples": len(dataset)}
+    return {"samples": len(dataset), "left_out": sorted(left_out)}
 
 
 def write_audio(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
@@ -64,9 +72,13 @@ def write_audio(source: str, target: str, settings: str, device: str) -> dict[st
             atomic_file(target) as file,
             tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
+            left_out: set[str] = set()
             for sample, fetched in _fetched(dataset):
                 loaded = dataset.load(sample, fetched=fetched)
                 metadata = _without_reference(loaded.metadata)
+                for column in private_columns(metadata):
+                    left_out.add(column)
+                    del metadata[column]
                 if given["split"]:
                     metadata["split"] = given["split"]
                 waveform = _waveform(codec, loaded.latents, metadata)
@@ -80,7 +92,7 @@ def write_audio(source: str, target: str, settings: str, device: str) -> dict[st
         return {"error": str(error)}
     except OSError as error:
         return {"error": cannot_write(target, error)}
-    return {"samples": len(dataset)}
+    return {"samples": len(dataset), "left_out": sorted(left_out)}
 
 
 # A process's codec: its weights are loaded once, not for each shard.
@@ -95,14 +107,17 @@ def _fetched(dataset: Dataset) -> Iterator[tuple[int, bytearray | None]]:
         yield from ((sample, fetched.get(sample)) for sample in samples)
 
 
-def _rows(dataset: Dataset, drop: bool) -> Iterator[Row]:
+def _rows(dataset: Dataset, drop: bool, left_out: set[str]) -> Iterator[Row]:
+    """`left_out`: gets the names of private columns."""
     for sample, fetched in _fetched(dataset):
         *arrays, metadata = map(bytes, dataset.stored(sample, fetched))
         lengths = [int(getattr(dataset, array.length)[sample]) for array in members.ARRAYS]
         cells = list(map(Cell, arrays, lengths))
+        values = json.loads(metadata)
+        private = private_columns(values)
+        left_out.update(private)
+        where = f"sample '{dataset.sample_id(sample)}'"
         if drop:
-            where = f"sample '{dataset.sample_id(sample)}'"
-            values = json.loads(metadata)
             if members.REFERENCE_PARTS in values:
                 raise InputError(
                     f"--references drop, but the reference of {where} joins recordings, without which a speaker is lost; "
@@ -112,11 +127,16 @@ def _rows(dataset: Dataset, drop: bool) -> Iterator[Row]:
             cells = [
                 Cell(b"") if is_reference else cell for is_reference, cell in zip(kinds, cells)
             ]
+            values = _without_reference(values)
+        if drop or private:
             hashes = {
                 array.suffix: xxhash.xxh3_64_hexdigest(cell.data or b"")
                 for array, cell in zip(members.ARRAYS, cells)
             }
-            metadata = metadata_bytes(where, _without_reference(values), hashes)
+            values = {
+                name: v for name, v in values.items() if name not in (*private, members.HASHES_KEY)
+            }
+            metadata = metadata_bytes(where, values, hashes)
         yield Row(dataset.key(sample), cells, Cell(metadata))
 
 

@@ -45,8 +45,11 @@ class PushOptions:
     name: Annotated[Positional[str], arg(metavar="OWNER/NAME")]
     """Dataset of the hub, a new one or your own."""
 
-    private: bool = False
-    """Make it private if it is a new one."""
+    public: bool = False
+    """Publish it; without it the dataset is, and has to be, private."""
+
+    replace: bool = False
+    """Delete shards of the dataset that FOLDER lacks."""
 
     license: str = "unknown"
     """Licence of the recordings for the card, such as cc-by-4.0."""

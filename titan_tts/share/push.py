@@ -1,34 +1,34 @@
 """Uploads a folder of shards to the hub."""
 
+from glob import escape
 from pathlib import Path
 
-from titan_tts.share.card import card, files_in, hub_url
-from titan_tts.share.contents import STATE_NAME, read_state
+from titan_tts.share.card import card, hub_url
+from titan_tts.share.contents import files, private_columns, read_state
 from titan_tts.share.options import PushOptions
 from titan_tts.speak.hub import is_hub_name, upload_folder
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.index import load_index
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import SHARD_SUFFIXES, write_atomic
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 CARD = "README.md"
-_PATTERNS = [f"*{suffix}{end}" for suffix in SHARD_SUFFIXES for end in ("", ".idx")]
-_PATTERNS += [CARD, RECORD_NAME, STATE_NAME]
 
 
 def push(options: PushOptions) -> list[str]:
     """Writes the card, if there is none, and uploads what is not there yet. Returns what was done, in sentences."""
-    folder = Path(options.folder)
-    if not is_hub_name(options.name):
-        raise InputError(f"{options.name}: is no name of the hub; give OWNER/NAME")
+    folder, name = Path(options.folder), options.name
+    if not is_hub_name(name):
+        raise InputError(f"{name}: is no name of the hub; give OWNER/NAME")
     if not folder.is_dir():
         raise InputError(
             f"{folder}: is no folder; give an output of titan-tts prepare or titan-tts data export"
         )
-    files, wanted = len(files_in(folder)), (read_state(folder) or {}).get("files")
-    if wanted not in (None, files):
-        raise InputError(
-            f"{folder}: has {files} files of an export of {wanted}; run titan-tts data export again"
-        )
+    shards = files(folder)
+    if read_state(folder) is None:  # an export has left it out
+        _check_private(folder, list(shards))
     path = folder / CARD
     done = [f"{path} is kept as it is; remove it to have it written anew"]
     if not path.exists():
@@ -36,7 +36,42 @@ def push(options: PushOptions) -> list[str]:
         done = [f"{path} is written; fill in whose voices they are, and the licence"]
     if options.card_only:
         return done
+    names = {CARD, RECORD_NAME, *shards, *(f"{shard}.idx" for shard in shards)}
+
+    def choose(is_private: bool, there: list[str]) -> tuple[list[str], list[str]]:
+        require(
+            is_private != options.public,
+            f"{name}: is {'private' if is_private else 'public'}, and an upload does not change that; "
+            f"{'leave out' if options.public else 'give'} --public, give another name, or change it on the hub",
+        )
+        stale = [
+            each
+            for each in there
+            if each not in names and each.removesuffix(".idx").endswith(SHARD_SUFFIXES)
+        ]
+        require(
+            options.replace or not stale,
+            f"{name}: {named(sorted(stale), 3)} there, but not in {folder}, would be trained on, too; give --replace to delete "
+            "what is not in the folder, or another name",
+        )
+        if CARD in there:
+            done.append(f"{CARD} of {name} is kept as it is; edit it on the hub")
+        return list(map(escape, names - ({CARD} & set(there)))), list(map(escape, stale))
+
     address = upload_folder(
-        folder, options.name, _PATTERNS, options.private, "titan-tts data push", kind="dataset"
+        folder, name, choose, not options.public, "titan-tts data push", kind="dataset"
     )
     return [*done, address, f"train on it:  titan-tts train CONFIG --data.path {hub_url(options)}"]
+
+
+def _check_private(folder: Path, shards: list[str]) -> None:
+    """Refuses shards with private columns in the samples' JSON."""
+    paths = [str(folder / shard) for shard in shards]
+    dataset = open_dataset(paths, load_index(paths[0]).channels)
+    for sample in range(len(dataset)):
+        if found := private_columns(dataset.metadata(sample)):
+            raise InputError(
+                f"{folder}: the JSON of sample '{dataset.sample_id(sample)}' has {named(found, 3)} (a person, a path "
+                f"of a machine, or a password); push what titan-tts data export {folder} OUT --to parquet makes, which "
+                "leaves them out"
+            )

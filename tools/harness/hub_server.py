@@ -17,6 +17,7 @@ class HubServer(http.server.ThreadingHTTPServer):
     Attributes:
         files: "OWNER/NAME/PATH" -> content, of all models; datasets have "datasets/" before it.
         token: requests without it are answered with 401; empty: any may come.
+        private: "OWNER/NAME" -> whether it is, of repositories that were asked for.
         created: what repositories were asked for.
         ranges: the Range headers of downloads.
     """
@@ -28,6 +29,7 @@ class HubServer(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files: dict[str, bytes] = {}
         self.token = token
+        self.private: dict[str, bool] = {}
         self.created: list[dict[str, Any]] = []
         self.ranges: list[str | None] = []
 
@@ -76,6 +78,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.created.append(asked)
             kind = "datasets/" if asked.get("type") == "dataset" else ""
             name = f"{kind}{asked['organization']}/{asked['name']}"
+            if name in self.server.private:  # `private` is not looked at
+                return 409, {}, json.dumps({"url": f"{self.server.url}/{name}"}).encode()
+            self.server.private[name] = (
+                asked.get("private", False) or asked.get("visibility") == "private"
+            )
             return 200, {}, json.dumps({"url": f"{self.server.url}/{name}"}).encode()
         if path == "/api/validate-yaml":
             return 200, {}, json.dumps({"errors": [], "warnings": []}).encode()
@@ -111,6 +118,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return 200, {}, json.dumps({"files": modes}).encode()
         if path == "/commit/main":
             for line in map(json.loads, body.splitlines()):
+                if line["key"] == "deletedFile":
+                    del self.server.files[f"{name}/{line['value']['path']}"]
                 if line["key"] == "file":
                     value = line["value"]
                     content = base64.b64decode(value["content"])
@@ -118,12 +127,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             address = f"{self.server.url}/{name}/commit/{_COMMIT}"
             return 200, {}, json.dumps({"commitUrl": address, "commitOid": _COMMIT}).encode()
         names = self.server.names(name)
-        if not names:
+        if not names and name not in self.server.private:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         if found := re.fullmatch(r"/tree/[^/]+(?:/(.*))?", path):
             return 200, {}, json.dumps(self._tree(name, found[1] or "")).encode()
         siblings = [{"rfilename": each} for each in names]
         about = {"id": name.removeprefix("datasets/"), "sha": _COMMIT, "siblings": siblings}
+        about["private"] = self.server.private.get(name, False)
         return 200, {}, json.dumps(about).encode()
 
     def _tree(self, name: str, folder: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Exported data: the same samples as Parquet files, the same speech as audio; continued, and refused if it is another."""
 
 import json
+import shutil
 import tarfile
 
 import numpy as np
@@ -144,3 +145,24 @@ def test_what_cannot_be_exported(prepared, tmp_path, capsys):
     finally:
         (prepared / "away").rename(prepared / "prepare.json")
     assert "give the one that encoded it by --codec" in capsys.readouterr().err
+
+
+def test_a_file_that_was_cut_is_written_again(prepared, parquet, tmp_path):
+    out = shutil.copytree(parquet, tmp_path / "out")
+    path = out / "train/shard-000001.parquet"
+    before = path.read_bytes()
+    path.write_bytes(before[:99])
+    export(prepared, out, "--to=parquet")
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_differs_from_its_shard_does_not_stay(prepared, tmp_path, monkeypatch, capsys):
+    def wrong(path, rows, *rest):
+        export_write(path, list(rows)[1:], *rest)
+
+    export_write = export_shard.write_parquet_shard
+    monkeypatch.setattr(export_shard, "write_parquet_shard", wrong)
+    arguments = ["data", "export", str(prepared), str(tmp_path / "out"), "--to=parquet"]
+    assert main([*arguments, "--workers=1"]) == 2
+    assert "differs from" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.parquet*"))

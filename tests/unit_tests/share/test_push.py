@@ -1,12 +1,14 @@
 """Data on the hub: pushed with a card, and trained from as from the folder."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.helpers import speech_corpora as corpora
 from tests.helpers.sentences import refused
 from titan_tts.cli import main
 from torchtitan.models.dit_tts.data import remote
@@ -29,7 +31,11 @@ def front_matter(folder):
 def test_what_is_pushed_is_trained_from(hub, data, train, capsys, tmp_path):
     (data / "train/text_features").mkdir()
     (data / "train/text_features/x.safetensors").write_bytes(b"")
-    assert main(["data", "push", str(data), "me/corpus", "--private", "--license=cc0-1.0"]) == 0
+    for name in ("backup/home.tar", "work.tmp/.hid.tar"):
+        (data / name).parent.mkdir()
+        (data / name).write_bytes(b"mine")
+    assert main(["data", "push", str(data), "me/corpus", "--license=cc0-1.0"]) == 0
+    assert hub.private == {"datasets/me/corpus": True}
     out = capsys.readouterr().out
     assert f"{hub.url}/datasets/me/corpus/commit/" in out and "hf://me/corpus/train" in out
     tars = [
@@ -114,8 +120,91 @@ def test_what_the_hub_refuses_is_one_sentence(hub, data, monkeypatch, capsys):
     assert main(["data", "export", str(data), "out", "--to=parquet", "--workers=1"]) == 0
     Path("out/train/shard-000001.parquet").unlink()
     assert main(["data", "push", "out", "me/corpus"]) == 2
-    assert "has 3 files of an export of 4" in capsys.readouterr().err
+    assert "'train/shard-000001.parquet' unfinished, missing, cut" in capsys.readouterr().err
     monkeypatch.setenv("HF_TOKEN", "wrong")
     assert main(["data", "push", str(data), "me/corpus"]) == 2
     assert "the upload failed" in capsys.readouterr().err
     assert json.loads((data / "prepare.json").read_text())["sample_rate"] == 16_000
+
+
+def push(*options):
+    return main(["data", "push", *map(str, options)])
+
+
+def test_a_public_dataset_is_asked_for(hub, data, capsys):
+    assert push(data, "me/corpus", "--public") == 0 and not hub.private["datasets/me/corpus"]
+    assert push(data, "me/corpus") == 2
+    assert "me/corpus: is public" in capsys.readouterr().err
+    assert push(data, "me/other") == 0 and push(data, "me/other", "--public") == 2
+    assert "me/other: is private" in capsys.readouterr().err
+
+
+def test_the_hub_has_no_mixture(hub, data, capsys):
+    there = "datasets/me/corpus"
+    old = {
+        "README.md": b"theirs",
+        "train/shard-000077.tar": b"x",
+        "train/shard-000000.parquet": b"x",
+    }
+    hub.private[there] = True
+    hub.files |= {f"{there}/{name}": content for name, content in old.items()}
+    assert push(data, "me/corpus") == 2 and hub.names(there) == sorted(old)
+    error = capsys.readouterr().err
+    assert "'train/shard-000000.parquet', 'train/shard-000077.tar' there" in error
+    assert push(data, "me/corpus", "--replace") == 0
+    assert "README.md of me/corpus is kept" in capsys.readouterr().out
+    assert not set(list(old)[1:]) & set(hub.names(there)) and len(hub.names(there)) == 10
+    assert hub.files[f"{there}/README.md"] == b"theirs"
+
+
+@pytest.mark.parametrize(
+    "harm, words",
+    [
+        (lambda out: (out / "export.json").write_text('{"to": "parquet"}'), "unfinished"),
+        (
+            lambda out: (out / "heldout/x.parquet").write_bytes(b""),
+            "'heldout/x.parquet' unfinished",
+        ),
+        (lambda out: os.truncate(out / "train/shard-000001.parquet", 99), "000001.parquet' unf"),
+        (lambda out: [shutil.rmtree(out / name) for name in ("train", "heldout")], "matches no"),
+    ],
+)
+def test_what_is_not_complete_is_not_pushed(prepared, tmp_path, capsys, harm, words):
+    out = tmp_path / "out"
+    assert main(["data", "export", str(prepared), str(out), "--to=parquet", "--workers=1"]) == 0
+    harm(out)
+    assert push(out, "me/corpus", "--card-only") == 2 and words in capsys.readouterr().err
+
+
+def test_a_prepared_folder_that_was_cut_is_not_pushed(data, capsys):
+    os.truncate(data / "train/shard-000001.tar", 10_240)
+    assert push(data, "me/corpus", "--card-only") == 2
+    assert "'train/shard-000001.tar' unfinished, missing, cut" in capsys.readouterr().err
+
+
+PRIVATE = {
+    "annotator": "Jane",
+    "original": "/home/jane/a.wav",
+    "origin": {"url": ["s3://KEY:SECRET@bucket/x"]},
+}
+
+
+@pytest.mark.parametrize("to", ["parquet", "audio-tars"])
+def test_what_is_private_is_left_out(tmp_path, capsys, to):
+    listed = corpora.write_tones(tmp_path / "wavs", ["a", "b"], 0.3, speaker="s", split="train")
+    rows = [json.loads(line) for line in listed.read_text().splitlines()]
+    rows[1] |= PRIVATE | {"phonemes": "/a/", "origin_name": "x/y.wav", "text": "/home/x, ~/y"}
+    listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data, out = tmp_path / "data", tmp_path / "out"
+    corpora.prepare(listed, data)
+    assert push(data, "me/corpus", "--card-only") == 2
+    error = capsys.readouterr().err
+    assert "'annotator', 'origin', 'original'" in error and "shard-000000:b" in error
+    assert "titan-tts data export" in error
+    assert main(["data", "export", str(data), str(out), f"--to={to}", "--workers=1"]) == 0
+    assert "annotator, origin, original" in capsys.readouterr().out
+    assert push(out, "me/corpus", "--card-only") == 0
+    content = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
+    assert not [word for word in (b"Jane", b"jane", b"SECRET") if word in content]
+    assert b'"phonemes": "/a/"' in content.replace(b'":"', b'": "') and b"x/y.wav" in content
+    assert b"/home/x, ~/y" in content
