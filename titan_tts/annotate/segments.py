@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations, show_left_out
 from titan_tts.collect.collection import COLLECTION_NAME, write_collection
+from titan_tts.collect.folder import FILES, RECORD_NAME, is_complete, read_lines, read_record
 from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats.manifest import Manifest
 from titan_tts.prepare.recordings import Unusable, json_object
@@ -22,7 +23,7 @@ class Segment:
 
     Attributes:
         text: the (clean) transcript, under whichever name the row has it.
-        row: its JSON, as the file has it; `line` holds the same as text.
+        row: its JSON; of a collected folder with `source` and `speaker`. `line`: as the file has it, with its end.
         audio: where the audio is, see `prepare.audio_reader`.
     """
 
@@ -65,16 +66,26 @@ class Segment:
 
 
 def read_segments(target: Path) -> dict[str, Segment]:
-    """{id: segment} of a collected folder (files/*/segments.jsonl) or of a .jsonl manifest, in the files' order."""
-    is_manifest = target.suffix == MANIFEST_SUFFIX and target.is_file()
-    lists = [target] if is_manifest else sorted(target.glob("files/*/segments.jsonl"))
+    """{id: segment} of a .jsonl manifest, or of the recordings that a collected folder's collect.json names, in the
+    files' order."""
+    lists, speakers = {target: ""}, {}
+    if target.suffix != MANIFEST_SUFFIX or not target.is_file():
+        names = read_record(target)["files"] if (target / RECORD_NAME).exists() else {}
+        files = [file for file in sorted(names) if is_complete(target, file)]
+        lists = {target / FILES / file / "segments.jsonl": names[file] for file in files}
+        known = target / COLLECTION_NAME
+        rows = read_lines(known) if known.exists() else []
+        speakers = {row["id"]: row["speaker"] for row in rows}
     require(
         bool(lists),
         f"{target} has no segments; give a folder that `titan-tts collect` wrote, or a .jsonl file with audio and text",
     )
     found: dict[str, Segment] = {}
-    for path in lists:
+    for path, source in lists.items():
         for segment in _read(path):
+            if source:
+                facts = {"source": source, "speaker": speakers.get(segment.id, "")}
+                segment = replace(segment, row=segment.row | facts)
             unknown = segment.id not in found
             require(unknown, f"{path}: two rows have the id {segment.id!r}; give each its own")
             found[segment.id] = segment

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.helpers.collected import segment_id, write_collected, write_list
+from tests.helpers.collected import FILE, segment_id, write_collected, write_list
 from tests.helpers.sentences import refused
 from titan_tts.annotate import assignment
 from titan_tts.annotate.agreement import agreement, cohens_kappa, differences
@@ -201,6 +201,23 @@ def test_the_collection_has_what_was_decided(folder):
     assert rows[segment_id(2)].items() >= changed.items()
     assert rows[segment_id(1)]["text"] == "Text 1." and "annotated" not in rows[segment_id(1)]
     assert {path: path.read_bytes() for path in folder.glob("files/*/*")} == audio
+
+
+def test_only_recordings_of_the_collection_come(folder):
+    files, record = folder / "files", folder / "collect.json"
+    desk = opened(folder)
+    assert {each.row["speaker"] for each in desk.order} == {""}
+    desk.judge("ann", segment_id(0), "accept", "mine", None)
+    write_annotated(folder)
+    pruned = files / ("0" * 16)
+    pruned.mkdir()
+    content = (files / FILE / "segments.jsonl").read_text().replace(FILE, pruned.name)
+    (pruned / "segments.jsonl").write_text(content)
+    content = json.loads(record.read_text())  # with one that is not made yet
+    record.write_text(json.dumps(content | {"files": content["files"] | {"f" * 16: "new.mp3"}}))
+    rows = [each.row for each in read_segments(folder).values()]
+    assert [row["id"] for row in rows] == [*map(segment_id, range(5))]
+    assert {(row["source"], row["speaker"]) for row in rows} == {("talk.mp3", "s0001")}
 
 
 def test_what_cannot_be_annotated(tmp_path, folder):
