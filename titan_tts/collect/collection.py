@@ -2,7 +2,9 @@
 weights, and what annotators decided. It is made from files/ and may be made again at any time.
 """
 
+import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +16,21 @@ from titan_tts.collect.folder import (
     as_lines,
     check_ids,
     is_complete,
-    read_lines,
     read_record,
     read_recording,
 )
+from titan_tts.prepare.recordings import json_object
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import write_atomic
 
-COLLECTION_NAME = "collection.jsonl"
+COLLECTION_NAME, SPEAKERS_NAME = "collection.jsonl", "speakers.json"
 _EDITED = {"annotated", "annotator", "text", "text_verbatim"}
 
 
 def write_collection(output: Path) -> list[dict[str, Any]]:
     """Makes OUTPUT/collection.jsonl; returns its rows, sorted by id.
 
-    Speakers keep the names that they have in an earlier collection.jsonl. Rejected segments take part in finding the
+    Speakers keep the names that they have in speakers.json. Rejected segments take part in finding the
     speakers, so that these do not change with every judgement.
     """
     made_of = read_record(output)
@@ -46,8 +48,7 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
         len(sizes) <= 1,
         f"{output}: its embeddings have the sizes {sizes}; they must be of one encoder",
     )
-    path = output / COLLECTION_NAME
-    known = _speakers(path)
+    known = _speakers(output / SPEAKERS_NAME)
     labels, similarity = _clusters(
         np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32),
         np.array(owners, np.int64),
@@ -56,12 +57,14 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     )
     for row, label, cosine in zip(rows, labels, similarity, strict=True):
         row |= {"speaker": f"s{label:04d}", "speaker_similarity": round(float(cosine), 4)}
+    numbers = {row["id"]: label for row, label in zip(rows, labels.tolist(), strict=True)}
+    write_atomic(output / SPEAKERS_NAME, json.dumps(numbers, indent=0))
     rows = edited(rows, annotations(output))
     for row, weight in zip(rows, _weights(rows), strict=True):
         row["weight"] = round(float(weight), 6)
     check_ids(rows)
     rows.sort(key=lambda row: row["id"])
-    write_atomic(path, as_lines(rows))
+    write_atomic(output / COLLECTION_NAME, as_lines(rows))
     return rows
 
 
@@ -78,10 +81,13 @@ def _weights(rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def _speakers(path: Path) -> dict[str, int]:
-    """{segment: number of its speaker} in an earlier collection.jsonl."""
-    if not path.exists():
-        return {}
-    return {row["id"]: int(row["speaker"][1:]) for row in read_lines(path)}
+    """{segment: number of its speaker} of the last time, of rejected segments, too."""
+    known = json_object(path.read_bytes()) if path.exists() else {}
+    require(
+        known is not None and all(type(number) is int for number in known.values()),
+        f"{path}: does not have a number for each segment; remove it, and speakers are named anew",
+    )
+    return known or {}
 
 
 def edited(
@@ -94,5 +100,15 @@ def edited(
         edit = edits.get(row["id"], {})
         if edit is not None:
             assert edit.keys() <= _EDITED, edit.keys()
-            kept.append(row | edit)
+            kept.append(_measured_again(row | edit) if edit else row)
     return kept
+
+
+def _measured_again(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the figures of its text anew, which a person has confirmed: that is an agreement of 1."""
+    from titan_tts.collect.quality import Figures
+
+    rate = len(row["text"]) / (row["stop"] - row["start"])
+    figures = {field.name: row[field.name] for field in fields(Figures)}
+    quality = Figures(**figures | {"agreement": 1.0, "chars_per_second": rate}).quality
+    return row | {"agreement": None, "chars_per_second": round(rate, 2), "quality": quality}

@@ -2,6 +2,7 @@
 
     OUTPUT/
       collect.json             settings and versions, and {FILE_ID: name in SOURCE} of what it was made from
+      speakers.json            {SEGMENT_ID: number of its speaker}, by which speakers keep their names
       queue.sqlite             the jobs, unless --queue names a database
       files/FILE_ID/           of one recording, renamed into place when it is complete
         recording.json         {"seconds", "rate", "channels"}

@@ -22,8 +22,8 @@ class Settings:
     """Recognizer of the text: whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER or package.module:factory."""
 
     verbatim_recognizer: str = ""
-    """Another recognizer, for the verbatim text and to compare with; empty: the text is the verbatim one, too, there is
-    no agreement, and no segment is of high quality."""
+    """Another recognizer, for the verbatim text and to compare with; empty: there is none and no agreement, and
+    no segment is of high quality until a person has accepted its text."""
 
     language: str = ""
     """Language code of the recordings, such as en; empty: as the recognizer tells it."""

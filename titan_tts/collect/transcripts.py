@@ -19,10 +19,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What was heard in a segment. With one recognizer both texts are the same and nothing is compared."""
+    """What was heard in a segment. With one recognizer there is one text, and nothing is compared."""
 
     text: str
-    text_verbatim: str
+    text_verbatim: str | None
     agreement: float | None  # of the two texts, 0 to 1; None where there is one recognizer
     language: str  # as the recognizer tells it, else the setting
 
@@ -55,8 +55,8 @@ class Transcriber:
             verbatim = self._hear(self.verbatim, some) if self.verbatim else {}
             for key, (text, told) in clean.items():
                 language = told or self.language
-                other = verbatim[key][0] if self.verbatim else text
-                agreed = agreement(text, other, language) if self.verbatim else None
+                other = verbatim[key][0] if self.verbatim else None
+                agreed = None if other is None else agreement(text, other, language)
                 found[key] = Transcript(
                     text=text, text_verbatim=other, agreement=agreed, language=language
                 )

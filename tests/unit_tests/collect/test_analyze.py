@@ -120,7 +120,7 @@ def test_one_recognizer_and_a_recording_without_speech(settings):
     alone = Settings(recognizer=settings.recognizer, speaker_encoder=settings.speaker_encoder)
     analyzer = Analyzer(alone)
     (found,) = analyzer.analyze(recording((300, 2)), RATE)
-    assert isinstance(found, Segment) and found.text == found.text_verbatim != ""
+    assert isinstance(found, Segment) and found.text and found.text_verbatim is None
     assert found.agreement is None and found.language == "" and found.quality != "high"
     assert analyzer.analyze(recording((0, 3)), RATE) == []
     assert analyzer.analyze(np.zeros((0, 1), np.float32), RATE) == []

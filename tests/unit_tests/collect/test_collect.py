@@ -372,21 +372,49 @@ def test_rows_of_a_collection_are_checked_together(source, output, collect):
     refused(lambda: check_ids([rows[0], rows[1] | {"id": rows[0]["id"]}]), rows[0]["id"])
 
 
+def test_a_speaker_whose_segments_are_rejected_keeps_its_name(
+    source, output, collect, monkeypatch, capsys
+):
+    loudest = source / "003.wav"
+    kept = loudest.read_bytes()
+    loudest.unlink()
+    collect(source, output)
+    last = {row["id"]: None for row in read_rows(output) if row["speaker"] == "s0003"}
+    monkeypatch.setattr(collection, "annotations", lambda folder: last)
+    write_collection(output)
+    lines = (output / "collection.jsonl").read_text().replace("s0001", "Anna")
+    (output / "collection.jsonl").write_text(lines)  # by hand
+    loudest.write_bytes(kept)
+    collect(source, output)
+    assert {row["speaker"] for row in read_rows(output)} == {"s0001", "s0002", "s0004"}
+    (output / "speakers.json").write_text('{"x": "Anna"}')
+    assert collect(source, output) == 2 and "speakers.json: does not" in capsys.readouterr().err
+
+
 def test_annotations_change_their_own_rows_and_nothing_else(source, output, collect, monkeypatch):
     collect(source, output)
     rows, files = read_rows(output), tree(output / "files")
     changed, rejected = rows[2]["id"], rows[5]["id"]
-    edit = {"annotated": True, "annotator": "ann", "text": "Mended.", "text_verbatim": "uh mended"}
+    edit = {
+        "annotated": True,
+        "annotator": "ann",
+        "text": "Mended at last.",
+        "text_verbatim": "uh mended",
+    }
     edits = {changed: edit, rejected: None, "0-0-0": edit}  # the last one's file was edited
     monkeypatch.setattr(collection, "annotations", lambda folder: edits)
     made = write_collection(output)
     assert made == read_rows(output) and len(made) == len(rows) - 1
     for row in made:
         before = next(each for each in rows if each["id"] == row["id"])
-        expected = before | edit if row["id"] == changed else before
+        # 15 characters in a second, confirmed.
+        new = {"chars_per_second": 15.0, "agreement": None, "quality": "high"} | edit
+        expected = before | new if row["id"] == changed else before
         assert row | {"weight": 0} == expected | {"weight": 0}
     assert tree(output / "files") == files
     monkeypatch.setattr(collection, "annotations", lambda folder: {})
     assert write_collection(output) == rows  # an undo brings all back
+    [short] = edited([rows[2]], {changed: edit | {"text": "No."}})
+    assert (short["chars_per_second"], short["quality"]) == (3.0, "medium")
     with pytest.raises(AssertionError):
         edited(rows, {changed: {"id": "another"}})
