@@ -143,6 +143,13 @@ def test_a_file_that_is_cut_or_corrupt_is_a_problem_of_the_shard(both):
         ({"latents": [[1.0, 2.0]]}, "its column latents is list<"),
         ({"key": pyarrow.array([1])}, "its column key is int64, not string"),
         ({"extra": {}}, "it has no titan_tts.channels"),
+        *(
+            (
+                {"extra": EXTRA | {"titan_tts.shard_bytes": size}},
+                "its titan_tts.shard_bytes is no number",
+            )
+            for size in ("-1", "0", "9" * 19, "1" * 5000, "x")
+        ),
     ],
 )
 def test_other_tables_are_refused(tmp_path, changes, words):
@@ -167,6 +174,15 @@ def test_other_tables_are_refused(tmp_path, changes, words):
             "the latents of sample 'a' is missing",
         ),
         ({"key": pyarrow.array([None], pyarrow.string()), "latents": [b""]}, "of sample ''"),
+        (
+            {"reference_frames": pyarrow.array([None], pyarrow.int32())},
+            "the reference of sample 'a' is missing",
+        ),
+        *(
+            ({"key": [key]}, "cannot name a sample; use a relative name")
+            for key in ("", "a.b", "a\0b", "../../x", "/etc/x", "a/./b", "a/")
+        ),
+        ({"key": pyarrow.array([None], pyarrow.string())}, "key '' cannot name a sample"),
         ({"metadata": ["[]"]}, "the metadata of sample 'a' is not a UTF-8 JSON object"),
         ({"latents": [np.full((3, CHANNELS), np.nan, np.float16).tobytes()]}, "NaN or infinite"),
     ],

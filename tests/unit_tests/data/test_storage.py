@@ -176,6 +176,14 @@ def test_http_mistakes_are_one_sentence(server):
     assert sentence.startswith(f"{url}: cannot be opened (status 403: access denied); ")
 
 
+@pytest.mark.parametrize("secret", ["HIDDEN", "HID/DEN"])
+def test_a_password_in_a_bucket_s_url_is_not_repeated(s3, secret):
+    for call in (open_source, lambda url: find_shards(url.rpartition("/")[0])):
+        sentence = sentence_of(call, f"s3://KEY:{secret}@corpus/train/shard-000001.tar")
+        assert "a user or a password" in sentence
+        assert not [part for part in ("KEY:", "HID", "DEN@") if part in sentence]
+
+
 @pytest.mark.parametrize("status", [503, 429, 408])
 def test_failures_that_pass_are_tried_again(server, caplog, monkeypatch, status):
     waits = []

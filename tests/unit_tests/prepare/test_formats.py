@@ -224,6 +224,38 @@ def test_bad_sources(name, content, message, tmp_path):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+SHARD_ROW = {
+    "key": ["a"],
+    "frames": pyarrow.array([1], pyarrow.int32()),
+    "latents": [bytes(256)],
+    "reference_frames": pyarrow.array([0], pyarrow.int32()),
+    "reference": [b""],
+    "metadata": ['{"text": "a", "speaker": "s"}'],
+}
+
+
+def test_rows_of_a_foreign_shard(tmp_path):
+    def path(rows):
+        parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
+        return tmp_path / "t.parquet"
+
+    assert items_of(path(SHARD_ROW))[0].key == "a"
+    for name in SHARD_ROW:
+        rows = {other: values for other, values in SHARD_ROW.items() if other != name}
+        if name != "latents":
+            with pytest.raises(InputError, match=f"its column {name} is missing, not "):
+                items_of(path(rows))
+            with pytest.raises(InputError, match=f"its column {name} is double, not "):
+                items_of(path(rows | {name: [1.5]}))
+        if name not in ("latents", "reference"):
+            nulls = pyarrow.array([None], pyarrow.table(SHARD_ROW)[name].type)
+            [found] = problems_of(path(rows | {name: nulls}))
+            assert "has nulls" in found.sentence
+    large = pyarrow.array([bytes(256)], pyarrow.large_binary())
+    with pytest.raises(InputError, match="its column latents is large_binary, not binary"):
+        items_of(path(SHARD_ROW | {"latents": large}))
+
+
 @pytest.mark.parametrize(
     "cell, message",
     [

@@ -33,7 +33,8 @@ from titan_tts.prepare.recordings import (
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.members import HASHES_KEY
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.parquet_shard import shard_schema
+from torchtitan.models.dit_tts.errors import InputError, require
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
 # A folder's name up to its first sign or figure; `valentina` holds nothing out.
@@ -77,6 +78,11 @@ class TableCorpus:
                     place: dict[str, Any] = {"table": name, "group": group, "row": row}
                     own_name = f"{os.path.splitext(name)[0]}-{next(numbers):08d}"
                     if table.is_shard:
+                        if None in values.values():
+                            yield Unusable(
+                                own_name, f"has nulls in its columns {', '.join(values)}"
+                            )
+                            continue
                         own_name, place["rows"] = values["key"], [values[n] for n in _LENGTHS]
                         values = _json_of(values)
                     if split and not values.get("split"):
@@ -137,7 +143,13 @@ class Table:
         self.payload = payload
         self.payload_is_path = payload != LATENTS and self._names_files(names[payload])
         self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
-        self.is_shard = payload == LATENTS and types.is_binary(names[payload])
+        self.is_shard = payload == LATENTS and "binary" in str(names[payload])
+        for field in shard_schema() if self.is_shard else ():
+            require(
+                names.get(field.name) == field.type,
+                f"{path}: has latents in bytes, as a shard has, but its column {field.name} is "
+                f"{names.get(field.name, 'missing')}, not {field.type}; give latents as lists of numbers",
+            )
         heavy = {self.reference} | (set() if self.payload_is_path else {payload})
         heavy |= {n for n in names if types.is_binary(names[n]) or types.is_large_binary(names[n])}
         self._listed = [name for name in names if name not in heavy]

@@ -63,6 +63,13 @@ WEIGHT = "weight"
 _WEIGHT_LIMITS = 1e-6, 1e6
 LABELS = ("speaker", "language", "quality", "class")
 """keys of the JSON whose values the index keeps"""
+KEY_RULE = "use a relative name whose last component is not empty and has no dot (the member's suffix begins at it)"
+
+
+def is_key(key: str) -> bool:
+    """Whether it is as `KEY_RULE` says."""
+    *folders, name = key.split("/")
+    return bool(name) and "." not in name and "\0" not in key and not {"", ".", ".."} & {*folders}
 
 
 def suffixes() -> list[str]:

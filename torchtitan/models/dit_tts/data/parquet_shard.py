@@ -74,7 +74,7 @@ class ParquetShard:
         with _corruption():
             self._parquet = pyarrow.parquet.ParquetFile(pyarrow.PythonFile(self._file, mode="r"))
             schema = self._parquet.schema_arrow
-        for wanted in _schema():
+        for wanted in shard_schema():
             found = schema.field(wanted.name).type if wanted.name in schema.names else "missing"
             self._require(
                 found == wanted.type, f"its column {wanted.name} is {found}, not {wanted.type}"
@@ -82,7 +82,10 @@ class ParquetShard:
         stored = schema.metadata or {}
         self._require(stored.get(_CHANNELS, b"").isdigit(), f"it has no {_CHANNELS.decode()}")
         self.channels = int(stored[_CHANNELS])
-        self.shard_bytes = int(stored.get(_SHARD_BYTES, source.size))
+        size = stored.get(_SHARD_BYTES, b"%d" % source.size)
+        is_size = size.isdigit() and len(size) < 20 and 0 < int(size) < 2**63
+        self._require(is_size, f"its {_SHARD_BYTES.decode()} is no number of bytes")
+        self.shard_bytes = int(size)
 
     def rows(self, report: Callable[[str], None]) -> Iterator[Row]:
         """All rows, one group of them in memory at a time. `report`: gets a sentence about each group that cannot
@@ -148,7 +151,7 @@ def write_parquet_shard(
     stored = {_CHANNELS: b"%d" % channels}
     if shard_bytes is not None:
         stored[_SHARD_BYTES] = b"%d" % shard_bytes
-    schema = _schema().with_metadata(stored)
+    schema = shard_schema().with_metadata(stored)
     with (
         atomic_file(path) as file,
         pyarrow.parquet.ParquetWriter(
@@ -174,7 +177,8 @@ def write_parquet_shard(
             writer.write_table(pyarrow.Table.from_pylist(group, schema))
 
 
-def _schema() -> "pyarrow.Schema":
+def shard_schema() -> "pyarrow.Schema":
+    """The columns of a shard."""
     import pyarrow
 
     fields = {"key": pyarrow.string()}

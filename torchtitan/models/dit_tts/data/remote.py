@@ -9,6 +9,7 @@ once. Both end as an `InputError`: a store that cannot be reached does not make 
 import asyncio
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
-from torchtitan.models.dit_tts.errors import InputError, without_secrets
+from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,12 @@ def filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     protocol, _, rest = url.partition("://")
+    # Their stores' own errors would repeat it, and a secret with a slash looks like a path.
+    if protocol in ("s3", "s3a", "gs", "gcs") and re.match(r"(?!arn:)[^/]*:", rest):
+        raise InputError(
+            f"{protocol}://{LEFT_OUT}: has a user or a password before its bucket; leave them out, and set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the store's own tools take"
+        )
     if protocol == "hf" and not rest.startswith(_HUB_DATASETS):
         url = f"hf://{_HUB_DATASETS}{rest}"
     try:

@@ -124,7 +124,7 @@ def read_shard(source: ShardFile) -> ShardContents:
             if suffix in found:
                 raise InvalidSample(
                     f"sample '{key}' has the member .{suffix} twice",
-                    "keys must be unique within a tar",
+                    "keys must be unique within a shard",
                 )
             found[suffix] = None
             found[suffix] = read()
@@ -212,6 +212,8 @@ def _metadata_of_cell(key: str, cell: Cell) -> StoredMetadata:
 def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:
     """The sample of some members, which must all be there and fit each other and, unless it is 0,
     `channels`."""
+    if not members.is_key(key):
+        raise InvalidSample(f"key {key!r} cannot name a sample", members.KEY_RULE)
     missing = [f".{suffix}" for suffix in members.suffixes() if suffix not in found]
     if missing:
         raise InvalidSample(

@@ -85,13 +85,8 @@ def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _check_key(path: str | os.PathLike, key: str, seen: set[str]) -> None:
-    basename = key.rsplit("/", 1)[-1]
-    folders = key.split("/")[:-1]
-    if not basename or "." in basename or "\0" in key or {"", ".", ".."} & set(folders):
-        raise InputError(
-            f"{path}: key '{key}' cannot name a sample; use a relative name whose last component "
-            "is not empty and has no dot (the member's suffix begins at the first dot)"
-        )
+    if not members.is_key(key):
+        raise InputError(f"{path}: key '{key}' cannot name a sample; {members.KEY_RULE}")
     if key in seen:
         raise InputError(f"{path}: key '{key}' was given twice; keys must be unique within a shard")
 
