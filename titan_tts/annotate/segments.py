@@ -97,7 +97,7 @@ def _read(path: Path) -> Iterator[Segment]:
     # A row that nobody has given a speaker can be annotated, too.
     manifest = Manifest(Options(source=str(path), output="", speaker="unknown"))
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        lines = [line.rstrip("\r\n") for line in file if line.strip()]
+        lines = [line for line in file if line.strip()]
     for line, item in zip(lines, manifest.items(), strict=True):
         if isinstance(item, Unusable):
             raise InputError(f"{path}: {item.key} {item.sentence}; correct or remove the row")
@@ -142,7 +142,9 @@ def write_annotated(target: Path) -> Path:
             edit = edits.get(segment.id, {})
             if edit is None:
                 continue
-            row = segment.row | edit | {"annotated_audio": segment.place}
-            changed = json.dumps(row, ensure_ascii=False)
-            file.write(f"{changed if edit else segment.line}\n".encode())
+            line = segment.line
+            if edit:
+                row = segment.row | edit | {"annotated_audio": segment.place}
+                line = json.dumps(row, ensure_ascii=False) + line[len(line.rstrip("\r\n")) :]
+            file.write(line.encode())
     return out

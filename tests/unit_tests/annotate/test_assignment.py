@@ -149,16 +149,17 @@ def test_differences_are_of_words_and_not_of_case_or_points():
 
 def test_a_list_keeps_the_rows_that_nobody_judged_byte_for_byte(tmp_path):
     path = write_list(tmp_path, 4, note=["ü"], duration=0.5)
-    before = path.read_bytes().splitlines()
+    path.write_bytes(path.read_bytes().replace(b"\n", b" \r\n").rstrip())
+    before = path.read_bytes().splitlines(keepends=True)
     desk = opened(path)
     desk.judge("ann", "k1", "accept", "größer", None)
     desk.judge("ann", "k2", "reject", "", None)
     assert write_annotated(path) == tmp_path / "list.annotated.jsonl"
-    first, second, last = (tmp_path / "list.annotated.jsonl").read_bytes().splitlines()
-    assert (first, last) == (before[0], before[3]) and path.read_bytes().splitlines() == before
+    first, second, last = (tmp_path / "list.annotated.jsonl").read_bytes().splitlines(True)
+    assert (first, last) == (before[0], before[3]) and path.read_bytes() == b"".join(before)
     changes = {"text": "größer", "annotated": True, "annotator": "ann"}
     changes["annotated_audio"] = '{"file": "1.wav"}'
-    assert json.loads(second) == json.loads(before[1]) | changes
+    assert json.loads(second) == json.loads(before[1]) | changes and second.endswith(b"}\r\n")
     assert desk.progress()["hours"] == pytest.approx(2 / 3600)
 
 
