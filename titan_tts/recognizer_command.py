@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
+from filelock import FileLock, Timeout
 
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, fingerprint, write_atomic
@@ -67,13 +68,24 @@ class Options:
 
 
 def run(options: Options) -> int:
+    lock = Path(f"{options.out}.lock")
+    check_writable(lock, "OUT")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            return _run(options)
+    except Timeout:
+        sentence = "another titan-tts recognizer is at work there; wait for it, or give another OUT"
+        raise InputError(f"{options.out}.work: {sentence}") from None
+
+
+def _run(options: Options) -> int:
     check_range("--heldout-fraction", options.heldout_fraction, 0.01, 0.9)
     check_range("--epochs", options.epochs, 0.01, 1000)
     check_range("--lr", options.lr, 1e-9, 1)
     check_range("--batch", options.batch, 1, 4096)
     out, work = Path(options.out), Path(f"{options.out}.work")
     require(not out.exists(), f"OUT = {out} exists already; give a new folder")
-    check_writable(work / "settings.json", "OUT")
     require_modules("transformers", "accelerate", "soundfile", "soxr", "jiwer")
     import torch
 

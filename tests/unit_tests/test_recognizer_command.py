@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import AutoProcessor, Seq2SeqTrainer, WhisperForConditionalGeneration
 
 from tests.helpers.collected import write_list
@@ -115,6 +116,12 @@ def test_an_interrupted_run_continues_to_the_same_weights(whisper, tmp_path, mon
     )
     for name, weight in whole.items():
         assert torch.equal(weight, continued[name]), name
+
+
+def test_two_at_once_do_not_share_a_work_folder(whisper, tmp_path):
+    with FileLock(tmp_path / "out.lock"):
+        refused(lambda: run(options(write_rows(tmp_path), tmp_path / "out", whisper)), "at work")
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_what_cannot_be_learned(whisper, tmp_path, capsys):
