@@ -86,6 +86,8 @@ class Options:
 def run(options: Options) -> int:
     options.check()
     require_modules("soundfile", "soxr", "av")
+    if not options.analyzer and options.engine == "local":
+        options.analysis.check_packages()  # before all recordings are read
     from titan_tts.collect.folder import locked, open_folder
     from titan_tts.collect.worker import Job
     from titan_tts.prepare.executors import library_versions
@@ -104,8 +106,7 @@ def run(options: Options) -> int:
     )
     with locked(output, alone) if alone else nullcontext(), closing(job.open_queue()) as queue:
         if alone:
-            # Of a run that was killed: an attempt each, as one of them may be what kills it.
-            queue.fail_claims()
+            queue.fail_claims()  # of a run that was killed, maybe by one of these recordings
         _list(options, output, queue)
         _work(options, job, queue)
         return _report(output, queue)
@@ -121,14 +122,11 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
     listed = register(options.source, queue, output, options.prune)
     # Between them no other machine, whose recordings are others, may write its names.
     with locked(output, False) if options.queue else nullcontext():
-        names: dict[str, str] = {}
-        for source in sorted(
-            queue.sources().values(), key=lambda each: (each.path not in listed, each.name)
-        ):
-            names.setdefault(source.file, source.name)
+        found = [(s.path not in listed, s.name, s.file) for s in queue.sources().values()]
+        names = {file: name for _, name, file in sorted(found, reverse=True)}  # the last one stays
         write_names(output, names)
-    lost = [file for file in queue.jobs("done") if not is_complete(output, file)]
-    queue.move([file for file in lost if file in names], "done")
+    done = names.keys() & queue.jobs("done").keys()
+    queue.move([file for file in done if not is_complete(output, file)], "done")
     # Its last worker was taken for dead, and was only slow.
     complete = [file for file in queue.jobs("dead") if is_complete(output, file)]
     queue.move(complete, "dead", "done")

@@ -158,19 +158,16 @@ class Queue(ABC):
 
     def fail_claims(self, worker: str = "", message: str = _SILENT) -> int:
         """Fails the claims of a worker that has ended, or without a name of all; returns how many there were."""
-        where, values = ("AND worker = ?", [worker]) if worker else ("", [])
-        statement = f"UPDATE jobs SET {_FAILED} WHERE state = 'claimed' {where} RETURNING id"
+        where = "state = 'claimed' AND ? IN ('', worker)"
+        statement = f"UPDATE jobs SET {_FAILED} WHERE {where} RETURNING id"
         with self.transaction() as execute:
-            return len(execute(statement, self.max_attempts, message, *values))
+            return len(execute(statement, self.max_attempts, message, worker))
 
     def release_claims(self, worker: str) -> None:
         """Gives back what a worker had when it was stopped; it may not run any more."""
+        statement = "UPDATE jobs SET state = 'pending', token = '', attempts = attempts - 1"
         with self.transaction() as execute:
-            execute(
-                "UPDATE jobs SET state = 'pending', token = '', attempts = attempts - 1"
-                " WHERE state = 'claimed' AND worker = ?",
-                worker,
-            )
+            execute(f"{statement} WHERE state = 'claimed' AND worker = ?", worker)
 
     def move(self, ids: Iterable[str], state: str, to: str = "pending") -> None:
         """Jobs that are done or dead get another state, as if they had not been tried."""

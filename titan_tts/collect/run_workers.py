@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -64,7 +65,8 @@ def run_here(
                 if status is None:
                     continue
                 if status == 2:
-                    raise InputError(worker.errors.recv())
+                    with suppress(EOFError):  # nothing was said: a plug-in ended the process
+                        raise InputError(worker.errors.recv())
                 del workers[name]
                 if status == 0:
                     continue

@@ -41,8 +41,7 @@ class Found:
 def list_source(source: str, output: Path) -> list[Found]:
     """Recordings of a folder and what lies below it, of a glob, of a list (a text file of paths and URLs, a line each),
     a single file, or the URL of one, of a folder or a glob; sorted by name. Of a folder those with the suffix of audio.
-    What lies in `output` was made of recordings and is left out.
-    """
+    What lies in `output`, a real path, was made of recordings and is left out."""
     path = source if is_remote(source) else local_path(source)
     if path.endswith(LIST_SUFFIXES) and os.path.isfile(path):
         found = _listed(path)
@@ -51,11 +50,12 @@ def list_source(source: str, output: Path) -> list[Found]:
         fixed = list(takewhile(lambda part: not has_pattern(part), path.rstrip("/").split("/")))
         root = "/".join(fixed if is_folder or has_pattern(path) else fixed[:-1]) + "/"
         found = [Found(each, plain_name(each).removeprefix(plain_name(root))) for each in paths]
-    found = [each for each in found if not _is_below(each.path, output)]
+    real = ((each, Path(os.path.realpath(each.path))) for each in found)
+    found = [each for each, at in real if is_remote(each.path) or output not in at.parents]
     if not found:
         raise InputError(
-            f"SOURCE = {source} names no recording outside OUTPUT; give a folder or a bucket with audio files below it, a glob, or a text "
-            f"file ({', '.join(LIST_SUFFIXES)}) with a path in each line"
+            f"SOURCE = {source} names no recording outside OUTPUT; give a folder or a bucket with audio files below it, "
+            f"a glob, or a text file ({', '.join(LIST_SUFFIXES)}) with a path in each line"
         )
     for each in found:
         if not is_utf8(each.path):
@@ -84,7 +84,7 @@ def _on_disk(path: str, output: Path) -> tuple[list[str], bool]:
     if not os.path.isdir(path):
         return find_files(path, ("",)), False
     found: list[str] = []
-    seen = {os.path.realpath(output)}
+    seen = {str(output)}
     for folder, folders, names in os.walk(os.path.abspath(path), followlinks=True):
         if (real := os.path.realpath(folder)) in seen:  # links may lead in a circle
             folders.clear()
@@ -92,15 +92,8 @@ def _on_disk(path: str, output: Path) -> tuple[list[str], bool]:
         seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         folders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
-        paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
-        found += [each for each in paths if each.endswith(AUDIO_SUFFIXES) and os.path.isfile(each)]
-    return found, True
-
-
-def _is_below(path: str, output: Path) -> bool:
-    return not is_remote(path) and Path(os.path.realpath(path)).is_relative_to(
-        os.path.realpath(output)
-    )
+        found += [os.path.join(folder, name) for name in names if not name.startswith(".")]
+    return [each for each in found if each.endswith(AUDIO_SUFFIXES) and os.path.isfile(each)], True
 
 
 def _in_store(url: str) -> tuple[list[str], bool]:
@@ -129,8 +122,7 @@ def size_and_version(path: str) -> tuple[int, int]:
 def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
     """Lists SOURCE into the queue, and returns the paths that it names. What was read before and has the size and time
     of then is not read again. What earlier ones named stays, unless `prune` forgets it. A path whose content has changed
-    stands for the new content.
-    """
+    stands for the new content."""
     known, jobs, listed = queue.sources(), queue.jobs(), list_source(source, output)
     fresh: list[Source] = []
 

@@ -4,7 +4,9 @@ import json
 import random
 import resource
 import shutil
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import soundfile
 
 from tests.helpers.collecting import STAND_IN, read_rows
 from tests.helpers.sentences import refused
-from titan_tts.collect import collection, sources, worker
+from titan_tts.collect import collection, run_workers, sources, worker
 from titan_tts.collect.collect_command import Options, _list
 from titan_tts.collect.collection import edited, write_collection
 from titan_tts.collect.folder import check_ids, open_folder, read_record, read_recording
@@ -20,6 +22,7 @@ from titan_tts.collect.open_queue import open_queue
 from titan_tts.collect.queue import Queue
 from tools.harness import stand_in_analyzer
 from tools.harness.stand_in_analyzer import RATE, StandIn, text_of, write_recordings
+from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.errors import InputError
 
 COUNT = 6
@@ -311,6 +314,43 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     assert "--lease-seconds = 0.0" in error(source, output, "--lease-seconds", "0")
     assert "--engine ray needs" in error(source, output, "--engine", "ray")
     assert "names no recording" in error(tmp_path / "none", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--speaker-encoder", "resemblyzer"], "pip install --no-deps resemblyzer"),
+        (["--speaker-encoder", "encoder_of_mine:Voices"], "No module named 'not_there'"),
+        (["--recognizer", "json:nothing"], "'json:nothing' cannot be imported"),
+        (["--recognizer", "whisperr"], "'whisperr' cannot be imported"),
+    ],
+)
+def test_a_model_that_cannot_be_opened_is_told_before_recordings_are_read(
+    source, output, collect, monkeypatch, tmp_path, capsys, options, words
+):
+    (tmp_path / "encoder_of_mine.py").write_text("import not_there")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "content_id", lambda path: pytest.fail("read"))
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "resemblyzer" else 1)
+    others = {"--speaker-encoder": "json:loads", "--recognizer": "json:loads"}
+    chosen = others | {options[0]: options[1]}
+    given = [part for pair in chosen.items() for part in pair]
+    assert collect(source, output, "--analyzer", "", *given) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_worker_that_ends_with_status_2_and_says_nothing_is_replaced(monkeypatch):
+    def started(job, device, count):
+        errors, theirs = Pipe(duplex=False)
+        theirs.close()
+        process = SimpleNamespace(exitcode=2, terminate=int, join=int)
+        return {"w": run_workers._Worker(process, errors, device)}
+
+    monkeypatch.setattr(run_workers, "_started", started)
+    monkeypatch.setattr(run_workers, "interrupt_on_signals", lambda: None)
+    queue = SimpleNamespace(fail_claims=lambda *a: 0, release_claims=lambda name: None)
+    run = lambda: run_workers.run_here(None, ["cpu"], 1, queue, lambda: None)  # noqa: E731
+    refused(run, "workers end before they have a job", "status 2")
 
 
 def test_any_text_is_one_line(source, output, collect, monkeypatch):

@@ -62,10 +62,12 @@ def test_a_folder_a_glob_a_list_and_a_file(folder, tmp_path, monkeypatch):
 
 def test_what_is_in_the_output_is_no_recording(folder, tmp_path):
     os.symlink(folder, tmp_path / "link")
+    links = tmp_path / "links.txt"
+    links.write_text("source/a.mp3\nlink/deep/d.flac\n")
     listed = tmp_path / "list.txt"
     listed.write_text("source/a.mp3\nsource/deep/d.flac\n")
-    for source in (folder, folder / "*", listed):
-        left = {each.name for each in list_source(str(source), tmp_path / "link" / "deep")}
+    for source in (folder, folder / "*", tmp_path / "link", listed, links):
+        left = {each.name for each in list_source(str(source), folder / "deep")}
         assert left and not any("deep" in name for name in left)
     inside = str(folder / "deep" / "d.flac")
     refused(lambda: list_source(inside, folder / "deep"), "no recording outside OUTPUT")
