@@ -22,8 +22,10 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 
 STATE_NAME = "export.json"
 _DEFAULT_FRAME_RATE = 25.0
-# Not the phonemes of "/a/".
-_ABSOLUTE_PATH = re.compile(r"(file:|~)?/(.*[^/\s]|.+/.+)|[A-Za-z]:[\\/].*|\\\\.*", re.DOTALL)
+# A string in JSON; not the phonemes "/a/".
+_ABSOLUTE_PATH = re.compile(
+    r'(?<!\\)"((file:|~)?/([^"/]+"|[^"]+/[^"]+")|[A-Za-z]:(/|\\\\)|\\\\\\\\)'
+)
 
 
 def shards_of(data: str) -> dict[str, str]:
@@ -65,16 +67,12 @@ def files(folder: Path) -> dict[str, int]:
 
 def private_columns(metadata: Mapping[str, Any]) -> list[str]:
     """Names in a sample's JSON that tell who annotated it, where files lie on a machine, or how to log in to a store."""
+
+    def is_private(value: Any) -> bool:
+        return without_secrets(value) != value or bool(_ABSOLUTE_PATH.search(json.dumps(value)))
+
     others = [name for name in metadata if name not in ("text", VERBATIM)]
-    return [name for name in others if name == "annotator" or _is_private(metadata[name])]
-
-
-def _is_private(value: Any) -> bool:
-    if isinstance(value, (dict, list)):
-        return any(map(_is_private, value.values() if isinstance(value, dict) else value))
-    if not isinstance(value, str):
-        return False
-    return _ABSOLUTE_PATH.fullmatch(value) is not None or without_secrets(value) != value
+    return [name for name in others if name == "annotator" or is_private(metadata[name])]
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:

@@ -47,6 +47,7 @@ def write_parquet(source: str, target: str, settings: str, device: str) -> dict[
         written = load_index(target)  # here, where it runs in parallel
         same = ["frames", "latents_hash"]
         same += [] if drop else ["reference_frames", "reference_hash"]
+        same += [] if drop or left_out else ["metadata_hash"]
         is_same = written.keys == index.keys and not written.problems
         if not is_same or any((written.columns[n] != index.columns[n]).any() for n in same):
             Path(target).unlink()
@@ -75,10 +76,7 @@ def write_audio(source: str, target: str, settings: str, device: str) -> dict[st
             left_out: set[str] = set()
             for sample, fetched in _fetched(dataset):
                 loaded = dataset.load(sample, fetched=fetched)
-                metadata = _without_reference(loaded.metadata)
-                for column in private_columns(metadata):
-                    left_out.add(column)
-                    del metadata[column]
+                metadata = _public(_without_reference(loaded.metadata), left_out)
                 if given["split"]:
                     metadata["split"] = given["split"]
                 waveform = _waveform(codec, loaded.latents, metadata)
@@ -114,8 +112,7 @@ def _rows(dataset: Dataset, drop: bool, left_out: set[str]) -> Iterator[Row]:
         lengths = [int(getattr(dataset, array.length)[sample]) for array in members.ARRAYS]
         cells = list(map(Cell, arrays, lengths))
         values = json.loads(metadata)
-        private = private_columns(values)
-        left_out.update(private)
+        public = _public(values, left_out)
         where = f"sample '{dataset.sample_id(sample)}'"
         if drop:
             if members.REFERENCE_PARTS in values:
@@ -127,17 +124,21 @@ def _rows(dataset: Dataset, drop: bool, left_out: set[str]) -> Iterator[Row]:
             cells = [
                 Cell(b"") if is_reference else cell for is_reference, cell in zip(kinds, cells)
             ]
-            values = _without_reference(values)
-        if drop or private:
+            public = _without_reference(public)
+        if public != values:
+            public.pop(members.HASHES_KEY, None)
             hashes = {
                 array.suffix: xxhash.xxh3_64_hexdigest(cell.data or b"")
                 for array, cell in zip(members.ARRAYS, cells)
             }
-            values = {
-                name: v for name, v in values.items() if name not in (*private, members.HASHES_KEY)
-            }
-            metadata = metadata_bytes(where, values, hashes)
+            metadata = metadata_bytes(where, public, hashes)
         yield Row(dataset.key(sample), cells, Cell(metadata))
+
+
+def _public(metadata: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
+    """Without private columns, whose names are added to `left_out`."""
+    left_out.update(private := private_columns(metadata))
+    return {name: value for name, value in metadata.items() if name not in private}
 
 
 def _without_reference(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -20,12 +20,9 @@ CARD = "README.md"
 def push(options: PushOptions) -> list[str]:
     """Writes the card, if there is none, and uploads what is not there yet. Returns what was done, in sentences."""
     folder, name = Path(options.folder), options.name
-    if not is_hub_name(name):
-        raise InputError(f"{name}: is no name of the hub; give OWNER/NAME")
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: is no folder; give an output of titan-tts prepare or titan-tts data export"
-        )
+    require(is_hub_name(name), f"{name}: is no name of the hub; give OWNER/NAME")
+    about = "give an output of titan-tts prepare or titan-tts data export"
+    require(folder.is_dir(), f"{folder}: is no folder; {about}")
     shards = files(folder)
     if read_state(folder) is None:  # an export has left it out
         _check_private(folder, list(shards))
@@ -44,14 +41,11 @@ def push(options: PushOptions) -> list[str]:
             f"{name}: is {'private' if is_private else 'public'}, and an upload does not change that; "
             f"{'leave out' if options.public else 'give'} --public, give another name, or change it on the hub",
         )
-        stale = [
-            each
-            for each in there
-            if each not in names and each.removesuffix(".idx").endswith(SHARD_SUFFIXES)
-        ]
+        shards_there = {n for n in there if n.removesuffix(".idx").endswith(SHARD_SUFFIXES)}
+        stale = sorted(shards_there - names)
         require(
             options.replace or not stale,
-            f"{name}: {named(sorted(stale), 3)} there, but not in {folder}, would be trained on, too; give --replace to delete "
+            f"{name}: {named(stale, 3)} there, but not in {folder}, would be trained on, too; give --replace to delete "
             "what is not in the folder, or another name",
         )
         if CARD in there:
