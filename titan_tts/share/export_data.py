@@ -53,12 +53,8 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     complete = _begin(out, state)
     counts = Counter(dataset.shard.tolist())
     samples = {name: counts[number] for number, name in enumerate(shards)}
-    missing = [
-        name
-        for name, path in files.items()
-        if not path.exists()
-        or path.stat().st_size != complete.get(names[name], path.stat().st_size)
-    ]
+    found = {name: path.stat().st_size for name, path in files.items() if path.exists()}
+    missing = [n for n in names if n not in found or found[n] != complete.get(names[n], found[n])]
     settings = {"references": options.references, "audio": options.audio, "codec": codec_name}
     jobs = [
         (shards[name], str(files[name]), json.dumps(settings | {"split": os.path.dirname(name)}))

@@ -43,11 +43,9 @@ def push(options: PushOptions) -> list[str]:
         )
         shards_there = {n for n in there if n.removesuffix(".idx").endswith(SHARD_SUFFIXES)}
         stale = sorted(shards_there - names)
-        require(
-            options.replace or not stale,
-            f"{name}: {named(stale, 3)} there, but not in {folder}, would be trained on, too; give --replace to delete "
-            "what is not in the folder, or another name",
-        )
+        also = f"{name}: {named(stale, 3)} there, but not in {folder}, would be trained on, too"
+        advice = "give --replace to delete what is not in the folder, or another name"
+        require(options.replace or not stale, f"{also}; {advice}")
         if CARD in there:
             done.append(f"{CARD} of {name} is kept as it is; edit it on the hub")
         return list(map(escape, names - ({CARD} & set(there)))), list(map(escape, stale))
