@@ -128,8 +128,7 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
     done = names.keys() & queue.jobs("done").keys()
     queue.move([file for file in done if not is_complete(output, file)], "done")
     # Its last worker was taken for dead, and was only slow.
-    complete = [file for file in queue.jobs("dead") if is_complete(output, file)]
-    queue.move(complete, "dead", "done")
+    queue.move([f for f in queue.jobs("dead") if is_complete(output, f)], "dead", "done")
     if options.retry_dead:
         queue.move(names, "dead")
     show(f"{counted(len(names), 'different recording')}, {len(names.keys() - known):,} of them new")
