@@ -1,6 +1,7 @@
 """Who gets which segment next: those on which the recognizers agree least come first, and no segment goes to two people
 at the same time."""
 
+import heapq
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -42,13 +43,19 @@ class Assignments:
         self.wanted = {i: 1 + (drawn(f"annotated twice: {i}", 0) < double) for i in segments}
         self.history = History({i: each.place for i, each in segments.items()})
         self._lock, self.token = Lock(), create(path)
+        self._place = {each.id: number for number, each in enumerate(self.order)}
+        # Kept up to date by _note, as there may be many segments.
+        self._heaps: dict[str, list[int]] = {}
+        self._done: dict[str, tuple[int, int, int]] = {}
+        self._totals = (0, 0, 0)  # segments done, rejected ones and milliseconds
+        self._pairs: dict[str, list[Edit]] = {}
 
     def next(self, annotator: str) -> Task | None:
         """The segment that the annotator has a lease of, else the first that is free; skipped ones come last."""
         with self._transaction() as (connection, leases):
             mine = [i for i, names in leases.items() if annotator in names and i in self.segments]
-            chosen = self._choose(annotator, leases, [self.segments[i] for i in mine])
-            chosen = chosen or self._choose(annotator, leases, self.order)
+            mine = [i for i in mine if self._is_free(i, annotator, leases)]
+            chosen = self.segments[mine[0]] if mine else self._choose(annotator, leases)
             if chosen is None:
                 return None
             _lease(connection, annotator, chosen.id)
@@ -85,47 +92,71 @@ class Assignments:
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is annotated by as many people as are wanted, and of all."""
-        done = [edits for i, edits in self._judged() if len(edits) >= self.wanted[i]]
-        rejected = sum(edits[-1].action == "reject" for edits in done)
-        hours = sum(self.segments[edits[0].segment].seconds for edits in done) / 3600
-        counts = {"done": len(done), "rejected": rejected, "all": len(self.segments)}
-        return counts | {"hours_done": hours, "hours": self.hours}
+        with self._transaction():
+            done, rejected, milliseconds = self._totals
+        counts = {"done": done, "rejected": rejected, "all": len(self.segments)}
+        return counts | {"hours_done": milliseconds / 3.6e6, "hours": self.hours}
 
     def pairs(self) -> list[tuple[Segment, Edit, Edit]]:
         """The segments that two people judged, with their judgements in the order of the names."""
-        found = []
-        for i, edits in self._judged():
-            first, *others = sorted(edits[:2], key=lambda edit: edit.annotator)
-            found += [(self.segments[i], first, other) for other in others]
-        return found
-
-    def _judged(self) -> list[tuple[str, list[Edit]]]:
         with self._transaction():
-            known = [i for i in self.history.counting if i in self.segments]
-            return [(i, edits) for i in known if (edits := self.history.judgements(i))]
+            pairs = list(self._pairs.items())
+        ordered = [(i, sorted(edits[:2], key=lambda edit: edit.annotator)) for i, edits in pairs]
+        return [(self.segments[i], first, second) for i, (first, second) in ordered]
+
+    def _note(self, edit: Edit) -> None:
+        """Brings what is counted up to date."""
+        i = edit.segment
+        judged, new = self.history.judgements(i), (0, 0, 0)
+        if len(judged) >= self.wanted[i]:
+            milliseconds = round(1000 * self.segments[i].seconds)
+            new = (1, int(judged[-1].action == "reject"), milliseconds)
+        changes = zip(self._totals, new, self._done.pop(i, (0, 0, 0)), strict=True)
+        done, rejected, length = (total + now - before for total, now, before in changes)
+        self._totals, self._done[i] = (done, rejected, length), new
+        self._pairs.pop(i, None)
+        if len(judged) > 1:
+            self._pairs[i] = judged
+        if edit.action == "undo":  # it may be free again
+            for heap in self._heaps.values():
+                heapq.heappush(heap, self._place[i])
 
     @contextmanager
     def _transaction(self) -> Iterator[tuple[sqlite3.Connection, dict[str, set[str]]]]:
         """With the history up to date, and the leases that have not ended: {segment: annotators}."""
         with self._lock, opened(self.path) as connection:
-            self.history.read(connection)
+            for edit in self.history.read(connection):
+                if edit.segment in self.segments:
+                    self._note(edit)
             leases: dict[str, set[str]] = {}
             query = "SELECT segment, annotator FROM leases WHERE until > ?"
             for segment, annotator in connection.execute(query, [time.time()]):
                 leases.setdefault(segment, set()).add(annotator)
             yield connection, leases
 
-    def _choose(
-        self, annotator: str, leases: dict[str, set[str]], segments: list[Segment]
-    ) -> Segment | None:
-        """The first free segment that the annotator has not skipped, else the one least often skipped."""
-        skipped = []
-        for each in segments:
-            if self._is_free(each.id, annotator, leases):
-                if not self._edits(each.id, annotator):
-                    return each
-                skipped.append(each)
-        return min(skipped, key=lambda s: len(self._edits(s.id, annotator)), default=None)
+    def _choose(self, annotator: str, leases: dict[str, set[str]]) -> Segment | None:
+        """The first free segment that the annotator has not skipped, else the one least often skipped.
+
+        The annotator's heap has times skipped * segments + place in the order. What is judged leaves it, until an undo.
+        """
+        count, held, chosen = len(self.order), [], None
+        heap = self._heaps.setdefault(annotator, list(range(count)))
+        while heap and chosen is None:
+            entry = heapq.heappop(heap)
+            times, place = divmod(entry, count)
+            segment = self.order[place]
+            now = len(self._edits(segment.id, annotator))
+            if not self._is_free(segment.id, annotator, {}):
+                continue
+            if now != times:
+                heapq.heappush(heap, now * count + place)
+                continue
+            held.append(entry)
+            if self._is_free(segment.id, annotator, leases):
+                chosen = segment
+        for entry in held:
+            heapq.heappush(heap, entry)
+        return chosen
 
     def _edits(self, segment: str, annotator: str) -> list[Edit]:
         return self.history.counting.get(segment, {}).get(annotator, [])

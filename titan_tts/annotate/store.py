@@ -62,8 +62,10 @@ class History:
         self.counting: dict[str, dict[str, list[Edit]]] = {}
         self.of_other_audio: set[str] = set()
         self._audio, self._last = audio, 0
+        self._by: dict[str, dict[int, Edit]] = {}  # annotator -> the edits that count, oldest first
 
-    def read(self, connection: sqlite3.Connection) -> None:
+    def read(self, connection: sqlite3.Connection) -> Iterator[Edit]:
+        """Adds each new row that is about a segment's present audio, and gives it."""
         for row in connection.execute("SELECT * FROM edits WHERE id > ? ORDER BY id", [self._last]):
             edit = Edit(*row)
             self._last = edit.id
@@ -71,10 +73,13 @@ class History:
                 self.of_other_audio.add(edit.segment)
                 continue
             edits = self.counting.setdefault(edit.segment, {}).setdefault(edit.annotator, [])
+            by = self._by.setdefault(edit.annotator, {})
             if edit.action != "undo":
                 edits.append(edit)
+                by[edit.id] = edit
             elif edits:
-                edits.pop()
+                del by[edits.pop().id]
+            yield edit
 
     def judgements(self, segment: str) -> list[Edit]:
         """The last accept or reject of every annotator of a segment, oldest first."""
@@ -85,8 +90,7 @@ class History:
 
     def last_of(self, annotator: str) -> Edit | None:
         """The annotator's latest edit that counts, which an undo would take back."""
-        edits = [each[annotator][-1] for each in self.counting.values() if each.get(annotator)]
-        return max(edits, key=lambda edit: edit.id, default=None)
+        return next(reversed(self._by.get(annotator, {}).values()), None)
 
 
 def database_path(target: Path) -> Path:
@@ -144,7 +148,8 @@ def annotations(
         return {}
     history = History(audio or {})
     with opened(path, "BEGIN") as connection:
-        history.read(connection)
+        for _ in history.read(connection):
+            pass
     found: dict[str, dict[str, Any] | None] = {}
     for segment in history.counting:
         for edit in history.judgements(segment):

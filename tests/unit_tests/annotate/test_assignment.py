@@ -1,6 +1,7 @@
 """Who gets which segment, what is kept of the decisions, and how far people agree."""
 
 import json
+import random
 import sqlite3
 import threading
 
@@ -108,6 +109,49 @@ def test_a_skipped_segment_comes_back_last(folder):
     order = [*map(segment_id, (1, 3, 4, 0, 2))]
     assert seen == order + order[:2] and annotations(folder) == {}
     assert desk.progress()["done"] == 0 and desk.next("bob").segment.id == order[0]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_counted_on_the_way_is_what_a_scan_finds(tmp_path, seed):
+    folder = write_collected(tmp_path / "out", [0.5, 0.2, 0.7, 0.2, 0.9, 0.1, 0.4, 0.3])
+    desk, chance = opened(folder, 0.4), random.Random(seed)
+    order, people = [each.id for each in desk.order], ["ann", "bob", "carl"]
+    edits, leases = {name: [] for name in people}, {}
+
+    def of(name, segment):
+        return [edit for edit in edits[name] if edit[1] == segment]
+
+    def judges(segment):
+        last = [(of(name, segment)[-1], name) for name in people if of(name, segment)]
+        return sorted(each for each in last if each[0][2] != "skip")
+
+    def is_free(segment, name):
+        judged = {who for _, who in judges(segment)}
+        others = judged | {who for who in people if leases.get(who) == segment}
+        return name not in judged and len(others - {name}) < desk.wanted[segment]
+
+    for number in range(60):
+        name, action = chance.choice(people), chance.choice(["accept", "reject", "skip", "undo"])
+        if action == "undo":
+            if edits[name]:
+                leases[name] = edits[name].pop()[1]
+                assert desk.undo(name).segment.id == leases[name]
+        free = [segment for segment in order if is_free(segment, name)]
+        mine = [segment for segment in free if leases.get(name) == segment]
+        wanted = min(mine or free, key=lambda each: len(of(name, each)), default=None)
+        task = desk.next(name)
+        assert (task and task.segment.id) == wanted, number
+        if task and action != "undo":
+            desk.judge(name, wanted, action, "x", None)
+            edits[name].append((number, wanted, action))
+        if task:
+            leases[name] = wanted if action == "undo" else None
+        done = [found for each in order if len(found := judges(each)) >= desk.wanted[each]]
+        rejected = sum(found[-1][0][2] == "reject" for found in done)
+        counts = {"done": len(done), "rejected": rejected, "hours_done": len(done) * 0.5 / 3600}
+        assert desk.progress().items() >= counts.items()
+        pairs = {each for each in order if len(judges(each)) > 1}
+        assert {segment.id for segment, *_ in desk.pairs()} == pairs
 
 
 def test_two_people_judge_a_part_and_are_compared(tmp_path):
