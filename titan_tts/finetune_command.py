@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from torchtitan.models.dit_tts.errors import InputError, require, show
+from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -66,6 +67,9 @@ class Options:
 
     speaker: str = ""
     """Name of the speaker, if the recordings have none."""
+
+    where: str = ""
+    """Take only recordings with these values, as of `titan-tts prepare`: "speaker=s0002; quality=high,medium"."""
 
     heldout_fraction: float = 0.0
     """Fraction of the recordings that is not trained on and decides which step is the best; 0: a tenth, but at least
@@ -160,8 +164,12 @@ def write_annotated_only(manifest: str, out: Path) -> Path:
         if references := segment.audio.get("references"):
             row["reference"] = [str(root / each) for each in references]
         lines.append(json.dumps(row) + "\n")
-    write_atomic(out / "annotated.jsonl", "".join(lines))
-    return out / "annotated.jsonl"
+    path, content = out / "annotated.jsonl", "".join(lines)
+    if (
+        not path.is_file() or path.read_text(encoding="utf-8") != content
+    ):  # a new time would be a new source
+        write_atomic(path, content)
+    return path
 
 
 def _codec(options: Options) -> tuple[str, ...]:
@@ -171,7 +179,8 @@ def _codec(options: Options) -> tuple[str, ...]:
 def _titan_tts(*arguments: str) -> None:
     """Runs a command and shows it. Raises _Ended where it fails or is stopped; its own sentence stands above."""
     show(f"\n$ {shlex.join(['titan-tts', *arguments])}")
-    process = subprocess.Popen([sys.executable, "-m", "titan_tts", *arguments])
+    command = [sys.executable, "-m", "titan_tts", *arguments]
+    process = subprocess.Popen(command, preexec_fn=die_with_parent)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         # A terminal's Ctrl-C reaches both; the command then saves and ends, and this one waits for it.
@@ -209,7 +218,7 @@ def _prepared(options: Options, base: Path) -> Path:
         arguments += [f"--{name.replace('_', '-')}", "off" if value is None else str(value)]
     longest = config.data.max_frames / config.data.frames_per_second
     arguments += ["--max-seconds", f"{longest:g}"]
-    for name in ("language", "speaker"):
+    for name in ("language", "speaker", "where"):
         if value := getattr(options, name):
             arguments += [f"--{name}", value]
     fraction = options.heldout_fraction or _fraction_held_out(options)
@@ -227,11 +236,13 @@ def _prepared(options: Options, base: Path) -> Path:
 def _fraction_held_out(options: Options) -> float:
     """The fraction by which `prepare` holds out the number that the help names; 0 where the list has its own splits."""
     from titan_tts.prepare.formats import open_corpus
+    from titan_tts.prepare.listing import is_wanted
     from titan_tts.prepare.recordings import Item, drawn
     from titan_tts.prepare.settings import Options as Preparing
 
     preparing = Preparing(options.recordings, "", speaker=options.speaker or "any")
-    items = [item for item in open_corpus(preparing).items() if isinstance(item, Item)]
+    listed = (item for item in open_corpus(preparing).items() if isinstance(item, Item))
+    items = [item for item in listed if is_wanted(item, options.where)]
     if len(items) < 2 or any(item.split == "heldout" for item in items):
         return 0.0
     draws = sorted(drawn(item.key, preparing.seed) for item in items)

@@ -103,13 +103,27 @@ def source_digest(reader: Reader) -> str:
     return digest.hexdigest()
 
 
-def usable_items(reader: Reader, source: str, on_error: str, plan: Plan) -> Iterator[Item]:
+def is_wanted(item: Item, where: str) -> bool:
+    """Whether the columns have the values of --where; true and false are those of JSON."""
+    for column, _, values in (each.partition("=") for each in where.split(";") if where):
+        found = item.metadata.get(column.strip())
+        text = str(found).lower() if isinstance(found, bool) else str(found)
+        if found is None or text not in map(str.strip, values.split(",")):
+            return False
+    return True
+
+
+def usable_items(
+    reader: Reader, source: str, on_error: str, plan: Plan, where: str = ""
+) -> Iterator[Item]:
     """Items to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
             plan.drop("undecodable", item.recordings)
             if len(plan.problems) < SHOWN_PROBLEMS:
                 plan.problems.append([item.key, item.sentence])
+        elif not is_wanted(item, where):
+            plan.drop("not_wanted")
         elif not item.text.strip():
             plan.drop("empty_text")
         else:
@@ -136,7 +150,7 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
     """List the corpus into `folder`; plan.json comes last: with it the list is complete."""
     plan = Plan()
     starts, position = [], 0
-    items = usable_items(reader, options.source, options.on_error, plan)
+    items = usable_items(reader, options.source, options.on_error, plan, options.where)
     progress = tqdm(items, "listing", unit="recording", mininterval=1.0)
     with atomic_file(folder / ITEMS_NAME) as file:
         for number, item in enumerate(progress):

@@ -17,6 +17,7 @@ from torchtitan.models.dit_tts.speech.audio import resample, to_mono
 
 REASONS = {
     "undecodable": "corrupt, incomplete or not audio",
+    "not_wanted": "not as --where asks",
     "empty_text": "its text is empty",
     "silent": "quieter than -70 LUFS throughout",
     "clipped": "more samples at full scale than --max-clipped",

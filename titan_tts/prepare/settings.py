@@ -94,6 +94,9 @@ class Options:
     speaker: str = ""
     """Speaker of recordings that have none."""
 
+    where: str = ""
+    """Take only recordings with these values in their columns: "speaker=anna; quality=high,medium"."""
+
     language: str = ""
     """Language code of recordings that have none."""
 
@@ -142,6 +145,10 @@ class Options:
                 limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
                 option = "--" + name.replace("_", "-")
                 raise InputError(f"{option} = {value}, but it must be {limit} and finite")
+        if self.where and not all(re.fullmatch("[^=]+=.+", each) for each in self.where.split(";")):
+            raise InputError(
+                f"--where = {self.where!r}; give COLUMN=VALUE, such as 'speaker=anna; quality=high,medium'"
+            )
         if self.heldout_by == "speaker" and not self.heldout_fraction:
             raise InputError(
                 "--heldout-by speaker holds nobody out, as --heldout-fraction is 0; set the fraction of "
@@ -161,8 +168,9 @@ class Options:
             )
 
     def of_shards(self) -> dict[str, Any]:
-        """The options that decide the shards' bytes, as prepare.json has them."""
-        return {name: value for name, value in asdict(self).items() if name not in _OF_A_RUN}
+        """The options that decide the shards' bytes, as prepare.json has them. Earlier outputs have no --where."""
+        left_out = _OF_A_RUN if self.where else _OF_A_RUN | {"where"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Options":

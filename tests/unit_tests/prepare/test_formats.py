@@ -286,6 +286,17 @@ def test_quotes_in_lists(tmp_path):
     (item,) = usable_items(reader, str(path), "skip", plan)
     assert plan.dropped == {"undecodable": 2} and item.text == 'a "b", c'
     assert (plan.items, plan.train_items, plan.problems[0][0]) == (1, 1, "m.csv line 2")
+    # Some of them, by their columns.
+    rows = [{"audio": "a.wav", "text": each, "speaker": each, "ok": each == "x"} for each in "xyz"]
+    listed = tmp_path / "some.jsonl"
+    listed.write_text("".join(json.dumps(row | {"key": row["text"]}) + "\n" for row in rows))
+    for where, left in (
+        ("speaker=x,z", "xz"), ("ok=true", "x"), ("ok=false; speaker=x, z", "z"), ("no=x", ""),
+    ):  # fmt: skip
+        plan, options = Plan(), Options(str(listed), "", where=where)
+        found = usable_items(open_corpus(options), str(listed), "raise", plan, where)
+        assert "".join(item.text for item in found) == left
+        assert plan.dropped["not_wanted"] == 3 - len(left)
     # All mistakes of a list are told at once.
     path.write_text("audio,text,speaker\na.wav,x,s\nb.wav,y\nno.wav,z,s\n")
     with pytest.raises(InputError) as caught:

@@ -285,12 +285,13 @@ def test_every_reason_is_counted(tmp_path):
         | recording("chars_per_second_low", "s", "train", 16_000, text="a")
         | recording("chars_per_second_high", "s", "train", 16_000, text="a" * 99)
         | recording("empty_text", "s", "train", 16_000, text=" ")
+        | recording("not_wanted", "t", "train", 16_000)
         | recording("undecodable", "s", "train")
         | {"undecodable.flac": b"fLaC" + bytes(200)}
     )
     source = write_corpus(tmp_path / "c.tar", members)
     filters = AudioSettings(None, None, 0.5, 2, 2, 40, 0.01)
-    settings = SMALL | {"audio": filters}
+    settings = SMALL | {"audio": filters, "where": "speaker=s"}
     out = tmp_path / "out"
     with pytest.raises(InputError, match="c.tar: undecodable: the audio cannot.*--on-error skip"):
         prepare(source, out, **settings)
