@@ -246,7 +246,7 @@ def main(args: list[str]) -> int:
         "speakers": speakers(judged, np.array([int(j.row["speaker"][1:]) for j in judged])),
         "speakers by threshold": {
             threshold: speakers(judged, cluster(vectors, files, threshold)[0])
-            for threshold in (0.7, 0.75, 0.85)
+            for threshold in (0.7, 0.75, 0.8)
         },
         "texts": texts(judged),
         "snr error, dB": snr_error(recordings, judged),

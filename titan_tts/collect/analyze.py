@@ -83,7 +83,7 @@ class Analyzer:
         heard = mono_16khz(samples, rate)
         power = frame_power(heard)
         regions = speech_regions(self.detector.probabilities(heard, progress), duration)
-        threshold = self.settings.speaker_threshold
+        threshold = self.settings.change_threshold
         changes = speaker_changes(
             heard, power, regions, self.encoder, threshold, limits.pause, progress
         )

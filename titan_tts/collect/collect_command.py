@@ -120,6 +120,10 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
     sweep(output, queue)
     known = set(queue.jobs())
     listed = register(options.source, queue, output, options.prune)
+    failed = queue.jobs("dead").keys()
+    queue.forget_sources(
+        [s.path for s in queue.sources().values() if s.file in failed and s.path not in listed]
+    )
     # Between them no other machine, whose recordings are others, may write its names.
     with locked(output, False) if options.queue else nullcontext():
         found = [(s.path not in listed, s.name, s.file) for s in queue.sources().values()]

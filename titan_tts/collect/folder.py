@@ -76,7 +76,8 @@ def locked(output: Path, alone: bool) -> Iterator[None]:
 
 
 def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
-    """The content of collect.json, which is made in an empty folder; refuses other settings than its own."""
+    """The content of collect.json, which is made in an empty folder. Once there are segments, other settings are refused,
+    but for the threshold of speakers, who are found anew each time."""
     path = output / RECORD_NAME
     if not path.exists():
         foreign = [each.name for each in output.iterdir() if not each.name.startswith(".")]
@@ -86,10 +87,14 @@ def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]
         new = {"format": FORMAT, "collection": uuid.uuid4().hex, "settings": settings}
         write_atomic(path, json.dumps(new | {"versions": versions, "files": {}}, indent=1))
     record = read_record(output)
-    if changed := difference(record["settings"], settings):
+    free = {"speaker_threshold": None}
+    changed = difference(record["settings"] | free, settings | free)
+    if changed and any((output / FILES).glob("*")):
         raise InputError(
             f"{output}: was collected with other settings ({changed}); give those again, or another OUTPUT"
         )
+    record["settings"] = settings
+    write_atomic(path, json.dumps(record, indent=1, ensure_ascii=False))
     return record
 
 

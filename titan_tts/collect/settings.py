@@ -37,8 +37,13 @@ class Settings:
     speaker_encoder: str = "resemblyzer"
     """Encoder of voices: resemblyzer, xvector:HUB_NAME_OR_FOLDER or package.module:factory."""
 
-    speaker_threshold: float = 0.8
-    """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder."""
+    change_threshold: float = 0.8
+    """Cosine of the voices before and after a place below which the speaker changes there, and a recording is cut; it
+    depends on the encoder."""
+
+    speaker_threshold: float = 0.85
+    """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder. With
+    another one the speakers are found anew, and nothing is heard again."""
 
     batch_size: int = 16
     """Segments that a recognizer hears at once, if it can."""
@@ -52,6 +57,7 @@ class Settings:
             f"--max-seconds = {self.max_seconds}, but it must be at least twice --min-seconds, {self.min_seconds}",
         )
         check_range("--pause-seconds", self.pause_seconds, 0.15, 10.0)
+        check_range("--change-threshold", self.change_threshold, 0.05, 0.99)
         check_range("--speaker-threshold", self.speaker_threshold, 0.05, 0.99)
         check_range("--batch-size", self.batch_size, 1, 1024)
 

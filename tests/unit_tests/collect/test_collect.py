@@ -110,6 +110,34 @@ def test_a_second_run_adds_what_is_new_and_leaves_out_what_was_edited(
     assert {row["source"] for row in read_rows(output)} == {"more/000.wav", "more/001.wav"}
 
 
+def test_speakers_are_found_anew_by_another_threshold(source, output, collect, monkeypatch):
+    """What lies in files/ stays as it is; other settings are refused once there is something."""
+    collect(source, output)
+    files = tree(output / "files")
+    assert len({row["speaker"] for row in read_rows(output)}) == 4
+
+    def one_speaker(vectors, owners, threshold, known):
+        assert threshold == 0.05
+        return np.ones(len(vectors), int), np.ones(len(vectors))
+
+    monkeypatch.setattr("titan_tts.collect.collection._clusters", one_speaker)
+    assert collect(source, output, "--speaker-threshold=0.05") == 0
+    assert {row["speaker"] for row in read_rows(output)} == {"s0001"}
+    assert tree(output / "files") == files
+    with pytest.raises(InputError, match="pause_seconds was 0.5, is 0.7"):
+        collect(source, output, "--pause-seconds=0.7")
+
+
+def test_a_first_try_that_fails_holds_nothing(source, output, collect, capsys):
+    """Neither its settings nor a recording that is no longer there."""
+    shutil.copy(Path(__file__), source / "no.wav")
+    assert collect(source / "no.wav", output, "--attempts=1") == 1
+    assert collect(source, output, "--pause-seconds=0.7") == 1
+    assert "failed: no.wav" in capsys.readouterr().out
+    (source / "no.wav").unlink()
+    assert collect(source, output, "--pause-seconds=0.7") == 0
+
+
 def test_an_output_inside_of_source_is_not_collected_again(source, collect):
     output = source / "out"
     collect(source, output)
