@@ -43,7 +43,7 @@ _DURATION = SMALL.replace("--model.flavor=debug", "--model.flavor=duration")
 _PROGRAM = f"""#!/bin/sh
 case " $* " in
 " plan "*) exec {{program}} "$@" --model.flavor=debug --compile.no-enable --activation_checkpoint.mode=none ;;
-" finetune "*) exec {{program}} "$@" {SMALL} --steps={STEPS} ;;
+" finetune "*) exec {{program}} "$@" {SMALL} --steps={STEPS} --max-utterances=2 ;;
 *" --dry-run"* | *" --help"*) exec {{program}} "$@" ;;
 " train duration "*) exec {{program}} "$@" {_DURATION} --training.steps={STEPS} ;;
 " train "*) exec {{program}} "$@" {SMALL} --training.steps=${{{{STEPS:-{STEPS}}}}} ;;

@@ -152,6 +152,7 @@ while [[ $1 == -* ]]; do shift 2; done
 """
 
 
+@pytest.mark.matrix
 def test_the_runs_of_a_table_in_a_job_of_two_nodes(tmp_path):
     """One on the first node; one by two launchers that meet, on one machine; and one that needs four."""
     srun = tmp_path / "srun"

@@ -97,6 +97,7 @@ def test_a_preempted_job_saves_and_is_requeued(slurm, tmp_path):  # noqa: F811
     slurm.command("scancel", job)
 
 
+@pytest.mark.matrix  # half a minute of waiting for the controller
 def test_a_job_is_waited_for_until_it_is_cancelled(slurm, tmp_path):  # noqa: F811
     """The partition takes no jobs at first; then the nodes are another's; then the run is stopped once. Cancelled it
     saves and is not requeued."""

@@ -192,7 +192,11 @@ def test_layout_trains_as_one_process_does(seeded, layout):
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v else v for v in VARIANTS]
+    "variant",
+    [
+        pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v or v == "8bit" else v
+        for v in VARIANTS
+    ],
 )
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     folder, common, plain = seeded
