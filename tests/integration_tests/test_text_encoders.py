@@ -42,9 +42,9 @@ FULL = "--activation_checkpoint.mode=full"
 LAYOUTS = {
     "ddp": (2, DDP),
     "compiled_per_op": (1, [*COMPILED, *CHECKPOINTED]),
-    "tp_compiled_full": (2, [*TP, *COMPILED, FULL]),
 }
 MATRIX_LAYOUTS = {
+    "tp_compiled_full": (2, [*TP, *COMPILED, FULL]),
     "tp": (2, TP),
     "fsdp_compiled_full": (2, [*FSDP, *COMPILED, FULL]),
     "tp_ddp_full": (4, [*TP, *DDP, FULL]),
