@@ -126,10 +126,10 @@ def boundaries(recordings: Sequence[Recording], judged: Sequence[Judged]) -> dic
     for number, recording in enumerate(recordings):
         rows = [j.row for j in judged if j.recording == number]
         ends = np.array([row[edge] for row in rows for edge in ("start", "stop")])
-        told = recording.sentences
-        true = np.array([t for each in told for span in each.speech for t in span])
+        sentences = recording.sentences
+        true = np.array([t for each in sentences for span in each.speech for t in span])
         right += [bool(np.abs(true - end).min() < NEAR) for end in ends]
-        for before, after in zip(told[:-1], told[1:], strict=True):
+        for before, after in zip(sentences[:-1], sentences[1:], strict=True):
             gap = after.start - before.stop
             kind = "change without a pause" if before.speaker != after.speaker else ""
             for shortest, name in ((PAUSE, "pause"), (PAUSE + 0.1, "pause from 0.6 s")):

@@ -59,34 +59,34 @@ def _recording(draw: np.random.Generator, texts: Iterator[str], folder: Path) ->
     voices = draw.permutation(len(SPEAKERS))[: draw.integers(2, 5)]
     gains = {SPEAKERS[v].name: 10 ** (draw.uniform(-9, 0) / 20) for v in voices}
     samples = np.zeros((SECONDS + 60) * RATE, np.float32)
-    told: list[Spoken] = []
+    spoken: list[Spoken] = []
     now, voice = float(draw.uniform(0.5, 5)), SPEAKERS[voices[0]]
     while now < SECONDS - 20:
         for _ in range(draw.integers(1, 5)):
             text = next(texts)
             wave = gains[voice.name] * _sentence(text, voice, folder)
-            told.append(_add(samples, wave, now, text, voice.name))
-            now = told[-1].stop + float(draw.uniform(0.15, 1.2))
+            spoken.append(_add(samples, wave, now, text, voice.name))
+            now = spoken[-1].stop + float(draw.uniform(0.15, 1.2))
         others = [SPEAKERS[v] for v in voices if SPEAKERS[v] is not voice]
         voice = others[draw.integers(len(others))]
         kind = draw.random()
         if kind < 0.1:
-            now = told[-1].stop - float(draw.uniform(0.3, 1.0))
+            now = spoken[-1].stop - float(draw.uniform(0.3, 1.0))
         elif kind < 0.25:
-            now = told[-1].stop
+            now = spoken[-1].stop
         elif kind < 0.85:
-            now = told[-1].stop + float(draw.uniform(0.1, 3.0))
+            now = spoken[-1].stop + float(draw.uniform(0.1, 3.0))
         else:
             now += 1.0
             length = float(draw.uniform(3, 10))
             if kind < 0.93:
                 samples[round(now * RATE) :][: round(length * RATE)] += _chord(draw, length)
             now += length + 1.0
-    samples = samples[: round((told[-1].stop + draw.uniform(0.3, 5)) * RATE)]
-    loud = float(np.mean([each.level for each in told]))
+    samples = samples[: round((spoken[-1].stop + draw.uniform(0.3, 5)) * RATE)]
+    loud = float(np.mean([each.level for each in spoken]))
     noise = loud / 10 ** (draw.uniform(8, 40) / 10)
     samples += np.sqrt(noise) * draw.standard_normal(len(samples)).astype(np.float32)
-    return Recording(samples, told, noise)
+    return Recording(samples, spoken, noise)
 
 
 def _sentence(text: str, voice: Voice, folder: Path) -> np.ndarray:

@@ -72,9 +72,9 @@ class SpeechDetector:
             with torch.inference_mode():
                 steps = heard.split(_FRAME, dim=1)
                 each = [self.network(step, RATE)[:, 0] for step in steps]
-            told = torch.stack(each, 1).cpu().numpy()[:, _WARM_UP:].reshape(-1)
-            found[first : first + len(told)] = told[: frames - first]
-            progress("speech", min(first + len(told), frames) * FRAME_MS / 1000)
+            probabilities = torch.stack(each, 1).cpu().numpy()[:, _WARM_UP:].reshape(-1)
+            found[first : first + len(probabilities)] = probabilities[: frames - first]
+            progress("speech", min(first + len(probabilities), frames) * FRAME_MS / 1000)
         return found
 
     @staticmethod

@@ -53,8 +53,8 @@ class Transcriber:
             some = {key: sounds[key] for key in keys[start : start + self.batch]}
             clean = self._hear(self.clean, some)
             verbatim = self._hear(self.verbatim, some) if self.verbatim else {}
-            for key, (text, told) in clean.items():
-                language = told or self.language
+            for key, (text, detected) in clean.items():
+                language = detected or self.language
                 other = verbatim[key][0] if self.verbatim else None
                 agreed = None if other is None else agreement(text, other, language)
                 found[key] = Transcript(
