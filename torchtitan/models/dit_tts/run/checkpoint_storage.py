@@ -124,7 +124,8 @@ class CheckpointWriter(dcp.FileSystemWriter):
         """Called on the coordinator once every rank has written."""
         super().finish(metadata, results)
         folder = Path(self.path)
-        write_table(folder, metadata)
+        # DCP's file, not `metadata`: torch 2.11 completes a copy.
+        write_table(folder, read_table(folder))
         read_table(folder)  # a table that cannot be read back must not become a checkpoint
         every = [result for of_rank in results for result in of_rank]
         files = [r.file for r in every if isinstance(r, _HashedWriteResult)]
@@ -237,8 +238,8 @@ def read_table(path: Path) -> Metadata:
         raise InputError(f"{path / _METADATA} is not read, as it could run code: {error}") from None
     except Exception as error:  # a pickle that is cut or changed can raise anything
         raise InputError(f"{path / _METADATA} cannot be read ({error})") from None
-    if not isinstance(table, Metadata):
-        raise InputError(f"{path / _METADATA} is not checkpoint metadata")
+    if not isinstance(table, Metadata) or not table.storage_data:
+        raise InputError(f"{path / _METADATA} does not say where a checkpoint's tensors are")
     return table
 
 
