@@ -135,8 +135,9 @@ class _Checks:
     def texts_of_others(self, samples: np.ndarray, language: str) -> None:
         """Whether longer texts are longer speech, among the samples (k,) of one language."""
         characters, frames = self.dataset.text_chars[samples], self.dataset.frames[samples]
-        spread = min(each.std() / max(each.mean(), 1e-9) for each in (characters, frames))
-        if len(samples) < MIN_CORRELATED or spread < MIN_TEXT_SPREAD:
+        if len(samples) < MIN_CORRELATED:
+            return
+        if any(each.std() < MIN_TEXT_SPREAD * each.mean() for each in (characters, frames)):
             return
         found = float(np.corrcoef(characters, frames)[0, 1])
         if found < MIN_TEXT_CORRELATION:

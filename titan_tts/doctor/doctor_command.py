@@ -38,9 +38,6 @@ class Options(DatasetOptions):
     max_speaker_frames: int = 384
     """Maximum length of a reference, as [data] max_speaker_frames."""
 
-    batch_frames: int = 0
-    """Latent frames per global batch, for the suggestion; 0: 32 of the longest samples."""
-
     limits: Limits = Limits()
 
 
@@ -88,7 +85,7 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
     from titan_tts.doctor.checks import check_dataset, measured_frame_rate
     from titan_tts.doctor.scan import READ, choose_samples, measure
     from titan_tts.doctor.suggest_buckets import suggest
-    from titan_tts.doctor.summary import shard_table, summarize
+    from titan_tts.doctor.summary import summarize
 
     limits = options.limits
     threads = options.threads if options.threads > 0 else min(8, os.cpu_count() or 1)
@@ -116,12 +113,7 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
         },
         "findings": [asdict(finding) for finding in findings],
         "suggestion": suggest(
-            dataset,
-            limits,
-            paths=options.path,
-            max_speaker_frames=options.max_speaker_frames,
-            batch_frames=options.batch_frames,
+            dataset, limits, paths=options.path, max_speaker_frames=options.max_speaker_frames
         ),
-        "shards": shard_table(dataset, limits.frames_per_second),
     }
     return result, measured

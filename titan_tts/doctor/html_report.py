@@ -10,15 +10,17 @@ import numpy as np
 from titan_tts.doctor.checks import characters_per_second
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.scan import ChannelMoments, Measurements
-from titan_tts.doctor.summary import QUANTILES
-from titan_tts.doctor.text_report import LENGTHS, short_number, size_text, thousands
+from titan_tts.doctor.text_report import (
+    short_number,
+    size_text,
+    suggestion_lines,
+    summary_lines,
+)
 from titan_tts.html import check_page, page_template, plot_style, svg_element
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import require_modules
 
 GENERATOR = "titan-tts data doctor"
-# Browsers are slow with a table of more rows.
-MAX_SHARDS = 500
 _BLUE, _ORANGE = "#3465a4", "#d9730d"
 
 
@@ -32,13 +34,12 @@ def check_output(path: str) -> Path:
 
 def render(result: dict[str, Any], plots: dict[str, str]) -> str:
     """The page of `examine`'s result, with plots by title."""
-    filters = {"thousands": thousands, "size": size_text, "short": short_number}
+    filters = {"size": size_text, "short": short_number}
     template = page_template(__package__, "doctor.html.jinja", filters)
     return template.render(
         generator=GENERATOR,
-        lengths=LENGTHS,
-        quantiles=QUANTILES,
-        shown_shards=sorted(result["shards"], key=lambda one: -one["problems"])[:MAX_SHARDS],
+        summary_lines=summary_lines(result["summary"]),
+        suggestion_lines=suggestion_lines(result["suggestion"]),
         plots=plots,
         **result,
     )

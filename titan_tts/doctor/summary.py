@@ -1,6 +1,5 @@
 """Statistics of a dataset from its indexes alone, as plain JSON: no array and no JSON is read."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,23 +70,6 @@ def distribution(values: np.ndarray) -> dict[str, Any]:
         },
         "histogram": {"edges": [_number(edge) for edge in edges], "counts": counts.tolist()},
     }
-
-
-def shard_table(dataset: Dataset, frames_per_second: float) -> list[dict[str, Any]]:
-    """One row per shard: path, bytes, samples, hours, problems."""
-    problems = Counter(tar_path for tar_path, _ in dataset.problems)
-    count = len(dataset.tar_paths)
-    samples, hours = _samples_and_hours(dataset.shard, dataset, count, frames_per_second)
-    return [
-        {
-            "path": path,
-            "bytes": int(dataset.tar_bytes[number]),
-            "samples": int(samples[number]),
-            "hours": _number(hours[number]),
-            "problems": problems[path],
-        }
-        for number, path in enumerate(dataset.tar_paths)
-    ]
 
 
 def _samples_and_hours(

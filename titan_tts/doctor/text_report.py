@@ -25,11 +25,6 @@ def show_json(value: dict[str, Any]) -> None:
     show(re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
-def thousands(value: float | None) -> str:
-    """1234567 -> "1,234,567"; None -> a dash."""
-    return "-" if value is None else f"{value:,}"
-
-
 def short_number(value: float | None) -> str:
     """Integers in full, others with four significant digits; None -> a dash."""
     if value is None:
@@ -54,21 +49,21 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """All of `summary.summarize`."""
     fps = summary["frames_per_second"]
-    dtypes = ", ".join(f"{name} in {thousands(n)} samples" for name, n in summary["dtype"].items())
+    dtypes = ", ".join(f"{name} in {n:,} samples" for name, n in summary["dtype"].items())
     facts = {
-        "samples": f"{thousands(summary['samples'])} in {summary['shards']} shards",
+        "samples": f"{summary['samples']:,} in {summary['shards']} shards",
         "speech": f"{short_number(summary['hours'])} hours at {fps:g} frames per second",
         "references": f"{short_number(summary['reference_hours'])} hours",
         "size": size_text(summary["bytes"]),
         "arrays": f"{summary['latent_channels']} channels, {dtypes}",
-        "characters": f"{thousands(summary['characters'])} different",
+        "characters": f"{summary['characters']:,} different",
         "fingerprint": summary["fingerprint"],
     }
     lines = [", ".join(summary["path"]), *(f"  {name:13}{text}" for name, text in facts.items())]
     if len(summary["sources"]) > 1:
         rows = [["source", "samples", "hours"]]
         for one in summary["sources"]:
-            rows.append([one["path"], thousands(one["samples"]), short_number(one["hours"])])
+            rows.append([one["path"], f"{one['samples']:,}", short_number(one["hours"])])
         lines += ["", *_table(rows)]
     rows = [["", "min", *(f"{100 * fraction:g} %" for fraction in QUANTILES), "max", "mean"]]
     for name, title in LENGTHS.items():
@@ -79,7 +74,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     for name, label in summary["labels"].items():
         lines += _label_lines(name, label)
     if summary["problems"]:
-        count = thousands(summary["problems"])
+        count = f"{summary['problems']:,}"
         lines += ["", f"  problems in the shards: {count}; titan-tts data doctor lists them"]
     return lines
 
@@ -90,7 +85,7 @@ def _histogram(histogram: dict[str, list], frames_per_second: float) -> list[str
     rows = []
     for low, high, samples in zip(edges, edges[1:], counts):
         bar = ("#" * -(-samples * _BAR_CELLS // max(counts))).ljust(_BAR_CELLS)
-        rows.append([f"{low:.{digits}f} - {high:.{digits}f} s", thousands(samples), bar])
+        rows.append([f"{low:.{digits}f} - {high:.{digits}f} s", f"{samples:,}", bar])
     return _table(rows) if rows else []
 
 
@@ -98,14 +93,14 @@ def _label_lines(name: str, label: dict[str, Any]) -> list[str]:
     if not label["count"]:
         return []
     most, least = label["most"], label["least"][::-1]
-    without = f", {thousands(label['without'])} samples without" if label["without"] else ""
-    title = f"{name}: {thousands(label['count'])} different{without}"
+    without = f", {label['without']:,} samples without" if label["without"] else ""
+    title = f"{name}: {label['count']:,} different{without}"
     rows = [[title, "samples", "hours", "fraction"]]
     for one in most + least:
-        figures = thousands(one["samples"]), short_number(one["hours"])
+        figures = f"{one['samples']:,}", short_number(one["hours"])
         rows.append([f"  {one['value']}", *figures, f"{100 * one['fraction']:.2f} %"])
     if (more := label["count"] - len(most) - len(least)) > 0:
-        rows.insert(1 + len(most), [f"  ... {thousands(more)} more", "", "", ""])
+        rows.insert(1 + len(most), [f"  ... {more:,} more", "", "", ""])
     return ["", *_table(rows)]
 
 
@@ -115,23 +110,27 @@ def report_lines(result: dict[str, Any]) -> list[str]:
     lines += ["", f"{result['status']}: {result['read']['scope']}"]
     lines += [] if result["findings"] else ["  no findings: every check passed"]
     for finding in result["findings"]:
-        count = thousands(finding["count"])
+        count = f"{finding['count']:,}"
         lines.append(f"  {finding['severity']:8}{count:>9}  {finding['title']}")
         lines.append(f"{'':21}{finding['advice']}")
         for example in finding["examples"][:_EXAMPLES]:
             lines.append(f"{'':21}{example['where']}: {example['detail']}")
-    if result["suggestion"]:
-        lines += ["", "Suggestion", *_suggestion_lines(result["suggestion"])]
-    else:
-        lines += ["", "No suggestion: no training sample is within the limits"]
+    lines += ["", "Suggestion", *suggestion_lines(result["suggestion"])]
     return [*lines, "", f"page: {result['page']}"]
 
 
-def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
+def suggestion_lines(suggestion: dict[str, Any] | None) -> list[str]:
+    """All of `suggest_buckets.suggest`."""
+    if suggestion is None:
+        return ["  none: no training sample is within the limits"]
     paths = suggestion["paths"]
-    lines = [f"  for training: {', '.join(paths['training'])}"]
+    lines = [
+        f"  training samples within the limits: {suggestion['samples']:,}; over them: "
+        f"{suggestion['left_out']:,}",
+        f"  for training: {', '.join(paths['training'])}",
+    ]
     if paths["held_out"]:
-        held_out = thousands(suggestion["held_out"])
+        held_out = f"{suggestion['held_out']:,}"
         lines.append(f"  held out, {held_out} samples: {', '.join(paths['held_out'])}")
     rows = [["buckets", "padding"]]
     for one in suggestion["choices"]:
@@ -143,5 +142,5 @@ def _suggestion_lines(suggestion: dict[str, Any]) -> list[str]:
         f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding"
     )
     lines += [*_table(rows), others, ""]
-    lines += ["  In the config, each key in the one table of its section:", *toml]
+    lines += ["  In the config, in its one table of [data]:", *toml]
     return [*lines, "", "  or as options:", f"  {suggestion['command_line']}"]

@@ -86,7 +86,7 @@ def test_doctor_of_valid_data(folder, capsys):
     assert "<b>24</b><span>samples</span>" in page and "of 24 samples read" in page
     # A page is replaced, and nothing else is.
     options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
-    options += ["--frames-per-second=50", "--max-speaker-frames=64", "--batch-frames=2000"]
+    options += ["--frames-per-second=50", "--max-speaker-frames=64"]
     assert data("doctor", "set", "--output", name, *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["read"]["samples"] == result["read"]["valid_samples"] == 5
@@ -94,16 +94,15 @@ def test_doctor_of_valid_data(folder, capsys):
     assert {"long_latents", "duration_mismatch"} <= {one["code"] for one in result["findings"]}
     assert result["read"]["frames_per_second_measured"] == 25
     assert len(result["summary"]["labels"]["speaker"]["most"]) == 1
-    hours = sum(shard["hours"] for shard in result["shards"])
-    assert result["summary"]["hours"] == pytest.approx(hours) == pytest.approx(2090 / 50 / 3600)
-    suggestion = result["suggestion"]
-    assert (suggestion["max_speaker_frames"], suggestion["global_batch_size"]) == (32, 16)
+    assert result["summary"]["hours"] == pytest.approx(2090 / 50 / 3600)
+    assert result["suggestion"]["max_speaker_frames"] == 32
     assert max(map(abs, result["read"]["channel_mean"])) < 0.2 < min(result["read"]["channel_std"])
     assert "even subset" in result["read"]["scope"]
     assert sorted(os.listdir(folder)) == ["outputs", "set"]
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # as of the mean of no sample
 def test_doctor_of_corrupt_data(folder, capsys):
     samples = sound_samples()
     evil = "<script>alert('x')</script> & $1$"
@@ -121,7 +120,6 @@ def test_doctor_of_corrupt_data(folder, capsys):
     assert codes[:2] == ["corrupt_shard", "zero_latents"]
     severities = [finding["severity"] for finding in result["findings"]]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
-    assert [shard["problems"] > 0 for shard in result["shards"]] == [False, True]
     assert (
         result["read"]["samples"] == result["read"]["valid_samples"] == result["summary"]["samples"]
     )
@@ -138,7 +136,7 @@ def test_doctor_of_corrupt_data(folder, capsys):
     write_raw(folder / "bad.tar", raw_members(sample))
     assert data("doctor", "bad.tar", "--output=page.html") == 1
     printed = capsys.readouterr().out
-    assert "cannot be parsed" in printed and "No suggestion: " in printed
+    assert "cannot be parsed" in printed and "none: no training sample" in printed
     assert "<svg" not in (folder / "page.html").read_text()
 
 
@@ -168,5 +166,5 @@ def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
     ],
 )
 def test_the_page_is_named_after_the_dataset(path, name):
-    assert Options([path]) == Options([path], 128, 10, False, "", 0, 0, 384, 0)
+    assert Options([path]) == Options([path], 128, 10, False, "", 0, 0, 384)
     assert default_output([path]) == f"outputs/{name}-doctor.html"
