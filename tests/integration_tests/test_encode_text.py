@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
@@ -42,7 +43,10 @@ def test_features_are_made_once(tmp_path, capsys):
     times = {path: path.stat().st_mtime_ns for path in files}
     content = files[2].read_bytes()
     files[2].unlink()
-    assert main(encode) == 0
+    (left := files[2].with_name(".killed.tmp")).touch()
+    with FileLock(tmp_path / ".out.lock"):
+        assert main(encode) == 2 and "another titan-tts prepare" in capsys.readouterr().err
+    assert main(encode) == 0 and not left.exists()
     assert "10 texts, 3 of them encoded now" in capsys.readouterr().out
     assert files[2].read_bytes() == content
     assert [path for path in files if path.stat().st_mtime_ns != times[path]] == [files[2]]

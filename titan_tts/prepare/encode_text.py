@@ -10,6 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from titan_tts.prepare.executors import codec_devices, open_engine
+from titan_tts.prepare.work_folder import locked
 from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -20,6 +21,7 @@ from torchtitan.models.dit_tts.text.feature_builder import (
     make_shard_features,
 )
 from torchtitan.models.dit_tts.text.feature_store import (
+    FOLDER_NAME,
     SETTLE_SECONDS,
     FeatureKind,
     describe_missing,
@@ -64,9 +66,12 @@ def encode_texts(
     devices = codec_devices(device, engine)
     if jobs:
         with (
+            locked(output.resolve()),
             open_engine(engine, len(devices), devices) as runner,
             tqdm(desc="encoding texts", total=len(dataset), initial=here, unit="text") as progress,
         ):
+            for path in output.glob(f"*/{FOLDER_NAME}/*/.*.tmp"):  # left by killed writers
+                path.unlink()
             for result in runner("prepare.encode_text:encode_shard", jobs):
                 if "error" in result:
                     raise InputError(result["error"])

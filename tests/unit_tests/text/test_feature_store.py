@@ -194,60 +194,19 @@ def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):
     folder = made.path(0).parent
     assert os.listdir(folder) == FILES[:1]
     before = os.stat(made.path(0)).st_mtime_ns
-    left, alive = folder / ".killed.tmp", folder / ".another-job.tmp"
-    left.touch()
-    alive.touch()
-    os.utime(left, (0, 0))
     made.make()
-    assert not left.exists() and alive.exists()
     assert os.stat(made.path(0)).st_mtime_ns == before and len(calls) == 4
-    assert sorted(os.listdir(folder)) == [".another-job.tmp", *FILES]
+    assert sorted(os.listdir(folder)) == FILES
 
 
-def test_the_first_of_two_jobs_keeps_its_files(shards, gemma, monkeypatch):
-    """It reads them by now, and another machine's features differ in a few bits."""
-    first, second = Made(shards, gemma), Made(shards, gemma)
-    encode_each, begun, training = second.module.encode_each, [], []
-
-    def later_and_on_another_machine(texts):
-        begun.append(texts)
-        if not training:
-            first.make()
-            training.append(open_text_features(first.dataset, first.kind))
-        for number, features in encode_each(texts):
-            yield number, features * (1 + 1e-6)
-
-    monkeypatch.setattr(second.module, "encode_each", later_and_on_another_machine)
-    second.make()
-    for sample in range(SAMPLES):
-        first.read(sample, training[0])
-    assert len(begun) == 1  # the other shards had their files when their turn came
-
-
-@pytest.mark.long
-def test_remote_shards_and_read_only_folders_use_the_cache(shards, gemma, monkeypatch):
+def test_features_are_beside_shards_on_this_machine(shards, gemma, monkeypatch):
     with FolderServer(shards.parent) as server:
-        made = Made(f"{server.url}/train/" + "{000000..000002}.tar", gemma)
-        made.make()
-        expected = made.module.encode([made.ids(29)])[0]
-        torch.testing.assert_close(made.read(29), expected, rtol=1e-4, atol=1e-4)
+        made = Made(f"{server.url}/train/000000.tar", gemma)
+        refused(lambda: open_text_features(made.dataset, made.kind), "beside shards", "copy")
     made = Made(shards, gemma)
-    new_file = feature_builder.new_feature_file
-    cached = Path(os.environ["XDG_CACHE_HOME"], "titan-tts/text_features", made.kind.folder_name)
-    shutil.rmtree(cached)
 
-    def fails(number, where=""):
-        def new(path, *args):  # as a disk does; rights do not bind root
-            if path.startswith(where):
-                raise OSError(number, "No space left")
-            return new_file(path, *args)
+    def full(*args):  # as a disk; rights do not bind root
+        raise OSError(errno.ENOSPC, "No space left")
 
-        monkeypatch.setattr(feature_builder, "new_feature_file", new)
-
-    fails(errno.EROFS, str(shards))
-    made.make()
-    assert not (shards / "text_features").exists() and len(os.listdir(cached)) == SHARDS
-    made.read(29)
-    shutil.rmtree(cached)
-    fails(errno.ENOSPC)
+    monkeypatch.setattr(feature_builder, "new_feature_file", full)
     refused(made.make, "cannot be written (No space left); free space")

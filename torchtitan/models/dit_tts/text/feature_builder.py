@@ -4,8 +4,6 @@ They are written batch by batch; the shard's token ids and one batch are in memo
 is complete, so a stopped job continues with the shards that are missing.
 """
 
-import errno
-
 import numpy as np
 import torch
 
@@ -14,7 +12,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.feature_store import (
     FeatureKind,
-    feature_paths,
+    feature_path,
     find_feature_file,
     new_feature_file,
 )
@@ -28,11 +26,6 @@ LONGEST_TEXT = 2048
 """tokens; a longer text has no features, as attention over one long text would need all memory"""
 
 _TEXTS_AT_ONCE = 1024
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-class _MadeByAnotherJob(Exception):
-    """Another job has finished the same file meanwhile."""
 
 
 def feature_kind(
@@ -61,7 +54,7 @@ def make_shard_features(
     tokenizer: SubwordTokenizer,
     kind: FeatureKind,
 ) -> None:
-    """Encodes the texts of one shard, unless another job has done so meanwhile.
+    """Encodes the texts of one shard that has no features of this kind yet.
 
     Args:
         shard: number in the dataset.
@@ -75,30 +68,22 @@ def make_shard_features(
     has_features = tokens <= longest_text(encoder.source)
     samples = np.flatnonzero(has_features).tolist()
     tar_path, digest = dataset.tar_paths[shard], dataset.digests[shard].hex()
-    paths = feature_paths(tar_path, digest, kind)
-    for path in paths:
-        try:
-            with new_feature_file(path, kind, digest, tokens, has_features, encoder.width) as write:
-                for number, hidden in encoder.encode_each([texts[sample] for sample in samples]):
-                    stored = hidden.to(kind.torch_dtype)
-                    if not torch.isfinite(stored).all():
-                        raise InputError(
-                            f"{tar_path}: features of {kind.model!r} in {kind.encoder_dtype} are not "
-                            f"finite in {kind.stored_dtype}; choose another [encoder] cache_dtype or dtype"
-                        )
-                    write(samples[number], stored)
-                # Another job reads its file by now, and ours differs in a few bits.
-                if find_feature_file(dataset, shard, kind) is not None:
-                    raise _MadeByAnotherJob
-            return
-        except _MadeByAnotherJob:
-            return
-        except OSError as error:
-            if path is paths[-1] or error.errno not in _NOT_WRITABLE:
-                raise InputError(
-                    f"{path}: text features cannot be written ({error.strerror or error}); free space "
-                    f"or fix that, and start again; complete files are kept"
-                ) from error
+    path = feature_path(tar_path, kind.folder_name)
+    try:
+        with new_feature_file(path, kind, digest, tokens, has_features, encoder.width) as write:
+            for number, hidden in encoder.encode_each([texts[sample] for sample in samples]):
+                stored = hidden.to(kind.torch_dtype)
+                if not torch.isfinite(stored).all():
+                    raise InputError(
+                        f"{tar_path}: features of {kind.model!r} in {kind.encoder_dtype} are not "
+                        f"finite in {kind.stored_dtype}; choose another [encoder] cache_dtype or dtype"
+                    )
+                write(samples[number], stored)
+    except OSError as error:
+        raise InputError(
+            f"{path}: text features cannot be written ({error.strerror or error}); free space "
+            f"or fix that, and start again; complete files are kept"
+        ) from error
 
 
 def _token_ids(dataset: Dataset, samples: range, tokenizer: SubwordTokenizer) -> list[list[int]]:

@@ -8,8 +8,7 @@
     features  (rows, h)     the encoder's last hidden states, text after text
 
 The n samples are in the order of the shard's index. The folder's name ends in a key of everything that the
-features depend on, so several encoders can have features of one shard. Shards behind URLs and in read-only
-folders have their files in the user's cache folder.
+features depend on, so several encoders can have features of one shard.
 
 Features depend on the text alone. Conditioning tokens do not go through the encoder, so the files stay
 valid when conditions are dropped or changed.
@@ -23,7 +22,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -34,8 +33,8 @@ from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, shard_name
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
 from torchtitan.models.dit_tts.data.storage import plain_name
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file, fingerprint, is_remote, user_cache_folder
+from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.files import atomic_file, fingerprint, is_remote
 
 FORMAT_VERSION = 2
 FOLDER_NAME = "text_features"
@@ -49,8 +48,6 @@ _OPENERS = 8
 _MAX_SLUG = 80
 _METADATA = "titan_tts"
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-# A job that is alive writes every few seconds; machines' clocks may differ.
-_STALE_SECONDS = 86400
 # What `TextFeatures.read` needs, in one look-up.
 _ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
 
@@ -152,7 +149,6 @@ def new_feature_file(
         return len(text).to_bytes(8, "little") + text
 
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    _remove_stale_files(os.path.dirname(path))
     first_row = len(header()) + 12 * n
     with atomic_file(path) as file:
 
@@ -168,14 +164,6 @@ def new_feature_file(
         assert ((hashes != 0) == has_features).all()
         file.seek(0)
         file.write(header() + hashes.tobytes() + tokens.tobytes())
-
-
-def _remove_stale_files(folder: str) -> None:
-    """Removes the temporary files of jobs that were killed while they wrote."""
-    for path in glob.glob(os.path.join(glob.escape(folder), ".*.tmp")):
-        with suppress(OSError):  # another job has removed it
-            if time.time() - os.path.getmtime(path) > _STALE_SECONDS:
-                os.unlink(path)
 
 
 def _tables_hash(
@@ -209,36 +197,26 @@ def read_feature_file(path: str) -> FeatureFile | None:
         return None
 
 
-def feature_paths(tar_path: str, shard_digest: str, kind: FeatureKind) -> list[str]:
-    """Where a shard's features are looked for; new ones go to the first that can be written."""
-    places = _places(tar_path, shard_digest)
-    return [os.path.join(folder, kind.folder_name, name) for folder, name in places]
-
-
-def _places(tar_path: str, shard_digest: str) -> list[tuple[str, str]]:
-    """(folder of all kinds, name of the file in the folder of one kind)"""
-    name = shard_name(tar_path) + SUFFIX
-    # Other shards have the same name; the digest tells them apart in the user's cache folder.
-    cached = (user_cache_folder(FOLDER_NAME), f"{shard_digest[:20]}-{name[-100:]}")
-    if is_remote(tar_path):
-        return [cached]
-    return [(os.path.join(os.path.dirname(tar_path), FOLDER_NAME), name), cached]
+def feature_path(tar_path: str, folder_name: str) -> str:
+    """The file of a shard's features of one kind."""
+    parts = os.path.dirname(tar_path), FOLDER_NAME, folder_name, shard_name(tar_path) + SUFFIX
+    return os.path.join(*parts)
 
 
 def with_stored_fingerprint(dataset: Dataset, kind: FeatureKind) -> FeatureKind:
     """`kind` with the encoder's fingerprint from stored features, where the weights are not here."""
     if kind.encoder_fingerprint is not None:
         return kind
-    for tar_path, digest in zip(dataset.tar_paths, dataset.digests, strict=True):
+    for tar_path in dataset.tar_paths:
         found: dict[str | None, str] = {}
-        for folder, name in _places(tar_path, digest.hex()):
-            for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
-                file = read_feature_file(os.path.join(folder, subfolder, name))
-                if file is None or file.kind.slug != kind.slug:
-                    continue
-                # Whatever the model's full path, as its folder may have been elsewhere.
-                if replace(file.kind, model=kind.model, encoder_fingerprint=None) == kind:
-                    found.setdefault(file.kind.encoder_fingerprint, file.path)
+        folder = os.path.join(os.path.dirname(tar_path), FOLDER_NAME)
+        for subfolder in sorted(glob.glob(f"{kind.slug}-*", root_dir=folder)):
+            file = read_feature_file(feature_path(tar_path, subfolder))
+            if file is None or file.kind.slug != kind.slug:
+                continue
+            # Whatever the model's full path, as its folder may have been elsewhere.
+            if replace(file.kind, model=kind.model, encoder_fingerprint=None) == kind:
+                found.setdefault(file.kind.encoder_fingerprint, file.path)
         if len(found) > 1:
             paths = " and ".join(found.values())
             raise InputError(
@@ -254,12 +232,10 @@ def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> Featur
     """The features of one shard; None where they are still to be made."""
     if kind.encoder_fingerprint is None:
         return None
+    file = read_feature_file(feature_path(dataset.tar_paths[shard], kind.folder_name))
     digest = dataset.digests[shard].hex()
-    for path in feature_paths(dataset.tar_paths[shard], digest, kind):
-        file = read_feature_file(path)
-        if file and file.kind.folder_name == kind.folder_name and file.shard_digest == digest:
-            return file
-    return None
+    fits = file and file.kind.folder_name == kind.folder_name and file.shard_digest == digest
+    return file if fits else None
 
 
 def find_feature_files(
@@ -294,6 +270,12 @@ def describe_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]
 
 def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
     """The features of all texts of a dataset."""
+    for tar_path in dataset.tar_paths:
+        require(
+            not is_remote(tar_path),
+            f"{plain_name(tar_path)}: text features are read beside shards on this machine; copy the shards here, or set "
+            f"[encoder] cache_features = false",
+        )
     files = find_feature_files(dataset, kind)
     missing = missing_shards(files)
     if missing:
