@@ -6,7 +6,6 @@ makes, all at once at the end:
 
     data/ljspeech/
       prepare.json                  what it was made from, figures, shards with their SHA-256
-      report.md                     the same for people
       train/shard-000000.tar ...    triplets, see data/shard_writer.py, each with its index
       heldout/shard-000000.tar ...
 
@@ -189,8 +188,6 @@ def _build(
             "devices": devices,
         },
     }
-    text = report.markdown(record, without_secrets(options.source))
-    write_atomic(folder / work_folder.REPORT_NAME, text)
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
 
 

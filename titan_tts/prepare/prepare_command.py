@@ -7,7 +7,7 @@ from pathlib import Path
 from titan_tts.prepare.formats import find_format
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import FEW_SAMPLES
-from torchtitan.models.dit_tts.errors import require_modules
+from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
 
 __all__ = ["Options", "run"]
@@ -32,9 +32,8 @@ def run(options: Options) -> int:
         check_encoder(encoder)
     record = prepare_corpus(options)
     state = "was complete already" if record["reused"] else "is complete"
-    print(f"{options.output} {state}:")
-    for line in lines(record["summary"], None if record["reused"] else record["throughput"]):
-        print(f"  {line}")
+    figures = lines(record["summary"], None if record["reused"] else record["throughput"])
+    show("\n  ".join([f"{options.output} {state}:", *figures]))
     if encoder.model:
         counts = encode_texts(
             Path(options.output), list(record["shards"]), encoder, options.device, options.engine

@@ -1,4 +1,4 @@
-"""A preparation's outcome: figures for prepare.json, and words for people."""
+"""A preparation's outcome: figures for prepare.json, and in words."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ from titan_tts.prepare.encode import Chunk
 from titan_tts.prepare.listing import SHOWN_PROBLEMS
 from titan_tts.prepare.processing import COUNTED, REASONS
 from titan_tts.prepare.recordings import SPLITS
-from titan_tts.prepare.settings import flat
 
 
 def summarize(
@@ -60,6 +59,9 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
     if total:
         out.append(f"left out: {total} of {samples + total} recordings")
         out += [f"  {name}: {n} ({REASONS[name]})" for name, n in summary["dropped"].items()]
+    if summary["problems"]:
+        out.append("the first corrupt recordings:")
+        out += [f"  {key}: {sentence}" for key, sentence in summary["problems"]]
     if throughput and throughput["seconds"]:
         out.append(
             f"this run: {throughput['recordings_encoded']} recordings encoded in "
@@ -67,20 +69,3 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
             f"{throughput['workers']} workers ({throughput['engine']})"
         )
     return out
-
-
-def markdown(record: dict[str, Any], source: str) -> str:
-    """report.md."""
-    summary = record["summary"]
-    text = [f"# Prepared from `{source}`", ""]
-    text += [f"- {line}" for line in lines(summary, record["throughput"]) if line[0] != " "]
-    if summary["dropped"]:
-        text += ["", "## Left out", "", "| reason | recordings | |", "|---|---|---|"]
-        text += [f"| {name} | {n} | {REASONS[name]} |" for name, n in summary["dropped"].items()]
-    if summary["problems"]:
-        text += ["", "## The first corrupt recordings", ""]
-        text += [f"- `{key}`: {sentence}" for key, sentence in summary["problems"]]
-    text += ["", "## Settings", "", "| | |", "|---|---|"]
-    text += [f"| {name} | {value} |" for name, value in flat(record["settings"]).items()]
-    # Names of files may hold bytes that are no characters.
-    return ("\n".join(text) + "\n").encode("utf-8", "backslashreplace").decode()

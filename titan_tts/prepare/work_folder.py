@@ -8,7 +8,7 @@
       chunks/                  encoded recordings, as shards
       shards_of                digest of the chunks that the shards were made from
       train/ heldout/          shards
-      prepare.json report.md   the record: with it the output is complete
+      prepare.json             the record: with it the output is complete
       replaced/                the earlier OUTPUT, while this one takes its place
 
 Every file appears complete or not at all. The last steps are: prepare.json is written, the scratch
@@ -29,12 +29,13 @@ from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import sync_folder, write_atomic
 
-RECORD_NAME, REPORT_NAME, STATE_NAME = "prepare.json", "report.md", "state.json"
+RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
 RECORD_VERSION = 5
 _REPLACED_NAME, _SHARDS_OF_NAME = "replaced", "shards_of"
 _SPLIT_NAMES = ("train", "heldout")
-OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, _REPLACED_NAME}
+# With the report of earlier versions.
+OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, "report.md", _REPLACED_NAME}
 _SCRATCH = ["chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json"]
 _SCRATCH += [_SHARDS_OF_NAME, STATE_NAME]  # the state goes last
 
@@ -147,7 +148,7 @@ def clear(folder: Path) -> None:
     replaced = folder / _REPLACED_NAME
     if replaced.exists():  # an output that was being replaced, and is not back in its place
         raise InputError(f"{replaced}: is an earlier output; move it away and start again")
-    for name in (*_SPLIT_NAMES, RECORD_NAME, REPORT_NAME, *_SCRATCH):
+    for name in (*_SPLIT_NAMES, RECORD_NAME, *_SCRATCH):
         _remove(folder / name)
 
 

@@ -146,7 +146,6 @@ def test_a_start_needs_the_features_and_no_weights(shards, gemma, tmp_path):
     assert loader.features.encoder_fingerprint == made.kind.encoder_fingerprint
     assert next(iter(loader))[0]["text_features"].any()
     made.path(1).unlink()
-    (tmp_path / "report.md").write_text("# Prepared from `/data/my speech`\n")
-    sentence = "missing for 1 of 3 shards.*titan-tts prepare '/data/my speech' .* --encode-text"
+    sentence = "missing for 1 of 3 shards.*titan-tts prepare SOURCE OUTPUT --encode-text"
     with pytest.raises(InputError, match=sentence):
         build_agreed_dataloader(1, 0, made.tokenizer, job(shards, made.encoder, tmp_path))

@@ -129,6 +129,8 @@ def test_figures_in_words():
         "left out: 25 of 125 recordings",
         "  empty_text: 22 (its text is empty)",
         "  too_long: 3 (above --max-seconds)",
+        "the first corrupt recordings:",
+        *(f"  k{number}: bad" for number in range(20)),
         "this run: 120 recordings encoded in 8.0 s (15.0 per second) by 3 workers (ray)",
     ]
 

@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.errors import InputError
 SMALL = {"samples_per_shard": 2, "chunk_items": 2, "audio": AS_IS}
 OTHER = SMALL | {"seed": 1}
 SKIP = {"on_error": "skip", "max_corrupt_fraction": 1}
-OUTPUT_NAMES = ["prepare.json", "report.md", "train"]
+OUTPUT_NAMES = ["prepare.json", "train"]
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_features_are_what_the_encoder_gives(shards, gemma, checkpoints):
     for made, option in zip(kinds, options, strict=True):
         assert find_feature_files(made.dataset, made.kind) == NOTHING
         dtype = " --text-dtype float32" if made.encoder.dtype == "float32" else ""
-        words = ("missing for 3 of 3 shards", "000000.tar", f"{dtype}{option}, or set")
+        words = ("missing for 3 of 3 shards", "000000.tar", f"{dtype}{option} and the other")
         refused(lambda: open_text_features(made.dataset, made.kind), *words)
         made.make()
     assert len(os.listdir(shards / "text_features")) == len(kinds)

@@ -281,28 +281,18 @@ def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
     if missing:
         raise InputError(
             f"{describe_missing(dataset, kind, missing)}; make them with "
-            f"{_prepare_command(dataset.tar_paths[missing[0]], kind)}, or set [encoder] cache_features = false"
+            f"{_prepare_command(kind)} and the other options of the preparation, or set [encoder] cache_features = false"
         )
     return TextFeatures(dataset, [file for file in files if file is not None])
 
 
-def _prepare_command(tar_path: str, kind: FeatureKind) -> str:
-    """The command that makes these features, as far as the preparation's report tells it."""
-    output = os.path.dirname(os.path.dirname(tar_path))
-    report = os.path.join(output, "report.md")
-    source, others = "SOURCE", ""
-    try:
-        with open(report, encoding="utf-8") as lines:
-            source = lines.readline().split("`")[1]
-        others = f" (its other options are in {report})"
-    except (OSError, ValueError, IndexError):
-        output = "OUTPUT"
-    words = ["titan-tts", "prepare", source, output, "--encode-text", kind.model]
+def _prepare_command(kind: FeatureKind) -> str:
+    words = ["titan-tts", "prepare", "SOURCE", "OUTPUT", "--encode-text", kind.model]
     if kind.encoder_dtype != Encoder.dtype:
         words += ["--text-dtype", kind.encoder_dtype]
     if kind.stored_dtype != kind.encoder_dtype:
         words += ["--text-feature-dtype", kind.stored_dtype]
-    return shlex.join(words) + others
+    return shlex.join(words)
 
 
 class TextFeatures:
