@@ -73,8 +73,7 @@ def _serve(options: Options, target: Path, assignments: "Assignments", tokens: l
     require_modules("fastapi", "uvicorn", "soundfile")
     from titan_tts.annotate.app import build_app
     from titan_tts.launch.supervisor import interrupt_on_signals
-    from titan_tts.serving.connections import server
-    from titan_tts.serving.serve_command import listen
+    from titan_tts.serving.serve_command import listen, server
 
     listening = listen(options.host, options.port)
     settings = {"title": target.resolve().name, "annotator": options.annotator, "tokens": tokens}
@@ -85,4 +84,4 @@ def _serve(options: Options, target: Path, assignments: "Assignments", tokens: l
     show("Ctrl-C ends the server and writes the annotated list")
     interrupt_on_signals()
     with suppress(KeyboardInterrupt):  # the usual end
-        server(app, patience=60.0).run([listening])
+        server(app).run([listening])

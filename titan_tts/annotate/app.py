@@ -5,16 +5,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
 from titan_tts.annotate.agreement import agreement, differences
-from titan_tts.annotate.assignment import Assignments, Taken, Task
+from titan_tts.annotate.assignment import Assignments, Task
 from titan_tts.annotate.segments import Segment, load_audio
 from titan_tts.html import PAGE_STYLE
-from titan_tts.serving.refusals import BodyCheck, KeyCheck, Refusal
-from torchtitan.models.dit_tts.errors import InputError
+from titan_tts.serving.refusals import BodyLimit, KeyCheck, Refusal, add_refusals
 from torchtitan.models.dit_tts.speech.audio import to_mono
 from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
 
@@ -40,17 +39,9 @@ class Judgement(Who):
 def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) -> FastAPI:
     """The application. `settings`: title, suggested annotator and tokens, for the page."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BodyCheck, limit=2**20, seconds=60.0)
+    add_refusals(app)
+    app.add_middleware(BodyLimit, limit=2**20)
     app.add_middleware(KeyCheck, key=assignments.token)
-
-    @app.exception_handler(Refusal)
-    async def refuse(request: Request, refusal: Refusal) -> JSONResponse:
-        return refusal.response()
-
-    @app.exception_handler(InputError)
-    async def refuse_input(request: Request, error: InputError) -> JSONResponse:
-        status = 409 if isinstance(error, Taken) else 400
-        return Refusal(status, str(error), "invalid_request").response()
 
     def find(segment: str) -> Segment:
         if segment not in assignments.segments:

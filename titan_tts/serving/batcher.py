@@ -9,17 +9,15 @@ from contextlib import contextmanager
 from itertools import islice
 
 from titan_tts.html import counted
+from titan_tts.serving.refusals import Refusal
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Speech, Utterance
 from torchtitan.models.dit_tts.errors import InputError
 
 
-class QueueFull(InputError):
-    """A client has too many utterances in the queue, or too many clients have any."""
-
-
-class Closed(InputError):
-    """The batcher has ended."""
+def ending() -> Refusal:
+    """The answer to requests once the batcher has ended."""
+    return Refusal(503, "the server is shutting down", "ending")
 
 
 _Pair = tuple[Utterance, Future[Speech]]
@@ -66,17 +64,16 @@ class Batcher:
     @contextmanager
     def admitted(self, client: str, utterances: int) -> Iterator[None]:
         """Counts a client's request while it is answered. A client's only request may have any number of
-        utterances; QueueFull if several have too many."""
+        utterances; Refusal if several have too many."""
         with self._changed:
-            others = self._asked[client]
+            others, full = self._asked[client], ""
             if others and others + utterances > self.max_waiting:
-                raise QueueFull(
-                    f"the queue holds {counted(others, 'piece')} of your texts; try again later"
-                )
+                full = f"{counted(others, 'piece')} of your texts"
             if not others and len(self._asked) >= self.max_waiting:
-                raise QueueFull(
-                    f"the queue holds {counted(len(self._asked), 'client')}; try again later"
-                )
+                full = counted(len(self._asked), "client")
+            if full:
+                message = f"the queue holds {full}; try again later"
+                raise Refusal(429, message, "queue_full", headers={"Retry-After": "1"})
             self._asked[client] += utterances
         try:
             yield
@@ -89,7 +86,7 @@ class Batcher:
         """Queues utterances. Returns futures of their speech, which may be cancelled before their turn."""
         with self._changed:
             if self._closed or not self._thread.is_alive():
-                raise Closed("the server is shutting down")
+                raise ending()
             pairs: list[_Pair] = [(each, Future()) for each in utterances]
             if pairs:
                 self._waiting.setdefault(client, deque()).extend(pairs)

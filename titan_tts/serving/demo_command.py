@@ -5,21 +5,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_tts.serving.options import ServerOptions, check_server_options, load_served
-from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
+from titan_tts.serving.options import ServerOptions, check_server_options
+from torchtitan.models.dit_tts.errors import InputError, require_modules, show
 
 
 @dataclass(kw_only=True)
 class Options(ServerOptions):
     """Open a page to type a text, choose or record a voice, and hear and see what the model says."""
 
-    max_characters: int = 1000
-    """Longest text."""
-
 
 def run(options: Options) -> int:
     check_server_options(options)
-    check_range("--max-characters", options.max_characters, 1, 10**6)
     require_modules("gradio", "soundfile", "matplotlib")
     from titan_tts.launch.supervisor import interrupt_on_signals
 
@@ -33,10 +29,9 @@ def run(options: Options) -> int:
 
 def _serve(options: Options) -> None:
     from titan_tts.serving.page import build_page
+    from titan_tts.serving.served import load_served
 
-    synthesizer, voices = load_served(options)
-    name = Path(options.run).resolve().name
-    page = build_page(synthesizer, voices, options.max_characters, name, options.seed)
+    page = build_page(load_served(options), Path(options.run).resolve().name, options.seed)
     try:
         _, address, _ = page.launch(
             server_name=options.host,

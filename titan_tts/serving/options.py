@@ -2,16 +2,11 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import tyro
 
 from titan_tts.speak.sampling_options import SamplingOptions
-from torchtitan.models.dit_tts.errors import InputError, check_range
-
-if TYPE_CHECKING:
-    from titan_tts.speak.synthesizer import Synthesizer
-    from titan_tts.speak.utterance import Voice
+from torchtitan.models.dit_tts.errors import check_range, require
 
 
 @dataclass(kw_only=True)
@@ -27,38 +22,25 @@ class ServerOptions(SamplingOptions):
     speaker); NAME=FOLDER or NAME=FOLDER,FILE: with an adapter that `titan-tts export --adapter` wrote; may be
     repeated."""
 
+    max_characters: int = 4096
+    """Longest text of a request."""
+
 
 def check_server_options(options: ServerOptions) -> None:
     """Raises InputError for mistakes that show without the model."""
     check_range("--port", options.port, 0, 2**16 - 1)
-    for given in options.voice:
-        name, equals, path = given.partition("=")
-        if not (name and equals):
-            raise InputError(f"--voice = {given}, but it must be NAME=FILE")
-        if sum(each.startswith(f"{name}=") for each in options.voice) > 1:
-            raise InputError(f"--voice = {given}, but {name} is given twice")
-        if not all(map(os.path.isfile, _parts(path)[1])):
-            raise InputError(f"--voice = {given}, but there is no such file")
+    check_range("--max-characters", options.max_characters, 1, 10**6)
+    names = [given.partition("=")[0] for given in options.voice]
+    for name, given in zip(names, options.voice, strict=True):
+        path = given.partition("=")[2]
+        require(bool(name and path), f"--voice = {given}, but it must be NAME=FILE")
+        require(names.count(name) == 1, f"--voice = {given}, but {name} is given twice")
+        exist = all(map(os.path.isfile, voice_parts(path)[1]))
+        require(exist, f"--voice = {given}, but there is no such file")
 
 
-def _parts(path: str) -> tuple[str, list[str]]:
+def voice_parts(path: str) -> tuple[str, list[str]]:
     """(folder of an adapter, recordings) of FILE, FILE,FILE, FOLDER or FOLDER,FILE."""
     parts = [path] if os.path.exists(path) else path.split(",")
     folder = parts.pop(0) if os.path.isdir(parts[0]) else ""
     return folder, parts
-
-
-def load_served(options: ServerOptions) -> "tuple[Synthesizer, dict[str, Voice]]":
-    """The model, and the voices of --voice by name."""
-    from titan_tts.speak.sampling_options import load_synthesizer
-
-    synthesizer = load_synthesizer(options)
-    _ = synthesizer.lengths  # a missing predictor or fit is told now, not at the first request
-    voices: dict[str, Voice] = {}
-    for given in options.voice:
-        name, _, path = given.partition("=")
-        folder, files = _parts(path)
-        voices[name] = (
-            synthesizer.adapted(name, folder, files) if folder else synthesizer.recording(files)
-        )
-    return synthesizer, voices

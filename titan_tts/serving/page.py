@@ -10,11 +10,8 @@ import gradio as gr
 import numpy as np
 
 from titan_tts.html import counted
+from titan_tts.serving.served import Served
 from titan_tts.speak.joining import join
-from titan_tts.speak.long_text import clean_text
-from titan_tts.speak.sampling_options import check_text
-from titan_tts.speak.synthesizer import Synthesizer
-from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.plots import draw_spectrograms
@@ -26,11 +23,9 @@ _BATCH = 16
 """pieces of a text per batch"""
 
 
-def build_page(
-    synthesizer: Synthesizer, voices: dict[str, Voice], max_characters: int, name: str, seed: int
-) -> gr.Blocks:
+def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
     """The page, whose one function is also the API `/say`. `seed`: default seed of the noise."""
-    names = [ANY, *sorted({*synthesizer.speakers, *voices})]
+    names, synthesizer = [ANY, *served.names], served.synthesizer
     sampling = synthesizer.sampling
 
     def say(
@@ -44,22 +39,8 @@ def build_page(
         seed: float,
     ) -> tuple[tuple[int, np.ndarray], Any, str]:
         try:
-            if not text.strip():
-                raise InputError("the text is empty")
-            if len(text) > max_characters:
-                raise InputError(
-                    f"the text has {len(text)} characters, but at most {max_characters} are allowed"
-                )
-            text = clean_text(text)
-            check_text(text, synthesizer.run.tokenizer, "the text")
-            if recording:
-                chosen = synthesizer.recording(recording)
-            elif voice == ANY:
-                chosen = Voice()
-            else:
-                chosen = voices.get(voice) or synthesizer.speaker(voice)
-            conditions = synthesizer.conditions(chosen)
-            pieces = synthesizer.pieces(Utterance(text, chosen, conditions, speed=speed))
+            chosen = synthesizer.recording(recording) if recording else voice
+            pieces = served.pieces(text, "" if chosen == ANY else chosen, speed)
             chosen_sampling = replace(
                 sampling, steps=int(steps), text_scale=text_scale, speaker_scale=speaker_scale
             )
@@ -79,7 +60,9 @@ def build_page(
         gr.Markdown(f"# {name}")
         with gr.Row():
             with gr.Column():
-                text = gr.Textbox(label="Text", lines=4, max_length=max_characters, elem_id="text")
+                text = gr.Textbox(
+                    label="Text", lines=4, max_length=served.max_characters, elem_id="text"
+                )
                 voice = gr.Dropdown(names, value=names[-1], label="Voice", elem_id="voice")
                 recording = gr.Audio(
                     sources=["upload", "microphone"],

@@ -1,16 +1,19 @@
 """Refusals in OpenAI's form, and checks of key and body before a request is parsed."""
 
-import asyncio
 import hmac
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import Request
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from torchtitan.models.dit_tts.errors import InputError
 
 
-class Refusal(Exception):
-    """An HTTP answer other than speech.
+class Refusal(HTTPException):
+    """An HTTP answer other than what was asked for.
 
     Args:
         message: a sentence for people.
@@ -26,19 +29,41 @@ class Refusal(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ):
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-        self.headers = dict(headers or {})
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The body that OpenAI's clients read."""
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        super().__init__(status, message, headers)
+        self.code, self.param = code, param
 
     def response(self) -> JSONResponse:
-        return JSONResponse(self.content, self.status, self.headers)
+        """What OpenAI's clients read."""
+        kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
+        return JSONResponse({"error": error}, self.status_code, self.headers)
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Makes every error of an application's answers a refusal."""
+
+    @app.exception_handler(HTTPException)
+    async def refuse(request: Request, error: HTTPException) -> JSONResponse:
+        if not isinstance(error, Refusal):
+            message = f"{request.method} {request.url.path}: {error.detail}"
+            code = error.detail.lower().replace(" ", "_")
+            error = Refusal(error.status_code, message, code, headers=error.headers)
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_form(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = error.errors()[0]
+        name = ".".join(str(part) for part in found["loc"][1:])
+        message = f"{name or 'the body'}: {found['msg']}"
+        return Refusal(400, message, "invalid_request", name or None).response()
+
+    @app.exception_handler(InputError)
+    async def refuse_input(request: Request, error: InputError) -> JSONResponse:
+        return Refusal(400, str(error), "invalid_request").response()
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return Refusal(500, "the server has failed; its log says why", "internal_error").response()
 
 
 # Pure ASGI: `@app.middleware("http")` would end an answer that fails midway as if it were complete.
@@ -60,52 +85,28 @@ class KeyCheck:
         await answer(scope, receive, send)
 
 
-class BodyCheck:
-    """Reads a request's body, refuses one above `limit` bytes or later than `seconds`, and hands it on whole."""
+class BodyLimit:
+    """Refuses a request's body above `limit` bytes, before it is sent where its length is announced."""
 
-    def __init__(self, app: Any, limit: int, seconds: float):
-        self.app, self.limit, self.seconds = app, limit, seconds
+    def __init__(self, app: Any, limit: int):
+        self.app, self.limit = app, limit
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        try:
-            # A client that announces too much is told before it sends it.
-            self._check(int(Request(scope).headers.get("content-length", 0)))
-            body = await asyncio.wait_for(self._body(receive), self.seconds)
-        except TimeoutError:
-            message = f"the request's body has not come within {self.seconds:g} s"
-            return await _last(Refusal(408, message, "request_timeout"))(scope, receive, send)
-        except Refusal as refusal:
-            return await _last(refusal)(scope, receive, send)
-        if body is None:
-            return None
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        message = f"the request's body has more than the {self.limit} bytes that are allowed"
+        # The client may still be sending, so the connection ends.
+        refusal = Refusal(413, message, "request_too_large", headers={"Connection": "close"})
+        if int(Request(scope).headers.get("content-length", 0)) > self.limit:
+            return await refusal.response()(scope, receive, send)
+        size = 0
 
-        async def replay() -> Any:
-            return messages.pop() if messages else await receive()
+        async def limited() -> Any:
+            nonlocal size
+            received = await receive()
+            size += len(received.get("body", b""))
+            if size > self.limit:
+                raise refusal
+            return received
 
-        return await self.app(scope, replay, send)
-
-    def _check(self, size: int) -> None:
-        if size > self.limit:
-            message = f"the request's body has more than the {self.limit} bytes that are allowed"
-            raise Refusal(413, message, "request_too_large")
-
-    async def _body(self, receive: Any) -> bytes | None:
-        """The body; None if the client disconnected."""
-        body, more = bytearray(), True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            self._check(len(body))
-            more = message.get("more_body", False)
-        return bytes(body)
-
-
-def _last(refusal: Refusal) -> JSONResponse:
-    """The refusal as the last answer of its connection, on which the client may still be sending."""
-    refusal.headers["Connection"] = "close"
-    return refusal.response()
+        await self.app(scope, limited, send)

@@ -4,9 +4,13 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from titan_tts.serving.options import ServerOptions, check_server_options, load_served
+from titan_tts.serving.options import ServerOptions, check_server_options
 from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
+
+if TYPE_CHECKING:
+    import uvicorn
 
 KEY_VARIABLE = "TITAN_TTS_API_KEY"
 
@@ -30,36 +34,35 @@ class Options(ServerOptions):
     max_waiting: int = 64
     """Limit of a client's unfinished pieces of texts, and of clients; further requests get status 429."""
 
-    max_characters: int = 4096
-    """Longest text of a request."""
-
 
 def run(options: Options) -> int:
     check_server_options(options)
     check_range("--max-batch", options.max_batch, 1, 4096)
     check_range("--window-ms", options.window_ms, 0, 60_000)
     check_range("--max-waiting", options.max_waiting, 1, 10**6)
-    check_range("--max-characters", options.max_characters, 1, 10**6)
     require_modules("fastapi", "uvicorn", "soundfile")
     listening = listen(options.host, options.port)
 
-    from titan_tts.serving.app import Settings, build_app
+    from titan_tts.serving.app import SpeechService, build_app
     from titan_tts.serving.batcher import Batcher
-    from titan_tts.serving.connections import server
+    from titan_tts.serving.served import load_served
 
-    synthesizer, voices = load_served(options)
+    served = load_served(options)
     batcher = Batcher(
-        synthesizer, options.max_batch, options.window_ms / 1000, options.max_waiting, options.seed
+        served.synthesizer,
+        options.max_batch,
+        options.window_ms / 1000,
+        options.max_waiting,
+        options.seed,
     )
     name = options.model_name or Path(options.run).resolve().name
     key = os.environ.get(KEY_VARIABLE, "")
-    settings = Settings(name, voices, options.max_characters, key)
-    app = build_app(synthesizer, batcher, settings)
+    service = SpeechService(served, batcher, name)
     port = listening.getsockname()[1]
     listening.listen()  # clients may connect once the line is printed
     show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")
     try:
-        server(app, settings.patience).run([listening])
+        server(build_app(service, key)).run([listening])
     finally:
         batcher.close()
     return 0
@@ -78,3 +81,11 @@ def listen(host: str, port: int) -> socket.socket:
             f"--port 0 for a free one"
         ) from None
     return listening
+
+
+def server(app: Any) -> "uvicorn.Server":
+    """The web server of an application."""
+    import uvicorn
+
+    config = uvicorn.Config(app, ws="none", log_level="warning", timeout_keep_alive=60)
+    return uvicorn.Server(config)

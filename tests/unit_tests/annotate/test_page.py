@@ -30,14 +30,13 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 def served(target, **settings):
     """(address, token) of a server in this process."""
     from titan_tts.annotate.app import build_app
-    from titan_tts.serving.connections import server
-    from titan_tts.serving.serve_command import listen
+    from titan_tts.serving.serve_command import listen, server
 
     desk = Assignments(database_path(target), read_segments(target))
     settings = {"title": "<b>out", "annotator": "", "tokens": ("[S1]", "(laugh)")} | settings
     listening = listen("127.0.0.1", 0)
     listening.listen()
-    running = server(build_app(target, desk, settings), 60)
+    running = server(build_app(target, desk, settings))
     thread = threading.Thread(target=running.run, args=([listening],))
     thread.start()
     try:
@@ -86,7 +85,7 @@ def test_only_who_has_the_token_and_only_by_id(tmp_path):
             {"annotator": "a" * 65},
             {"text": 3},
         ):
-            assert ask(f"{address}/v1/judge", token, body | change)[0] == 422
+            assert ask(f"{address}/v1/judge", token, body | change)[0] == 400
         assert ask(f"{address}/v1/judge", token, body | {"text": " "})[0] == 400
         assert ask(f"{address}/v1/undo", token, {"annotator": "ann"})[0] == 400
         assert annotations(folder) == {}

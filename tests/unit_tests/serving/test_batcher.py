@@ -5,7 +5,10 @@ import time
 
 import pytest
 
-from titan_tts.serving.batcher import Batcher, Closed, QueueFull
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from titan_tts.serving.batcher import Batcher
+from titan_tts.serving.refusals import Refusal
 from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -39,7 +42,7 @@ def batcher(gate):
     gate.open.set()
     made.close()
     assert not made.alive
-    with pytest.raises(Closed, match="shutting down"):
+    with pytest.raises(Refusal, match="shutting down"):
         made.submit(say("a"))
 
 
@@ -90,14 +93,14 @@ def test_how_much_a_client_may_ask_for(batcher):
     """One text may be of any length; others of the same client wait for it, those of others do not."""
     with batcher.admitted("long", 100), batcher.admitted("other", 3):
         with (
-            pytest.raises(QueueFull, match="100 pieces of your texts"),
+            pytest.raises(Refusal, match="100 pieces of your texts"),
             batcher.admitted("long", 1),
         ):
             pass
-        with pytest.raises(QueueFull, match="3 pieces"), batcher.admitted("other", 2):
+        with pytest.raises(Refusal, match="3 pieces"), batcher.admitted("other", 2):
             pass
         with batcher.admitted("other", 1), batcher.admitted("c", 1), batcher.admitted("d", 1):
-            with pytest.raises(QueueFull, match="4 clients"), batcher.admitted("e", 1):
+            with pytest.raises(Refusal, match="4 clients"), batcher.admitted("e", 1):
                 pass
     with batcher.admitted("long", 4), batcher.admitted("e", 1):
         pass

@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 def address(synthesizer, monkeypatch, tmp_path):
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
     from titan_tts.serving.page import build_page
+    from titan_tts.serving.served import Served
 
-    page = build_page(synthesizer, {"aa": Voice(torch.ones(2, 8))}, 100, "tiny", 5)
+    page = build_page(Served(synthesizer, {"aa": Voice(torch.ones(2, 8))}, 100), "tiny", 5)
     yield page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)[1]
     page.close()
 
@@ -74,17 +75,16 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
 
 def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
     """Gradio's default, /tmp/gradio, belongs to whoever came first."""
-    from titan_tts.serving import demo_command, page
-    from titan_tts.speak import sampling_options
+    from titan_tts.serving import demo_command, page, served
 
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")  # so that it is restored
     monkeypatch.delenv("GRADIO_TEMP_DIR")
     monkeypatch.setattr("titan_tts.launch.supervisor.interrupt_on_signals", lambda: None)
-    monkeypatch.setattr(sampling_options, "load_synthesizer", lambda *_: synthesizer)
+    monkeypatch.setattr(served, "load_synthesizer", lambda *_: synthesizer)
     seen = []
 
     def build_page(*given):
-        assert given == (synthesizer, {}, 1000, "voice", 5)
+        assert given == (served.Served(synthesizer, {}, 4096), "voice", 5)
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
         seen.append((folder, folder.stat().st_mode & 0o777, folder.stat().st_uid))
         raise InputError("enough")
