@@ -75,7 +75,6 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "convert.convert_command",
         "Write a model of Echo-TTS or Irodori-TTS as an exported folder, or in their layout.",
     ),
-    "export-codec": ("export.codec_command", "Write a DAC-VAE's weights to a safetensors file."),
     "plan": ("plan.plan_command", "Predict time, memory and MFU of a run on a named GPU."),
     "ablate": ("grids.ablate_command", "Run or continue a grid of benchmarks."),
     "autotune": (

@@ -143,6 +143,8 @@ for _name, _args, _words in [
     ("too many corrupt ones", ["{in}/bad.jsonl", "{out}", "--workers=1", "--on-error=skip"], "1 of 2 recordings are corrupt"),
 ]:
     row(f"prepare: {_name}", LISTED | {"nan.wav": float_wav(float("nan")), "bad.jsonl": GOOD_ROW + GOOD_ROW.replace("good", "nan").replace("{", '{"key": "bad", ')}, ["prepare", *_args], _words)
+for _file, _bad in [("w.pth", fifo), ("w.pth", b"cos\nsystem\n(S'true'\ntR."), ("w.safetensors", b"\xff" * 99)]:
+    row(f"prepare: a codec in {_file} of {str(_bad):.9}", LISTED | {_file: _bad}, ["prepare", "{in}/manifest.jsonl", "{out}", "--codec={in}/" + _file], _file)
 
 for _name, _bad, _words in [  # beside twenty good samples: a start refuses it, and it is counted where it may be skipped
     ("that is a pickle", sample(array=b"\x80\x04cos\nsystem\n(S'true'\ntR."), "not an npy array"),
@@ -248,9 +250,6 @@ for _name, _given, _args, _words, _status, *_more in [
     ("an unknown command", None, ["tarin"], "did you mean train", 2),
     ("an unknown config", None, ["configs", "--copy=nope"], "there is no config 'nope'", 2),
     ("a config that exists", None, ["configs", "--copy=debug"], "exists already", 2, {"debug.toml": "x"}),
-    ("a codec that is a fifo", {"w.pth": fifo}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "no file", 2),
-    ("a codec that is a pickle", {"w.pth": b"cos\nsystem\n(S'true'\ntR."}, ["export-codec", "{in}/w.pth", "{d}/x.safetensors"], "w.pth", 2),
-    ("a codec of a huge header", {"w.safetensors": b"\xff" * 99}, ["export-codec", "{in}/w.safetensors", "{d}/x.safetensors"], "w.safetensors", 2),
     ("a plan of an unknown config", None, ["plan", "nope"], "there is no config", 2),
     ("a plan from a corrupt benchmark", {"benchmark.json": "["}, ["plan", "--calibrate", "{in}"], "benchmark.json", 2),
     ("inspect of no path", None, ["data", "inspect"], "path is empty", 2),

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from tests.helpers.sentences import refused
 from tests.helpers.speech_corpora import AS_IS, prepare, tone
-from titan_tts.cli import main as titan_tts
 from tools.harness.dac_vae_checkpoints import (
     RELEASED,
     RELEASED_PARAMETERS,
@@ -105,22 +104,13 @@ def test_one_fingerprint_for_the_same_weights_and_another_for_others(file, codec
     assert build_codec(str(bare)).sample_rate == 24_000
 
 
-def test_export_command(file, codec, tmp_path, capsys):
+def test_safetensors_hold_the_same_codec_in_folded_weights(codec, tmp_path):
     out = tmp_path / "out.safetensors"
-    assert titan_tts(["export-codec", str(file), str(out)]) == 0
-    size = f"{out.stat().st_size / 1e6:.1f} MB"
-    assert f"codec {codec.fingerprint}, {size}\n" in capsys.readouterr().out
+    write_safetensors(codec.network, out)
     assert build_codec(str(out)).fingerprint == codec.fingerprint
     with safe_open(out, "pt") as export:
         assert json.loads(export.metadata()["kwargs"])["encoder_rates"] == [2, 8, 10, 12]
         assert not any("post" in name or "weight_g" in name for name in export.keys())
-    for weights, output in (
-        (file, "out.bin"),
-        (file, "out.safetensors/x.safetensors"),
-        ("nothing", "out.safetensors"),
-    ):
-        assert titan_tts(["export-codec", str(weights), str(tmp_path / output)]) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["out.safetensors"]
 
 
 def test_names(file, codec, tmp_path, monkeypatch):
