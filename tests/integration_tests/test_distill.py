@@ -39,13 +39,13 @@ def test_from_a_run_to_speech_in_four_steps(base, tmp_path):
     own = [f"--data.path={base.parent / 'data/train'}", f"--job.dump_folder={tmp_path}"]
     own += ["--training.steps=2", "--validation.samples=4", "--distill.teacher_steps=2"]
     own += ["--data.max_dropped_fraction=1", "--checkpoint.interval=2"]
-    said = run_command("train", "distill", f"--distill.teacher={base}", *own)
+    run_command("export", base, teacher := tmp_path / "teacher")
+    run_command("train", "distill", f"--distill.teacher={teacher}", *own)
     run = tmp_path / "distill"
-    assert f"teacher: {run / 'teacher'}: step 3 (ema:0.5) of {base}" in said
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["distill"]["passes"] == 2 * 2  # with guidance by the text
     assert config["validation"]["times"] == [1.0, 0.75, 0.5, 0.25]
-    run_command("train", "distill", f"--distill.teacher={base}", *own)  # complete: nothing is left
+    run_command("train", "distill", f"--distill.teacher={teacher}", *own)  # complete: nothing is left
     student = tmp_path / "student"
     run_command("export", run, student)
     sampling = json.loads((student / "config.json").read_text())["config"]["sampling"]

@@ -3,7 +3,6 @@
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import tyro
 
@@ -60,14 +59,6 @@ def run(options: Options) -> int:
     elif options.dry_run or options.dry_run_gpus:
         return run_dry(args, gpus or None)
     else:
-        # To read the config takes time, and several machines would write the same folder.
-        files = [Path(each) for each in args if each.endswith(".toml")]
-        texts = [*args, *(each.read_text("utf-8") for each in files if each.is_file())]
-        may_have_teacher = any("distill" in each for each in texts) and options.nodes == 1
-        if may_have_teacher and "RANK" not in os.environ:
-            from titan_tts.export.teacher import export_teacher
-
-            args = export_teacher(args)
         if processes > 1:
             from titan_tts.launch.torchrun import launch
 

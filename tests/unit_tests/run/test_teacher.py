@@ -179,7 +179,6 @@ def test_a_teacher_of_another_codec_vocabulary_or_form(teacher, train, tmp_path,
     assert train("run", "--training.steps=1") == 0
     assert train("of_run", *given, f"--distill.teacher={tmp_path / 'run'}") == 2
     assert "is no exported folder; write one: titan-tts export" in capsys.readouterr().err
-    assert with_teacher(config(tmp_path / "run")).checkpoint.initial_load_path is None  # for a plan
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

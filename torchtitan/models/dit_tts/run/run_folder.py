@@ -40,8 +40,6 @@ _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 
 STATES = ("init", "running", "completed", "preempted", "interrupted", "oom", "failed", "timeout")
 LOCK = "run.lock"
-TEACHER = "teacher"
-"""Exported folder of a run that is a student's teacher"""
 
 
 def _git_commit() -> str | None:
@@ -111,8 +109,8 @@ class RunFolder:
     def __init__(self, path: Path, rank: int):
         self.path = path
         self.rank = rank
-        # Another rank's traces of communication may be there already, and a teacher.
-        known = {"comm_traces", LOCK, TEACHER, f"{TEACHER}.txt"}
+        # Another rank's traces of communication may be there already.
+        known = {"comm_traces", LOCK}
         self.is_new = not path.is_dir() or {p.name for p in path.iterdir()} <= known
         self._lock = FileLock(path / LOCK, timeout=0)
         self._refused = False

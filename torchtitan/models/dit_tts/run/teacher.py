@@ -50,14 +50,18 @@ _SINGLE = ("cfg_zero_star", "zero_init_steps", "truncation_factor", "rescale_k",
 
 
 def with_teacher(config: JobConfig) -> JobConfig:
-    """A copy of a student's resolved config with all that follows from its teacher, here a run's folder or an exported
-    one; without a teacher the config itself. Raises InputError where they do not fit."""
+    """A copy of a student's resolved config with all that follows from its teacher; without a teacher the config
+    itself. Raises InputError where they do not fit."""
     if not config.distill.teacher:
         return config
     config = copy.deepcopy(config)
     folder = Path(local_path(config.distill.teacher))
     about = f"[distill] teacher = {str(folder)!r}"
-    teacher = load_run_config(folder)
+    require(
+        is_exported(folder),
+        f"{about} is no exported folder; write one: titan-tts export {folder} FOLDER",
+    )
+    teacher, files = load_run_config(folder), read_manifest(folder)["files"]
     mode = config.compile.mode if config.compile.enable else ""
     require(
         mode not in CUDA_GRAPH_MODES and not config.benchmark.enable,
@@ -85,7 +89,12 @@ def with_teacher(config: JobConfig) -> JobConfig:
     del values["encoder"]["vocab_size"]  # follows from the data, and is compared by `build_teacher`
     taken: dict[str, dict[str, Any]] = {
         **{section: values[section] for section in ("model", "data", "encoder")},
-        "distill": {"times": times, "passes": passes},
+        "distill": {
+            "times": times,
+            "passes": passes,
+            "fingerprint": files[WEIGHTS]["xxh3"] + files[CONFIG]["xxh3"],
+        },
+        "checkpoint": {"initial_load_path": str(folder)},
         "objective": {
             "prediction": "velocity",
             "loss_on_padding": teacher.objective.loss_on_padding,
@@ -93,12 +102,7 @@ def with_teacher(config: JobConfig) -> JobConfig:
         "sampling": {"start_t": teacher.sampling.start_t},
         "validation": {"times": times},
     }
-    codec = teacher.sampling.codec
-    if is_exported(folder):
-        files = read_manifest(folder)["files"]
-        taken["distill"]["fingerprint"] = files[WEIGHTS]["xxh3"] + files[CONFIG]["xxh3"]
-        taken["checkpoint"] = {"initial_load_path": str(folder)}
-        codec = read_exported(folder)["codec"]["name"] or codec
+    codec = read_exported(folder)["codec"]["name"] or teacher.sampling.codec
     if config.sampling.codec == Sampling.codec:
         refuse_function_as_codec(codec, str(folder), "--sampling.codec")
         config.sampling.codec = codec
@@ -147,10 +151,6 @@ def build_teacher(
     """
     folder = Path(config.distill.teacher)
     about = f"[distill] teacher = {config.distill.teacher!r}"
-    require(
-        is_exported(folder),
-        f"{about} is no exported folder; write one: titan-tts export {folder} FOLDER",
-    )
     known = load_vocabulary(folder)
     require(
         known.fingerprint == vocabulary.fingerprint,
