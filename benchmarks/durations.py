@@ -22,7 +22,7 @@ import numpy as np  # noqa: E402
 
 from titan_tts.evaluate.options import Options  # noqa: E402
 from titan_tts.evaluate.prompts import PREPARED, read_prompts  # noqa: E402
-from titan_tts.speak.lengths import FIT, RATE, open_lengths  # noqa: E402
+from titan_tts.speak.lengths import FIT, open_lengths  # noqa: E402
 from titan_tts.speak.load_run import load_run  # noqa: E402
 from titan_tts.speak.utterance import Utterance, Voice  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
@@ -49,7 +49,7 @@ def main() -> None:
         return stored_durations(run.folder)
 
     rows: list[dict[str, Any]] = []
-    cases = [(FIT, True, False), (FIT, False, False), (FIT, False, True), (RATE, False, True)]
+    cases = [(FIT, True, False), (FIT, False, False), (FIT, False, True)]
     cases += [(path, True, said) for path in options.predictors for said in (False, True)]
     for choice, named, said in cases:
         texts = [

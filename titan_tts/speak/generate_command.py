@@ -128,9 +128,6 @@ def check_options(options: Options) -> None:
         raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
     check_range("--takes", options.takes, 1, 1000)
     check_range("--batch-size", options.batch_size, 1, 4096)
-    if options.duration == "rate" and options.seconds is None and not options.text_list:
-        if not options.reference_text:
-            raise InputError("--duration = rate needs --reference with --reference-text")
     if options.overwrite and options.resume:
         raise InputError("give either --overwrite or --resume")
     if (options.overwrite or options.resume) and not options.text_list:

@@ -1,12 +1,11 @@
-"""Estimates how many latent frames an utterance takes: by a trained predictor, by the fit that a run keeps of its
-training data, or by the rate of the reference. A model that was trained with [objective] loss_on_padding needs none of
-them: it makes zero latents behind the speech, where `speech_end` cuts.
+"""Estimates how many latent frames an utterance takes: by a trained predictor, or by the fit that a run keeps of its
+training data. A model that was trained with [objective] loss_on_padding needs neither: it makes zero latents behind the
+speech, where `speech_end` cuts.
 
 Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
-the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w. The rate rule is that with
-the bytes of the text as the estimate and w = 1: as many frames per byte as the reference has. An estimate that
-knows more of the text takes w = r / (r + k): the deviation of a short reference is mostly chance. k is 50 for the fit
-(measured: benchmarks/sentences/rates.py) and 100 for a predictor, which has heard the voice.
+the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w with w = r / (r + k): the deviation
+of a short reference is mostly chance. k is 50 for the fit (measured: benchmarks/sentences/rates.py) and 100 for a
+predictor, which has heard the voice.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -27,8 +26,8 @@ from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
-FIT, RATE = "fit", "rate"
-"""Values of --duration other than folders"""
+FIT = "fit"
+"""Value of --duration other than folders"""
 
 FOLDER = "duration"
 """name of a predictor's folder, in the run's folder or next to it"""
@@ -70,9 +69,6 @@ class Lengths:
     scale: float = 1.0
     """--duration-scale"""
 
-    is_rate: bool = False
-    """whether the rate of the reference decides"""
-
     half_trusted: float = 0
     """frames of a reference whose deviation from the estimate counts half"""
 
@@ -93,11 +89,6 @@ class Lengths:
 
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:
         """Latent frames that each utterance is estimated to take, at least 1."""
-        if self.is_rate and not all(each.voice.text for each in utterances):
-            raise InputError(
-                "--duration = rate, but the text of the reference is unknown; give --reference-text, or "
-                "leave --duration out"
-            )
         estimates = self.estimate(utterances)
         known = {
             index: replace(each, text=each.voice.text)
@@ -129,14 +120,12 @@ def open_lengths(
     """The estimator that --duration names.
 
     Args:
-        choice: FIT, RATE or a predictor's folder; empty: the predictor in the run's folder or next to it, else FIT.
+        choice: FIT or a predictor's folder; empty: the predictor in the run's folder or next to it, else FIT.
         scale: factor of every length.
         run: the run that speaks.
         fit: returns the fit on the run's training data.
         encoder: present path of the run's frozen text encoder; empty: the config's.
     """
-    if choice == RATE:
-        return Lengths("the reference's rate", _count_bytes, scale, is_rate=True)
     folder = Path(choice) if choice else find_predictor(run.folder, run.config)
     if choice == FIT or folder is None:
         durations = fit()
@@ -186,7 +175,7 @@ def load_predictor(folder: Path, config: JobConfig, encoder: str = "") -> Loaded
     """
     if not folder.is_dir():
         raise InputError(
-            f"--duration = {folder}, but it must be {FIT}, {RATE} or the folder of a run of [model] flavor = "
+            f"--duration = {folder}, but it must be {FIT} or the folder of a run of [model] flavor = "
             f"'{DURATION_FLAVOR}' (a length in seconds is --seconds)"
         )
     own = load_run_config(folder)
@@ -204,10 +193,6 @@ def load_predictor(folder: Path, config: JobConfig, encoder: str = "") -> Loaded
             )
     same = own.encoder.model == config.encoder.model
     return load_run(folder, encoder=encoder if same else "")
-
-
-def _count_bytes(utterances: Sequence[Utterance]) -> list[float]:
-    return [float(len(each.text.encode("utf-8", "replace"))) for each in utterances]
 
 
 def _predict(predictor: LoadedRun, utterances: Sequence[Utterance]) -> list[float]:

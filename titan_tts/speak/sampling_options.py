@@ -74,9 +74,8 @@ class SamplingOptions(ModelOptions):
     """Seed of the noise."""
 
     duration: str = ""
-    """Duration estimator: the folder of a duration predictor; fit, a linear fit to the training data's letters;
-    or rate, the speaking rate of the reference, whose text must be given. By default the predictor in the run's folder or
-    next to it (duration/), else fit."""
+    """Duration estimator: the folder of a duration predictor, or fit, a linear fit to the training data's letters. By
+    default the predictor in the run's folder or next to it (duration/), else fit."""
 
     duration_scale: float = 1.0
     """Factor of the estimated durations."""

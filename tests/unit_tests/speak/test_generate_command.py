@@ -99,7 +99,7 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
     assert frames("--seconds=0.01") == 1
     assert "characters that no training text has" not in capsys.readouterr().err
     known = ["--reference=voice.wav", "--reference-text=ooooo", "--reference-loudness=-20"]
-    assert frames(*known) == 25 and frames(*known, "--duration=rate") == 60
+    assert frames(*known) == frames(*known) == 25
     assert generate.asked[-1][0][0].reference.shape == (6, CHANNELS)
     # Of a text that is not known no more is encoded than the model takes.
     assert treated == [(-16.0, 6), (-20.0, 15_000), (-20.0, 15_000)]
@@ -130,7 +130,6 @@ MISTAKES = {
     "--text-file=b.wav": "b.wav: is not utf-8 text",
     "--text=one --reference=a.wav --out=a.wav": "that is the input file",
     "--text=one --reference-text=one": "reference text without a reference",
-    "--text=one --duration=rate": "--duration = rate needs --reference with --reference-text",
     "--text=one --out=a_file/said.wav": "cannot be written; give another path",
     "--text=one --speaker=ann --reference=nothing.wav": "either a reference or a speaker",
     "--text=one --reference=nothing.wav": "no such file",

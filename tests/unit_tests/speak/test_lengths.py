@@ -45,15 +45,11 @@ def test_the_fit_is_the_default_and_lengths_are_scaled(alone):
 
 def test_a_reference_whose_text_is_known_corrects_the_estimate(alone):
     """It takes 100 frames where the fit says 25: by two thirds, as 50 would count half. A speaker's own rate is known
-    better from all of the training data. The rate rule takes as many frames per byte as the reference has."""
+    better from all of the training data."""
     assert asked(alone).frames([SAID, NOBODY]) == [round(9 * 4 ** (2 / 3)), 9]
     assert asked(alone).frames([of(SAID, speaker="ann")]) == [27]
     assert asked(alone).frames([of(SAID, text="zz")]) == [9]  # the fit knows none of its letters
     assert asked(alone).frames([of(SAID, reference=None)]) == [9]
-    rate = asked(alone, "rate")
-    assert rate.frames([SAID, replace(SAID, text="äa")]) == [60, 60]
-    assert asked(alone, "rate", 2.0).frames([SAID]) == [120]
-    refused(lambda: rate.frames([SAID, NOBODY]), "--duration = rate", "--reference-text")
 
 
 def test_a_model_may_end_the_speech_itself(alone):
