@@ -87,10 +87,7 @@ class Options(SamplingOptions):
     """Pieces, times --takes, per batch."""
 
     overwrite: bool = False
-    """Replace existing files of --text-list."""
-
-    resume: bool = False
-    """Skip texts of --text-list whose files exist and are complete."""
+    """Make files of --text-list again; by default those that this command has completed stay."""
 
 
 def run(options: Options) -> int:
@@ -128,10 +125,8 @@ def check_options(options: Options) -> None:
         raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
     check_range("--takes", options.takes, 1, 1000)
     check_range("--batch-size", options.batch_size, 1, 4096)
-    if options.overwrite and options.resume:
-        raise InputError("give either --overwrite or --resume")
-    if (options.overwrite or options.resume) and not options.text_list:
-        raise InputError("--overwrite and --resume are for --text-list; one text replaces its file")
+    if options.overwrite and not options.text_list:
+        raise InputError("--overwrite is for --text-list; one text replaces its file")
     if options.text_list:
         if options.out in (STANDARD_OUTPUT, Options.out) or options.format == "pcm":
             raise InputError(
@@ -217,7 +212,7 @@ def _with_checkpoint(options: Options) -> Options:
 
 def _settings(options: Options) -> str:
     """All options that change the speech, except a request's own."""
-    unsaid = ("text_list", "out", "overwrite", "resume", "batch_size")
+    unsaid = ("text_list", "out", "overwrite", "batch_size")
     return json.dumps({k: v for k, v in vars(options).items() if k not in unsaid}, sort_keys=True)
 
 
@@ -229,18 +224,14 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
     for request in requests:
         sound = request.path(options.out, options.format)
         about = sound.with_suffix(".json")
-        there = [path for path in (sound, about) if path.exists()]
-        if there and not options.resume:
+        is_own = read_json(about).get("request") == request.fingerprint(settings)
+        if not is_own and (sound.exists() or about.exists()):
             raise InputError(
-                f"{there[0]} exists; give another --out, --resume to skip existing files, or --overwrite"
-            )
-        if len(there) < 2 or is_cut(sound):
-            missing.append(request)
-        elif read_json(about).get("request") != request.fingerprint(settings):
-            raise InputError(
-                f"{sound} was made from another text, voice, step or command than {request.where}; give its --step "
+                f"{sound} is there from another text, voice, step or command than {request.where}; give its --step "
                 f"({about.name} has it), another --out, or --overwrite"
             )
+        if not is_own or not sound.exists() or is_cut(sound):
+            missing.append(request)
     return missing
 
 

@@ -37,7 +37,7 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     generate, said, tmp_path, monkeypatch, capsys
 ):
     def complete(*arguments):
-        assert generate(*said, "--resume", *arguments) == 0
+        assert generate(*said, *arguments) == 0
         return "all texts are complete" in capsys.readouterr().out
 
     # Each speech takes a second.
@@ -57,18 +57,19 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     speed = f"3.00 s for {seconds:.2f} s of speech (real-time factor {3 / seconds:.3f})"
     assert f"3 texts from step 7 (raw), {speed}\n" in capsys.readouterr().out
     said.append("--format=flac")
-    # A file is replaced only with --overwrite.
     (new / "a_b.flac").unlink()
     before = (new / "000001.flac").stat().st_mtime_ns
-    assert generate(*said) == 2 and "new/000001.flac exists" in capsys.readouterr().err
     assert not complete() and (new / "000001.flac").stat().st_mtime_ns == before and complete()
     # After more training, another checkpoint continues the list only if --step names it.
     (tmp_path / "run/checkpoint/step-8").mkdir()
-    assert generate(*said, "--resume") == 2 and "give its --step" in capsys.readouterr().err
+    assert generate(*said) == 2 and "give its --step" in capsys.readouterr().err
     said.append("--step=7")
     assert complete()
     (new / "a_b.flac").unlink()  # a kill between the two files
     assert not complete() and complete()
+    # A file is replaced only with --overwrite; a sound of somebody else has no description.
+    (new / "000001.json").unlink()
+    assert generate(*said) == 2 and "000001.flac is there from another" in capsys.readouterr().err
     assert generate(*said, "--overwrite") == 0
     assert (new / "000001.flac").stat().st_mtime_ns != before
 
@@ -99,14 +100,14 @@ def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said,
     whole = sound.read_bytes()
     for cut in (whole[:-2], whole[:5], b""):  # as a full disk or a broken copy leaves it
         sound.write_bytes(cut)
-        assert generate(*said, "--resume") == 0 and "1 texts" in capsys.readouterr().out
+        assert generate(*said) == 0 and "1 texts" in capsys.readouterr().out
         assert sound.read_bytes() == whole
     other = ("--text-scale=9", "--speaker-scale=9", "--sampling-steps=9", "--sampling.solver=heun")
     for option in (*other, "--weights=raw", "--duration-scale=2", "--seed=5"):
-        assert generate(*said, "--resume", option) == 2, option
+        assert generate(*said, option) == 2, option
         assert "from another text, voice, step or command" in capsys.readouterr().err
     assert sound.read_bytes() == whole
-    assert generate(*said, "--resume", "--batch-size=2") == 0  # which changes no speech
+    assert generate(*said, "--batch-size=2") == 0  # which changes no speech
 
 
 def test_the_best_of_several_takes_is_written(generate, tmp_path, monkeypatch, capsys):
