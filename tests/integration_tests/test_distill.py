@@ -45,7 +45,9 @@ def test_from_a_run_to_speech_in_four_steps(base, tmp_path):
     config = tomllib.loads((run / "config.toml").read_text())
     assert config["distill"]["passes"] == 2 * 2  # with guidance by the text
     assert config["validation"]["times"] == [1.0, 0.75, 0.5, 0.25]
-    run_command("train", "distill", f"--distill.teacher={teacher}", *own)  # complete: nothing is left
+    run_command(
+        "train", "distill", f"--distill.teacher={teacher}", *own
+    )  # complete: nothing is left
     student = tmp_path / "student"
     run_command("export", run, student)
     sampling = json.loads((student / "config.json").read_text())["config"]["sampling"]

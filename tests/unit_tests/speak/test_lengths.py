@@ -159,7 +159,7 @@ def test_where_a_predictor_is_found(
 
 def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):
     """One with the run's frozen encoder finds that at its present path."""
-    refused(lambda: asked(alone, "3.5"), "--duration = 3.5", "fit, rate or the folder", "--seconds")
+    refused(lambda: asked(alone, "3.5"), "--duration = 3.5", "fit or the folder", "--seconds")
     loads = []
     monkeypatch.setattr(
         lengths, "load_run", lambda _, encoder: loads.append(encoder) or replace(alone, step=5)
