@@ -1,6 +1,6 @@
 """Compares runs: python optimization_analysis.py RUNS... [--out DIR]
 
-RUNS are folders of runs: of a grid, of one run, with TensorBoard's event files, or any folder above them.
+RUNS are folders of runs: of a grid, of one run, or any folder above them.
 The result is one HTML page, with its tables and plots as files. The same as `titan-tts analyze`.
 """
 

@@ -12,7 +12,6 @@ BASE: dict[str, Any] = {"size": "800M", "backend": "torchtitan", "layout": "fsdp
 BASE |= {"tensor_parallel": 1, "gpus": 8, "nodes": 1, "batch": 8, "accumulation": 1}
 BASE |= {"checkpointing": "none", "compile": "off", "precision": "bf16", "attention": "sdpa"}
 BASE |= {"optimizer": "AdamW", "lengths": "longest"}
-CONVENTION = {"convention": "exact", "counts": "padded shapes, as PyTorch's counter"}
 
 
 def report(factors: Mapping[str, Any], samples_per_second: float, **changes: Any) -> dict[str, Any]:
@@ -32,11 +31,6 @@ def report(factors: Mapping[str, Any], samples_per_second: float, **changes: Any
         "audio_seconds_per_second": 20 * samples_per_second,
         **{"peak_allocated_gib": memory, "peak_reserved_gib": memory + 1.5},
         "step_split": {name: part * seconds for name, part in parts.items()},
-        "step_split_note": "medians of the slowest rank; exchange overlaps with forward and backward",
-        "conventions": [CONVENTION, {"convention": "exact goodput", "counts": "real lengths only"}],
-        "conventions_note": "recomputation by activation checkpointing is not counted in mfu",
-        "hfu_note": "hfu counts recomputation",
-        "attention_note": "attention sdpa: the padded shapes are what was executed",
         **{"loss": 1.25, "weighted": None, "compiles_while_timed": 0, "factors": dict(factors)},
         **rates | place | changes,
     }

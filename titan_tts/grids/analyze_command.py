@@ -28,7 +28,7 @@ class Options:
     index.html, summary.csv, summary.json and the plots."""
 
     runs: Annotated[list[str], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS [RUNS ...]")]
-    """Folders of runs: of a grid, of one run, with TensorBoard's event files, or any folder above them."""
+    """Folders of runs: of a grid, of one run, or any folder above them."""
 
     out: str = ""
     """Folder for the results; `analysis` in the first folder by default."""
@@ -86,7 +86,8 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "pareto": verdicts.pareto(rows, names),
         "scaling": verdicts.scaling(rows, names),
         "forecasts": verdicts.forecasts(runs),
-        "notes": verdicts.notes(runs),
+        "peaks": verdicts.peaks(runs),
+        "compiled_while_timed": sum(run.compiles > 0 for run in runs),
     }
 
 
@@ -98,9 +99,9 @@ def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]])
     writer = csv.DictWriter(table, content["all"][0].keys(), lineterminator="\n")
     writer.writeheader()
     writer.writerows(content["all"])
-    write_atomic(out / "summary.csv", table.getvalue().encode("utf-8"))
+    write_atomic(out / "summary.csv", table.getvalue().encode("utf-8", "backslashreplace"))
     summary = {name: value for name, value in content.items() if name not in ("rows", "lost")}
-    text = json.dumps({"format": 1, **summary}, ensure_ascii=False, allow_nan=False, indent=1)
+    text = json.dumps({"format": 1, **summary}, allow_nan=False, indent=1)
     write_atomic(out / "summary.json", text + "\n")
     for name in PLOTS - plots.keys():
         for kind in ("svg", "png"):

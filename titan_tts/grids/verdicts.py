@@ -5,7 +5,7 @@ Runs of one *configuration* differ in the batch (and the repeat) alone; rows and
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -176,20 +176,11 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
     return {"tried": len(tried), "right": right, "fits": dict(fits), "ratios": ratios}
 
 
-def notes(runs: Sequence[Run]) -> dict[str, Any]:
-    """The benchmarks' notes on their own figures: text or value -> number of runs."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+def peaks(runs: Sequence[Run]) -> dict[str, int]:
+    """Device and the dense bf16 peak over which its benchmarks count MFU -> number of runs."""
+    found: Counter[str] = Counter()
     for run in runs:
-        for name, value in run.notes.items():
-            if isinstance(value, dict):
-                for convention, counts in value.items():
-                    found[name][f"{convention}: {counts}"] += 1
-            elif name == "compiles":
-                found[name]["runs"] += value > 0
-            elif name == "peak":
-                text = "not known" if value is None else f"{value:g} TFLOP/s"
-                found[name][f"{run.factors['device']}: {text}"] += 1
-            elif value:
-                found[name][value] += 1
-    upstream = sum(run.mfu_convention == "upstream" for run in runs)
-    return {name: dict(counts) for name, counts in found.items()} | {"upstream": upstream}
+        if run.source == "benchmark":
+            peak = "not known" if run.peak_tflops is None else f"{run.peak_tflops:g} TFLOP/s"
+            found[f"{run.factors['device']}: {peak}"] += 1
+    return dict(found)

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from torch.utils.tensorboard import SummaryWriter
 
 from tests.helpers.benchmark_runs import BASE, report, write_run
-from titan_tts.grids.runs import find_runs, read_run
+from titan_tts.grids.runs import find_runs
 from torchtitan.models.dit_tts.config.manager import load_config, without_none
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run.factors import FACTORS
@@ -35,7 +34,7 @@ def test_a_run_of_a_grid(tmp_path):
     write_run(tmp_path / "grid" / "trials" / "b", report(BASE, 5.0))  # a search's, no benchmark
     run = only(tmp_path)
     assert (run.name, run.grid, run.repeat, run.source) == ("a", "grid", 2, "benchmark")
-    assert (run.folder, run.state, run.mfu_convention) == (str(folder), "completed", "exact")
+    assert (run.folder, run.state) == (str(folder), "completed")
     assert run.measured and run.factors == factors | {"device": "NVIDIA H200"}
     assert (run.figures["seconds_per_step"], run.figures["samples_per_second"]) == (0.64, 70)
     assert (run.figures["mfu"], run.figures["forward_seconds"]) == (0.125, 0.3 * 0.64)
@@ -52,13 +51,6 @@ def test_runs_of_other_work_are_no_repeats(tmp_path):
     assert [run.factors["data.max_frames"] for run in runs] == [32, 256, 256]
     assert [run.factors["data.bucket_frames"] for run in runs] == ["[32]", "[256]", "[256]"]
     assert all("data.num_workers" not in run.factors for run in runs)
-
-
-def test_factors_of_a_report_without_them_come_from_its_config(tmp_path):
-    result = report(BASE, 100.0, config=asdict(load_config(DEBUG)), gpus=1, gpus_per_node=1)
-    del result["factors"]
-    (tmp_path / "benchmark.json").write_text(json.dumps(result, default=str))
-    assert only(tmp_path).factors["size"] == "debug" and only(tmp_path).measured
 
 
 def test_a_training_run(tmp_path):
@@ -82,32 +74,6 @@ def test_a_training_run(tmp_path):
     assert set(run.factors) == {*FACTORS, "device"}
     found = {name: run.factors[name] for name in ("gpus", "nodes", "batch", "device")}
     assert found == {"gpus": 4, "nodes": 2, "batch": 3, "device": "cpu"}
-
-
-def write_events(folder, tags):
-    writer = SummaryWriter(str(folder))
-    for step in range(4):
-        for tag, value in tags.items():
-            writer.add_scalar(tag, value * (10 if step == 0 else 1), step)
-    writer.close()
-
-
-def test_tensorboard_files(tmp_path):
-    upstreams = {"throughput(tps)": 5000.0, "mfu(%)": 40.0, "tflops": 395.0, "grad_norm": 1.0}
-    upstreams |= {"memory/max_reserved(GiB)": 60.0, "memory/max_active(GiB)": 50.0}
-    upstreams |= {"time_metrics/end_to_end(s)": 0.5, "loss_metrics/global_avg_loss": 2.0}
-    write_events(tmp_path / "llama" / "20260101-0000", upstreams)
-    ours = {"speed/samples_per_second": 12.0, "speed/mfu": 0.25, "validation/loss": 3.0}
-    write_events(tmp_path / "run" / "tb", ours | {"loss": 2.0})
-    (tmp_path / "run" / "state.json").write_text('{"state": "completed", "step": 4}')
-    llama, own = find_runs([str(tmp_path)])
-    assert (llama.name, llama.source) == ("llama/20260101-0000", "tensorboard")
-    assert (llama.state, llama.mfu_convention, llama.measured) == ("unknown", "upstream", False)
-    found = {"tokens_per_second_per_device": 5000, "mfu": 0.4, "tflops_per_device": 395, "loss": 2}
-    found |= {"peak_reserved_gib": 600, "peak_allocated_gib": 500}  # the maximum, here the first
-    assert llama.figures == pytest.approx(found | {"seconds_per_step": 0.5})
-    assert (own.name, own.state, own.mfu_convention) == ("run", "completed", "exact")
-    assert own.figures == {"samples_per_second": 12, "mfu": 0.25, "loss": 2}
 
 
 def test_states(tmp_path):
@@ -154,22 +120,15 @@ def changed(**changes):
 
 
 UNREADABLE = {
-    "nan": (changed(samples_per_second=math.nan), "samples_per_second = nan, but it must be a"),
-    "infinite": (changed(hfu=math.inf), "hfu = inf, but it must be a finite number"),
-    "text": (changed(weighted={"mfu": "x"}), "mfu = 'x', but it must be a finite number"),
-    "zero": (changed(samples_per_second=0), "it must be a finite number above 0"),
-    "list": ("[1, 2]", "benchmark.json holds no JSON object"),
-    "no bytes": ("", "benchmark.json is empty"),
-    "half": (changed()[:200], "benchmark.json is not JSON"),
-    "deep": ("[" * 100_000, "recursion"),
+    "nan": (
+        changed(samples_per_second=math.nan),
+        "samples_per_second = nan, but it must be finite",
+    ),
+    "infinite": (changed(weighted={"hfu": math.inf}), "hfu = inf, but it must be finite"),
+    "list": ("[1, 2]", "benchmark.json is no JSON object"),
+    "no bytes": ("", "benchmark.json is no JSON object"),
+    "half": (changed()[:200], "benchmark.json is no JSON object"),
     "no median": (changed(seconds_per_step={}), "median"),
-    "negative": (changed(mfu=-0.1), "mfu = -0.1, but it must be a finite number of at least 0"),
-    "peak": (changed(peak_tflops="x"), "peak_tflops = 'x', but it must be a finite number"),
-    "compiles": (changed(compiles_while_timed="x"), "compiles = 'x', but it must be a finite"),
-    "count": (changed(factors=BASE | {"batch": "8"}), "batch = '8', but it must be a positive int"),
-    "factor": (changed(factors=BASE | {"a": math.nan}), "a = nan, but it must be finite"),
-    "no factor": (changed(factors={"size": "800M"}), "benchmark.json: factors has no "),
-    "column": (changed(factors=BASE | {"mfu": 1}), "a factor is named 'mfu', as a column is"),
 }
 
 
@@ -182,13 +141,6 @@ def test_an_unreadable_benchmark_disturbs_no_other(tmp_path, kind):
     assert (bad.state, good.state) == ("unreadable", "completed")
     assert reason in bad.reason and len(bad.reason) < 500 and "\n" not in bad.reason
     assert not bad.figures and not bad.measured and good.measured
-
-
-def test_an_unreadable_forecast(tmp_path):
-    write_run(tmp_path / "a", report(BASE, 100.0), forecast={"fits": True, "gib": "much"})
-    run = only(tmp_path)
-    assert run.state == "unreadable" and "forecast: gib = 'much', but it must be" in run.reason
-    assert not run.notes and not run.workload
 
 
 def test_a_run_without_any_batch_that_fits_is_skipped(tmp_path):
@@ -204,15 +156,12 @@ def test_other_unreadable_files(tmp_path):
     for name in ("env.json", "state.json", "run.json"):
         (folder / name).write_text("{")
         assert only(tmp_path).state == "unreadable"
-    assert only(tmp_path).reason.startswith("run.json is not JSON")
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "events.out.tfevents.1.host").write_bytes(b"no records" * 99)
-    assert read_run(str(tmp_path / "b"), str(tmp_path)).reason.startswith("it has no figures")
+    assert only(tmp_path).reason.startswith("run.json is no JSON object")
 
 
 def test_what_a_terminal_or_a_file_cannot_hold_is_escaped(tmp_path):
-    write_run(tmp_path / "a", state="failed", reason="\x1b[31m\x00 \ud800 red\nline")
-    assert only(tmp_path).reason == r"\x1b[31m\x00 \ud800 red line"
+    write_run(tmp_path / "a", state="failed", reason="\x1b[31m\x00 red\nline")
+    assert only(tmp_path).reason == r"\x1b[31m\x00 red line"
 
 
 def test_files_and_folders_without_rights():

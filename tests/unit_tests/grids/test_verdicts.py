@@ -9,7 +9,7 @@ from tests.helpers.benchmark_runs import BASE, combinations, report, true_speed,
 from titan_tts.grids.effects import matched_factors
 from titan_tts.grids.published import published_mfu
 from titan_tts.grids.runs import find_runs
-from titan_tts.grids.verdicts import best, forecasts, growth, notes, pareto, scaling
+from titan_tts.grids.verdicts import best, forecasts, growth, pareto, peaks, scaling
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
@@ -136,7 +136,7 @@ def test_mfu_over_nodes_beside_the_published_one():
     assert published_mfu("8B", 8) is published_mfu("60M", 4) is None
 
 
-def test_forecasts_and_notes(tmp_path):
+def test_forecasts_and_peaks(tmp_path):
     fits = {"fits": True, "seconds_per_step": 0.32, "samples_per_second": 200.0, "gib": 13.0}
     write_run(tmp_path / "a", report(BASE, 100.0), forecast=fits)
     write_run(tmp_path / "b", state="oom", forecast=fits)
@@ -156,7 +156,5 @@ def test_forecasts_and_notes(tmp_path):
     assert medians == {SPEED: 0.5, "seconds_per_step": 3, "peak_allocated_gib": 2}
     times = {"median": 3, "min": 2, "max": 4, "runs": 2, "farthest": "a"}
     assert found["ratios"]["seconds_per_step"] == times
-    counts = notes(runs)
-    assert counts["peak"] == {"NVIDIA H200: 989 TFLOP/s": 1, "NVIDIA H200: not known": 1}
-    assert counts["conventions"]["exact: padded shapes, as PyTorch's counter"] == 2
-    assert counts["compiles"] == {"runs": 1} and counts["upstream"] == 0
+    assert peaks(runs) == {"NVIDIA H200: 989 TFLOP/s": 1, "NVIDIA H200: not known": 1}
+    assert [run.compiles for run in runs] == [0, 0, 0, 0, 2]
