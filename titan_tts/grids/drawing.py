@@ -108,13 +108,3 @@ def ticks(axes: Any, values: Sequence[int]) -> None:
     shown = shown[:: -(-len(shown) // 8)]
     axes.set_xticks(shown, [f"{value:g}" for value in shown])
     axes.minorticks_off()
-
-
-def log_axis(axis: Any) -> None:
-    """A logarithmic axis with plain numbers: 1, 2, 5, 10 ..."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_locator(NullLocator())

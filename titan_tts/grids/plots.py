@@ -1,6 +1,5 @@
 """The plots of an analysis. Each is drawn once and returned as PNG and SVG."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +14,8 @@ Content = dict[str, Any]
 
 CURVES = {
     "mfu": "MFU (%)",
-    "goodput_mfu": "goodput MFU (%)",
-    "hfu": "HFU (%)",
     "tflops_per_device": "TFLOP/s per device",
     "samples_per_second": "samples per second",
-    "audio_seconds_per_second": "audio seconds per second",
     "peak_reserved_gib": "peak memory reserved (GiB)",
     "peak_allocated_gib": "peak memory allocated (GiB)",
 }
@@ -27,7 +23,7 @@ CURVES = {
 PLOTS = {
     *(f"{figure}_over_batch" for figure in CURVES),
     *(f"effects_{figure}" for figure in CURVES),
-    *("configurations", "pareto", "scaling", "predicted", "step_split"),
+    *("configurations", "pareto", "scaling", "step_split"),
 }
 """Names of all plots"""
 
@@ -67,9 +63,6 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
         plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
     if content["scaling"]:
         plots["scaling"] = "Scaling over GPUs", _scaling, (content["scaling"], names)
-    predicted = [row for row in rows if row["predicted_seconds_per_step"]]
-    if predicted:
-        plots["predicted"] = "Predicted and measured", _predicted, (content, predicted)
     split = [row for row in rows if row["forward_seconds"] is not None]
     if split:
         plots["step_split"] = "Where a step's time goes", _split, (split, names)
@@ -254,35 +247,6 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
         axes.set_ylim(0, None)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), reverse=True)
     legend(figure, entries, 10)
-
-
-def _predicted(figure: Any, content: Content, rows: Sequence[Row]) -> None:
-    """Seconds per step and memory, each with the line of equality and the name of the farthest run."""
-    memory = [row for row in rows if row["predicted_gib"] and row["peak_allocated_gib"]]
-    sets = [("seconds per step", rows, "predicted_seconds_per_step", "seconds_per_step")]
-    if memory:
-        sets.append(("peak memory (GiB)", memory, "predicted_gib", "peak_allocated_gib"))
-    for axes, (unit, each, predicted, figure_name) in zip(
-        drawing.panels(figure, len(sets), 3.8, 0), sets, strict=True
-    ):
-        x, y = ([row[name] for row in each] for name in (predicted, figure_name))
-        ends = [0.9 * min(x + y), 1.1 * max(x + y)]
-        axes.plot(ends, ends, color="#444", linewidth=0.8)
-        axes.plot(x, y, "o", color=COLORS[0], markersize=4, alpha=0.7)
-        name = content["forecasts"]["ratios"][figure_name]["farthest"]
-        far = next(row for row in each if row["name"] == name)
-        text = textwrap.fill(label(far, content["names"]), 40)
-        at = far[predicted], far[figure_name]
-        style: Any = {
-            "fontsize": 7,
-            "color": "#555",
-            "ha": "left" if 2 * at[0] < sum(ends) else "right",
-        }
-        axes.annotate(text, at, (0, 6), textcoords="offset points", **style)
-        if ends[1] > 20 * ends[0]:
-            drawing.log_axis(axes.xaxis)
-            drawing.log_axis(axes.yaxis)
-        axes.set(xlabel=f"predicted {unit}", ylabel=f"measured {unit}")
 
 
 def _best_of_each(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[Row]:
