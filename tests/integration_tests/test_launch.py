@@ -166,7 +166,8 @@ def test_hostile_arguments_reach_the_process_unchanged(slurm, tmp_path):  # noqa
     hostile = "a 'b' \"c\" $HOME $(touch x) `d` \\ * #\n--e;f &"
     folder = tmp_path / "with a space'"
     folder.mkdir()
-    script = launch_stub(folder, "--nccl", f"NCCL_DEBUG={hostile}", f"--job.description={hostile}")
+    setup = f"export NCCL_DEBUG={shlex.quote(hostile)}"
+    script = launch_stub(folder, "--setup", setup, f"--job.description={hostile}")
     job = slurm.submit(script, STUB_STATE="completed")
     slurm.wait_for_state(job, "COMPLETED")
     assert slurm.job(job)["Restarts"] == "0"

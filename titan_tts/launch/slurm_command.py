@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 _BODY = Path(__file__).with_name("job.sh")
 _MAX_NODES = 10_000
-_NAME = re.compile(r"[\w.,:@%+=/-]+", re.ASCII)
 _TIME = re.compile(r"\d[\d:-]*", re.ASCII)
-_VARIABLE = re.compile(r"((?:NCCL|TORCH_NCCL|GLOO|UCX|FI)_[A-Z0-9_]+)=(.*)", re.ASCII | re.DOTALL)
 
 
 @dataclass
@@ -53,18 +51,6 @@ class Options:
     max_requeues: int = 100
     """Maximum number of requeues; 0: never requeue."""
 
-    job_name: str = ""
-    """Name of the job; empty: the run's."""
-
-    partition: str = ""
-    """Partition, as sbatch takes it."""
-
-    account: str = ""
-    """Account."""
-
-    qos: str = ""
-    """Quality of service."""
-
     cpus_per_node: int = 0
     """CPUs of each machine for the job; 0: the whole machine with all of its memory."""
 
@@ -72,17 +58,14 @@ class Options:
     """Do not request GPUs from SLURM: it does not know of them, or the processes run on CPUs."""
 
     sbatch: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """A further option of sbatch without its dashes: constraint=h200. May be given again."""
+    """An option of sbatch without its dashes: partition=gpu, account=mine, constraint=h200. May be given again."""
 
     setup: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """A line of shell before the start: "source venv/bin/activate", "module load ...". May be given again."""
+    """A line of shell before the start: "module load cuda", "export NCCL_SOCKET_IFNAME=ib0". May be given again."""
 
     python: str = ""
-    """Command that starts Python on every machine: "apptainer exec --nv image.sif python"; empty: this
-    Python, or with --setup the one in PATH."""
-
-    nccl: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """A variable of NCCL, gloo, UCX or libfabric: NCCL_SOCKET_IFNAME=ib0. May be given again."""
+    """Command that starts Python on every machine: "apptainer exec --nv image.sif python", or "python" for the one
+    that --setup has put into PATH; empty: this Python."""
 
     port: int = 0
     """Port on the first machine for the rendezvous; 0: derived from the job's id."""
@@ -174,8 +157,7 @@ def _script(options: Options, config: Path, experiment: str, run_folder: Path) -
         f"cd -- {shlex.quote(str(Path.cwd()))} || exit 1",
         *(f"{line} || exit 1" for line in options.setup),
         "set -uo pipefail",  # not before: activating an environment may read what is not set
-        *(f"export {n}={shlex.quote(value)}" for n, value in _variables(options.nccl).items()),
-        f"python=({shlex.join(_python(options))})",
+        f"python=({options.python or shlex.quote(sys.executable)})",
         f"config={shlex.quote(str(config))}",
         f"config_arguments=({shlex.join(options.config_args)})",
         f"folder={shlex.quote(str(run_folder))}",
@@ -189,15 +171,7 @@ def _script(options: Options, config: Path, experiment: str, run_folder: Path) -
 
 
 def _directives(options: Options, experiment: str) -> list[str]:
-    name = options.job_name or re.sub(r"[^\w.-]", "_", experiment, flags=re.ASCII)
-    texts = {"job-name": name, "partition": options.partition}
-    texts |= {"account": options.account, "qos": options.qos}
-    for key, value in texts.items():
-        if value and not _NAME.fullmatch(value):
-            raise InputError(
-                f"--{key} {value!r} may have letters, digits and . , : @ % + = / - _ only"
-            )
-    directives = [f"{key}={value}" for key, value in texts.items() if value]
+    directives = ["job-name=" + re.sub(r"[^\w.-]", "_", experiment, flags=re.ASCII)]
     directives += [f"nodes={options.nodes}", "ntasks-per-node=1", f"time={options.time}"]
     if not options.no_gpu_request:
         directives.append(f"gpus-per-node={options.gpus_per_node}")
@@ -217,34 +191,11 @@ def _directives(options: Options, experiment: str) -> list[str]:
     return directives
 
 
-def _python(options: Options) -> list[str]:
-    try:
-        words = shlex.split(options.python)
-    except ValueError as error:
-        raise InputError(f"--python {options.python!r} is no command ({error})") from None
-    return words or ["python" if options.setup else sys.executable]
-
-
-def _variables(assignments: list[str]) -> dict[str, str]:
-    variables = {}
-    for each in assignments:
-        found = _VARIABLE.fullmatch(each)
-        if not found:
-            raise InputError(
-                f"--nccl {each!r} must be NAME=VALUE with a name that begins with NCCL_, TORCH_NCCL_, GLOO_, "
-                f"UCX_ or FI_; set others with --setup 'export NAME=VALUE'"
-            )
-        variables[found[1]] = found[2]
-    return variables
-
-
 def _check_script(script: str) -> None:
-    """Raises InputError for a script that is no UTF-8 or that bash refuses."""
-    try:
-        text = script.encode()
-    except UnicodeEncodeError:
-        raise InputError("an argument is not valid UTF-8; give paths and values that are") from None
-    done = subprocess.run(["bash", "-n"], input=text, capture_output=True)
+    """Raises InputError for a script that bash refuses."""
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
     if done.returncode:
-        reason = done.stderr.decode(errors="replace").split("\n")[0]
-        raise InputError(f"--setup must be complete lines of bash, which refuses them ({reason})")
+        reason = done.stderr.partition("\n")[0]
+        raise InputError(
+            f"--setup and --python must be complete words of bash, which refuses them ({reason})"
+        )
