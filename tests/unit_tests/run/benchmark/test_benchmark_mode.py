@@ -308,7 +308,7 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
 
 
 def test_on_a_gpu_parts_are_between_events(tmp_path, clock, monkeypatch):
-    """Where the host runs ahead: its own time says nothing of them."""
+    """Where the host runs ahead, which it must not be kept from: its own time says nothing of them."""
     device = Clock()
 
     class Event:
@@ -323,16 +323,20 @@ def test_on_a_gpu_parts_are_between_events(tmp_path, clock, monkeypatch):
 
     made = recorder(tmp_path)
     monkeypatch.setattr(recorder_module.utils, "device_type", "cuda")
-    module = SimpleNamespace(Event=Event, synchronize=lambda: None)
+    module = SimpleNamespace(Event=Event)  # without synchronize
     monkeypatch.setattr(recorder_module.utils, "device_module", module)
-    with made.step(made.warm_up_steps + 1):
-        parts = {"data": 1.0, "forward": 2.0, "backward": 4.0, "optimizer": 3.0}
-        for part, seconds in parts.items():
-            device.now += seconds
-            made.mark(part)
-        clock.now += 11.0
-    assert made.parts == [parts]
-    assert made.seconds == [11.0]
+    parts = {"data": 1.0, "forward": 2.0, "backward": 4.0, "optimizer": 3.0, "": 0.25}
+    for number in (made.warm_up_steps, made.warm_up_steps + 1):
+        with made.step(number):
+            for part, seconds in parts.items():
+                device.now += seconds
+                if part:
+                    made.mark(part)
+            clock.now += 0.125
+        device.now += 2.0  # between the steps, until the next one's data
+    module.synchronize = lambda: None
+    assert made.seconds() == ([12.25], [parts | {"data": 3.0}])
+    assert made.outlook(9, 8)[1] == 0.125  # the host's, which needs no wait
 
 
 @pytest.mark.parametrize(
@@ -433,7 +437,7 @@ def test_steps_for_the_exchange_follow_the_timed_ones(tmp_path, clock, monkeypat
     ):
         made = recorder(tmp_path, *arguments)
         assert run_steps(made, clock, [1.0]) == 6 + steps + 2
-        assert len(made.seconds) == steps and made.exchange == [0.5, 0.5]
+        assert len(made.steps) == steps and made.exchange == [0.5, 0.5]
         made.max_memory_gib = lambda: (9.0, 9.0)  # with what the profiler takes
         report = made.finish(tmp_path)
         assert report["loss"] == 1 / (6 + steps) and report["step_split"]["exchange"] == 0.5

@@ -108,7 +108,7 @@ class Recording:
 
     seconds: list[float]
     parts: list[dict[str, float]]
-    """seconds of each of PARTS"""
+    """seconds of each of PARTS, and under "" of the rest"""
 
     exchange: list[float]
     """seconds in collectives, of each profiled step"""
@@ -177,10 +177,7 @@ def step_split(ranks: Sequence[Recording]) -> dict[str, float | None]:
     split: dict[str, float | None] = {
         part: float(np.median([each[part] for each in slowest.parts])) for part in PARTS
     }
-    others = [
-        seconds - sum(each.values())
-        for seconds, each in zip(slowest.seconds, slowest.parts, strict=True)
-    ]
+    others = [each[""] for each in slowest.parts]
     exchange = 0.0 if len(ranks) == 1 else None
     if slowest.exchange:
         exchange = float(np.median(slowest.exchange))

@@ -1,5 +1,6 @@
 """Times the trainer's steps and writes benchmark.json: the results and everything needed to repeat them."""
 
+import itertools
 import json
 import time
 from collections import Counter, defaultdict
@@ -70,9 +71,10 @@ class BenchmarkRecorder:
         self.peak = peak
         self.max_memory_gib = max_memory_gib
         self.attention = figures.attention_backend(job_config)
-        self.seconds: list[float] = []
         self.steps: list[list[MicroBatch]] = []
-        self.parts: list[dict[str, float]] = []
+        self._timed: list[list[tuple[str, Any]]] = []
+        """marks of each timed step, from the end of the step before"""
+        self._host_seconds: list[float] = []
         self.exchange: list[float] = []
         self.losses: dict[int, float] = {}
         """step -> loss, of the steps that were read"""
@@ -99,32 +101,41 @@ class BenchmarkRecorder:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Times step `number` (from 1) between two moments at which the device is idle."""
-        self._batches, self._marks = [], []
-        utils.device_module.synchronize()
-        with profiled() if self._profiling else nullcontext() as profile:
-            began = time.perf_counter()
-            self.mark("")
-            yield
+        """Times step `number` (from 1) from the end of the step before. As in training, the host does not wait
+        for the device: its work on a step overlaps with the device's on the last one."""
+        began = time.perf_counter()
+        self._batches = []
+        if self._profiling:
             utils.device_module.synchronize()
-            seconds = time.perf_counter() - began
+        if not self._marks:
+            self.mark("")
+        with profiled() if self._profiling else nullcontext() as profile:
+            yield
+            if self._profiling:
+                utils.device_module.synchronize()
+        self.mark("")
+        marks, self._marks = self._marks, self._marks[-1:]
         if profile is not None:
             self.exchange.append(communication_seconds(profile.events()))
         elif number > self.warm_up_steps:
-            self.seconds.append(seconds)
+            self._timed.append(marks)
+            self._host_seconds.append(time.perf_counter() - began)
             self.steps.append(self._batches)
-            self.parts.append(self._seconds_of_parts())
             self._compiles = compiled_graphs() - self._graphs
         elif number == self.warm_up_steps:
             self._graphs = compiled_graphs()
             self._began = time.perf_counter()
 
-    def _seconds_of_parts(self) -> dict[str, float]:
-        seconds = dict.fromkeys(figures.PARTS, 0.0)
-        for (_, begin), (part, end) in zip(self._marks, self._marks[1:]):
-            on_device = not isinstance(begin, float)
-            seconds[part] += begin.elapsed_time(end) / 1e3 if on_device else end - begin
-        return seconds
+    def seconds(self) -> tuple[list[float], list[dict[str, float]]]:
+        """Of each timed step, and of its parts. Waits for the device."""
+        utils.device_module.synchronize()
+        parts = []
+        for marks in self._timed:
+            parts.append(dict.fromkeys((*figures.PARTS, ""), 0.0))
+            for (_, begin), (part, end) in itertools.pairwise(marks):
+                on_device = not isinstance(begin, float)
+                parts[-1][part] += begin.elapsed_time(end) / 1e3 if on_device else end - begin
+        return [sum(each.values()) for each in parts], parts
 
     def remaining_steps(self, step: int) -> int:
         """Number of steps after `step`: [benchmark] steps, or as many as fit into the rest of duration_seconds
@@ -133,8 +144,8 @@ class BenchmarkRecorder:
         left = max(0, self.warm_up_steps + (benchmark.steps or OPEN_END) - step)
         if benchmark.duration_seconds and step > self.warm_up_steps:
             time_left = benchmark.duration_seconds - (time.perf_counter() - self._began)
-            if self.seconds:
-                left = min(left, max(0, int(np.ceil(time_left / np.median(self.seconds)))))
+            if self._host_seconds:
+                left = min(left, max(0, int(np.ceil(time_left / np.median(self._host_seconds)))))
             left = gather_from_ranks(left)[0]
         if left == 0 and not self._profiling:
             self._profiling, self._memory = True, self.max_memory_gib()  # profiling needs some too
@@ -144,21 +155,24 @@ class BenchmarkRecorder:
         """(last step that is known, seconds per step until then or None, seconds after it). Until the
         first timed step, a run that ends by duration_seconds knows the end of its warm-up only."""
         benchmark = self.job_config.benchmark
-        if not self.seconds and not benchmark.steps:
+        seconds = self._host_seconds
+        if not seconds and not benchmark.steps:
             return max(self.warm_up_steps, step + 1), None, benchmark.duration_seconds
-        return step + remaining, float(np.median(self.seconds)) if self.seconds else None, 0.0
+        return step + remaining, float(np.median(seconds)) if seconds else None, 0.0
 
     def recording(self) -> figures.Recording:
         """The record of this rank."""
         config, args = self.job_config, self.model_args
         allocated, reserved = self._memory or self.max_memory_gib()
 
+        seconds, parts = self.seconds()
+
         def of_steps(value: Any) -> list[Any]:
             return [sum(map(value, step)) for step in self.steps]
 
         return figures.Recording(
-            seconds=self.seconds,
-            parts=self.parts,
+            seconds=seconds,
+            parts=parts,
             exchange=self.exchange,
             flops=[figures.flops_by_convention(args, self.parameters, step) for step in self.steps],
             repeated=of_steps(lambda batch: figures.repeated_by(config, args, batch))
@@ -176,7 +190,7 @@ class BenchmarkRecorder:
         """Gathers the results of all ranks and writes benchmark.json to the run's folder. Returns
         the report on rank 0; None on the others, and where the run was stopped before it was timed.
         """
-        if not self.seconds:
+        if not self.steps:
             return None
         ranks = gather_from_ranks(self.recording())
         if dist.is_initialized() and dist.get_rank() != 0:
