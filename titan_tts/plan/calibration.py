@@ -32,23 +32,20 @@ class Comparison:
     """per step"""
 
     measured_seconds: float
-    predicted_gib: float | None = None
-    """allocated on the GPU that needs the most; None where a file does not have it"""
+    predicted_gib: float
+    """allocated on the GPU that needs the most"""
 
-    measured_gib: float | None = None
+    measured_gib: float
 
     @property
     def measured_factor(self) -> float:
         return self.factor * self.measured_seconds / self.predicted_seconds
 
     def __str__(self) -> str:
-        found = (
+        return (
             f"{self.measured_seconds * 1e3:.1f} ms per step, {self.predicted_seconds * 1e3:.1f} by the "
-            f"plan with factor {self.factor:.2f}"
+            f"plan with factor {self.factor:.2f}; {self.measured_gib:.1f} GiB, {self.predicted_gib:.1f} by the plan"
         )
-        if self.predicted_gib is not None:
-            found += f"; {self.measured_gib:.1f} GiB, {self.predicted_gib:.1f} by the plan"
-        return found
 
 
 def compare(run: Path) -> list[Comparison]:
@@ -58,16 +55,10 @@ def compare(run: Path) -> list[Comparison]:
     file = run / _REPORT if run.is_dir() else run
     try:
         content = json.loads(file.read_text())
-        if "plans" in content:  # the check's, predicted while it ran
-            found = []
-            for each in content["plans"]:
-                predicted, seconds = each["predicted"], each["measured"]["seconds_per_step"]
-                fields = predicted["device"], predicted["factor"], predicted["seconds_per_step"]
-                found.append(Comparison(*fields, seconds))
-        else:
-            found = [_compare_report(content, str(file))]
+        reports = filter(_is_usual, content["runs"]) if "runs" in content else [content]
+        found = [_compare_report(report, str(file)) for report in reports]
         if not found:
-            raise ValueError("its plans are empty")
+            raise ValueError("none of its runs has compiled bf16 steps of full length")
         for each in found:
             if not 0.1 < each.measured_factor < 100:
                 raise ValueError(f"a factor of {each.measured_factor}")
@@ -77,6 +68,12 @@ def compare(run: Path) -> list[Comparison]:
             f"{error}); give the folder of a run with [benchmark] enable = true, or the file of the GPU check"
         ) from error
     return found
+
+
+def _is_usual(report: dict[str, Any]) -> bool:
+    """Of the GPU check's runs, those in the way that training runs: eager ones and fp8 have other factors."""
+    of = report["factors"]
+    return of["lengths"] == "longest" and of["compile"] != "off" and of["precision"] == "bf16"
 
 
 def _compare_report(report: dict[str, Any], where: str) -> Comparison:

@@ -27,9 +27,6 @@ from tools.gpu_check.table import passed, table
 
 _MINUTES = 9.0
 _TINY_MINUTES = 15.0
-_TINY_PLAN = "H200"
-"""the GPU that --tiny plans for: whether the plan runs, not what it says"""
-
 _KNOWN_FLAVORS = ("debug", "800M", "3B", "8B")
 
 
@@ -88,8 +85,7 @@ def report(
         environment["git_commit"] = options.commit
     stages = [result.as_json() for result in results]
     values = [row["values"] for stage in stages for row in stage["rows"]]
-    # In one place, where `titan-tts plan --calibrate` looks for plans.
-    plans = [each.pop("calibration") for each in values if "calibration" in each]
+    # In one place, where `titan-tts plan --calibrate` looks for them.
     runs = [each.pop("run") for each in values if "run" in each]
     return {
         "format": 1,
@@ -103,7 +99,6 @@ def report(
         },
         "environment": environment,
         "stages": stages,
-        "plans": plans,
         "runs": runs,
     }
 
@@ -129,7 +124,6 @@ def main(given: list[str]) -> int:
         import torch
 
         import torchtitan.models.dit_tts.trainer  # noqa: F401  what a run needs
-        from titan_tts.plan.devices import device_of
         from torchtitan.models.dit_tts.files import write_atomic
         from torchtitan.models.dit_tts.run.run_folder import environment
     except ImportError as error:
@@ -151,14 +145,12 @@ def main(given: list[str]) -> int:
     work.mkdir(parents=True, exist_ok=True)
     for left in work.glob("*.jsonl"):
         left.unlink()  # of an earlier check in the same folder
-    known = device_of(found["device"])
     settings = Settings(
         device="cpu" if options.tiny else "cuda",
         tiny=options.tiny,
         work=str(work),
         flavors=options.flavors,
         micro_batches=options.micro_batches,
-        gpu=_TINY_PLAN if options.tiny else known.name if known else "",
     )
     out = Path(
         options.out or ROOT / "benchmarks/results" / file_name(found["device"], options.tiny)

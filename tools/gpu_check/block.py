@@ -11,7 +11,7 @@ from functools import cache, partial
 import torch
 
 from tools.gpu_check.items import Item, Values
-from tools.gpu_check.measuring import GIB, peak_gib, tflops, timed
+from tools.gpu_check.measuring import GIB, kernels, peak_gib, tflops, timed
 from tools.gpu_check.models import (
     ATTENTION_BACKENDS,
     BACKWARDS,
@@ -141,6 +141,10 @@ def measure(flavor: str, mode: Mode, settings: Settings) -> Values:
         memory = peak_gib(full.both, device)
         if memory is not None:
             values["peak_gib"] = memory
+            each = kernels(full.both)
+            # Less than the median: the device waited for the host.
+            values["ms_of_kernels"] = sum(milliseconds for _, milliseconds in each)
+            values["kernels"] = each
             if mode.compile not in CUDA_GRAPH_MODES:  # whose memory is a pool's
                 values["kept_gib"] = full.kept_gib()
         if mode.attention != "sdpa":

@@ -47,6 +47,21 @@ def _once_ms(work: Callable[[], object], device: str) -> float:
     return began.elapsed_time(ended)
 
 
+def kernels(work: Callable[[], object]) -> list[tuple[str, float]]:
+    """Names of a GPU's kernels and milliseconds of each in one call of `work`, the longest first."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(_LEAST_REPEATS):
+            work()
+        torch.cuda.synchronize()
+    found = [
+        (event.key[:120], event.self_device_time_total / 1e3 / _LEAST_REPEATS)
+        for event in profile.key_averages()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    return sorted(found, key=lambda each: -each[1])
+
+
 def tflops(flops: float, milliseconds: float) -> float:
     return flops / milliseconds / 1e9
 

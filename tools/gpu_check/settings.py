@@ -18,14 +18,14 @@ class Stage:
 
 STAGES = (
     Stage("environment", 15, "device, driver, versions, clocks, power limit, free memory"),
-    Stage("numerics", 115, "outputs and gradients against float64 on the CPU"),
-    Stage("ceilings", 45, "rates of products, attention and memory"),
-    Stage("block", 70, "one decoder block forward and backward in each mode"),
-    Stage("steps", 175, "whole training steps over micro-batches, memory beside the plan"),
-    Stage("sampling", 80, "latents for 1 and 16 requests, eager and compiled"),
-    Stage("goodput", 125, "mixed lengths in buckets against the longest only"),
-    Stage("speech", 35, "text encoder and codec throughput"),
-    Stage("resume", 40, "a killed and resumed run against an unbroken one"),
+    Stage("numerics", 90, "outputs and gradients against float64 on the CPU"),
+    Stage("ceilings", 30, "rates of products, attention and memory"),
+    Stage("block", 50, "one decoder block forward and backward in each mode"),
+    Stage("steps", 230, "whole training steps over micro-batches"),
+    Stage("sampling", 50, "latents for 1 and 16 requests, eager and compiled"),
+    Stage("goodput", 110, "mixed lengths, packed and in buckets, against the longest only"),
+    Stage("resume", 50, "a killed and resumed run against an unbroken one"),
+    Stage("speech", 40, "text encoder and codec throughput"),
 )
 
 
@@ -47,9 +47,6 @@ class Settings:
 
     micro_batches: tuple[int, ...]
     """samples of full length in a micro-batch, in the order they are tried; empty: each flavor's own"""
-
-    gpu: str = ""
-    """its name in `titan-tts plan`; empty: none is known"""
 
     deadline: float = 0.0
     """moment (time.time()) from which on the stage starts nothing new"""

@@ -62,6 +62,19 @@ def test_shapes_count_as_often_as_they_ran(tmp_path, monkeypatch):
     )
 
 
+def test_a_gpu_check_has_several_runs_of_which_some_are_usual(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "Planner", PlansByFrames)
+    usual = {"lengths": "longest", "compile": "default", "precision": "bf16"}
+    others = ({"lengths": "mixed"}, {"compile": "off"}, {"precision": "fp8"})
+    runs = [
+        benchmark(shape(64, 4, 3, seconds)) | {"factors": usual | changed}
+        for seconds, changed in zip((90.0, 50.0, 60.0, 70.0, 80.0), ({}, *others, {}))
+    ]
+    (tmp_path / "check.json").write_text(json.dumps({"runs": runs}))
+    found = compare(tmp_path / "check.json")
+    assert [each.measured_seconds for each in found] == [90.0, 80.0]
+
+
 @pytest.mark.long
 def test_a_real_plan_beside_a_run(tmp_path):
     file = tmp_path / "benchmark.json"
@@ -76,7 +89,7 @@ def test_a_real_plan_beside_a_run(tmp_path):
         ("no JSON", "JSONDecodeError"),
         ("5", "not iterable"),
         ("{}", "KeyError"),
-        ('{"plans": []}', "empty"),
+        ('{"runs": []}', "none of its runs"),
         (benchmark(shape(64, 4, 1, 1.0), device="cpu"), "the device 'cpu'"),
         (benchmark(shape(64, 4, 1, 1.0), training={"mixed_precision_param": "float32"}), "float32"),
         (benchmark(shape(64, 4, 1, 0.0)), "a factor of 0"),
@@ -95,17 +108,15 @@ def test_a_factor_is_that_of_the_plan_times_measured_over_predicted(tmp_path, mo
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load_factor("H200") == GUESS
     measured = ((2.0, 3.0), (1.6, 2.5), (1.6, 1.0))
-    found = save_factors([Comparison("H200", factor, 2.0, each) for factor, each in measured])
+    found = save_factors(
+        [Comparison("H200", factor, 2.0, each, 9.0, 8.0) for factor, each in measured]
+    )
     assert (found["H200"].value, found["H200"].error) == pytest.approx((2.0, 0.6))
-    # Those of other GPUs stay, and the file of a GPU check has several plans.
-    check = tmp_path / "check.json"
-    predicted = {"device": "H100", "factor": 1.5, "seconds_per_step": 2.0}
-    plan = {"predicted": predicted, "measured": {"seconds_per_step": 2.0}}
-    check.write_text(json.dumps({"plans": [plan, plan]}))
-    save_factors(compare(check))
+    # Those of other GPUs stay.
+    save_factors([Comparison("H100", 1.5, 2.0, 2.0, 9.0, 8.0)] * 2)
     assert load_factor("H200") == found["H200"]
     assert load_factor("H100") == Factor(1.5, 0.1, "measured in 2 runs")
-    save_factors([Comparison("H100", 1.5, 2.0, 4.0)])
+    save_factors([Comparison("H100", 1.5, 2.0, 4.0, 9.0, 8.0)])
     assert load_factor("H100").value == 3.0 and load_factor("H200") == found["H200"]
     factors_file().write_text("5")
     with pytest.raises(InputError, match="is corrupt"):

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import warnings
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,20 @@ def test_what_is_saved_is_loaded_and_verified(saved):
     assert (writer.final_path, writer.trained_with) == (saved, TRAINED_WITH)
 
 
+def test_dcp_may_complete_the_table_in_a_copy(tmp_path, monkeypatch):
+    """As torch 2.11's does: what it was given then says nothing of where the tensors are."""
+    finish = dcp.FileSystemWriter.finish
+
+    def in_a_copy(self, metadata, results):
+        finish(self, replace(metadata), results)
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "finish", in_a_copy)
+    save(tmp_path / "step-4", state())
+    found = {"weights": torch.zeros(3, 4)}
+    storage.load_checkpoint(found, tmp_path / "step-4", no_dist=True)
+    assert torch.equal(found["weights"], state()["weights"])
+
+
 def by_getattr(self, _) -> tuple:
     """How enums were pickled before 3.11.4."""
     return getattr, (type(self), self.name)
@@ -91,7 +106,7 @@ def test_tables_of_other_pythons_are_read(saved):
     assert weights.properties.memory_format is torch.contiguous_format
     assert weights.size == (3, 4) and weights == new.state_dict_metadata["weights"]
     assert set(found.state_dict_metadata) == {"weights", "loader.batch", "betas"}
-    old = Metadata({}, storage_meta=StorageMeta(saved))
+    old = Metadata({}, storage_data={"a": 1}, storage_meta=StorageMeta(saved))
     content = pickle.dumps(old, 2).replace(b"cpathlib._local\n", b"cpathlib\n")
     table.write_bytes(content.replace(b"cpathlib\n", b"cpathlib._local\n"))
     assert storage.read_table(saved) == old

@@ -20,7 +20,7 @@ TINY = small_args(dim=64, n_layers=1, mlp_dim=96, speaker_n_heads=1)
 
 
 def settings(folder: Path, seconds: float = 60.0) -> Settings:
-    return Settings("cpu", True, str(folder), ("debug",), (), "H100", time.time() + seconds)
+    return Settings("cpu", True, str(folder), ("debug",), (), time.time() + seconds)
 
 
 def run_that(monkeypatch, state: str, then: str) -> list[RunProcess]:
