@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.quality.figures import TARGETS
-from titan_tts.grids.drawing import (
-    COLORS,
-    GREY,
-    MARKERS,
-    draw,
-    legend,
-    line,
-    log_axis,
-)
+from titan_tts.grids.drawing import COLORS, GREY, MARKERS, draw, legend, line
 
 _LEAST = 0.5
 """percent; lower rates are drawn there, since the axis is logarithmic"""
@@ -41,8 +33,8 @@ def _paint(figure: Any, report: Mapping[str, Any]) -> None:
         entries.append(line(name, color, marker))
     for target in TARGETS:
         axes.axhline(100 * target, color="#444", linewidth=0.8, linestyle=":")
-    log_axis(axes.xaxis)
-    log_axis(axes.yaxis)
+    _log_axis(axes.xaxis)
+    _log_axis(axes.yaxis)
     axes.set(xlabel="training seconds, one thread", ylabel="WER (%), range over training seeds")
     axes.set_ylim(_LEAST * 0.9, 130)
     legend(figure, entries, 20)
@@ -50,3 +42,13 @@ def _paint(figure: Any, report: Mapping[str, Any]) -> None:
 
 def _shown(rate: float) -> float:
     return max(_LEAST, 100 * rate)
+
+
+def _log_axis(axis: Any) -> None:
+    """A logarithmic axis with plain numbers: 1, 2, 5, 10 ..."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
