@@ -1,7 +1,7 @@
 """Trains a model: python train.py --job.config_file X.toml [--section.key value ...]
 
 One process by default; torchrun (scripts/train_tts.sh) starts several. --dry-run trains nothing: it
-prints parameters, memory per GPU, downloads and the arithmetic of a step (--dry-run-gpus N). --help
+prints parameters, memory per GPU, downloads and the arithmetic of a step (--dry-run --nproc N). --help
 lists the keys. It does what `titan-tts train` does. From an installed package use `titan-tts train`.
 """
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import tyro
 
-from titan_tts.plan.dry_run import run_dry
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError, check_range
 
@@ -31,10 +30,8 @@ class Options:
     """HOST:PORT through which several machines connect: a free port of one of them."""
 
     dry_run: bool = False
-    """Train nothing: print parameters, memory per GPU, downloads and the arithmetic of a step."""
-
-    dry_run_gpus: int = 0
-    """Dry run for this number of GPUs."""
+    """Train nothing: print parameters, memory per GPU, downloads and the arithmetic of a step on --nproc times --nodes
+    GPUs, or on as many as the degrees in [parallelism] make."""
 
     help_config: bool = False
     """List the keys of a config."""
@@ -52,12 +49,12 @@ def run(options: Options) -> int:
     if options.config:
         args = ["--job.config_file", str(find_config(options.config).resolve()), *args]
     processes = options.nproc * options.nodes
-    check_range("--dry-run-gpus", options.dry_run_gpus, 0, 10**6)
-    gpus = options.dry_run_gpus or (processes if processes > 1 else 0)
+    check_range("--nproc", options.nproc, 1, 10**6)
+    check_range("--nodes", options.nodes, 1, 10**6)
     if options.help_config or options.help_all:
         args = ["--help-all" if options.help_all else "--help"]
-    elif options.dry_run or options.dry_run_gpus:
-        return run_dry(args, gpus or None)
+    elif options.dry_run:
+        return run_dry(args, processes)
     else:
         if processes > 1:
             from titan_tts.launch.torchrun import launch
@@ -80,3 +77,23 @@ def _meeting(options: Options) -> list[str]:
         )
     meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rendezvous]
     return ["--nnodes", str(options.nodes), *meeting]
+
+
+def run_dry(config_args: list[str], gpus: int) -> int:
+    """Prints the plan of a training command without a named GPU; nothing is started."""
+    from titan_tts.plan.plan import make_summary
+    from titan_tts.plan.report import summary_lines
+    from torchtitan.models.dit_tts.config.manager import load_config
+    from torchtitan.models.dit_tts.errors import quiet_known_warnings
+    from torchtitan.models.dit_tts.run.teacher import with_teacher
+
+    quiet_known_warnings()
+    config = with_teacher(load_config(config_args))
+    why = "--nproc times --nodes"
+    if gpus == 1:
+        degrees = config.parallelism
+        gpus = max(1, degrees.data_parallel_replicate_degree)
+        gpus *= max(1, degrees.data_parallel_shard_degree) * max(1, degrees.tensor_parallel_degree)
+        why = "the degrees in [parallelism] that are set; --nproc N for others"
+    print("\n".join(summary_lines(*make_summary(config, gpus), why)))
+    return 0

@@ -71,7 +71,7 @@ def test_dry_run_shows_the_exact_counts(path, capsys, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", None)
     config = load_config(["--job.config_file", str(path)])
     batches = TABLE.get(path.stem.removeprefix("dit_tts_"), {1: None})
-    assert main(["train", str(path), f"--dry-run-gpus={max(batches)}"]) == 0
+    assert main(["train", str(path), "--dry-run", f"--nproc={max(batches)}"]) == 0
     words = (printed := capsys.readouterr().out).split()
     if config.model.flavor in EMBEDDED:
         assert config.encoder.model == "bytes" and config.sampling.codec == "mel_dct"

@@ -12,8 +12,8 @@ from tests.helpers.plan_cases import shipped_debug_config
 from tests.helpers.sentences import refused
 from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
 from titan_tts.cli import main
+from titan_tts.launch.train_command import run_dry
 from titan_tts.plan import plan, report
-from titan_tts.plan.dry_run import run_dry
 from titan_tts.plan.plan import make_summary
 from titan_tts.plan.report import memory_lines, summary_lines
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -25,38 +25,29 @@ DEGREES = {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 3}
 DEGREES["tensor_parallel_degree"] = 5
 
 
-@pytest.mark.parametrize("gpus", ["-1", "²"])
+@pytest.mark.parametrize("gpus", ["0", "²"])
 def test_a_number_of_gpus_that_is_none(gpus, capsys):
-    assert main(["train", DEBUG, "--dry-run-gpus", gpus]) == 2
-    assert "--dry-run-gpus" in capsys.readouterr().err
+    assert main(["train", DEBUG, "--dry-run", "--nproc", gpus]) == 2
+    assert "--nproc" in capsys.readouterr().err
 
 
 def test_the_number_of_gpus_is_said_with_its_origin(monkeypatch, capsys):
     monkeypatch.setattr(plan, "make_summary", lambda config, gpus: (gpus, None))
     monkeypatch.setattr(report, "summary_lines", lambda gpus, _, why: [f"{gpus} {why}", "end"])
     degrees = [f"--parallelism.{name}={n}" for name, n in DEGREES.items()]
-    assert run_dry([DEBUG, *degrees], None) == run_dry([DEBUG], None) == 0
-    monkeypatch.setenv("WORLD_SIZE", "6")
-    assert run_dry([DEBUG], None) == run_dry([DEBUG], 5) == 0
+    assert run_dry([DEBUG, *degrees], 1) == run_dry([DEBUG], 1) == run_dry([DEBUG], 5) == 0
     found = [line[:17] for line in capsys.readouterr().out.splitlines()[::2]]
-    assert found == [
-        "30 the degrees in",
-        "1 the degrees in ",
-        "6 the number of p",
-        "5 --dry-run-gpus",
-    ]
-    monkeypatch.setenv("RANK", "1")
-    assert run_dry([DEBUG], None) == 0 and capsys.readouterr().out == ""
+    assert found == ["30 the degrees in", "1 the degrees in ", "5 --nproc times -"]
 
 
 @pytest.mark.long
 def test_the_report(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ["--data.path=nowhere", "--compile.enable", "--activation_checkpoint.mode=full"]
-    assert main(["train", DEBUG, *options, "--dry-run", "--dry-run-gpus=2"]) == 0
+    assert main(["train", DEBUG, *options, "--dry-run", "--nproc=2"]) == 0
     printed = capsys.readouterr().out
     for words in (
-        "GPUs: 2 (--dry-run-gpus)",
+        "GPUs: 2 (--nproc times --nodes)",
         "FSDP2, replicas x shards = 1 x 2",
         "trained                      3,855,872",
         "activation checkpointing 'full'",
@@ -119,4 +110,4 @@ def test_the_script_starts_one_process(tmp_path, capsys, monkeypatch):
     assert (flag, package) == ("-m", "titan_tts") and main(arguments) == 0
     printed = capsys.readouterr().out
     assert printed.count("Memory of one GPU") == 1
-    assert "GPUs: 4 (--dry-run-gpus)" in printed and list(tmp_path.iterdir()) == [python]
+    assert "GPUs: 4 (--nproc times --nodes)" in printed and list(tmp_path.iterdir()) == [python]

@@ -34,7 +34,7 @@ _UNUSED = {
 
 _DESCRIPTION = """Trains a model. Every key of the TOML file is an option here, --section.key value; an
 option wins over the file. --dry-run trains nothing: it prints parameters, memory per GPU, downloads and
-the arithmetic of a step (--dry-run-gpus N). """
+the arithmetic of a step (--dry-run --nproc N). """
 
 
 def print_help(every_key: bool) -> int:
