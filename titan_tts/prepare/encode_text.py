@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from titan_tts.prepare.executors import codec_devices, open_engine
@@ -17,16 +16,12 @@ from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.feature_builder import (
     feature_kind,
-    longest_text,
     make_shard_features,
 )
 from torchtitan.models.dit_tts.text.feature_store import (
     FOLDER_NAME,
-    SETTLE_SECONDS,
     FeatureKind,
-    describe_missing,
     find_feature_files,
-    missing_shards,
     with_stored_fingerprint,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -46,12 +41,9 @@ def check_encoder(encoder: Encoder) -> None:
 
 def encode_texts(
     output: Path, shard_names: list[str], encoder: Encoder, device: str, engine: str
-) -> dict[str, int]:
-    """Makes the feature files that an output's shards lack, with a process for each device.
-
-    Returns:
-        {"texts": number in all shards, "made": number encoded now, "too_long": number without features,
-        "longest": tokens of the longest text that can have features}.
+) -> tuple[int, int]:
+    """Makes the feature files that an output's shards lack, with a process for each device. Returns the number of
+    texts in all shards, and of those encoded now.
     """
     # A worker may be a process of another machine, in another folder.
     tar_paths = [str(output.resolve() / name) for name in shard_names]
@@ -59,10 +51,9 @@ def encode_texts(
     source, tokenizer = find_source(encoder.model), load_subword_tokenizer(encoder.model)
     kind = with_stored_fingerprint(dataset, feature_kind(encoder, tokenizer, source))
     files = find_feature_files(dataset, kind)
-    missing = missing_shards(files)
     here = sum(len(file.tokens) for file in files if file is not None)
     settings = json.dumps(asdict(replace(encoder, model=source.model)))
-    jobs = [(tar_paths[shard], settings) for shard in missing]
+    jobs = [(path, settings) for path, file in zip(tar_paths, files, strict=True) if file is None]
     devices = codec_devices(device, engine)
     if jobs:
         with (
@@ -70,31 +61,13 @@ def encode_texts(
             open_engine(engine, len(devices), devices) as runner,
             tqdm(desc="encoding texts", total=len(dataset), initial=here, unit="text") as progress,
         ):
-            for path in output.glob(f"*/{FOLDER_NAME}/*/.*.tmp"):  # left by killed writers
-                path.unlink()
+            for left in output.glob(f"*/{FOLDER_NAME}/*/.*.tmp"):  # by killed writers
+                left.unlink()
             for result in runner("prepare.encode_text:encode_shard", jobs):
                 if "error" in result:
                     raise InputError(result["error"])
                 progress.update(result["texts"])
-        # Now with the fingerprint, where the weights were downloaded meanwhile.
-        kind = with_stored_fingerprint(dataset, feature_kind(encoder, tokenizer, source))
-        files = find_feature_files(dataset, kind, SETTLE_SECONDS)
-        if None in files:
-            raise InputError(
-                f"{describe_missing(dataset, kind, missing_shards(files))}, though they were made: the "
-                f"workers write elsewhere, or their encoder is another; give every machine {output} "
-                f"under this path, the right to write there, and the same encoder"
-            )
-    return {
-        "texts": len(dataset),
-        "made": len(dataset) - here,
-        "too_long": sum(
-            int(np.count_nonzero((one.hashes == 0) & (one.tokens > 0)))
-            for one in files
-            if one is not None
-        ),
-        "longest": longest_text(source),
-    }
+    return len(dataset), len(dataset) - here
 
 
 def encode_shard(tar_path: str, settings: str, device: str) -> dict[str, Any]:

@@ -35,19 +35,10 @@ def run(options: Options) -> int:
     figures = lines(record["summary"], None if record["reused"] else record["throughput"])
     show("\n  ".join([f"{options.output} {state}:", *figures]))
     if encoder.model:
-        counts = encode_texts(
+        texts, made = encode_texts(
             Path(options.output), list(record["shards"]), encoder, options.device, options.engine
         )
-        print(
-            f"  text features of {encoder.model}: {counts['texts']} texts, {counts['made']} of them "
-            f"encoded now"
-        )
-        if counts["too_long"]:
-            print(
-                f"  {counts['too_long']} texts have no features, as they are longer than "
-                f"{counts['longest']} tokens; train with [data] max_text_tokens = "
-                f"{counts['longest']} or less"
-            )
+        print(f"  text features of {encoder.model}: {texts} texts, {made} of them encoded now")
     trained = record["summary"]["train"]
     if not trained["samples"]:
         print(

@@ -23,7 +23,7 @@ from tests.helpers.sentences import refused
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.text import feature_builder, feature_store
+from torchtitan.models.dit_tts.text import feature_builder
 from torchtitan.models.dit_tts.text.feature_builder import feature_kind
 from torchtitan.models.dit_tts.text.feature_store import (
     find_feature_files,
@@ -163,12 +163,8 @@ def test_what_cannot_be_made_is_not_there(shards, gemma):
 def test_texts_that_are_too_long_have_no_features(shards, gemma, monkeypatch):
     monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 5)
     monkeypatch.setattr(feature_builder, "_TEXTS_AT_ONCE", 4)
-    made, waited = Made(shards, gemma), []
-    monkeypatch.setattr(feature_store.time, "sleep", lambda seconds: waited.append(seconds))
-    assert find_feature_files(made.dataset, made.kind, 2) == NOTHING and waited == [1, 1]
-    monkeypatch.setattr(feature_store.time, "sleep", lambda _: waited.append(made.make()))
-    assert None not in find_feature_files(made.dataset, made.kind, 9)
-    assert waited == [1, 1, None]
+    made = Made(shards, gemma)
+    made.make()
     features = open_text_features(made.dataset, made.kind)
     for sample in np.flatnonzero(features.tokens <= 5).tolist():
         expected = made.module.encode([made.ids(sample)])[0]
@@ -180,15 +176,15 @@ def test_texts_that_are_too_long_have_no_features(shards, gemma, monkeypatch):
 
 def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):
     made = Made(shards, gemma)
-    encode_each, calls = made.module.encode_each, []
+    write, calls = feature_builder.write_feature_file, []
 
-    def fail_in_the_second_shard(texts):
-        calls.append(texts)
-        yield from list(encode_each(texts))[: 5 if len(calls) == 2 else None]
+    def fail_in_the_second_shard(path, *args):
+        calls.append(path)
         if len(calls) == 2:
             raise KeyboardInterrupt
+        write(path, *args)
 
-    monkeypatch.setattr(made.module, "encode_each", fail_in_the_second_shard)
+    monkeypatch.setattr(feature_builder, "write_feature_file", fail_in_the_second_shard)
     with pytest.raises(KeyboardInterrupt):
         made.make()
     folder = made.path(0).parent
@@ -208,5 +204,5 @@ def test_features_are_beside_shards_on_this_machine(shards, gemma, monkeypatch):
     def full(*args):  # as a disk; rights do not bind root
         raise OSError(errno.ENOSPC, "No space left")
 
-    monkeypatch.setattr(feature_builder, "new_feature_file", full)
+    monkeypatch.setattr(feature_builder, "write_feature_file", full)
     refused(made.make, "cannot be written (No space left); free space")

@@ -1,7 +1,7 @@
 """Makes the text features of a shard.
 
-They are written batch by batch; the shard's token ids and one batch are in memory. The file appears when it
-is complete, so a stopped job continues with the shards that are missing.
+They are in memory until the file is written, which appears when it is complete, so a stopped job continues with
+the shards that are missing.
 """
 
 import numpy as np
@@ -9,12 +9,12 @@ import torch
 
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.text.feature_store import (
     FeatureKind,
     feature_path,
     find_feature_file,
-    new_feature_file,
+    write_feature_file,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
 from torchtitan.models.dit_tts.text.hf_files import weight_files
@@ -65,20 +65,20 @@ def make_shard_features(
     first, end = np.searchsorted(dataset.shard, [shard, shard + 1]).tolist()
     texts = _token_ids(dataset, range(first, end), tokenizer)
     tokens = np.array([len(ids) for ids in texts], np.int32)
-    has_features = tokens <= longest_text(encoder.source)
-    samples = np.flatnonzero(has_features).tolist()
+    longest = longest_text(encoder.source)
+    encoded = iter(encoder.encode([ids for ids in texts if len(ids) <= longest]))
+    features = [
+        next(encoded).to(kind.torch_dtype) if len(ids) <= longest else None for ids in texts
+    ]
     tar_path, digest = dataset.tar_paths[shard], dataset.digests[shard].hex()
+    require(
+        all(each is None or bool(torch.isfinite(each).all()) for each in features),
+        f"{tar_path}: features of {kind.model!r} in {kind.encoder_dtype} are not finite in "
+        f"{kind.stored_dtype}; choose another [encoder] cache_dtype or dtype",
+    )
     path = feature_path(tar_path, kind.folder_name)
     try:
-        with new_feature_file(path, kind, digest, tokens, has_features, encoder.width) as write:
-            for number, hidden in encoder.encode_each([texts[sample] for sample in samples]):
-                stored = hidden.to(kind.torch_dtype)
-                if not torch.isfinite(stored).all():
-                    raise InputError(
-                        f"{tar_path}: features of {kind.model!r} in {kind.encoder_dtype} are not "
-                        f"finite in {kind.stored_dtype}; choose another [encoder] cache_dtype or dtype"
-                    )
-                write(samples[number], stored)
+        write_feature_file(path, kind, digest, tokens, features, encoder.width)
     except OSError as error:
         raise InputError(
             f"{path}: text features cannot be written ({error.strerror or error}); free space "

@@ -19,10 +19,8 @@ import json
 import os
 import re
 import shlex
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -34,20 +32,16 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, 
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, require
-from torchtitan.models.dit_tts.files import atomic_file, fingerprint, is_remote
+from torchtitan.models.dit_tts.files import fingerprint, is_remote, write_atomic
 
 FORMAT_VERSION = 2
 FOLDER_NAME = "text_features"
 SUFFIX = ".safetensors"
 
-SETTLE_SECONDS = 60
-"""after which a network file system shows every machine what others wrote"""
-
 # Threads that wait for a disk while the tables of many files are read.
 _OPENERS = 8
 _MAX_SLUG = 80
 _METADATA = "titan_tts"
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # What `TextFeatures.read` needs, in one look-up.
 _ROW = np.dtype([("shard", "<i4"), ("rows", "<i4"), ("offset", "<i8"), ("hash", "<u8")])
 
@@ -104,66 +98,41 @@ class FeatureFile:
     hashes: np.ndarray
 
 
-@contextmanager
-def new_feature_file(
+def write_feature_file(
     path: str,
     kind: FeatureKind,
     shard_digest: str,
     tokens: np.ndarray,
-    has_features: np.ndarray,
+    features: Sequence[torch.Tensor | None],
     width: int,
-) -> Iterator[Callable[[int, torch.Tensor], None]]:
-    """Opens a new feature file; it appears under `path` at the end, complete, or not at all.
+) -> None:
+    """Writes a feature file, which appears under `path` complete or not at all.
 
     Args:
         tokens: (n,) int32 tokens of each sample's text.
-        has_features: (n,) bool.
+        features: n, of each sample (tokens, h) in the stored dtype on the CPU, or None.
         width: h.
-
-    Yields:
-        A function of a sample's number in the shard and its features (tokens, h) in the stored dtype,
-        on the CPU. It writes them to the file at once, and takes the samples in any order.
     """
-    n, row_bytes = len(tokens), width * kind.torch_dtype.itemsize
-    ends = np.cumsum(np.where(has_features, tokens, 0))
-    rows = int(ends[-1]) if n else 0
-    hashes = np.zeros(n, np.uint64)
+    from safetensors.torch import save
 
-    def header() -> bytes:
-        """Always of the same length."""
-        record = {
-            "version": FORMAT_VERSION,
-            "kind": asdict(kind),
-            "shard_digest": shard_digest,
-            "tables_hash": _tables_hash(kind, shard_digest, width, tokens, hashes),
-        }
-        dtype, end = _DTYPES[kind.stored_dtype], 12 * n + rows * row_bytes
-        entries = {
-            "__metadata__": {_METADATA: json.dumps(record)},
-            "hashes": {"dtype": "U64", "shape": [n], "data_offsets": [0, 8 * n]},
-            "tokens": {"dtype": "I32", "shape": [n], "data_offsets": [8 * n, 12 * n]},
-            "features": {"dtype": dtype, "shape": [rows, width], "data_offsets": [12 * n, end]},
-        }
-        text = json.dumps(entries).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
-
+    hashes = np.zeros(len(tokens), np.uint64)
+    for sample, each in enumerate(features):
+        if each is not None:  # numpy has no bfloat16
+            hashes[sample] = xxhash.xxh3_64_intdigest(each.view(torch.uint8).numpy().data)
+    rows = [each for each in features if each is not None]
+    tables = {
+        "hashes": torch.from_numpy(hashes),
+        "tokens": torch.from_numpy(tokens),
+        "features": torch.cat([torch.empty(0, width, dtype=kind.torch_dtype), *rows]),
+    }
+    record = {
+        "version": FORMAT_VERSION,
+        "kind": asdict(kind),
+        "shard_digest": shard_digest,
+        "tables_hash": _tables_hash(kind, shard_digest, width, tokens, hashes),
+    }
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    first_row = len(header()) + 12 * n
-    with atomic_file(path) as file:
-
-        def write(sample: int, features: torch.Tensor) -> None:
-            assert features.shape == (tokens[sample], width) and has_features[sample]
-            assert features.dtype == kind.torch_dtype
-            data = features.contiguous().view(torch.uint8).numpy().data  # numpy has no bfloat16
-            hashes[sample] = xxhash.xxh3_64_intdigest(data)
-            file.seek(first_row + int(ends[sample] - tokens[sample]) * row_bytes)
-            file.write(data)
-
-        yield write
-        assert ((hashes != 0) == has_features).all()
-        file.seek(0)
-        file.write(header() + hashes.tobytes() + tokens.tobytes())
+    write_atomic(path, save(tables, {_METADATA: json.dumps(record)}))
 
 
 def _tables_hash(
@@ -238,34 +207,11 @@ def find_feature_file(dataset: Dataset, shard: int, kind: FeatureKind) -> Featur
     return file if fits else None
 
 
-def find_feature_files(
-    dataset: Dataset, kind: FeatureKind, wait_seconds: int = 0
-) -> list[FeatureFile | None]:
-    """The features of each shard; None where they are still to be made. `wait_seconds`: how long to
-    look again while files are missing that other machines have made.
-    """
+def find_feature_files(dataset: Dataset, kind: FeatureKind) -> list[FeatureFile | None]:
+    """The features of each shard; None where they are still to be made."""
     with ThreadPoolExecutor(_OPENERS, thread_name_prefix="features") as pool:
-        for waited in range(wait_seconds + 1):
-            if waited:
-                time.sleep(1)
-            shards = range(len(dataset.tar_paths))
-            files = list(pool.map(lambda shard: find_feature_file(dataset, shard, kind), shards))
-            if None not in files:
-                break
-    return files
-
-
-def missing_shards(files: Sequence[FeatureFile | None]) -> list[int]:
-    """Numbers of the shards whose features are still to be made."""
-    return [shard for shard, file in enumerate(files) if file is None]
-
-
-def describe_missing(dataset: Dataset, kind: FeatureKind, missing: Sequence[int]) -> str:
-    """The beginning of a sentence about shards without features."""
-    return (
-        f"text features of {kind.model!r} are missing for {len(missing)} of "
-        f"{len(dataset.tar_paths)} shards, the first is {plain_name(dataset.tar_paths[missing[0]])}"
-    )
+        shards = range(len(dataset.tar_paths))
+        return list(pool.map(lambda shard: find_feature_file(dataset, shard, kind), shards))
 
 
 def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
@@ -277,10 +223,10 @@ def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
             f"[encoder] cache_features = false",
         )
     files = find_feature_files(dataset, kind)
-    missing = missing_shards(files)
-    if missing:
+    if None in files:
         raise InputError(
-            f"{describe_missing(dataset, kind, missing)}; make them with "
+            f"text features of {kind.model!r} are missing for {files.count(None)} of {len(files)} shards, the first is "
+            f"{dataset.tar_paths[files.index(None)]}; make them with "
             f"{_prepare_command(kind)} and the other options of the preparation, or set [encoder] cache_features = false"
         )
     return TextFeatures(dataset, [file for file in files if file is not None])

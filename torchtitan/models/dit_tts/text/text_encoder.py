@@ -1,6 +1,6 @@
 """A pretrained text encoder: token ids to the last hidden state, on real tokens only."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,15 +125,9 @@ class PretrainedTextEncoder(nn.Module):
                 module._buffers[name] = buffer.to(device)
 
     @torch.no_grad()
-    def encode_each(self, token_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Encodes texts in batches of similar lengths, the longest first.
-
-        Args:
-            token_ids: n_i ids of each text.
-
-        Yields:
-            (number of a text, its features (n_i, h) on the CPU); a view of the batch's.
-        """
+    def encode(self, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Features (n_i, h) on the CPU of each text of n_i ids, in batches of similar lengths."""
+        found: dict[int, torch.Tensor] = {}
         device = next(self.core.parameters()).device
         order = sorted(range(len(token_ids)), key=lambda text: -len(token_ids[text]))
         while order:
@@ -147,11 +141,7 @@ class PretrainedTextEncoder(nn.Module):
             rows = self.rows(mask).to(device)
             hidden = self(torch.from_numpy(ids).to(device), mask, rows).cpu()
             for row, text in enumerate(batch):
-                yield text, hidden[row, : lengths[row]]
-
-    def encode(self, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Features (n_i, h) on the CPU of each text of n_i ids."""
-        found = {text: features.clone() for text, features in self.encode_each(token_ids)}
+                found[text] = hidden[row, : lengths[row]].clone()
         return [found[text] for text in range(len(token_ids))]
 
 
