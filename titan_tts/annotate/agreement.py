@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import NamedTuple
 
 from titan_tts.annotate.segments import Segment
 from titan_tts.annotate.store import Edit
@@ -24,31 +23,23 @@ def differences(first: str, second: str) -> tuple[list[tuple[str, bool]], list[t
     return runs
 
 
-class Agreement(NamedTuple):
-    segments: int  # that two people judged
-    kappa: float | None  # None where chance alone agrees always, as if both accept everything
-    word_error_rate: float | None  # between the texts that both accepted
-
-    def __str__(self) -> str:
-        parts = [f"{self.segments} judged by two"]
-        parts += [f"Cohen's kappa {self.kappa:.2f}"] if self.kappa is not None else []
-        rate = self.word_error_rate
-        parts += [f"{100 * rate:.1f} % of words differ"] if rate is not None else []
-        return ", ".join(parts) if self.segments else ""
-
-
-def agreement(pairs: Sequence[tuple[Segment, Edit, Edit]]) -> Agreement:
-    """Of what `Assignments.pairs` returns; words through the normalizer of `evaluate`."""
+def agreement(pairs: Sequence[tuple[Segment, Edit, Edit]]) -> str:
+    """Of what `Assignments.pairs` returns, in words; empty without any. Words through the normalizer of `evaluate`."""
     from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 
+    if not pairs:
+        return ""
+    parts = [f"{len(pairs)} judged by two"]
+    kappa = cohens_kappa([(first.action, second.action) for _, first, second in pairs])
+    parts += [f"Cohen's kappa {kappa:.2f}"] if kappa is not None else []
     errors = [
         count_errors(first.text or "", second.text or "", segment.language)
         for segment, first, second in pairs
         if first.action == second.action == "accept"
     ]
     words, wrong = sum(each.words for each in errors), sum(each.word_errors for each in errors)
-    kappa = cohens_kappa([(first.action, second.action) for _, first, second in pairs])
-    return Agreement(len(pairs), kappa, wrong / words if words else None)
+    parts += [f"{100 * wrong / words:.1f} % of words differ"] if words else []
+    return ", ".join(parts)
 
 
 def cohens_kappa(labels: Sequence[tuple[str, str]]) -> float | None:

@@ -64,7 +64,7 @@ def run(options: Options) -> int:
     show(f"{written}: {counts}, {progress['rejected']} rejected")
     from titan_tts.annotate.agreement import agreement
 
-    if line := str(agreement(assignments.pairs())):
+    if line := agreement(assignments.pairs()):
         show(line)
     return 0
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
-from titan_tts.annotate.agreement import agreement, differences
+from titan_tts.annotate.agreement import differences
 from titan_tts.annotate.assignment import Assignments, Task
 from titan_tts.annotate.segments import Segment, load_audio
 from titan_tts.html import PAGE_STYLE
@@ -91,9 +91,5 @@ def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) 
         found = load_audio(target, find(segment))
         sound = torch.from_numpy(to_mono(found.samples))
         return Response(encoded(sound, found.rate, "wav"), media_type="audio/wav")
-
-    @app.get("/v1/agreement")
-    def get_agreement() -> dict[str, str]:
-        return {"line": str(agreement(assignments.pairs()))}
 
     return app

@@ -1,7 +1,6 @@
 """Who gets which segment next: those on which the recognizers agree least come first, and no segment goes to two people
 at the same time."""
 
-import heapq
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -17,10 +16,6 @@ from torchtitan.models.dit_tts.errors import InputError
 
 LEASE_SECONDS = 600.0
 """A segment that was given to somebody so long ago may go to somebody else"""
-
-
-class Taken(InputError):
-    """A segment that somebody else has or has annotated."""
 
 
 class Task(NamedTuple):
@@ -43,19 +38,11 @@ class Assignments:
         self.wanted = {i: 1 + (drawn(f"annotated twice: {i}", 0) < double) for i in segments}
         self.history = History({i: each.place for i, each in segments.items()})
         self._lock, self.token = Lock(), create(path)
-        self._place = {each.id: number for number, each in enumerate(self.order)}
-        # Kept up to date by _note, as there may be many segments.
-        self._heaps: dict[str, list[int]] = {}
-        self._done: dict[str, tuple[int, int, int]] = {}
-        self._totals = (0, 0, 0)  # segments done, rejected ones and milliseconds
-        self._pairs: dict[str, list[Edit]] = {}
 
     def next(self, annotator: str) -> Task | None:
         """The segment that the annotator has a lease of, else the first that is free; skipped ones come last."""
         with self._transaction() as (connection, leases):
-            mine = [i for i, names in leases.items() if annotator in names and i in self.segments]
-            mine = [i for i in mine if self._is_free(i, annotator, leases)]
-            chosen = self.segments[mine[0]] if mine else self._choose(annotator, leases)
+            chosen = self._choose(annotator, leases)
             if chosen is None:
                 return None
             _lease(connection, annotator, chosen.id)
@@ -65,7 +52,7 @@ class Assignments:
         self, annotator: str, segment: str, action: str, text: str, text_verbatim: str | None
     ) -> None:
         """Keeps an accept, a reject or a skip. The same decision again, which a page may send after a lost answer, is
-        not kept twice. Raises Taken, InputError."""
+        not kept twice. Raises InputError, also where somebody else has the segment."""
         if action == "accept" and not text.strip():
             raise InputError("an accepted segment needs a text; reject it if nobody speaks")
         decision = (action, text, text_verbatim)
@@ -75,7 +62,7 @@ class Assignments:
                 return
             others = self._others(segment, annotator, leases)
             if len(others) >= self.wanted[segment]:
-                raise Taken(f"{' and '.join(sorted(others))} took this segment meanwhile")
+                raise InputError(f"{' and '.join(sorted(others))} took this segment meanwhile")
             _append(connection, self.segments[segment], annotator, *decision)
             _lease(connection, annotator, None)
 
@@ -92,42 +79,34 @@ class Assignments:
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is annotated by as many people as are wanted, and of all."""
-        with self._transaction():
-            done, rejected, milliseconds = self._totals
-        counts = {"done": done, "rejected": rejected, "all": len(self.segments)}
-        return counts | {"hours_done": milliseconds / 3.6e6, "hours": self.hours}
+        done = [(i, e[-1]) for i, e in self._judged().items() if len(e) >= self.wanted[i]]
+        return {
+            "done": len(done),
+            "rejected": sum(edit.action == "reject" for _, edit in done),
+            "all": len(self.segments),
+            "hours_done": sum(self.segments[i].seconds for i, _ in done) / 3600,
+            "hours": self.hours,
+        }
 
     def pairs(self) -> list[tuple[Segment, Edit, Edit]]:
         """The segments that two people judged, with their judgements in the order of the names."""
-        with self._transaction():
-            pairs = list(self._pairs.items())
-        ordered = [(i, sorted(edits[:2], key=lambda edit: edit.annotator)) for i, edits in pairs]
-        return [(self.segments[i], first, second) for i, (first, second) in ordered]
+        found = []
+        for i, edits in self._judged().items():
+            if len(edits) > 1:
+                first, second = sorted(edits[:2], key=lambda edit: edit.annotator)
+                found.append((self.segments[i], first, second))
+        return found
 
-    def _note(self, edit: Edit) -> None:
-        """Brings what is counted up to date."""
-        i = edit.segment
-        judged, new = self.history.judgements(i), (0, 0, 0)
-        if len(judged) >= self.wanted[i]:
-            milliseconds = round(1000 * self.segments[i].seconds)
-            new = (1, int(judged[-1].action == "reject"), milliseconds)
-        changes = zip(self._totals, new, self._done.pop(i, (0, 0, 0)), strict=True)
-        done, rejected, length = (total + now - before for total, now, before in changes)
-        self._totals, self._done[i] = (done, rejected, length), new
-        self._pairs.pop(i, None)
-        if len(judged) > 1:
-            self._pairs[i] = judged
-        if edit.action == "undo":  # it may be free again
-            for heap in self._heaps.values():
-                heapq.heappush(heap, self._place[i])
+    def _judged(self) -> dict[str, list[Edit]]:
+        with self._transaction():
+            known = [i for i in self.history.counting if i in self.segments]
+            return {i: edits for i in known if (edits := self.history.judgements(i))}
 
     @contextmanager
     def _transaction(self) -> Iterator[tuple[sqlite3.Connection, dict[str, set[str]]]]:
         """With the history up to date, and the leases that have not ended: {segment: annotators}."""
         with self._lock, opened(self.path) as connection:
-            for edit in self.history.read(connection):
-                if edit.segment in self.segments:
-                    self._note(edit)
+            self.history.read(connection)
             leases: dict[str, set[str]] = {}
             query = "SELECT segment, annotator FROM leases WHERE until > ?"
             for segment, annotator in connection.execute(query, [time.time()]):
@@ -135,27 +114,17 @@ class Assignments:
             yield connection, leases
 
     def _choose(self, annotator: str, leases: dict[str, set[str]]) -> Segment | None:
-        """The first free segment that the annotator has not skipped, else the one least often skipped.
-
-        The annotator's heap has times skipped * segments + place in the order. What is judged leaves it, until an undo.
-        """
-        count, held, chosen = len(self.order), [], None
-        heap = self._heaps.setdefault(annotator, list(range(count)))
-        while heap and chosen is None:
-            entry = heapq.heappop(heap)
-            times, place = divmod(entry, count)
-            segment = self.order[place]
-            now = len(self._edits(segment.id, annotator))
-            if not self._is_free(segment.id, annotator, {}):
-                continue
-            if now != times:
-                heapq.heappush(heap, now * count + place)
-                continue
-            held.append(entry)
+        for i, names in leases.items():
+            if annotator in names and i in self.segments and self._is_free(i, annotator, leases):
+                return self.segments[i]
+        chosen, fewest = None, 0
+        for segment in self.order:
             if self._is_free(segment.id, annotator, leases):
-                chosen = segment
-        for entry in held:
-            heapq.heappush(heap, entry)
+                skipped = len(self._edits(segment.id, annotator))
+                if chosen is None or skipped < fewest:
+                    chosen, fewest = segment, skipped
+                if not skipped:
+                    break
         return chosen
 
     def _edits(self, segment: str, annotator: str) -> list[Edit]:

@@ -62,10 +62,9 @@ class History:
         self.counting: dict[str, dict[str, list[Edit]]] = {}
         self.of_other_audio: set[str] = set()
         self._audio, self._last = audio, 0
-        self._by: dict[str, dict[int, Edit]] = {}  # annotator -> the edits that count, oldest first
 
-    def read(self, connection: sqlite3.Connection) -> Iterator[Edit]:
-        """Adds each new row that is about a segment's present audio, and gives it."""
+    def read(self, connection: sqlite3.Connection) -> None:
+        """Adds each new row that is about a segment's present audio."""
         for row in connection.execute("SELECT * FROM edits WHERE id > ? ORDER BY id", [self._last]):
             edit = Edit(*row)
             self._last = edit.id
@@ -73,13 +72,10 @@ class History:
                 self.of_other_audio.add(edit.segment)
                 continue
             edits = self.counting.setdefault(edit.segment, {}).setdefault(edit.annotator, [])
-            by = self._by.setdefault(edit.annotator, {})
             if edit.action != "undo":
                 edits.append(edit)
-                by[edit.id] = edit
             elif edits:
-                del by[edits.pop().id]
-            yield edit
+                edits.pop()
 
     def judgements(self, segment: str) -> list[Edit]:
         """The last accept or reject of every annotator of a segment, oldest first."""
@@ -90,7 +86,8 @@ class History:
 
     def last_of(self, annotator: str) -> Edit | None:
         """The annotator's latest edit that counts, which an undo would take back."""
-        return next(reversed(self._by.get(annotator, {}).values()), None)
+        edits = (by[annotator][-1] for by in self.counting.values() if by.get(annotator))
+        return max(edits, key=lambda edit: edit.id, default=None)
 
 
 def database_path(target: Path) -> Path:
@@ -148,8 +145,7 @@ def annotations(
         return {}
     history = History(audio or {})
     with opened(path, "BEGIN") as connection:
-        for _ in history.read(connection):
-            pass
+        history.read(connection)
     found: dict[str, dict[str, Any] | None] = {}
     for segment in history.counting:
         for edit in history.judgements(segment):
