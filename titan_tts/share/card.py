@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from titan_tts.share.contents import figures, files, read_state
-from titan_tts.share.options import PushOptions
+from titan_tts.share.push_command import Options
 from torchtitan.models.dit_tts.files import PARQUET
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _FILL_IN = "**to fill in**"
 _SHOWN = 20
-_SIZES = (3, "n<1K"), (4, "1K<n<10K"), (5, "10K<n<100K"), (6, "100K<n<1M"), (7, "1M<n<10M")
 
 
-def card(options: PushOptions) -> str:
+def card(options: Options) -> str:
     """Markdown with the metadata that the hub reads."""
     folder = Path(options.folder)
     state = read_state(folder) or {}
@@ -71,21 +70,19 @@ Whose voices these are, what they agreed to, and the licence of the recordings: 
 """
 
 
-def hub_url(options: PushOptions) -> str:
+def hub_url(options: Options) -> str:
     """The training shards on the hub, as [data] path."""
     below = "/train" if os.path.isdir(os.path.join(options.folder, "train")) else ""
     return f"hf://{options.name}{below}"
 
 
-def _front_matter(options: PushOptions, found: dict[str, Any], kind: str) -> str:
+def _front_matter(options: Options, found: dict[str, Any], kind: str) -> str:
     """YAML; values are written as JSON, which is YAML, too."""
-    digits = len(str(found["samples"]))
     values: dict[str, Any] = {
         "license": options.license,
         "language": found["languages"],
         "task_categories": ["text-to-speech"],
         "tags": ["titan-tts", "speech", "audio-latents"],
-        "size_categories": [next((name for most, name in _SIZES if digits <= most), "n>10M")],
     }
     if kind == "Parquet":
         parts = [

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from titan_tts.prepare.recordings import SPLITS, json_object
 from titan_tts.prepare.work_folder import RECORD_NAME, read_record
-from torchtitan.models.dit_tts.data.dataset import open_dataset, shard_name
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset, shard_name
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.members import VERBATIM
 from torchtitan.models.dit_tts.data.storage import find_shards
@@ -44,6 +44,13 @@ def shards_of(data: str) -> dict[str, str]:
             f"{data}: has {count} shards of the name {name}; export one folder at a time"
         )
     return dict(found)
+
+
+def open_shards(paths: Iterable[str]) -> Dataset:
+    """The samples of shards, whatever the width of their latents."""
+    paths = list(paths)
+    channels = (index.channels for index in map(load_index, paths) if len(index))
+    return open_dataset(paths, next(channels, 128))
 
 
 def files(folder: Path) -> dict[str, int]:
@@ -86,8 +93,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
 def figures(data: str) -> dict[str, Any]:
     """What the indexes of a dataset of latents tell, as JSON."""
     shards = shards_of(data)
-    channels = load_index(next(iter(shards.values()))).channels
-    dataset = open_dataset(list(shards.values()), channels)
+    dataset = open_shards(shards.values())
     splits = np.array([os.path.dirname(name) for name in shards])[dataset.shard]
     languages, speakers = (sorted(dataset.labels(each)[1]) for each in ("language", "speaker"))
     records = recorded_codecs(data)
@@ -103,7 +109,7 @@ def figures(data: str) -> dict[str, Any]:
         },
         "codec": f"{records[0].kind}, fingerprint {records[0].fingerprint}" if records else "",
         "sample_rate": record.get("sample_rate", 0),
-        "channels": channels,
+        "channels": dataset.latent_channels,
         "frames_per_second": rate,
         "references": int((dataset.reference_frames > 0).sum()),
     }

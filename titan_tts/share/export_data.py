@@ -16,10 +16,8 @@ from tqdm import tqdm
 
 from titan_tts.prepare.executors import codec_devices, open_engine
 from titan_tts.prepare.settings import difference
-from titan_tts.share.contents import STATE_NAME, figures, read_state, shards_of
-from titan_tts.share.options import ExportOptions
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.index import load_index
+from titan_tts.share.contents import STATE_NAME, figures, open_shards, read_state, shards_of
+from titan_tts.share.export_command import Options
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import PARQUET, check_writable, write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec
@@ -31,20 +29,18 @@ from torchtitan.models.dit_tts.speech.codec.record import (
 )
 
 
-def export_data(options: ExportOptions) -> dict[str, Any]:
+def export_data(options: Options) -> dict[str, Any]:
     """Writes what is missing. Returns counts: files, new ones, samples, bytes, and the folders below OUT."""
     shards, out = shards_of(options.data), Path(options.out).resolve()
-    to_parquet = options.to == "parquet"
-    first = next((i for i in map(load_index, shards.values()) if len(i)), None)
-    dataset = open_dataset(list(shards.values()), first.channels if first else 128)
+    to_parquet, dataset = options.to == "parquet", open_shards(shards.values())
     state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "private": "left out"}
-    devices, codec_name = ["cpu"], ""
-    if not to_parquet:
-        devices = codec_devices(options.device)
-        codec_name = _codec_name(options, devices[0])
-        state |= {"audio": options.audio, "figures": figures(options.data)}
-    else:
+    settings, devices = vars(options) | {"codec": ""}, ["cpu"]
+    if to_parquet:
         state |= {"references": options.references}
+    else:
+        devices = codec_devices(options.device)
+        settings["codec"] = _codec_name(options, devices[0])
+        state |= {"audio": options.audio, "figures": figures(options.data)}
     names = {
         name: f"{name}{PARQUET}" if to_parquet else f"{name.replace('/', '-')}.tar"
         for name in shards
@@ -55,31 +51,26 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     samples = {name: counts[number] for number, name in enumerate(shards)}
     found = {name: path.stat().st_size for name, path in files.items() if path.exists()}
     missing = [n for n in names if n not in found or found[n] != complete.get(names[n], found[n])]
-    settings = {"references": options.references, "audio": options.audio, "codec": codec_name}
     jobs = [
-        (shards[name], str(files[name]), json.dumps(settings | {"split": os.path.dirname(name)}))
-        for name in missing
+        (shards[n], str(files[n]), json.dumps(settings | {"split": os.path.dirname(n)}))
+        for n in missing
     ]
     workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
     left_out: set[str] = set()
-    there = sum(samples.values()) - sum(samples[name] for name in missing)
+    there = len(dataset) - sum(samples[name] for name in missing)
     with (
         open_engine("local", max(workers, len(devices)), devices) as runner,
         tqdm(desc="exporting", total=len(dataset), initial=there, unit="sample") as bar,
     ):
-        job = "write_parquet" if to_parquet else "write_audio"
-        for result in runner(f"share.export_shard:{job}", jobs) if jobs else ():
+        for result in runner("share.export_shard:write_shard", jobs) if jobs else ():
             if "error" in result:
                 raise InputError(result["error"])
             bar.update(result["samples"])
             left_out.update(result["left_out"])
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if to_parquet:
-        _write_record(
-            options,
-            out,
-            {file: {"bytes": sizes[n], "samples": samples[n]} for n, file in names.items()},
-        )
+        written = {file: {"bytes": sizes[n], "samples": samples[n]} for n, file in names.items()}
+        _write_record(options, out, written)
     state["shards"] = {file: sizes[name] for name, file in names.items()}
     write_atomic(out / STATE_NAME, json.dumps(state, indent=1) + "\n")
     return {
@@ -92,7 +83,7 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     }
 
 
-def _codec_name(options: ExportOptions, device: str) -> str:
+def _codec_name(options: Options, device: str) -> str:
     """The codec that made the data, to decode them with."""
     records = recorded_codecs(options.data)
     name = options.codec
@@ -126,7 +117,7 @@ def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
     return complete
 
 
-def _write_record(options: ExportOptions, out: Path, shards: dict[str, Any]) -> None:
+def _write_record(options: Options, out: Path, shards: dict[str, Any]) -> None:
     """The record of the data's preparation with the new files, by which a run finds the codec."""
     for found in recorded_codecs(options.data):
         record = json.loads(Path(found.path).read_text(encoding="utf-8")) | {"shards": shards}

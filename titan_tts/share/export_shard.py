@@ -12,11 +12,11 @@ import torch
 import xxhash
 
 from titan_tts.prepare.work_folder import cannot_write
-from titan_tts.share.contents import private_columns
+from titan_tts.share.contents import open_shards, private_columns
 from torchtitan.models.dit_tts.data import members
-from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.index import load_index
-from torchtitan.models.dit_tts.data.parquet_shard import Cell, Row, write_parquet_shard
+from torchtitan.models.dit_tts.data.parquet_shard import write_parquet_shard
 from torchtitan.models.dit_tts.data.shard_writer import add_member, metadata_bytes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file
@@ -28,29 +28,16 @@ _AT_ONCE = 64  # samples that are requested together from a store
 _MP3_BIT_RATE = 64_000
 
 
-def write_parquet(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
-    """{"samples": number, "left_out": private columns}, or {"error": sentence}."""
-    drop = json.loads(settings)["references"] == "drop"
+def write_shard(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
+    """{"samples": number, "left_out": private columns}, or {"error": sentence}. `settings`: JSON."""
+    given, left_out = json.loads(settings), set[str]()
     try:
-        index = load_index(source)
-        dataset = open_dataset(source, index.channels)
-        shard_bytes = index.shard_bytes
-        if drop:  # of a tar without them
-            columns = index.columns
-            shard_bytes -= (
-                int(columns["reference_frames"] @ columns["reference_item_bytes"]) * index.channels
-            )
         Path(target).parent.mkdir(parents=True, exist_ok=True)
-        left_out: set[str] = set()
-        rows = _rows(dataset, drop, left_out)
-        write_parquet_shard(target, rows, dataset.latent_channels, shard_bytes)
-        written = load_index(target)  # here, where it runs in parallel
-        # Where JSON was changed, its new hashes are of the arrays as they were read.
-        is_other = not (drop or left_out) and written.digest != index.digest
-        if is_other or written.keys != index.keys:
-            Path(target).unlink()
-            Path(f"{target}.idx").unlink(missing_ok=True)
-            raise InputError(f"{target} differs from {source}, and is removed; check the disk")
+        dataset = open_shards([source])
+        if given["to"] == "parquet":
+            _write_parquet(source, target, dataset, given["references"] == "drop", left_out)
+        else:
+            _write_audio(target, dataset, given, device, left_out)
     except InputError as error:
         return {"error": str(error)}
     except OSError as error:
@@ -58,37 +45,41 @@ def write_parquet(source: str, target: str, settings: str, device: str) -> dict[
     return {"samples": len(dataset), "left_out": sorted(left_out)}
 
 
-def write_audio(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
-    """As `write_parquet`."""
-    given = json.loads(settings)
-    kind = given["audio"]
-    try:
-        dataset = open_dataset(source, load_index(source).channels)
-        codec = _codec(given["codec"], device)
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        with (
-            one_thread(),
-            atomic_file(target) as file,
-            tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
-        ):
-            left_out: set[str] = set()
-            for sample, fetched in _fetched(dataset):
-                loaded = dataset.load(sample, fetched=fetched)
-                metadata = _public(_without_reference(loaded.metadata), left_out)
-                if given["split"]:
-                    metadata["split"] = given["split"]
-                waveform = _waveform(codec, loaded.latents, metadata)
-                bit_rate = _MP3_BIT_RATE if kind == "mp3" else 0
-                key = dataset.key(sample)
-                add_member(
-                    tar, f"{key}.{kind}", encoded(waveform, codec.sample_rate, kind, bit_rate)
-                )
-                add_member(tar, f"{key}.json", members.canonical_json(metadata))
-    except InputError as error:
-        return {"error": str(error)}
-    except OSError as error:
-        return {"error": cannot_write(target, error)}
-    return {"samples": len(dataset), "left_out": sorted(left_out)}
+def _write_parquet(
+    source: str, target: str, dataset: Dataset, drop: bool, left_out: set[str]
+) -> None:
+    index = load_index(source)
+    size = None if drop else index.shard_bytes
+    write_parquet_shard(target, _rows(dataset, drop, left_out), dataset.latent_channels, size)
+    written = load_index(target)  # here, where it runs in parallel
+    # Where JSON was changed, its new hashes are of the arrays as they were read.
+    is_other = not (drop or left_out) and written.digest != index.digest
+    if is_other or written.keys != index.keys:
+        Path(target).unlink()
+        Path(f"{target}.idx").unlink(missing_ok=True)
+        raise InputError(f"{target} differs from {source}, and is removed; check the disk")
+
+
+def _write_audio(
+    target: str, dataset: Dataset, given: dict[str, Any], device: str, left_out: set[str]
+) -> None:
+    kind, codec = given["audio"], _codec(given["codec"], device)
+    bit_rate = _MP3_BIT_RATE if kind == "mp3" else 0
+    with (
+        one_thread(),
+        atomic_file(target) as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for sample, fetched in _fetched(dataset):
+            loaded = dataset.load(sample, fetched=fetched)
+            metadata = _public(_without_reference(loaded.metadata), left_out)
+            if given["split"]:
+                metadata["split"] = given["split"]
+            waveform = _waveform(codec, loaded.latents, metadata)
+            audio = encoded(waveform, codec.sample_rate, kind, bit_rate)
+            key = dataset.key(sample)
+            add_member(tar, f"{key}.{kind}", audio)
+            add_member(tar, f"{key}.json", members.canonical_json(metadata))
 
 
 # A process's codec: its weights are loaded once, not for each shard.
@@ -103,34 +94,34 @@ def _fetched(dataset: Dataset) -> Iterator[tuple[int, bytearray | None]]:
         yield from ((sample, fetched.get(sample)) for sample in samples)
 
 
-def _rows(dataset: Dataset, drop: bool, left_out: set[str]) -> Iterator[Row]:
-    """`left_out`: gets the names of private columns."""
+def _rows(dataset: Dataset, drop: bool, left_out: set[str]) -> Iterator[dict[str, Any]]:
+    """The columns of each sample. `left_out`: gets the names of private columns."""
     for sample, fetched in _fetched(dataset):
         *arrays, metadata = map(bytes, dataset.stored(sample, fetched))
-        lengths = [int(getattr(dataset, array.length)[sample]) for array in members.ARRAYS]
-        cells = list(map(Cell, arrays, lengths))
         values = json.loads(metadata)
         public = _public(values, left_out)
         where = f"sample '{dataset.sample_id(sample)}'"
+        lengths = {name: int(getattr(dataset, name)[sample]) for name in members.length_columns()}
         if drop:
             if members.REFERENCE_PARTS in values:
                 raise InputError(
                     f"--references drop, but the reference of {where} joins recordings, without which a speaker is lost; "
                     "keep the references"
                 )
-            kinds = [array.length == "reference_frames" for array in members.ARRAYS]
-            cells = [
-                Cell(b"") if is_reference else cell for is_reference, cell in zip(kinds, cells)
-            ]
+            lengths["reference_frames"] = 0
             public = _without_reference(public)
+        arrays = [
+            data if lengths[array.length] else b"" for array, data in zip(members.ARRAYS, arrays)
+        ]
         if public != values:
             public.pop(members.HASHES_KEY, None)
             hashes = {
-                array.suffix: xxhash.xxh3_64_hexdigest(cell.data or b"")
-                for array, cell in zip(members.ARRAYS, cells)
+                array.suffix: xxhash.xxh3_64_hexdigest(data)
+                for array, data in zip(members.ARRAYS, arrays)
             }
             metadata = metadata_bytes(where, public, hashes)
-        yield Row(dataset.key(sample), cells, Cell(metadata))
+        columns = dict(zip((array.name for array in members.ARRAYS), arrays))
+        yield {"key": dataset.key(sample), "metadata": str(metadata, "utf-8")} | lengths | columns
 
 
 def _public(metadata: dict[str, Any], left_out: set[str]) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from glob import escape
 from pathlib import Path
 
 from titan_tts.share.card import card, hub_url
-from titan_tts.share.contents import files, private_columns, read_state
-from titan_tts.share.options import PushOptions
+from titan_tts.share.contents import files, open_shards, private_columns, read_state
+from titan_tts.share.push_command import Options
 from titan_tts.speak.hub import is_hub_name, upload_folder
-from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import SHARD_SUFFIXES, write_atomic
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
@@ -17,7 +15,7 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 CARD = "README.md"
 
 
-def push(options: PushOptions) -> list[str]:
+def push(options: Options) -> list[str]:
     """Writes the card, if there is none, and uploads what is not there yet. Returns what was done, in sentences."""
     folder, name = Path(options.folder), options.name
     require(is_hub_name(name), f"{name}: is no name of the hub; give OWNER/NAME")
@@ -58,8 +56,7 @@ def push(options: PushOptions) -> list[str]:
 
 def _check_private(folder: Path, shards: list[str]) -> None:
     """Refuses shards with private columns in the samples' JSON."""
-    paths = [str(folder / shard) for shard in shards]
-    dataset = open_dataset(paths, load_index(paths[0]).channels)
+    dataset = open_shards(str(folder / shard) for shard in shards)
     for sample in range(len(dataset)):
         if found := private_columns(dataset.metadata(sample)):
             raise InputError(

@@ -14,7 +14,7 @@ from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data import parquet_shard
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
-from torchtitan.models.dit_tts.data.parquet_shard import Cell, Row, write_parquet_shard
+from torchtitan.models.dit_tts.data.parquet_shard import write_parquet_shard
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -35,8 +35,10 @@ def stored_rows(tar):
                 data if suffix == "json" else np.load(io.BytesIO(data))
             )
     for key, parts in found.items():
-        arrays = [Cell(parts[each].tobytes(), len(parts[each])) for each in ("npy", "ref.npy")]
-        yield Row(key, arrays, Cell(parts["json"]))
+        latents, reference = parts["npy"], parts["ref.npy"]
+        lengths = {"frames": len(latents), "reference_frames": len(reference)}
+        arrays = {"latents": latents.tobytes(), "reference": reference.tobytes()}
+        yield {"key": key, "metadata": parts["json"].decode(), **lengths, **arrays}
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_the_card_tells_what_the_indexes_do(data, tmp_path):
     assert main(["data", "push", str(data), "me/corpus", "--card-only", "--license=cc0-1.0"]) == 0
     header, text = front_matter(data)
     assert header["license"] == "cc0-1.0" and header["language"] == ["en"]
-    assert header["size_categories"] == ["n<1K"] and "configs" not in header
+    assert "configs" not in header
     for row in (
         "speakers | 2 ",
         "samples | 14 ",

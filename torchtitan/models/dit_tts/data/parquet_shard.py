@@ -19,7 +19,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.storage import ShardFile, plain_name
@@ -141,9 +141,9 @@ def is_latent_shard(source: ShardFile) -> bool:
 
 
 def write_parquet_shard(
-    path: str | Path, rows: Iterable[Row], channels: int, shard_bytes: int | None = None
+    path: str | Path, rows: Iterable[dict[str, Any]], channels: int, shard_bytes: int | None = None
 ) -> None:
-    """Writes rows, of which some megabytes are in memory at a time, complete or not at all. Offsets are not used.
+    """Writes rows of the columns, of which some megabytes are in memory at a time, complete or not at all.
     `shard_bytes`: of the tar that they are of; None where they are not what it holds."""
     import pyarrow
     import pyarrow.parquet
@@ -158,18 +158,11 @@ def write_parquet_shard(
             file, schema, compression="none", use_dictionary=False, write_statistics=False
         ) as writer,
     ):
-        group: list[dict[str, str | bytes | int]] = []
+        group: list[dict[str, Any]] = []
         size = 0
         for row in rows:
-            cells = {each.name: cell for each, cell in zip(members.ARRAYS, row.arrays, strict=True)}
-            lengths = {each.length: cells[each.name].rows for each in members.ARRAYS}
-            data = {name: cell.data or b"" for name, cell in cells.items()}
-            group.append(
-                {"key": row.key, "metadata": str(row.metadata.data or b"", "utf-8")}
-                | lengths
-                | data
-            )
-            size += sum(map(len, data.values()))
+            group.append(row)
+            size += sum(len(row[array.name]) for array in members.ARRAYS)
             if size >= _GROUP_BYTES:
                 writer.write_table(pyarrow.Table.from_pylist(group, schema))
                 group, size = [], 0
@@ -251,9 +244,6 @@ class _File(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}
         self._position = origin[whence] + offset
-        return self._position
-
-    def tell(self) -> int:
         return self._position
 
     def readable(self) -> bool:
