@@ -210,7 +210,7 @@ def _judged(out: Path) -> dict[str, Any]:
     report = json.loads((out / "evaluation.json").read_text())
     rows = {row["kind"]: row for row in report["rows"]}
     texts = {each["key"]: each["text"] for each in report["utterances"]}
-    [folder] = (path for path in (out / "wavs").glob("*/seed-0") if "untrained" not in str(path))
+    [folder] = (out / "wavs").glob("*/seed-0")
     with ProcessPoolExecutor(1) as pool:
         found = list(
             pool.map(judge, [(text, folder / f"{key}.wav") for key, text in texts.items()])

@@ -10,7 +10,7 @@ import soundfile
 import torch
 
 from tests.helpers import duration_recognizer
-from tests.helpers.row_model import CHANNELS, RowModel
+from tests.helpers.row_model import CHANNELS
 from tests.helpers.speech_corpora import AS_IS, tone
 from titan_tts.cli import main
 from titan_tts.speak.lengths import Lengths
@@ -82,17 +82,15 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
         return Synthesizer(found, LengthCodec(), known, sampling, lambda: lengths, path)
 
     def speak(self, prompts, seed):
-        """Step 5 says the next utterance instead of the first two, with seed 0; so does another model."""
+        """Step 5 says the next utterance instead of the first two, with seed 0."""
         for place in reversed(range(len(prompts))):
-            other = self.name.endswith("@5") or self.synthesizer.run.model is untrained
-            wrong = other and place < 2 and seed == 0
+            wrong = self.name.endswith("@5") and place < 2 and seed == 0
             frames = len(prompts[place + wrong].latents)
             self.wall_seconds += 0.1
             self.audio_seconds += frames / 25
             noise = torch.from_numpy(np.random.default_rng(place).uniform(-0.5, 0.5, frames * HOP))
             yield place, Sound(noise.float(), RATE, torch.zeros(frames, CHANNELS))
 
-    untrained = RowModel()
     said = {frames_of(n): words for n, (_, _, words) in enumerate(UTTERANCES)}
     monkeypatch.setattr(duration_recognizer, "spoken", said)
     for name, replacement in (
@@ -109,7 +107,6 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
         ("titan_tts.evaluate.evaluate.load_synthesizer", load),
         ("titan_tts.evaluate.evaluate.check_codec", lambda *arguments: None),
         ("titan_tts.evaluate.evaluate.reference_settings", lambda *arguments: AS_IS),
-        ("titan_tts.evaluate.evaluate.untrained_model", lambda run: untrained),
         ("titan_tts.evaluate.systems.System.speak", speak),
     ):
         monkeypatch.setattr(name, replacement)

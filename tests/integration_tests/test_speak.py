@@ -42,18 +42,18 @@ def test_generate_writes_a_wav_of_the_asked_length(trained):
     assert 16000 / 6 < len(soundfile.read(again)[0]) < 19200
 
 
-def test_evaluate_reads_recordings_codec_and_untrained(trained):
+def test_evaluate_reads_recordings_and_codec(trained):
     folder, run = trained
     sources = ["--test", folder / "data/heldout", "--recordings", folder / "corpus"]
     sources += ["--recognizer", DIGITS]
-    more = ["--speaker-scorer=own", "--sampling-steps=2", "--seeds=1", "--untrained", "--on-page=2"]
+    more = ["--speaker-scorer=own", "--sampling-steps=2", "--seeds=1", "--on-page=2"]
     done = titan_tts("evaluate", run.folder, *sources, *more)
     assert done.returncode == 0, done.stderr
     out = run.folder / "evaluation/step-3-data-heldout"
     report = json.loads((out / "evaluation.json").read_text())
     figures = {row["name"]: row["figures"] for row in report["rows"]}
     # Speech after three steps is not intelligible.
-    assert figures.keys() == {"recordings", "codec", "run@3", "untrained"}
+    assert figures.keys() == {"recordings", "codec", "run@3"}
     assert figures["recordings"]["wer"]["value"] < 0.1 and figures["codec"]["wer"]["value"] < 0.1
     voices = {name: row["speaker_similarity"]["value"] for name, row in figures.items()}
     assert -1 <= min(voices.values()) and max(voices.values()) <= 1

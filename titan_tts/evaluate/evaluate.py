@@ -9,10 +9,9 @@ from tqdm import tqdm
 
 from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import Prompt, PromptSet, decoded, encode_prompts
-from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, UNTRAINED, Row
+from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, Row
 from titan_tts.evaluate.systems import Checkpoint, System, own_voice, untrained_tokens
 from titan_tts.speak.hub import find_folder
-from titan_tts.speak.load_run import untrained_model
 from titan_tts.speak.sampling_options import load_synthesizer
 from titan_tts.speak.speaker_reference import reference_settings
 from titan_tts.speak.synthesizer import Synthesizer
@@ -49,9 +48,8 @@ class Evaluation:
     """the rows, once they are scored"""
 
     def rows(self) -> list[Row]:
-        """Recordings (where there are any), codec, systems, and the first run's untrained model."""
-        rows = [row for checkpoint in self.checkpoints for row in self._rows_of(checkpoint)]
-        self.scored = sorted(rows, key=lambda row: row.kind == UNTRAINED)
+        """Recordings (where there are any), codec and systems."""
+        self.scored = [row for each in self.checkpoints for row in self._rows_of(each)]
         return self.scored
 
     def _rows_of(self, checkpoint: Checkpoint) -> list[Row]:
@@ -67,24 +65,17 @@ class Evaluation:
             refit=bool(self.options.data),
             on_fit=lambda durations: warn_of_unseen_characters(durations, self.tests),
         )
-        rows, loaded = list[Row](), synthesizer.run
-        is_first = checkpoint == self.checkpoints[0]
-        if is_first:
+        rows = list[Row]()
+        if checkpoint == self.checkpoints[0]:
             self._begin(synthesizer)
             rows += self._rows_without_system()
         elif synthesizer.codec.fingerprint != self.codec.fingerprint:
             raise InputError(
                 f"{checkpoint.name} has another codec than {self.checkpoints[0].name}; evaluate them separately"
             )
-        for found in untrained_tokens(loaded, self.tests.prompts):
+        for found in untrained_tokens(synthesizer.run, self.tests.prompts):
             show(f"warning: {self.options.test} has {found}, given as unknown", sys.stderr)
-        size = self.options.batch_size
-        if self.options.untrained and is_first:
-            before_training = replace(loaded, model=untrained_model(loaded))
-            system = System(UNTRAINED, replace(synthesizer, run=before_training), size)
-            rows.append(self._row(system, UNTRAINED, 1))
-        system = System(checkpoint.name, synthesizer, size)
-        return [*rows, self._row(system, SYSTEM, self.options.seeds)]
+        return [*rows, self._row(System(checkpoint.name, synthesizer, self.options.batch_size))]
 
     def _begin(self, synthesizer: Synthesizer) -> None:
         """Sets codec, the prompts' latents and the scorer of voices, by the first run."""
@@ -116,20 +107,16 @@ class Evaluation:
             return replace(sound, latents=self.codec.encode(sound.waveform))
         return sound
 
-    def _row(self, system: System, kind: str, seeds: int) -> Row:
-        synthesizer, scores = system.synthesizer, []
-        run = synthesizer.run
-        numbers = [self.options.seed + number for number in range(seeds)]
-        for seed in numbers:
+    def _row(self, system: System) -> Row:
+        def spoken(seed: int) -> Iterable[tuple[int, Sound]]:
+            for index, sound in system.speak(self.tests.prompts, seed):
+                path = self.wav(system.name, seed, self.tests.prompts[index])
+                write_sound(path, sound.waveform, sound.sample_rate)
+                yield index, sound
 
-            def spoken(seed: int = seed) -> Iterable[tuple[int, Sound]]:
-                for index, sound in system.speak(self.tests.prompts, seed):
-                    path = self.wav(system.name, seed, self.tests.prompts[index])
-                    write_sound(path, sound.waveform, sound.sample_rate)
-                    yield index, sound
-
-            label = f"{system.name}, seed {seed}"
-            scores.append(self._score(spoken(), label))
+        synthesizer, run = system.synthesizer, system.synthesizer.run
+        seeds = [self.options.seed + number for number in range(self.options.seeds)]
+        scores = [self._score(spoken(seed), f"{system.name}, seed {seed}") for seed in seeds]
         details = {
             "run": str(run.folder),
             "step": run.step,
@@ -140,11 +127,11 @@ class Evaluation:
             "sampling_seconds": system.wall_seconds,
             "real_time_factor": system.wall_seconds / system.audio_seconds,
         }
-        return Row(system.name, kind, list(numbers), scores, details)
+        return Row(system.name, SYSTEM, list(seeds), scores, details)
 
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
         """The file of a system's speech."""
-        names = [*(each.name for each in self.checkpoints), UNTRAINED]
+        names = [each.name for each in self.checkpoints]
         folder = unique([file_name(each) for each in names], str.lower)[names.index(name)]
         return self.folder / "wavs" / folder / f"seed-{seed}" / f"{prompt.file_name}.wav"
 

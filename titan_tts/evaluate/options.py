@@ -76,23 +76,10 @@ class Options(SamplingOptions):
     speaker: str = ""
     """Speaker of a corpus's recordings that have none."""
 
-    speaker_pattern: str = ""
-    """Regular expression whose group finds the speaker in the key of a corpus's recording."""
-
-    text_column: str = ""
-    """Column of a corpus's text, if its name is not text or another usual one."""
-
-    speaker_column: str = ""
-    """Column of a corpus's speaker, if its name is not speaker or another usual one."""
-
-    untrained: bool = False
-    """Add a row with the first run's untrained model."""
-
     @property
     def corpus_options(self) -> dict[str, str]:
         """Options of prepare, for a corpus."""
-        names = ("speaker", "speaker_pattern", "text_column", "speaker_column", "language")
-        return {name: getattr(self, name) for name in names}
+        return {"speaker": self.speaker, "language": self.language}
 
 
 def check_options(options: Options) -> None:

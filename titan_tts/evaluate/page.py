@@ -22,6 +22,7 @@ from titan_tts.evaluate.report import (
 from titan_tts.html import page_template
 from torchtitan.models.dit_tts.speech.audio import decode, to_mono
 from torchtitan.models.dit_tts.speech.sampling.plots import DYNAMIC_RANGE_DB, log_mel_decibels
+from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language, normalizer
 
@@ -116,21 +117,16 @@ def draw_panels(sounds: Sequence[tuple[str, Sound]]) -> list[dict[str, Any]]:
             "label": label,
             "seconds": sound.seconds,
             "width": 100 * sound.seconds / longest,
-            "audio": _data_url("audio/flac", flac(sound)),
+            "audio": _data_url("audio/flac", _flac(sound)),
             "picture": _data_url("image/png", _picture(spectrogram, loudest)),
         }
         for (label, sound), spectrogram in zip(sounds, spectrograms, strict=True)
     ]
 
 
-def flac(sound: Sound) -> bytes:
-    """The sound as a FLAC file, 16 bit."""
-    import soundfile
-
-    buffer = io.BytesIO()
+def _flac(sound: Sound) -> bytes:
     rate = min(sound.sample_rate, MAX_RATE)
-    soundfile.write(buffer, sound.samples(rate), rate, format="FLAC", subtype="PCM_16")
-    return buffer.getvalue()
+    return encoded(torch.from_numpy(sound.samples(rate)), rate, "flac")
 
 
 def _picture(spectrogram: Tensor, loudest: float) -> bytes:

@@ -6,7 +6,7 @@ utterances); recordings and codec have one seed.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any
@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.speech.scoring.statistics import (
 MAX_WER_OF_RECORDINGS = 0.2
 """Above it, the recognizer is taken to be unfit for the texts or the language."""
 
-RECORDINGS, CODEC, SYSTEM, UNTRAINED = "recordings", "codec", "system", "untrained"
+RECORDINGS, CODEC, SYSTEM = "recordings", "codec", "system"
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Row:
 
     name: str
     kind: str
-    """RECORDINGS, CODEC, SYSTEM or UNTRAINED"""
+    """RECORDINGS, CODEC or SYSTEM"""
 
     seeds: list[int | None]
     """of the noise; None where there is none"""
@@ -90,21 +90,18 @@ def _terms(
     row: Row, name: str, prompts: Sequence[Prompt], fps: float
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(seeds, utterances) of errors and their counts, or of values (NaN where missing) and None."""
+
+    def table(value: Callable[[UtteranceScore, Prompt], float | None]) -> np.ndarray:
+        pairs = [zip(seed, prompts, strict=True) for seed in row.scores]
+        return np.array([[value(score, prompt) for score, prompt in seed] for seed in pairs], float)
+
     if unit := FIGURES[name].errors_per:
-        both = [
-            [(s.errors and asdict(s.errors)) or defaultdict(lambda: math.nan) for s in seed]
-            for seed in row.scores
-        ]
-        errors = np.array([[one[f"{unit}_errors"] for one in seed] for seed in both], float)
-        return errors, np.array([[one[f"{unit}s"] for one in seed] for seed in both], float)
+        errors = table(lambda score, _: getattr(score.errors, f"{unit}_errors", math.nan))
+        return errors, table(lambda score, _: getattr(score.errors, f"{unit}s", math.nan))
     if name == "duration_error":
-        values = [
-            [duration_error(s, p, fps) for s, p in zip(seed, prompts, strict=True)]
-            for seed in row.scores
-        ]
-        is_model = row.kind in (SYSTEM, UNTRAINED)
-        return np.abs(np.array(values, float)) * (1 if is_model else math.nan), None
-    return np.array([[getattr(s, name) for s in seed] for seed in row.scores], float), None
+        values = np.abs(table(lambda score, prompt: duration_error(score, prompt, fps)))
+        return values * (1 if row.kind == SYSTEM else math.nan), None
+    return table(lambda score, _: getattr(score, name)), None
 
 
 def duration_error(score: UtteranceScore, prompt: Prompt, fps: float) -> float | None:
@@ -274,13 +271,6 @@ def text_tables(report: dict[str, Any]) -> str:
             cells.append(f"{value} ({limits})" if limits else value)
         table.append([*cells, SPEED.text(row.get("real_time_factor"))])
     lines = aligned(table)
-    speakers = sorted({s for row in report["rows"] for s in row["wer_by_speaker"]})
-    if 1 < len(speakers) <= 8:
-        by_speaker = [["WER by speaker", *speakers]]
-        for row in report["rows"]:
-            rates = row["wer_by_speaker"]
-            by_speaker.append([row["name"], *(FIGURES["wer"].text(rates.get(s)) for s in speakers)])
-        lines += ["", *aligned(by_speaker)]
     if report["differences"]:
         rows = [["difference", "figure", "", "95 % interval", ""]]
         for each in report["differences"]:

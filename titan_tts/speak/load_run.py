@@ -69,20 +69,6 @@ class LoadedRun:
     """what an adapter's run has trained; low-rank updates are in the model's weights already"""
 
 
-def untrained_model(run: LoadedRun) -> DiTTTSModel:
-    """The run's model with the weights that training started from (same seed); a text encoder inside it
-    keeps its trained weights."""
-    model = _empty_model(run.config, run.folder, run.device)
-    if run.config.debug.seed is not None:
-        torch.manual_seed(run.config.debug.seed)
-    with torch.no_grad():
-        model.init_weights()
-    if isinstance(model.text_encoder, PretrainedTextEncoder):
-        assert isinstance(run.model.text_encoder, PretrainedTextEncoder)
-        model.text_encoder.load_state_dict(run.model.text_encoder.state_dict())
-    return _with_weights_in(next(run.model.parameters()).dtype, model)
-
-
 def _with_weights_in(dtype: torch.dtype, model: DiTTTSModel) -> DiTTTSModel:
     """Converts the parameters; a pretrained encoder's tables of angles stay in float32."""
     for parameter in model.parameters():

@@ -123,5 +123,4 @@ def test_json_and_the_tables_of_the_terminal():
     assert "WER" in lines[0] and "opinion" not in lines[0]
     cells = [line.split() for line in lines if line.startswith("a@1")]
     assert cells[0][:3] == ["a@1", "16.7", "%"] and cells[0][-1] == "0.25"
-    assert cells[1] == ["a@1", "25.0", "%", "0.0", "%"]
-    assert all(line[:3] == ["a@1", "-", "a@2"] and line[-1] == "tie" for line in cells[2:4])
+    assert all(line[:3] == ["a@1", "-", "a@2"] and line[-1] == "tie" for line in cells[1:3])
