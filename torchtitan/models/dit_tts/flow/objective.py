@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
+from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig, Objective
 from torchtitan.models.dit_tts.flow.counter_rng import normal, permuted, stream_keys, uniform
 from torchtitan.models.dit_tts.flow.duration import relative_error_sums
 from torchtitan.models.dit_tts.streams import Stream
@@ -38,16 +38,10 @@ class NoisyBatch:
     """(B,) bool, false where the speaker is dropped"""
 
 
-@dataclass(frozen=True)
-class FlowMatching:
-    """Draws times, noise and condition dropout, keyed by (seed, position in the stream)."""
+@dataclass
+class FlowMatching(Objective):
+    """Draws times, noise and condition dropout as [objective] says, keyed by (seed, position in the stream)."""
 
-    prediction: str = "velocity"
-    time_distribution: str = "logit_normal"
-    logit_mean: float = 0.0
-    logit_std: float = 1.0
-    text_dropout: float = 0.1
-    speaker_dropout: float = 0.1
     seed: int = 0
     times: tuple[float, ...] = ()
     """to draw from evenly, instead of the distribution"""
@@ -162,18 +156,9 @@ def squared_error_sums(
 
 
 def build_objective(job_config: JobConfig) -> FlowMatching:
-    """The objective of the config's [objective] section."""
-    o = job_config.objective
-    return FlowMatching(
-        prediction=o.prediction,
-        time_distribution=o.time_distribution,
-        logit_mean=o.logit_mean,
-        logit_std=o.logit_std,
-        text_dropout=o.text_dropout,
-        speaker_dropout=o.speaker_dropout,
-        seed=job_config.data.seed,
-        times=tuple(job_config.distill.times),
-    )
+    """The objective of a run."""
+    own, times = vars(job_config.objective), tuple(job_config.distill.times)
+    return FlowMatching(**own, seed=job_config.data.seed, times=times)
 
 
 def build_flow_loss(job_config: JobConfig, **kwargs: Any) -> Callable[..., torch.Tensor]:

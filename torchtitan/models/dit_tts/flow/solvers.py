@@ -41,11 +41,6 @@ Velocity = Callable[[torch.Tensor, float, Step], torch.Tensor]
 """(latents (B, T, C), t, step) to velocity (B, T, C)."""
 
 
-def linear_times(intervals: int) -> list[float]:
-    """intervals + 1 times from 1 to 0, evenly spaced."""
-    return torch.linspace(1.0, 0.0, intervals + 1, dtype=torch.float64).tolist()
-
-
 def swayed(t: float, coefficient: float) -> float:
     """Sway sampling (Chen et al. 2024, F5-TTS, arXiv 2410.06885): with u = 1 - t, the fraction
     of the way to the data, u becomes u + s·(cos(π·u/2) - 1 + u). s < 0 moves times towards the noise; at
@@ -60,7 +55,7 @@ def schedule_times(sampling: Sampling) -> list[float]:
     if sampling.schedule == "epss":
         times = [1.0 - index / 32 for index in _EPSS[intervals]]
     else:
-        times = linear_times(intervals)
+        times = torch.linspace(1.0, 0.0, intervals + 1, dtype=torch.float64).tolist()
     if sampling.schedule != "linear":
         # exactly 0, without rounding
         times = [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]
