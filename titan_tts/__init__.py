@@ -57,12 +57,12 @@ def call_in_overlay(target: str, *args: object) -> object:
 
 
 def from_pretrained(name: "str | Path", **options: Any) -> "Synthesizer":
-    """A trained model to speak with; see `titan_tts.speak.pretrained.from_pretrained` for the
+    """A trained model to speak with; see `titan_tts.speak.sampling_options.from_pretrained` for the
     options. `name`: a folder that `titan-tts export` wrote, a run's folder, or OWNER/NAME on the
     Hugging Face hub.
     """
     install_overlay()
-    from titan_tts.speak.pretrained import from_pretrained
+    from titan_tts.speak.sampling_options import from_pretrained
 
     return from_pretrained(name, **options)
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -165,9 +166,8 @@ def write_annotated_only(manifest: str, out: Path) -> Path:
             row["reference"] = [str(root / each) for each in references]
         lines.append(json.dumps(row) + "\n")
     path, content = out / "annotated.jsonl", "".join(lines)
-    if (
-        not path.is_file() or path.read_text(encoding="utf-8") != content
-    ):  # a new time would be a new source
+    # A new time would be a new source.
+    if not path.is_file() or path.read_text(encoding="utf-8") != content:
         write_atomic(path, content)
     return path
 
@@ -257,7 +257,10 @@ def _config_of(base: Path) -> "JobConfig":
 
 
 def _train(options: Options, base: Path, data: Path) -> None:
+    from torchtitan.models.dit_tts.config.exported import FINE_TUNE
+
     out, config = Path(options.out), _config_of(base)
+    of_base = tomllib.loads((base / FINE_TUNE).read_text(encoding="utf-8"))
     record = json.loads((data / "prepare.json").read_text(encoding="utf-8"))
     minutes = 60 * record["summary"]["train"]["hours"]
     steps = options.steps or next(
@@ -266,9 +269,9 @@ def _train(options: Options, base: Path, data: Path) -> None:
     if options.method == "lora" and not options.steps:  # 300 forget the other voices
         steps = max(_MINUTES_TO_STEPS[0][1], steps // 3)
     show(f"{minutes:.1f} minutes of speech to train on: {steps} steps")
-    paths = [str(data / "train"), *([options.keep] if options.keep else [])]
     keys = {
-        "data.path": ",".join(paths),
+        "nproc": options.nproc,
+        "data.path": ",".join(filter(None, (str(data / "train"), options.keep))),
         "validation.path": data / "heldout",
         "checkpoint.initial_load_path": base,
         "job.dump_folder": out,
@@ -276,7 +279,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "encoder.model": config.encoder.model,
         "sampling.codec": options.codec or config.sampling.codec,
         "lora.rank": 0 if options.method == "full" else _RANK,
-        "optimizer.lr": _RATES[options.method] * _rate_of(base),
+        "optimizer.lr": _RATES[options.method] * of_base["optimizer"]["lr"],
         "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
         "lr_scheduler.warmup_steps": max(1, steps // 20),
         "lr_scheduler.decay_type": "linear",
@@ -296,21 +299,10 @@ def _train(options: Options, base: Path, data: Path) -> None:
     }
     if options.keep:
         keys["data.weights"] = "1,1"
-    if (
-        options.method == "lora"
-    ):  # which has no matrices that grow with the width, and no rate of its own for them
+    if options.method == "lora":  # whose matrices have no rate that follows the width
         keys |= {"optimizer.name": "AdamW", "optimizer.base_dim": 0}
     arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
-    config_file = str(base / "fine_tune.toml")
-    arguments = [config_file, "--nproc", str(options.nproc), *arguments, *options.config_args]
-    _titan_tts("train", *arguments)
-
-
-def _rate_of(base: Path) -> float:
-    import tomllib
-
-    content = tomllib.loads((base / "fine_tune.toml").read_text(encoding="utf-8"))
-    return float(content["optimizer"]["lr"])
+    _titan_tts("train", str(base / FINE_TUNE), *arguments, *options.config_args)
 
 
 def _compare(options: Options, base: Path, data: Path) -> None:
@@ -323,15 +315,8 @@ def _compare(options: Options, base: Path, data: Path) -> None:
     if options.keep_test:
         tests["forgotten"] = Path(options.keep_test)
     for name, test in tests.items():
-        arguments = ["--test", str(test), "--out", str(out / name)]
-        arguments += [
-            "--recognizer",
-            options.recognizer,
-            "--speaker-scorer",
-            options.speaker_scorer,
-            "--max-utterances",
-            str(options.max_utterances),
-            *_codec(options),
-        ]
+        arguments = ["--test", str(test), "--out", str(out / name), *_codec(options)]
+        for key in ("recognizer", "speaker_scorer", "max_utterances"):
+            arguments += [f"--{key.replace('_', '-')}", str(getattr(options, key))]
         _titan_tts("evaluate", *systems, *arguments)
     show(f"compare: {os.path.join(options.out, 'evaluation', 'evaluation.html')}")

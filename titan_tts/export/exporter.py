@@ -42,15 +42,11 @@ def export(options: Options, out: Path) -> str:
     if exported.is_exported(folder):
         raise InputError(f"{folder} is an exported folder already; give the run folder")
     loaded = load_run(folder, options.step, options.weights, options.encoder)
-    config = loaded.config
-    if options.adapter and loaded.adapter is None:
+    config, base = loaded.config, Path(str(loaded.config.checkpoint.initial_load_path))
+    if options.adapter and (loaded.adapter is None or not exported.is_exported(base)):
         raise InputError(
-            f"--adapter, but {folder} is no adapter's run: its [lora] rank is 0, and it has trained all weights"
-        )
-    if options.adapter and not exported.is_exported(Path(str(config.checkpoint.initial_load_path))):
-        raise InputError(
-            f"--adapter, but {folder} was trained over a run's checkpoint, and an adapter is served over an exported "
-            f"folder; leave --adapter out, which exports the merged weights"
+            f"--adapter, but {folder} is no adapter's run over an exported folder: [lora] rank = {config.lora.rank}, "
+            f"[checkpoint] initial_load_path = {str(base)!r}; leave --adapter out, which exports all weights"
         )
     if not options.codec:
         refuse_function_as_codec(config.sampling.codec, options.run, "--codec")
@@ -59,24 +55,16 @@ def export(options: Options, out: Path) -> str:
     shards = open_speech_data(folder, config, options.data)
     assert isinstance(shards, TrainingShards)
     with new_folder(out) as temporary:
-        if options.adapter:
-            _write_adapter(temporary, loaded)
+        if options.adapter and loaded.adapter is not None:
+            about = {"step": loaded.step, "weights": loaded.weights}
+            write_adapter(temporary, config.lora, loaded.adapter, base, about)
         else:
             _write(options, temporary, loaded, codec, shards)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     report = f"{out}: step {loaded.step} ({loaded.weights}) of {folder}, {size / 2**20:.1f} MiB"
     if options.adapter:
-        base = config.checkpoint.initial_load_path
         return f"{report}; speak: titan-tts serve {base} --voice NAME={out},RECORDING.wav"
     return f"{report}; fill in the licences in {out / exported.CARD}"
-
-
-def _write_adapter(out: Path, loaded: LoadedRun) -> None:
-    config = loaded.config
-    assert loaded.adapter is not None
-    about = {"step": loaded.step, "weights": loaded.weights}
-    base = Path(str(config.checkpoint.initial_load_path))
-    write_adapter(out, config.lora, loaded.adapter, base, **about)
 
 
 @contextmanager
@@ -121,16 +109,12 @@ def _write(
 def _write_model(
     out: Path, loaded: LoadedRun, about: dict[str, Any], dtype: str = "float32"
 ) -> dict[str, dict[str, Any]]:
-    """Writes weights, tokenizer, text encoder, config.json and the manifest of a model that speaks
-    or predicts lengths. Returns the part of the run's config that config.json has. `about`: further
-    entries of config.json.
-    """
+    """Writes weights, tokenizer, text encoder, config.json and manifest of a model that speaks or predicts lengths.
+    Returns the part of the run's config that config.json has. `about`: its further entries."""
     config = loaded.config
     precision = torch.float32 if dtype == "float32" else torch.bfloat16
-    tensors = {
-        name: p.detach().to("cpu", precision).contiguous()
-        for name, p in loaded.model.named_parameters()
-    }
+    parameters = loaded.model.named_parameters()
+    tensors = {name: p.detach().to("cpu", precision).contiguous() for name, p in parameters}
     save_file(tensors, out / exported.WEIGHTS, {"format": "pt"})
     (out / exported.WEIGHTS).chmod(out.stat().st_mode & 0o666)
     kept, vocabulary = exported.kept(config), loaded.tokenizer.vocabulary
@@ -156,12 +140,8 @@ def write_description(
     about: dict[str, Any],
     trained_with: dict[str, Any],
 ) -> None:
-    """Writes tokenizer.json, config.json and, of all files that are there, the manifest.
-
-    Args:
-        kept: the part of the config that config.json has, by `exported.kept`.
-        about: further entries of config.json.
-    """
+    """Writes tokenizer.json, config.json of `kept` (by `exported.kept`) and `about`, and the manifest of all files
+    that are there."""
     write_atomic(out / TOKENIZER_FILE, to_json(vocabulary))
     kept["sampling"].pop("codec")
     content = {"format": exported.FORMAT, "version": exported.VERSION, **about, "config": kept}

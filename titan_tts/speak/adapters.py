@@ -49,7 +49,7 @@ def read_adapter(path: Path, entry: str = "") -> Values:
     return {name: found[entry + name] for name in trained}
 
 
-def write_adapter(folder: Path, options: Lora, values: Values, base: Path, **about: Any) -> None:
+def write_adapter(folder: Path, options: Lora, values: Values, base: Path, about: dict) -> None:
     """Writes an adapter's folder. `base`: the weights that it is for; `about`: further entries of adapter.json."""
     save_file({name: value.contiguous() for name, value in values.items()}, folder / WEIGHTS)
     content = {"format": _FORMAT, "version": _VERSION, "lora": asdict(options)}
@@ -63,8 +63,7 @@ def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         known = content["format"], content["version"]
-        options = Lora(**content["lora"])
-        values = load_file(folder / WEIGHTS)
+        options, values = Lora(**content["lora"]), load_file(folder / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise InputError(
             f"{folder} is no adapter that titan-tts export --adapter wrote ({error})"
@@ -81,7 +80,6 @@ def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
 
 
 def add_adapter_to(model: nn.Module, options: Lora, values: Values) -> None:
-    """Adds low-rank updates to the plain model's weights."""
     try:
         merge(model, values, options.alpha / options.rank)
     except (KeyError, RuntimeError) as error:

@@ -134,22 +134,14 @@ def open_lengths(
         def estimate(utterances: Sequence[Utterance]) -> list[float]:
             return [durations.estimate(each.text, each.voice.speaker) for each in utterances]
 
-        name, known = "the fit on the training data", durations.speaker_scale
+        require(scale == 1 or not ends_itself, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
+        name = "the model's own end" if ends_itself else "the fit on the training data"
         generated = run.config.data.max_frames if ends_itself else 0
-        if ends_itself:
-            name = "the model's own end"
-            require(scale == 1, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
-        return Lengths(
-            name,
-            estimate,
-            scale,
-            half_trusted=_HALF_TRUSTED_FIT,
-            known_speakers=known,
-            generated=generated,
-        )
+        own = _HALF_TRUSTED_FIT, durations.speaker_scale, generated
+        return Lengths(name, estimate, scale, *own)
     predictor = load_predictor(folder, run.config, encoder)
     name, estimate = f"{folder} step {predictor.step}", partial(_predict, predictor)
-    return Lengths(name, estimate, scale, half_trusted=_HALF_TRUSTED_PREDICTOR)
+    return Lengths(name, estimate, scale, _HALF_TRUSTED_PREDICTOR)
 
 
 def find_predictor(folder: Path, config: JobConfig) -> Path | None:

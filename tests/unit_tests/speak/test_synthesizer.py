@@ -43,7 +43,9 @@ def test_alone_as_in_a_batch(synthesizer, monkeypatch, tmp_path):
         ({"compile": True}, "compile = True", "off, default, reduce-overhead"),
     ):
         refused(lambda given=options: from_pretrained("run", **given), *words)
-    monkeypatch.setattr("titan_tts.speak.pretrained.load_synthesizer", lambda options: options)
+    monkeypatch.setattr(
+        "titan_tts.speak.sampling_options.load_synthesizer", lambda options: options
+    )
     found = from_pretrained(tmp_path, data="shards", step=3, duration="fit")
     assert found == SamplingOptions(run=str(tmp_path), data="shards", step=3, duration="fit")
 
