@@ -17,7 +17,7 @@ from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.grid_file import Options as GridOptions
 from titan_tts.grids.options import Options
 from titan_tts.grids.runner import TRIAL_SETTINGS, Runner, TrialError, figures
-from titan_tts.grids.search import MAX_BATCH, largest_that_fits, smaller
+from titan_tts.grids.search import largest_that_fits, smaller
 from titan_tts.launch.supervisor import read_json
 from titan_tts.plan.plan import estimated_buckets
 from torchtitan.models.dit_tts.config.batch_split import batch_split
@@ -138,8 +138,9 @@ class Autotune:
         batches = {frames[-1]: best.batch}
         longer = frames[-1]
         for edge in frames[-2::-1]:
-            # No more is used: a bucket has at most the frames of the longest, unless `largest`.
-            limit = MAX_BATCH if self.options.largest else best.batch * frames[-1] // edge
+            limit = (
+                best.batch * frames[-1] // edge
+            )  # a bucket has at most the frames of the longest
             batches[edge] = self._largest(best.axes, edge, batches[longer] * longer // edge, limit)
             longer = edge
         alone = [batches[edge] for edge in frames]
@@ -269,7 +270,7 @@ class Autotune:
         batches = []
         for edge, size in zip(frames, [*sizes[:-1], micro], strict=True):
             budget = micro * frames[-1] // edge  # as many frames as in the longest bucket
-            batches.append((size if self.options.largest else max(1, min(size, budget))) * blocks)
+            batches.append(max(1, min(size, budget)) * blocks)
         cell = self.cells.make(best.axes, 0)
         keys: dict[str, dict[str, Any]] = {
             "data": {

@@ -1,7 +1,5 @@
 """`titan-tts autotune`: the fastest layout and the largest micro-batch of every bucket, by real steps."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 from titan_tts.grids.options import Options
@@ -26,7 +24,6 @@ def run(options: Options) -> int:
     interrupt_on_signals()
     found = Autotune(config, options, work / "trials").run()
     write_atomic(options.out, found.toml())
-    write_atomic(work / "autotune.json", json.dumps(asdict(found), indent=1) + "\n")
     print(found.toml(), end="")
     print(f"written to {options.out}; put these keys into your config")
     return 0

@@ -45,8 +45,4 @@ class Options:
     work: str = ""
     """Folder of the trials; existing trials are not repeated. Default: outputs/autotune/CONFIG."""
 
-    largest: bool = False
-    """Give every bucket but the longest its largest batch. By default none has more frames in a global
-    batch than the longest, which has the config's."""
-
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)

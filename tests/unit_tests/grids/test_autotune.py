@@ -21,13 +21,13 @@ FRAMES = [16, 32, 64]
 
 def train(config, folder, limit):
     """n samples of f frames need n·f, full checkpointing half of it at 0.9 of the speed; a run of all
-    buckets needs 1 % more, and ten steps 3 % more than a trial's one."""
+    buckets needs 5 % more, and ten steps 3 % more than a trial's one."""
     data, training = config["data"], config["training"]
     full = config["activation_checkpoint"]["mode"] == "full"
     sizes = [size // 2 for size in data["bucket_batch_sizes"]] or [training["local_batch_size"]]
     frames = data["bucket_frames"] or [data["max_frames"]]
     needed = max(n * f for n, f in zip(sizes, frames)) * (0.5 if full else 1)
-    needed *= 1.01 if len(sizes) > 1 else 1.03 if config["benchmark"]["steps"] > 1 else 1
+    needed *= 1.05 if len(sizes) > 1 else 1.03 if config["benchmark"]["steps"] > 1 else 1
     write_report(folder, (0.9 if full else 1) * sizes[-1] / (5 + sizes[-1]))
     if config["debug"].get("seed") in (9, 8 if full else 9):
         return "failed", "its words"
@@ -91,11 +91,11 @@ def test_the_keys_are_a_config_of_about_the_same_global_batch(tune, wanted, step
 
 
 @pytest.mark.long
-def test_the_largest_batches_where_they_are_wanted(tune):
-    found = tune(64 * 20, largest=True).run()
-    assert found.alone == [80, 40, 19]
-    assert found.micro_batches == [75, 38, 18]  # all in one run need 1 % more
-    assert found.keys["data"]["bucket_batch_sizes"] == [75 * 46, 38 * 46, 18 * 46]
+def test_buckets_that_fit_one_by_one_are_tried_together(tune):
+    found = tune(64 * 20.8).run()
+    assert found.alone == [80, 40, 20]
+    assert found.micro_batches == [75, 38, 19]  # all in one run need 5 % more
+    assert found.keys["data"]["bucket_batch_sizes"] == [75 * 44, 38 * 44, 19 * 44]
 
 
 def test_two_commands_do_not_share_a_folder(tune):
@@ -143,7 +143,7 @@ def test_choices_that_are_refused_or_fail_do_not_end_it(tune):
 def test_defaults():
     options = Options("debug")
     assert (options.nproc, str(options.out), options.timeout_minutes) == (1, "autotune.toml", 20)
-    assert (options.memory_gib, options.largest) == (0, False)
+    assert options.memory_gib == 0
 
 
 def test_edges_of_buckets(tune, tmp_path, capsys):
