@@ -1,11 +1,15 @@
 """`titan-tts ablate`: runs a grid of benchmarks, and continues one that was ended."""
 
-import math
 from dataclasses import dataclass
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
+from torchtitan.models.dit_tts.errors import (
+    InputError,
+    check_range,
+    quiet_known_warnings,
+    require_modules,
+)
 
 
 @dataclass
@@ -56,8 +60,7 @@ def run(options: Options) -> int:
     retried = {state for state in options.retry.split(",") if state}
     if retried - set(FINAL):
         raise InputError(f"--retry {options.retry}, but allowed are {', '.join(FINAL)}")
-    if not 0 <= options.price < math.inf:
-        raise InputError(f"--price {options.price:g} must be 0 or more")
+    check_range("--price", options.price, 0, 10**6)
     grid_run = GridRun(grid, retried, options.run_what_cannot_fit)
     if options.dry_run:
         for line in grid_run.list(options.price):

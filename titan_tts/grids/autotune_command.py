@@ -4,14 +4,13 @@ from pathlib import Path
 
 from titan_tts.grids.options import Options
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings
+from torchtitan.models.dit_tts.errors import check_range, quiet_known_warnings
 from torchtitan.models.dit_tts.files import check_writable, local_path, write_atomic
 
 
 def run(options: Options) -> int:
     """Searches, prints the keys, and writes them to `--out`. Returns the exit status."""
-    if options.nproc < 1:
-        raise InputError(f"--nproc {options.nproc}, but it must be at least 1")
+    check_range("--nproc", options.nproc, 1, 10**6)
     path = find_config(options.config)
     from titan_tts.grids.autotune import Autotune
     from titan_tts.launch.supervisor import interrupt_on_signals

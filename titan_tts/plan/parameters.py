@@ -26,20 +26,6 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     unit_of,
 )
 
-# Part of the model by the first word of a parameter's name.
-_PARTS = {
-    "text_encoder": "text encoder",
-    "condition_embedding": "conditioning tokens",
-    "text_input": "text projection",
-    "text_norm": "text projection",
-    "speaker_encoder": "speaker encoder",
-    "timestep": "timestep conditioning",
-    "input": "latent input",
-    "layers": "blocks",
-    "norm": "output",
-    "output": "output",
-}
-
 _CODEC_FILE = "weights.pth"
 
 
@@ -128,7 +114,7 @@ def build_on_meta(args: DiTTTSModelArgs, dtype: str) -> nn.Module:
 def count_parameters(
     model: nn.Module, encoder: Encoder, source: HFEncoderSpec | None
 ) -> list[Part]:
-    """Exact counts by part; a frozen encoder outside the model is the first row."""
+    """Exact counts by module; a frozen encoder outside the model is the first row."""
     parts: list[Part] = []
     if source is not None and encoder.frozen:
         where = "features from files, not in memory" if encoder.cache_features else encoder.dtype
@@ -139,13 +125,12 @@ def count_parameters(
     blocks = len(list(model.get_submodule("layers").children()))
     for name, parameter in model.named_parameters():
         first = name.partition(".")[0]
-        part = "adapter" if is_trained(name) else _PARTS.get(first, first)
+        part = "adapter" if is_trained(name) else first
         counts[part] = counts.get(part, 0) + parameter.numel()
     adapted = "adapter" in counts
+    notes = {"text_encoder": encoder.model, "layers": f"{blocks} of {counts['layers'] // blocks:,}"}
     for part, number in counts.items():
-        name = f"{part} {encoder.model}" if part == "text encoder" else part
-        note = f"{blocks} of {number // blocks:,}" if part == "blocks" else ""
-        parts.append(Part(name, number, part == "adapter" or not adapted, note))
+        parts.append(Part(part, number, part == "adapter" or not adapted, notes.get(part, "")))
     return parts
 
 

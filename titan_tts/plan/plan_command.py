@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import tyro
 
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, check_range
 
 
 @dataclass
@@ -27,13 +26,10 @@ class Options:
     """A100, H100, H100 PCIe, H200, ...; docs/plan.md lists all."""
 
     gpus: int = 0
-    """Number of GPUs, whole nodes or less than one; 0: --nodes times --gpus-per-node."""
+    """Number of GPUs, whole nodes or less than one; 0: one node."""
 
     gpus_per_node: int = 0
     """GPUs of each node; 0: as usual, 4 of GH200 and 8 of all others."""
-
-    nodes: int = 1
-    """Number of nodes, without --gpus."""
 
     inter_node_gbps: float = 0.0
     """GB/s between one node and the others, in one direction; 0: 50 per GPU, a guess."""
@@ -76,20 +72,14 @@ def run(options: Options) -> int:
         return 0
     if not options.config:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
-    least = min(options.gpus, options.gpus_per_node, options.nodes - 1)
-    if least < 0 or not 0 <= options.inter_node_gbps < math.inf:
-        raise InputError(
-            "--gpus, --gpus-per-node, --nodes and --inter-node-gbps must be greater than 0"
-        )
-    if options.gpus and options.nodes > 1:
-        raise InputError(f"--gpus {options.gpus} with --nodes {options.nodes}; give one of them")
+    check_range("--gpus", options.gpus, 0, 10**6)
+    check_range("--gpus-per-node", options.gpus_per_node, 0, 10**6)
+    check_range("--inter-node-gbps", options.inter_node_gbps, 0, 10**6)
+    check_range("--price", options.price, 0, 10**6)
+    check_range("--data-hours", options.data_hours, 1e-3, 10**9)
     if options.out and (not options.suggest or options.out.exists()):
         why = "exists; give another file" if options.suggest else "needs --suggest"
         raise InputError(f"--out {options.out} {why}")
-    if not 0 <= options.price < math.inf or not 0 < options.data_hours < math.inf:
-        raise InputError(
-            f"--price {options.price:g} must be 0 or more and --data-hours {options.data_hours:g} above 0"
-        )
     path = find_config(options.config)
     # torch takes seconds to import.
     from titan_tts.plan.calibration import load_factor
@@ -109,8 +99,7 @@ def run(options: Options) -> int:
     config = with_teacher(resolve(given))
     device = with_peak(device, config)
     in_node = options.gpus_per_node or device.gpus_per_node
-    gpus = options.gpus or in_node * options.nodes
-    cluster = Cluster.of(device, gpus, in_node, options.inter_node_gbps)
+    cluster = Cluster.of(device, options.gpus or in_node, in_node, options.inter_node_gbps)
     factor = load_factor(device.name)
     result: Any
     if options.suggest:

@@ -9,7 +9,7 @@ from titan_tts.plan.parameters import total
 from titan_tts.plan.plan import Plan, Step, Summary
 from titan_tts.plan.states import UnshardedWeights
 from titan_tts.plan.step_time import Collective, Factor, Interval, scaled
-from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.run.factors import checkpointing_name
@@ -135,11 +135,12 @@ def memory_lines(
     dtype, sharded = config.training.dtype, summary.layout.sharded
     lines: list[MemoryLine] = []
     if not states.offloaded:
+        moments = config.optimizer.state_dtype.replace("float32", dtype)
         how = f"{dtype}, " + ("shards, padded as FSDP2 pads" if sharded else "complete")
         lines += [
             ("weights", states.weights, how),
             ("gradients", states.gradients, f"{dtype}, like the weights"),
-            ("optimizer", states.optimizer, _moments(config.optimizer, dtype)),
+            ("optimizer", states.optimizer, f"{config.optimizer.name}, moments in {moments}"),
         ]
         if states.ema:
             lines.append(("EMA", states.ema, "float32, like the weights"))
@@ -166,16 +167,6 @@ def memory_lines(
         ("saved activations", activations.saved, how),
         ("working memory", activations.working, "maximum of the backward pass above that"),
     ]
-
-
-def _moments(options: Optimizer, dtype: str) -> str:
-    """What an optimizer keeps of each parameter; float32 moments are in the weights' precision."""
-    if options.name == "Muon":
-        return f"Muon: one moment of the blocks' matrices, two of all else, {dtype}"
-    if options.state_dtype == "8bit":
-        return f"{options.name}: two moments in 8 bits, small parameters' in {dtype}"
-    own = options.state_dtype
-    return f"{options.name}: two moments, {dtype if own == 'float32' else own}"
 
 
 def _gathered(what: str, gathered: UnshardedWeights) -> MemoryLine:
