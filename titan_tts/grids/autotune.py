@@ -94,10 +94,7 @@ def _missing(path: str | list[str]) -> str:
 
 
 class Autotune:
-    """Args:
-    config: with `[data]` and `[training]` as for training.
-    folder: of the trials.
-    """
+    """The search for a config as it is for training, with its trials in `folder`."""
 
     def __init__(self, config: JobConfig, options: Options, folder: Path):
         self.config = config

@@ -78,10 +78,7 @@ class Cell:
 
 
 class Cells:
-    """Args:
-    folder: the grid's, in which each run has a folder.
-    base: replaces `[grid] config`.
-    """
+    """The runs of a grid, each with a folder in `folder`; `base` replaces `[grid] config`."""
 
     def __init__(self, grid: GridFile, folder: Path, base: JobConfig | None = None):
         self.grid = grid
@@ -109,13 +106,8 @@ class Cells:
         settings: Mapping[str, Any] | None = None,
         folder: Path | None = None,
     ) -> Cell:
-        """A run with these values of the axes.
-
-        Args:
-            batch: replaces the axis's "auto".
-            settings: config keys that win over the grid's.
-            folder: the run's; by default in the grid's folder, by its name.
-        """
+        """A run with these values of the axes; `batch` replaces the axis's "auto", and `settings` win over the
+        grid's. `folder`: by default in the grid's, by the run's name."""
         options = self.grid.grid
         chosen = axes if batch is None else {**axes, "batch": batch}
         gpus = _whole("gpus", chosen.get("gpus", options.gpus))

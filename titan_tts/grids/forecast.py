@@ -22,9 +22,7 @@ _VARIED = ("parallelism", "activation_checkpoint", "compile", "job")
 
 
 class Forecaster:
-    """Args:
-    gpu: name in the plan's table; empty: this machine's, without forecasts where it is not known.
-    """
+    """Forecasts for a GPU of the plan's table; empty: this machine's, none where it is not known."""
 
     def __init__(self, gpu: str):
         self.device = find_device(gpu) if gpu else device_of(utils.device_module.get_device_name())
@@ -36,8 +34,7 @@ class Forecaster:
         return self._unless_it_fails(self._forecast, cell) if cell.batch else None
 
     def largest(self, cell: Cell) -> int:
-        """The largest micro-batch of the longest bucket that fits by the plan; 0 where it knows nothing of
-        the run, or fails."""
+        """The largest micro-batch of the longest bucket that fits by the plan; 0 where there is no plan."""
         return self._unless_it_fails(self._largest, cell) or 0
 
     def _unless_it_fails(self, predict: Callable[[Cell, Device], Any], cell: Cell) -> Any:

@@ -29,10 +29,7 @@ _FIRST_BATCH = 8
 
 
 class GridRun:
-    """Args:
-    retried: runs in these states are run again.
-    run_what_cannot_fit: tries also runs that do not fit by the plan.
-    """
+    """A grid that is run or continued; runs in `retried` states are run again."""
 
     def __init__(self, grid: GridFile, retried: set[str], run_what_cannot_fit: bool = False):
         options = grid.grid

@@ -45,10 +45,7 @@ class TrialError(InputError):
 
 
 class Runner:
-    """Args:
-    grid: its name.
-    timeout_seconds: of each run.
-    """
+    """Runs of the grid of this name, each ended after so many seconds."""
 
     lock_seconds = 2 * GRACE_SECONDS
     """within which a run of an earlier start must have ended"""
@@ -107,15 +104,8 @@ class Runner:
         return self.keep(cell, outcome, forecast, began)
 
     def run_succeeds(self, cell: Cell, tried: str) -> bool:
-        """Whether a trial completes, and does not run out of memory; one that was made before is not made
-        again.
-
-        Args:
-            tried: the batch, for the log.
-
-        Raises:
-            TrialError: the trial ended for another reason than memory.
-        """
+        """Whether a trial completes, and does not run out of memory; raises TrialError where it ends
+        otherwise. One that was made before is not made again. `tried`: the batch, for the log."""
         if cell.refused:
             raise InputError(cell.refused)
         record = self.record(cell)

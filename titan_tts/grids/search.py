@@ -9,11 +9,7 @@ def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_
     """The largest n from 1 to `limit` with fits(n), as a linear search from 1 finds it; 0 if 1 does not fit.
 
     Steps of doubling size away from the guess enclose it, then bisection finds it, so a good guess takes
-    few trials.
-
-    Args:
-        fits: monotonic; called once for each value.
-        guess: where to begin.
+    few trials. `fits`: monotonic; called once for each value.
     """
     low, high = 0, limit + 1  # fits, does not fit
     trial, step = min(max(guess, 1), limit), 1

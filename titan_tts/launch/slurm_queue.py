@@ -46,10 +46,7 @@ def submit(script: str, wait: bool) -> str:
 
 
 def follow(job: str, gpus_per_node: int, price: float) -> int:
-    """Says on stderr what the job does and has cost, until it has ended. Returns 0 if it is
-    completed. `price`: of one GPU for an hour; 0: not known. A job costs nothing while it is
-    pending.
-    """
+    """Says on stderr what the job does and has cost, until it has ended. Returns 0 if it is completed."""
     began, said, pause, before = time.monotonic(), 0.0, 2, ""
     earlier = now = 0  # GPU seconds of earlier starts and of the last one
     while True:

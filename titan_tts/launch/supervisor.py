@@ -82,12 +82,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def train_command(
     config: str | Path, processes: int, arguments: Sequence[str] = (), nodes: int = 1
 ) -> list[str]:
-    """The command of a run on this machine, or on several nodes of this SLURM job.
-
-    Args:
-        processes: ranks on all nodes together.
-        arguments: keys of the config, --section.key=value.
-    """
+    """The command of a run on this machine, or on several nodes of this SLURM job; `processes`: on all of them."""
     train = [sys.executable, "-m", "titan_tts", "train", str(config)]
     if nodes == 1:
         count = ["--nproc", str(processes)] if processes > 1 else []
@@ -108,23 +103,17 @@ def slurm_nodes() -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run."""
+    """How a run has ended: one of ENDED, one sentence (empty where it is completed), and the time it took."""
 
     state: str
-    """one of ENDED"""
-
     reason: str
-    """one sentence; empty for a completed run"""
-
     seconds: float
-    """from its start to its end"""
 
 
 class RunProcess:
-    """A training run that was just started.
+    """A training run that was just started by a process, which may start others.
 
     Args:
-        command: command of one process, which may start others.
         log: file to which its output is appended.
         environment: variables in addition to this process's.
         memory_gib: limit of each process's address space; 0: none.

@@ -45,10 +45,9 @@ class ActivationMemory:
 
 
 class StorageLedger(TorchDispatchMode):
-    """Notes each storage that operations make: its bytes, when it is born and when it dies."""
+    """Notes each storage that operations make, but those of `known` tensors: its bytes, birth and death."""
 
     def __init__(self, known: Iterable[torch.Tensor]):
-        """known: tensors that are not counted."""
         super().__init__()
         self._known = {_key(tensor) for tensor in known}
         self._alive: dict[int, tuple[int, int, weakref.ref]] = {}
@@ -135,7 +134,7 @@ def kind_memory(
 ) -> KindMemory:
     """
     Args:
-        lengths: padded lengths of its samples.
+        lengths: padded.
         kind: as `blocks_by_checkpointing` names it.
         sharded: weights are gathered in the compute dtype (FSDP2); else autocast makes copies.
         encoders: compilers of encoder blocks, used again by the next call.
@@ -173,13 +172,8 @@ def measure(
     fake: bool = True,
     compiler: ModelCompiler | None = None,
 ) -> ActivationMemory:
-    """Bytes of one forward and backward pass of a model with exactly these sizes.
-
-    Args:
-        samples, lengths, sharded: as in `kind_memory`.
-        checkpointing: of every block, as `blocks_by_checkpointing` names it.
-        fake: false computes with data, on the CPU.
-    """
+    """Bytes of one forward and backward pass of a model with exactly these sizes; arguments as in
+    `kind_memory`. `fake`: false computes with data, on the CPU."""
     compute_dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
     own_dtype = compute_dtype if sharded else TORCH_DTYPE_MAP[config.training.dtype]
     compiler = compiler or ModelCompiler(())

@@ -33,12 +33,8 @@ class BlockCompiler:
     """Compiles equal blocks; all share the graphs of the first, one pair for each shape."""
 
     def __init__(self, keep_products: bool = False, budget: float = 1.0):
-        """
-        Args:
-            keep_products: every second matmul and attention are saved and all else is recomputed, as
-                selective activation checkpointing by operation does.
-            budget: [activation_checkpoint] memory_budget.
-        """
+        """keep_products: every second matmul and attention are saved and all else is recomputed, as selective
+        activation checkpointing by operation does."""
         self.graphs: list[list[str]] = []
         """operations of each graph; two shapes' graphs differ where the compiler decided otherwise"""
         self.keeps_products = keep_products
@@ -115,17 +111,15 @@ class ModelCompiler:
         encoders: dict[tuple[type, bool], BlockCompiler] | None = None,
     ):
         """
-        Args:
-            components: as `compiled_stacks` names them.
-            encoders: of the encoders' blocks, by their class and `keeps_products`; kept from model to model.
-                In training a budget holds for these too; what they save is too little to matter here.
+        components: as `compiled_stacks` names them.
+        encoders: by the class of their blocks and `keeps_products`, kept from model to model. In training a
+            budget holds for these too; what they save is too little to matter here.
         """
         self.components = tuple(components)
         self.decoder = decoder or BlockCompiler()
         self._encoders = {} if encoders is None else encoders
 
     def install(self, model: nn.Module) -> None:
-        """As `BlockCompiler.install`."""
         for layers in stacks(model, self.components):
             compiler = self.decoder
             if layers is not model.layers:
@@ -135,7 +129,6 @@ class ModelCompiler:
 
     @property
     def traced(self) -> int:
-        """Graphs that exist."""
         return sum(len(each.graphs) for each in (self.decoder, *self._encoders.values()))
 
 

@@ -42,11 +42,7 @@ class Activations:
     """Activations of micro-batches of any shape; passes that configs have in common run once."""
 
     def __init__(self, args: DiTTTSModelArgs, longest: Lengths, micro_batch: int):
-        """
-        Args:
-            longest: padded lengths of the longest bucket.
-            micro_batch: the config's, in samples; shorter buckets have as many frames.
-        """
+        """longest: of the longest bucket, with this micro-batch; shorter buckets have as many frames."""
         self._args = args
         self._longest = longest
         self._frames = micro_batch * longest.frames
@@ -62,12 +58,8 @@ class Activations:
     def measured(
         self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
     ) -> tuple[ActivationMemory, list[list[list[str]]]]:
-        """(bytes of a micro-batch from passes of just this shape, graphs of its decoder blocks).
-
-        Args:
-            config: how blocks are checkpointed and compiled.
-            sharded: as in `kind_memory`.
-        """
+        """(bytes of a micro-batch from passes of just this shape, graphs of its decoder blocks). `sharded`: as in
+        `kind_memory`."""
         options, stacks = config.activation_checkpoint, compiled_stacks(config)
         blocks = blocks_by_checkpointing(config, self._args.n_layers)
         found = {}

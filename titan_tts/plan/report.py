@@ -20,12 +20,7 @@ MemoryLine = tuple[str, int, str]  # what, bytes, origin
 
 
 def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str) -> list[str]:
-    """The report of `--dry-run`.
-
-    Args:
-        activations: of an eager micro-batch of the longest bucket.
-        why_gpus: where the number of GPUs comes from.
-    """
+    """The report of `--dry-run`, with the activations of an eager micro-batch of the longest bucket."""
     config = summary.config
     lines = memory_lines(summary, activations, summary.longest.micro_batch, compiled=False)
     lines.append(("sum", sum(size for _, size, _ in lines), "longest bucket, an upper bound"))

@@ -149,9 +149,7 @@ def state_memory(
     source: HFEncoderSpec | None,
     layout: DataParallelLayout,
 ) -> StateMemory:
-    """Bytes per GPU of lasting states and of unsharded weights and gradients. `source`: a
-    pretrained text encoder, if there is one.
-    """
+    """Bytes per GPU of lasting states and of unsharded weights and gradients."""
     # None of these changes where parameters lie.
     plain = replace(
         config,
@@ -238,11 +236,7 @@ def _gathered(
     root: nn.Module, decoder: Collection[nn.Module] = (), ahead: int = 1
 ) -> tuple[UnshardedWeights, dict[bool, list[int]]]:
     """(gathered weights under FSDP2, HSDP or `replicate`, numbers in each unit by whether it is the decoder's).
-
-    Args:
-        decoder: modules, of which units are fetched ahead.
-        ahead: number of them.
-    """
+    `ahead`: number of the decoder's units that are fetched ahead."""
     kept, transient = 0, 0
     sizes: dict[bool, list[int]] = {False: [], True: []}
     seen = set()

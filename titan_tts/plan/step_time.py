@@ -321,16 +321,12 @@ def step_time(
     communication: Sequence[Collective],
     teacher_share: float = 0.0,
 ) -> dict[str, float]:
-    """Seconds of each part of a step on one GPU, whose work is per micro-batch where nothing else is written.
+    """Seconds of each part of a step on one GPU; work is per micro-batch, the optimizer's and communication per step.
 
     Args:
-        fp8: the blocks' matmuls run in 8 bits.
         flops: of the model, with recomputation.
-        encoder_flops: of a frozen text encoder.
         hiding_flops: of `GRADIENT_PRODUCTS`, which are among `flops`.
         copied_bytes: of weights and gradients that FSDP2 or `replicate` copies and casts.
-        optimizer_bytes: of clipping, optimizer and EMA, per step.
-        communication: per step.
         teacher_share: FLOPs of a frozen teacher over `flops`; its kernels are like the model's.
     """
     gain = FP8_GAIN if fp8 else 1.0
