@@ -5,7 +5,8 @@ import json
 import re
 from pathlib import Path
 
-from titan_tts.grids.page import UNITS, figure_text
+from titan_tts.grids.drawing import UNITS
+from titan_tts.grids.page import figure_text
 
 _PARTS = ("data", "forward", "backward", "optimizer", "other", "exchange")
 _PLAIN = (

@@ -13,6 +13,21 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b
 GREY = "#b4b9c1"
 MARKERS = "osD^vPX*"
 _MAX_PANELS = 12
+
+UNITS = {
+    "seconds_per_step": "s/step",
+    "samples_per_second": "samples/s",
+    "audio_seconds_per_second": "seconds of audio per second",
+    "mfu": "MFU %",
+    "goodput_mfu": "goodput MFU %",
+    "hfu": "HFU %",
+    "tflops_per_device": "TFLOP/s per device",
+    "peak_allocated_gib": "allocated GiB",
+    "peak_reserved_gib": "reserved GiB",
+    "loss": "loss",
+}
+"""Figure -> the head of its column, and the label of its axis"""
+
 _PREFIXES = {
     **dict.fromkeys((*NO_ALTERNATIVES, "backend", "layout", "precision", "optimizer"), ""),
     "tensor_parallel": "TP ",
@@ -20,15 +35,15 @@ _PREFIXES = {
 }
 """Factor -> what stands before its level; of all others their name"""
 _UNSAID = {"backend": "torchtitan", "tensor_parallel": 1, "accumulation": 1}
-_UNITS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
+_NOUNS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
 
 
 def value_text(name: str, value: Any) -> str:
     """A factor's level in a few words: compile default, 8 GPUs, fsdp."""
     if value is None:
         return f"{name} not given"
-    if name in _UNITS:
-        return f"{value} {_UNITS[name][value != 1]}"
+    if name in _NOUNS:
+        return f"{value} {_NOUNS[name][value != 1]}"
     return f"{_PREFIXES.get(name, f'{name} ')}{value}"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from titan_tts.grids.drawing import label
+from titan_tts.grids.drawing import UNITS, label
 from titan_tts.grids.effects import Noise
 from titan_tts.grids.published import NOTE, SOURCE
 from titan_tts.grids.runs import COLUMNS, FIGURES
@@ -12,20 +12,6 @@ from titan_tts.html import counted, page_template
 
 MAX_LISTED = 30
 """Rows of a table that may be long; summary.json has all."""
-
-UNITS = {
-    "seconds_per_step": "s/step",
-    "samples_per_second": "samples/s",
-    "audio_seconds_per_second": "seconds of audio per second",
-    "mfu": "MFU %",
-    "goodput_mfu": "goodput MFU %",
-    "hfu": "HFU %",
-    "tflops_per_device": "TFLOP/s per device",
-    "peak_allocated_gib": "allocated GiB",
-    "peak_reserved_gib": "reserved GiB",
-    "loss": "loss",
-}
-"""Figure -> the head of its column"""
 
 BADGES = {
     **dict.fromkeys(("pass", "completed"), "good"),

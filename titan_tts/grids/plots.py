@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_tts.grids import drawing
-from titan_tts.grids.drawing import COLORS, GREY, MARKERS, label, legend, line
+from titan_tts.grids.drawing import COLORS, GREY, MARKERS, UNITS, label, legend, line
 from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, key_of
 from titan_tts.grids.published import SOURCE
 from titan_tts.grids.runs import SPLIT
@@ -12,14 +12,9 @@ from titan_tts.grids.verdicts import kept_apart, means
 
 Content = dict[str, Any]
 
-CURVES = {
-    "mfu": "MFU (%)",
-    "tflops_per_device": "TFLOP/s per device",
-    "samples_per_second": "samples per second",
-    "peak_reserved_gib": "peak memory reserved (GiB)",
-    "peak_allocated_gib": "peak memory allocated (GiB)",
-}
-"""Figure -> label of its axis, of the plots over the batch"""
+CURVES = ("mfu", "samples_per_second", "peak_reserved_gib", "peak_allocated_gib")
+"""Figures that are drawn over the batch"""
+
 PLOTS = {
     *(f"{figure}_over_batch" for figure in CURVES),
     *(f"effects_{figure}" for figure in CURVES),
@@ -40,25 +35,21 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     """Name -> {"title", "svg": an element, "png": bytes} of every plot for which there are figures."""
     rows, names = content["rows"], content["names"]
     plots: dict[str, tuple[str, Any, tuple]] = {}
-    with_mfu = any(row["mfu"] is not None for row in rows)
     if rows:
-        figures = ("mfu", "tflops_per_device", "samples_per_second")
-        best = next(name for name in figures if any(row[name] is not None for row in rows))
-        title = f"{CURVES[best].partition(' (')[0]} of each configuration at its best micro-batch"
+        best = "mfu" if any(row["mfu"] is not None for row in rows) else "samples_per_second"
+        title = f"{_name(best)} of each configuration at its best micro-batch"
         plots["configurations"] = title, _bars, (rows, names, best)
     grown = rows and content["growth"]["samples_per_second"]["pairs"]
-    for figure, axis in CURVES.items() if grown else ():
-        known = any(row[figure] is not None for row in rows)
-        if known and not (figure == "tflops_per_device" and with_mfu):
-            title = f"{axis.partition(' (')[0]} over the micro-batch"
-            plots[f"{figure}_over_batch"] = title, _curves, (content, figure, axis)
+    for figure in CURVES if grown else ():
+        if any(row[figure] is not None for row in rows):
+            title = f"{_name(figure)} over the micro-batch"
+            plots[f"{figure}_over_batch"] = title, _curves, (content, figure)
     for figure, table in content["effects"].items():
         # Models of other sizes are no choice, and their ratios would hide the others.
         table = [row for row in table if row["factor"] not in NO_ALTERNATIVES]
         table = [row for row in table if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]]
         if table:
-            title = f"Effects on {CURVES[figure].partition(' (')[0]}"
-            plots[f"effects_{figure}"] = title, _effects, (table,)
+            plots[f"effects_{figure}"] = f"Effects on {_name(figure)}", _effects, (table,)
     if content["pareto"]:
         plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
     if content["scaling"]:
@@ -71,12 +62,16 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     }
 
 
-def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
+def _name(figure: str) -> str:
+    return UNITS[figure].removesuffix(" %")
+
+
+def _curves(figure: Any, content: Content, name: str) -> None:
     """One panel per NO_ALTERNATIVES, one line per configuration: the fastest in color, the rest grey.
     What has no figures is marked below zero at its batch, each configuration in a line of its own."""
     names, apart = content["names"], kept_apart(content["names"])
     inner = [each for each in names if each not in (*NO_ALTERNATIVES, "batch")]
-    scale = 100 if axis.endswith("(%)") else 1
+    scale = 100 if name == "mfu" else 1
     measured = [row for row in content["rows"] if row[name] is not None]
     table = means(measured, [*dict.fromkeys([*names, "batch"])], (name, "samples_per_second"))
     ranked = _ranked(content["rows"], apart, inner)
@@ -106,7 +101,7 @@ def _curves(figure: Any, content: Content, name: str, axis: str) -> None:
         marked = [(key, row) for key, row in lost if key_of(row, apart) == group]
         _mark_lost(axes, marked, color, top)
         drawing.ticks(axes, [row["batch"] for row in (*here, *(row for _, row in marked))])
-        axes.set(xlabel="micro-batch (samples per GPU)", ylabel=axis)
+        axes.set(xlabel="micro-batch (samples per GPU)", ylabel=UNITS[name])
     if more := len({key_of(row, apart) for row in table}) - len(shown):
         figure.suptitle(f"{more} more groups are in summary.csv", fontsize=9)
     legend(figure, entries, max(len(each.get_label()) for each in entries))
@@ -222,7 +217,7 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
     and what the project's predecessor published of the size."""
     apart = [name for name in kept_apart(names) if name not in ("gpus", "nodes")]
     with_mfu = all(point["mfu"] is not None for curve in curves for point in curve["points"])
-    shown, axis = ("mfu", CURVES["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
+    shown, axis = ("mfu", UNITS["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
     rows = [row["configuration"] | {"points": row["points"]} for row in curves]
     entries = [line("ideal: as on the fewest GPUs", "#444", style=":")]
     for axes, _, here in drawing.group_panels(figure, rows, apart, 4.2, 1):
@@ -265,12 +260,12 @@ def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) ->
     sizes = list(dict.fromkeys(row.get("size") for row in table))
     axes = drawing.line_axes(figure, [label(row, names)[:90] for row in table], 0.3)
     axes.grid(axis="y", visible=False)
-    scale = 100 if CURVES[shown].endswith("(%)") else 1
+    scale = 100 if shown == "mfu" else 1
     for y, row in enumerate(table):
         value, color = scale * row[shown], COLORS[sizes.index(row.get("size")) % len(COLORS)]
         axes.barh(y, value, height=0.65, color=color)
         axes.text(value, y, f" {value:.3g}", va="center", fontsize=8)
-    axes.set_xlabel(CURVES[shown])
+    axes.set_xlabel(UNITS[shown])
 
 
 def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:

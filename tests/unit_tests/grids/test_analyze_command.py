@@ -85,7 +85,7 @@ def test_every_plot_is_a_picture_and_on_the_page(analysis):
     for path in (analysis / "plots").glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
     svg = (analysis / "plots" / "mfu_over_batch.svg").read_text()
-    for text in ("out of memory", "failed", "timed out", "skipped", "MFU (%)", "4 GPUs"):
+    for text in ("out of memory", "failed", "timed out", "skipped", "MFU %", "4 GPUs"):
         assert text in svg
 
 
@@ -183,14 +183,14 @@ def test_no_run_is_changed(tmp_path):
 
 @pytest.mark.long
 def test_a_single_run_on_a_cpu(tmp_path):
-    """No MFU, nothing to compare; TFLOP/s stand in for MFU, and there are no curves of single points."""
+    """No MFU, nothing to compare; samples/s stand in for MFU, and there are no curves of single points."""
     result = report(BASE, 100.0, mfu=None, goodput_mfu=None, hfu=None, peak_tflops=None)
     run = write_run(tmp_path / "cpu", result)
     out = analyze(run, tmp_path / "out")
     assert [row["name"] for row in read_table(out)] == ["cpu"]
     names = {path.stem for path in (out / "plots").glob("*.svg")}
     assert "configurations" in names and not [name for name in names if name.endswith("over_batch")]
-    assert "TFLOP/s per device of each configuration" in (out / "index.html").read_text()
+    assert "samples/s of each configuration" in (out / "index.html").read_text()
     assert "mfu" not in summary(out)["effects"]
     page = (out / "index.html").read_text()
     assert "NVIDIA H200: not known" in page and "No factor varies" in page
