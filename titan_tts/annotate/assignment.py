@@ -26,8 +26,8 @@ class Task(NamedTuple):
 
 
 class Assignments:
-    """The segments of a collection with their history and leases; threads and several servers may share the database.
-    `token` is what requests to a server must have."""
+    """The segments of a collection with their history, for several threads. What several servers decide at the same time
+    is kept apart by transactions. `token` is what requests to a server must have."""
 
     def __init__(self, path: Path, segments: dict[str, Segment], double: float = 0.0):
         """`double`: fraction of the segments that two people annotate."""
@@ -38,14 +38,15 @@ class Assignments:
         self.wanted = {i: 1 + (drawn(f"annotated twice: {i}", 0) < double) for i in segments}
         self.history = History({i: each.place for i, each in segments.items()})
         self._lock, self.token = Lock(), create(path)
+        self._leases: dict[str, tuple[str, float]] = {}  # annotator -> segment, and until when
 
     def next(self, annotator: str) -> Task | None:
         """The segment that the annotator has a lease of, else the first that is free; skipped ones come last."""
-        with self._transaction() as (connection, leases):
-            chosen = self._choose(annotator, leases)
+        with self._transaction():
+            chosen = self._choose(annotator)
             if chosen is None:
                 return None
-            _lease(connection, annotator, chosen.id)
+            self._lease(annotator, chosen.id)
             return Task(chosen)
 
     def judge(
@@ -56,25 +57,25 @@ class Assignments:
         if action == "accept" and not text.strip():
             raise InputError("an accepted segment needs a text; reject it if nobody speaks")
         decision = (action, text, text_verbatim)
-        with self._transaction() as (connection, leases):
+        with self._transaction() as connection:
             last = [(e.action, e.text, e.text_verbatim) for e in self._edits(segment, annotator)]
             if action != "skip" and last[-1:] == [decision]:
                 return
-            others = self._others(segment, annotator, leases)
+            others = self._others(segment, annotator)
             if len(others) >= self.wanted[segment]:
                 raise InputError(f"{' and '.join(sorted(others))} took this segment meanwhile")
             _append(connection, self.segments[segment], annotator, *decision)
-            _lease(connection, annotator, None)
+            self._leases.pop(annotator, None)
 
     def undo(self, annotator: str) -> Task:
         """Takes back the annotator's last decision, whose segment is theirs again. Raises InputError without one."""
-        with self._transaction() as (connection, _):
+        with self._transaction() as connection:
             edit = self.history.last_of(annotator)
             if edit is None or edit.segment not in self.segments:
                 raise InputError("there is nothing to undo")
             segment = self.segments[edit.segment]
             _append(connection, segment, annotator, "undo", None, None)
-            _lease(connection, annotator, segment.id)
+            self._lease(annotator, segment.id)
             return Task(segment, edit)
 
     def progress(self) -> dict[str, Any]:
@@ -103,23 +104,23 @@ class Assignments:
             return {i: edits for i in known if (edits := self.history.judgements(i))}
 
     @contextmanager
-    def _transaction(self) -> Iterator[tuple[sqlite3.Connection, dict[str, set[str]]]]:
-        """With the history up to date, and the leases that have not ended: {segment: annotators}."""
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """With the history up to date, and without the leases that have ended."""
         with self._lock, opened(self.path) as connection:
             self.history.read(connection)
-            leases: dict[str, set[str]] = {}
-            query = "SELECT segment, annotator FROM leases WHERE until > ?"
-            for segment, annotator in connection.execute(query, [time.time()]):
-                leases.setdefault(segment, set()).add(annotator)
-            yield connection, leases
+            now = time.time()
+            self._leases = {who: held for who, held in self._leases.items() if held[1] > now}
+            yield connection
 
-    def _choose(self, annotator: str, leases: dict[str, set[str]]) -> Segment | None:
-        for i, names in leases.items():
-            if annotator in names and i in self.segments and self._is_free(i, annotator, leases):
-                return self.segments[i]
+    def _lease(self, annotator: str, segment: str) -> None:
+        self._leases[annotator] = segment, time.time() + LEASE_SECONDS
+
+    def _choose(self, annotator: str) -> Segment | None:
+        if annotator in self._leases and self._is_free(self._leases[annotator][0], annotator):
+            return self.segments[self._leases[annotator][0]]
         chosen, fewest = None, 0
         for segment in self.order:
-            if self._is_free(segment.id, annotator, leases):
+            if self._is_free(segment.id, annotator):
                 skipped = len(self._edits(segment.id, annotator))
                 if chosen is None or skipped < fewest:
                     chosen, fewest = segment, skipped
@@ -130,21 +131,14 @@ class Assignments:
     def _edits(self, segment: str, annotator: str) -> list[Edit]:
         return self.history.counting.get(segment, {}).get(annotator, [])
 
-    def _others(self, segment: str, annotator: str, leases: dict[str, set[str]]) -> set[str]:
+    def _others(self, segment: str, annotator: str) -> set[str]:
         judges = {edit.annotator for edit in self.history.judgements(segment)}
-        return (judges | leases.get(segment, set())) - {annotator}
+        holders = {who for who, (held, _) in self._leases.items() if held == segment}
+        return (judges | holders) - {annotator}
 
-    def _is_free(self, segment: str, annotator: str, leases: dict[str, set[str]]) -> bool:
+    def _is_free(self, segment: str, annotator: str) -> bool:
         judged = any(edit.action != "skip" for edit in self._edits(segment, annotator)[-1:])
-        return not judged and len(self._others(segment, annotator, leases)) < self.wanted[segment]
-
-
-def _lease(connection: sqlite3.Connection, annotator: str, segment: str | None) -> None:
-    """The one segment that the annotator has, if any."""
-    connection.execute("DELETE FROM leases WHERE annotator = ?", [annotator])
-    if segment is not None:
-        row = (segment, annotator, time.time() + LEASE_SECONDS)
-        connection.execute("INSERT INTO leases VALUES (?, ?, ?)", row)
+        return not judged and len(self._others(segment, annotator)) < self.wanted[segment]
 
 
 def _append(

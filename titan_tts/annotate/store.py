@@ -6,8 +6,7 @@
     3   1f..-00000-00004    ann        reject  Hello.   uh hello             # the segment is rejected
 
 An undo takes back the annotator's last row of the segment that still counts. The column `audio` says where the audio was
-that the annotator heard; what was decided about other audio than the segment's does not count. Leases, which keep two people from the
-same segment, are in a table of their own; they are no history and may be lost.
+that the annotator heard; what was decided about other audio than the segment's does not count.
 """
 
 import secrets
@@ -30,7 +29,6 @@ _SCHEMA = (
         f"CREATE TRIGGER IF NOT EXISTS no_{change} BEFORE {change} ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END"
         for change in ("UPDATE", "DELETE")
     ),
-    "CREATE TABLE IF NOT EXISTS leases (segment TEXT, annotator TEXT, until REAL, PRIMARY KEY (segment, annotator))",
     "CREATE TABLE IF NOT EXISTS access (one INTEGER PRIMARY KEY CHECK (one = 1), token TEXT)",
 )
 
