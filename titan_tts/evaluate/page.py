@@ -61,10 +61,8 @@ def shown_utterances(
     """The `count` worst utterances, each with the noise seed that has most word errors over all systems, and a
     panel for every sound: audio (FLAC) and spectrogram as data URLs, transcript and scores."""
     systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
-    spelling, added = (
-        getattr(evaluation.scorers.recognizer, "spelling", None),
-        evaluation.scorers.added,
-    )
+    scorers = evaluation.scorers
+    spelling = getattr(scorers.recognizer, "spelling", None)
     shown = []
     for index in worst_first(evaluation.scored, len(report["utterances"]))[:count]:
         row, prompt = report["utterances"][index], evaluation.tests.prompts[index]
@@ -79,11 +77,9 @@ def shown_utterances(
         for panel, (label, _, scored) in zip(panels, sounds, strict=True):
             score = scores[scored][seed if len(scores[scored]) > 1 else 0] if scored else None
             panel["score"] = score
-            panel["marks"] = (
-                marks(added.without(row["text"]), score["heard"], prompt.language, spelling)
-                if score
-                else []
-            )
+            if score:
+                wanted = scorers.expected(row["text"])
+                panel["marks"] = marks(wanted, score["heard"], prompt.language, spelling)
         shown.append(row | {"seed": systems[0]["seeds"][seed], "panels": panels})
     return shown
 

@@ -11,7 +11,7 @@ import soundfile
 
 from tests.helpers import sampled_run
 from tests.helpers.browser import dom_after_scripts
-from tests.helpers.duration_recognizer import SPEC
+from tests.helpers.duration_recognizer import SPEC, DurationRecognizer
 from tests.helpers.evaluated_run import SCRIPT, UTTERANCES, evaluate, frames_of, set_up, write_tree
 from titan_tts.evaluate.page import marks
 
@@ -66,6 +66,19 @@ def test_wrong_words_are_marked():
     assert [word for word, kind, _ in found if kind == "right"][:2] == ["mister", "brown"]
     assert marks("one two three", "one three")[1] == ("2", "missing", "")
     assert marks("...", "well") == [("well", "extra", "")] and marks("one", "")[0][1] == "missing"
+
+
+def test_marks_are_in_the_units_of_the_recognizer(tmp_path, shards, monkeypatch):
+    """One that hears letters is compared by letters, on the page as in the figures."""
+    spell = lambda self, text: " ".join(f"{letter}x" for letter in text if letter.isalpha())  # noqa: E731
+    monkeypatch.setattr(DurationRecognizer, "units", spell, raising=False)
+    set_up(monkeypatch, sampled_run.make_run(tmp_path, shards))
+    source = write_tree(tmp_path / "tree")
+    arguments = ["--test", source, "--recognizer", SPEC, "--out", tmp_path / "out"]
+    assert evaluate(tmp_path / "a@7", *arguments) == 0
+    page = (tmp_path / "out/evaluation.html").read_text()
+    (one,) = (part for part in page.split("<section>") if "<h3>Yes!</h3>" in part)
+    assert '<span class="missing">sx</span>' in one
 
 
 @pytest.mark.long

@@ -24,6 +24,11 @@ class Scorers:
     added: AddedTokens = NO_TOKENS
     """of the run, which no one should hear as words"""
 
+    def expected(self, text: str) -> str:
+        """What the recognizer should hear of a text, in its units."""
+        units = getattr(self.recognizer, "units", str)
+        return units(self.added.without(text))
+
 
 @dataclass(frozen=True)
 class UtteranceScore:
@@ -45,10 +50,7 @@ def score(
     if scorers.recognizer is not None:
         heard = scorers.recognizer.transcribe(sound, language)
         spelling = getattr(scorers.recognizer, "spelling", None)
-        wanted = scorers.added.without(text)
-        if units := getattr(scorers.recognizer, "units", None):
-            wanted = units(wanted)
-        errors = count_errors(wanted, heard, language, spelling)
+        errors = count_errors(scorers.expected(text), heard, language, spelling)
     if scorers.speaker is not None and reference is not None:
         similarity = _finite(scorers.speaker.similarity(sound, reference))
     if scorers.opinion is not None:
