@@ -73,7 +73,7 @@ def write_tree(folder: Path) -> Path:
 def set_up(monkeypatch, loaded: LoadedRun) -> None:
     """Replaces the run, its codec and the systems' speech; the recognizer knows the utterances."""
 
-    def load(options, refit, on_fit):
+    def load(options, refit):
         found = replace(loaded, step=options.step, weights=options.weights or "ema")
         assert not options.data and not refit
         known, path = SimpleNamespace(), loaded.config.data.path

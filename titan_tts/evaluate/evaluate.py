@@ -23,8 +23,6 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, UtteranceScore, score
-from torchtitan.models.dit_tts.text.durations import LinearDurationModel
-from torchtitan.models.dit_tts.text.vocabulary import named
 
 
 @dataclass
@@ -63,7 +61,6 @@ class Evaluation:
                 weights=checkpoint.weights,
             ),
             refit=bool(self.options.data),
-            on_fit=lambda durations: warn_of_unseen_characters(durations, self.tests),
         )
         rows = list[Row]()
         if checkpoint == self.checkpoints[0]:
@@ -167,13 +164,3 @@ def output_folder(options: Options, checkpoints: list[Checkpoint]) -> Path:
     here = find_folder(first.folder) == Path(first.folder)
     folder = first.folder if here else Path(first.folder).name
     return Path(folder, "evaluation", file_name("-".join(parts)))
-
-
-def warn_of_unseen_characters(durations: LinearDurationModel, tests: PromptSet) -> None:
-    """Warns about characters that the estimated lengths do not count."""
-    if unseen := sorted({c for prompt in tests.prompts for c in durations.unseen(prompt.text)}):
-        show(
-            f"warning: the texts have {len(unseen)} characters that no training text has "
-            f"({named(unseen, 5)}); they are ignored in the estimated durations",
-            sys.stderr,
-        )

@@ -6,7 +6,6 @@ librispeech_pc    six fields between tabs: utterance, seconds and text of the re
                   to say; utterance SPEAKER-CHAPTER-NUMBER lies in ROOT/SPEAKER/CHAPTER
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,23 +56,14 @@ def read_list(path: str, kind: str, audio_root: str = "") -> list[Line]:
         )
     read = _seed_tts if kind == SEED_TTS else _librispeech_pc
     root = Path(path).parent if kind == SEED_TTS else Path(audio_root)
-    lines = [read(f"{path} line {number}", line, root) for number, line in _lines(path)]
-    if not lines:
-        raise InputError(f"{path}: is empty; give a test list")
-    return lines
-
-
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number, content) of the lines that are not blank."""
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not utf-8 text; give a test list") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a test list") from None
+        content = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); give a test list in UTF-8") from None
+    numbered = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
+    if not numbered:
+        raise InputError(f"{path}: is empty; give a test list")
+    return [read(f"{path} line {number}", line, root) for number, line in numbered]
 
 
 def _fields(line: str, separator: str) -> list[str]:

@@ -26,7 +26,7 @@ from titan_tts.evaluate.prompt_lists import (
     find_list_format,
     read_list,
 )
-from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
+from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats import FORMATS, find_format, open_corpus
 from titan_tts.prepare.listing import Plan, usable_items
 from titan_tts.prepare.processing import process
@@ -171,7 +171,7 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
         found = _prepared(replace(data, path=_shards_of(source)), wanted)
     elif kind in FORMATS:
         corpus = Corpus(source, kind, options.corpus_options)
-        found = _corpus(corpus, data.latent_channels, wanted)
+        found = _corpus(corpus, wanted)
     else:
         lines = read_list(source, kind, options.audio_root)
         chosen = evenly([line.speaker for line in lines], wanted)
@@ -252,39 +252,26 @@ class Corpus:
 
     def load(self, item: Item) -> Sound:
         """The audio of an item, unprocessed."""
-        found = self._load(item, 0)
-        if isinstance(found, ReadyLatents):
-            raise InputError(f"{self.source}: {item.key}: has latents, but audio is needed")
-        return Sound(torch.from_numpy(to_mono(found.samples)), found.rate)
-
-    def latents(self, item: Item, channels: int) -> ReadyLatents | None:
-        """The latents of an item that is encoded already, else None."""
-        found = self._load(item, channels) if "latents" in item.audio else None
-        return found if isinstance(found, ReadyLatents) else None
-
-    def _load(self, item: Item, channels: int) -> Recording | ReadyLatents:
         try:
-            return self.loader.load(item.audio, channels)
+            found = self.loader.load(item.audio, 0)
         except InputError as error:
             raise InputError(f"{self.source}: {item.key}: {error}; correct or remove it") from None
+        assert isinstance(found, Recording)
+        return Sound(torch.from_numpy(to_mono(found.samples)), found.rate)
 
 
-def _corpus(corpus: Corpus, channels: int, max_utterances: int) -> PromptSet:
+def _corpus(corpus: Corpus, max_utterances: int) -> PromptSet:
     """Prompts of the held-out utterances, if the corpus has any, else of all."""
     items = [item for item in corpus.items if item.split == "heldout"] or corpus.items
     near, far = _by_speaker(items), _by_speaker(corpus.items)
     prompts = []
     for index in evenly([item.speaker for item in items], max_utterances):
         item = items[index]
-        if "references" in item.audio:
+        if given := {"references", "latents"} & item.audio.keys():
             raise InputError(
-                f"--test {corpus.source}: {item.key}: names its own reference; prepare it (--heldout-fraction 1) and "
+                f"--test {corpus.source}: {item.key}: has {min(given)} of its own; prepare it (--heldout-fraction 1) and "
                 f"give the output"
             )
-        ready = corpus.latents(item, channels)
-        if ready is not None:
-            prompts.append(_prompt(item.key, item.metadata, ready.latents, ready.reference))
-            continue
         prompt = Prompt(item.key, "", item.text, item.speaker, item.metadata)
         prompt.load_recording = partial(corpus.load, item)
         other = _another(near[item.speaker], item) or _another(far[item.speaker], item)

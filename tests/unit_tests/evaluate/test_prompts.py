@@ -94,7 +94,7 @@ def test_a_corpus_with_references_of_its_own_is_prepared_first(tmp_path):
         soundfile.write(tmp_path / name, tone(0.5), 16_000)
     row = '{"audio": "a.wav", "text": "a", "speaker": "s", "reference": "b.wav"}'
     (tmp_path / "m.jsonl").write_text(row)
-    refused(lambda: read(tmp_path / "m.jsonl"), "a: names its own reference", "prepare it")
+    refused(lambda: read(tmp_path / "m.jsonl"), "a: has references of its own", "prepare it")
 
 
 def test_only_the_held_out_part_of_a_corpus_is_taken(tmp_path):
