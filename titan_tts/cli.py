@@ -36,63 +36,36 @@ _DESCRIPTION = (
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS: dict[str, tuple[Any, str]] = {
     "train": ("launch.train_command", "Train a model."),
-    "finetune": (
-        "finetune_command",
-        "Train a model on recordings of a voice, and compare it with what it was.",
-    ),
+    "finetune": ("finetune_command", "Train a model on a voice, and compare it with what it was."),
     "configs": ("configs_command", "List the configs that come with the package, or copy one."),
     "prepare": ("prepare.prepare_command", "Encode audio and text into shards of latents."),
-    "collect": (
-        "collect.collect_command",
-        "Cut hours of recordings into segments with texts and speakers, for prepare.",
-    ),
+    "collect": ("collect.collect_command", "Cut hours of recordings into segments, for prepare."),
     "data": (
         {
             "inspect": ("doctor.inspect_command", "Show what a dataset holds, from its indexes."),
-            "doctor": (
-                "doctor.doctor_command",
-                "Read all of a dataset, list what is wrong with it and suggest buckets.",
-            ),
-            "export": (
-                "share.export_command",
-                "Write shards as Parquet files, or as tars of audio.",
-            ),
+            "doctor": ("doctor.doctor_command", "List what is wrong with a dataset."),
+            "export": ("share.export_command", "Write shards as Parquet files or as audio."),
             "push": ("share.push_command", "Upload shards to a dataset of the Hugging Face hub."),
         },
         "Inspect, check, export and publish a dataset of shards.",
     ),
-    "annotate": (
-        "annotate.annotate_command",
-        "Open a page to listen to segments and accept, correct or reject their texts.",
-    ),
+    "annotate": ("annotate.annotate_command", "Open a page to correct the texts of segments."),
     "recognizer": ("recognizer_command", "Train Whisper on corrected transcripts."),
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
-    "export": (
-        "export.export_command",
-        "Write a trained model to a standalone folder, and publish it.",
-    ),
+    "export": ("export.export_command", "Write a trained model to a folder of its own."),
     "convert": (
         "convert.convert_command",
-        "Write a model of Echo-TTS or Irodori-TTS as an exported folder, or in their layout.",
+        "Read models of Echo-TTS and Irodori-TTS, and write them.",
     ),
     "plan": ("plan.plan_command", "Predict time, memory and MFU of a run on a named GPU."),
     "ablate": ("grids.ablate_command", "Run or continue a grid of benchmarks."),
-    "autotune": (
-        "grids.autotune_command",
-        "Find the fastest layout and the largest micro-batch of every bucket.",
-    ),
-    "analyze": (
-        "grids.analyze_command",
-        "Compare runs: effects on speed and memory, as one HTML page.",
-    ),
+    "autotune": ("grids.autotune_command", "Find the fastest layout and the largest batches."),
+    "analyze": ("grids.analyze_command", "Compare the speed and memory of runs, as one HTML page."),
     "launch": ("launch.slurm_command", "Print, write or submit the SLURM job of a run."),
     "generate": ("speak.generate_command", "Synthesize speech from text with a trained run."),
     "serve": ("serving.serve_command", "Serve a model over HTTP, as OpenAI's speech API does."),
     "demo": ("serving.demo_command", "Open a page to type a text and hear it."),
-    "evaluate": (
-        "evaluate.evaluate_command",
-        "Measure the speech of runs, or compare several: a table, a page with audio, JSON.",
-    ),
+    "evaluate": ("evaluate.evaluate_command", "Measure and compare the speech of runs."),
 }
 
 _STYLE = (
