@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,24 +38,16 @@ _VOICES = 256
 
 
 class Generation:
-    """Synthesizes requests and writes their sound.
+    """Synthesizes requests and writes their sound. `settings`: the command's options, for `Request.fingerprint`."""
 
-    Args:
-        loudness: LUFS of references, see `Synthesizer.recording`.
-        settings: the command's options, for `Request.fingerprint`.
-    """
-
-    def __init__(
-        self, narrator: Narrator, loudness: float | Literal["off"] | None = None, settings: str = ""
-    ):
-        self.narrator, self.loudness, self.settings = narrator, loudness, settings
+    def __init__(self, narrator: Narrator, settings: str = ""):
+        self.narrator, self.settings = narrator, settings
         self.synthesizer = narrator.synthesizer
         self._voice = lru_cache(_VOICES)(self._load_voice)
 
     def check(self, request: Request, warn: bool) -> None:
-        """Raises InputError for a text that the model cannot say, and for a voice that cannot be
-        loaded. `warn`: also warn about requests unlike the training data.
-        """
+        """Raises InputError for a text that the model cannot say and for a voice that cannot be loaded. `warn`: also
+        warn about requests unlike the training data."""
         tokenizer, data = self.synthesizer.run.tokenizer, self.synthesizer.run.config.data
         check_text(request.text, tokenizer, request.where)
         try:
@@ -84,7 +76,7 @@ class Generation:
 
     def _load_voice(self, reference: tuple[str, ...], text: str, speaker: str) -> Voice:
         if reference:
-            return self.synthesizer.recording(reference, self.loudness, text)
+            return self.synthesizer.recording(reference, text)
         return self.synthesizer.speaker(speaker) if speaker else Voice()
 
     def write(self, request: Request, out: str, kind: str) -> str:
@@ -97,7 +89,6 @@ class Generation:
         began = time.perf_counter()
         streams = not out and self.synthesizer.streams(kind)
         pieces = self.synthesizer.pieces(self._utterance(request), low_latency=streams)
-        _check_fits(request, self.synthesizer.samples(pieces), out or kind)
         spoken: list[Speech] = []
         empty, first_sound = torch.zeros(0), 0.0
 
@@ -146,9 +137,7 @@ class Generation:
         return samples
 
     def write_all(self, requests: list[Request], folder: str, kind: str, quiet: bool) -> str:
-        """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report. `quiet`:
-        without a progress bar.
-        """
+        """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report. `quiet`: without a bar."""
         remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.narrator.batch_size)):
@@ -158,7 +147,6 @@ class Generation:
                     sound = join([each.waveform for each in spoken], rate)
                     about = json.dumps(self._about(request, spoken, len(sound) / rate), indent=1)
                     path = request.path(folder, kind)
-                    _check_fits(request, len(sound), kind)
                     path.unlink(missing_ok=True)
                     write_atomic(path.with_suffix(".json"), about + "\n")
                     write_sound(path, sound, rate)  # last: its presence means that the text is done
@@ -193,19 +181,9 @@ class Generation:
         return f"{wall:.2f} s for {seconds:.2f} s of speech (real-time factor {wall / seconds:.3f})"
 
 
-def _check_fits(request: Request, samples: int, name: str) -> None:
-    if name.endswith("wav") and 2 * samples > 2**32 - 64:  # its header holds no more
-        raise InputError(
-            f"{request.where}: takes more than the 4 GiB of a wav; give another format"
-        )
-
-
 def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dict[str, str]:
-    """Values of the conditioning tokens except duration, named as in a sample's JSON.
-
-    A field that the request leaves out gets the unknown token, as it does in the fraction
-    [data] conditioning_dropout of the training samples.
-    """
+    """Values of the conditioning tokens except duration, named as in a sample's JSON. A field that the request leaves
+    out gets the unknown token, as in the fraction [data] conditioning_dropout of the training samples."""
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
     for name, value in request.conditions.items():
         if name not in known:

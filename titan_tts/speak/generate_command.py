@@ -64,9 +64,6 @@ class Options(SamplingOptions):
     reference_text: str = ""
     """Text of the reference, if known; the duration then follows its speaking rate."""
 
-    reference_loudness: float | Literal["off"] | None = None
-    """Loudness of the reference in LUFS, or off; by default the training data's --loudness."""
-
     speaker: str = ""
     """A speaker of the training shards: gives the reference and the speaker token. Without it and without
     --reference the voice is arbitrary."""
@@ -105,7 +102,7 @@ def run(options: Options) -> int:
     narrator = _load(options, requests)
     from titan_tts.speak.generate import Generation
 
-    generation = Generation(narrator, options.reference_loudness, _settings(options))
+    generation = Generation(narrator, _settings(options))
     for request in requests:
         generation.check(request, warn=not options.text_list)
     loading = time.perf_counter() - began

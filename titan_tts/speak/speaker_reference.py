@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from titan_tts.prepare.processing import REASONS, SILENCE_LUFS, process
+from titan_tts.prepare.processing import REASONS, process
 from titan_tts.prepare.settings import AudioSettings
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
@@ -22,41 +21,20 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 MIN_SECONDS = 0.2
 
 
-def reference_settings(
-    data_path: str | Sequence[str], loudness: float | Literal["off"] | None = None
-) -> AudioSettings:
-    """Loudness and silence of the training data's references.
-
-    Data without a prepare.json get the defaults of `titan-tts prepare`; data that were prepared in several ways,
-    the first of these.
-
-    Args:
-        data_path: as [data] path.
-        loudness: instead of the data's.
-    """
+def reference_settings(data_path: str | Sequence[str]) -> AudioSettings:
+    """Loudness and silence of the training data's references. `data_path`: as [data] path; data without a
+    prepare.json get the defaults of `titan-tts prepare`, data prepared in several ways the first of these."""
     audio = next((record.audio for record in recorded_codecs(data_path)), {})
     # Only what changes a recording: prepare's filters are not for one that the user chose.
     steps = {name: audio[name] for name in ("loudness", "max_silence") if name in audio}
-    if loudness is not None:
-        steps["loudness"] = None if loudness == "off" else loudness
     return replace(AudioSettings(), **steps)
 
 
 def encode_reference(
     path: str | Path, codec: Codec, settings: AudioSettings, max_frames: int
 ) -> Tensor:
-    """Latents (at most max_frames, channels) of a recording of any format, rate and channels.
-
-    The recording goes the way of the training data's references: one channel, the codec's rate,
-    silence at its ends capped, the loudness brought to a level. `settings`: see
-    `reference_settings`.
-    """
-    loudness = settings.loudness
-    if loudness is not None and not SILENCE_LUFS < loudness <= 0:
-        raise InputError(
-            f"--reference-loudness = {loudness}, but it must be above {SILENCE_LUFS:g} and at most 0 "
-            "LUFS, or off"
-        )
+    """Latents (at most max_frames, channels) of a recording of any format, rate and channels, which goes the way of the
+    training data's references: one channel, the codec's rate, silence at its ends capped, brought to a loudness."""
     try:
         samples, rate = decode(str(path))
     except InputError as error:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,21 +79,18 @@ class Synthesizer:
         """The voice of one of `speakers`."""
         return Voice(self.speech_data.reference(name), name)
 
-    def recording(
-        self, path: Files, loudness: float | Literal["off"] | None = None, text: str = ""
-    ) -> Voice:
+    def recording(self, path: Files, text: str = "") -> Voice:
         """The voice in an audio file, or in a .npy of latents (R, C).
 
         Args:
             path: of several files, as many speakers in the order of their turns; each may have an equal part of
                 [data] max_speaker_frames.
-            loudness: LUFS that it is brought to; None: as the training data's references.
             text: text of the recording, if it is known.
         """
         paths = [path] if isinstance(path, str | Path) else path
         if text and len(paths) > 1:
             raise InputError(f"reference text with {len(paths)} references; leave it out")
-        data, settings = self.run.config.data, reference_settings(self.data_path, loudness)
+        data, settings = self.run.config.data, reference_settings(self.data_path)
         # A known text is of the whole recording, whose length then counts; the model takes less.
         longest = round(_MAX_SECONDS * self.codec.frames_per_second)
         limit = longest if text else max(1, data.max_speaker_frames // len(paths))

@@ -13,7 +13,6 @@ import torch
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
-from titan_tts.speak.generate import _check_fits
 from titan_tts.speak.request_lists import Request, read_requests
 
 
@@ -243,11 +242,3 @@ def test_all_lines_are_checked_before_one_is_said(generate, tmp_path, capsys):
         error = capsys.readouterr().err.splitlines()[-1]
         assert words in error and "texts.jsonl" in error, line[:99]
     assert not (tmp_path / "new").exists()
-
-
-def test_the_header_of_a_wav_holds_4_gib():
-    request, most = Request("line 2", "one"), 2**31 - 32
-    for name in ("a.wav", "wav"):
-        _check_fits(request, most, name)
-        refused(lambda given=name: _check_fits(request, most + 1, given), "line 2: takes more than")
-    _check_fits(request, 2**40, "flac")
