@@ -113,7 +113,7 @@ def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
 
     corpus = corpora.write_webdataset(tmp_path / "wds", corpora.speech(each=45))
     # Each stage has many moments to die in: 92 chunks and as many shards.
-    settings = ["--chunk-items", "2", "--samples-per-shard", "2", "--references", "2"]
+    settings = ["--chunk-items", "2", "--samples-per-shard", "2"]
     expected = preparation("unbroken").run()
     assert len(expected) >= 92
     kills, shards = preparation("killed").kill_and_finish(["encode", "shards"], seed=5)

@@ -170,7 +170,5 @@ def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:
     else:
         number = isinstance(duration, int | float) and not isinstance(duration, bool)
         row["duration"] = duration if number and 0 < duration < float("inf") else -1
-    keys = metadata.get("reference_keys") or metadata.get("reference_key") or []
-    keys = keys if isinstance(keys, list) else [keys]
-    if key in keys and row["reference_source"] == OTHER:
+    if metadata.get("reference_key") == key and row["reference_source"] == OTHER:
         row["reference_source"] = NAMED

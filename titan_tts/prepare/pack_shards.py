@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from titan_tts.prepare.encode import Run, open_chunks, read_run
-from titan_tts.prepare.references import SpeakerTable, choose_references
+from titan_tts.prepare.references import SpeakerTable, choose_reference
 from titan_tts.prepare.settings import Options
 from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data import members
@@ -90,41 +90,35 @@ def _triplets(
             # The source's own reference is cropped as the others are, but from its start on.
             reference = loaded.reference[: options.max_reference_frames]
         else:
-            keys, parts = _drawn_parts(options, chunks, table, sample, loaded.latents)
-            reference = np.concatenate([loaded.reference[:0], *parts])
             for name in ("reference_key", "reference_keys"):  # the source's name another reference
                 metadata.pop(name, None)
-            if keys:
-                metadata["reference_key"] = keys[0]
-            if keys and options.references > 1:
-                metadata["reference_keys"] = keys
+            reference = loaded.reference[:0]
+            if drawn := _drawn(options, chunks, table, sample, loaded.latents):
+                metadata["reference_key"], reference = drawn
         others = {each.name: array for each, array in zip(members.ARRAYS[2:], loaded.arrays[2:])}
         yield Triplet(key, loaded.latents, reference, metadata, others)
 
 
-def _drawn_parts(
+def _drawn(
     options: Options, chunks: Dataset, table: SpeakerTable, sample: int, latents: np.ndarray
-) -> tuple[list[str], list[np.ndarray]]:
-    """Keys and frames of the utterances in a sample's reference. One that shares frames with the sample,
-    as overlapping segments do, or that never changes is left out, and others are drawn. `--references 0`: none."""
+) -> tuple[str, np.ndarray] | None:
+    """Key and frames of the utterance in a sample's reference. One that shares frames with the sample, as overlapping
+    segments do, or that never changes is left out, and another drawn. `--references 0`: none."""
     for attempt in range(_MAX_ATTEMPTS if options.references else 0):
-        spans = choose_references(
+        span = choose_reference(
             table,
             sample,
             chunks.key(sample),
             seed=options.seed,
-            count=options.references,
             max_frames=options.max_reference_frames,
             attempt=attempt,
         )
-        parts = {
-            chunks.key(span.sample): chunks.load(span.sample).latents[span.start :][: span.frames]
-            for span in spans
-        }
-        usable = {key: part for key, part in parts.items() if _is_usable(part, latents)}
-        if usable or not spans:
-            return list(usable), list(usable.values())
-    return [], []
+        if span is None:
+            break
+        frames = chunks.load(span.sample).latents[span.start :][: span.frames]
+        if _is_usable(frames, latents):
+            return chunks.key(span.sample), frames
+    return None
 
 
 def _is_usable(reference: np.ndarray, latents: np.ndarray) -> bool:

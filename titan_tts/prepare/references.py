@@ -1,4 +1,4 @@
-"""Which utterances make up a sample's speaker reference, and which part of them.
+"""Which utterance is a sample's speaker reference, and which part of it.
 
 A reference never comes from its own target: neither the sample nor a copy of it (equal latents) is
 drawn. Training samples get other training utterances of their speaker. Held-out samples get other
@@ -64,44 +64,21 @@ def _originals(speaker: np.ndarray, content: np.ndarray) -> np.ndarray:
     return first
 
 
-def choose_references(
-    table: SpeakerTable,
-    sample: int,
-    key: str,
-    *,
-    seed: int,
-    count: int,
-    max_frames: int,
-    attempt: int = 0,
-) -> list[Span]:
-    """The parts of a sample's reference, to be joined along time.
+def choose_reference(
+    table: SpeakerTable, sample: int, key: str, *, seed: int, max_frames: int, attempt: int = 0
+) -> Span | None:
+    """A sample's reference: another utterance, cropped to `max_frames` from a random frame on.
 
-    `count` different other utterances, fewer where the speaker has fewer, joined and cropped to
-    `max_frames` from a random frame on. They depend on (seed, key) and on the speaker's utterances, never
-    on other speakers. `attempt` n gives the n-th utterances after them, for where they cannot be used;
-    none once every other utterance was given.
+    It depends on (seed, key) and on the speaker's utterances, never on other speakers. `attempt` n gives the n-th
+    utterance after it, for where it cannot be used; None once every other utterance was given.
     """
     key_digest = hashlib.sha256(key.encode()).digest()
     random = np.random.default_rng([seed, int.from_bytes(key_digest[:8], "little")])
     candidates, own_from, own_to = table.candidates(sample)
     others = len(candidates) - (own_to - own_from)
     if attempt >= others:
-        return []
-    if count == 1:
-        drawn = [int(random.integers(others))]
-    else:
-        drawn = random.choice(others, size=min(count, others), replace=False).tolist()
-    drawn = [(n + attempt) % others for n in drawn]
-    frames = table.frames
-    chosen = [int(candidates[n if n < own_from else n + own_to - own_from]) for n in drawn]
-    total = sum(int(frames[other]) for other in chosen)
-    length = min(total, max_frames)
-    start = int(random.integers(total - length + 1))
-    spans, position = [], 0
-    for other in chosen:
-        first = max(start - position, 0)
-        last = min(start + length - position, int(frames[other]))
-        if first < last:
-            spans.append(Span(other, first, last - first))
-        position += int(frames[other])
-    return spans
+        return None
+    n = (int(random.integers(others)) + attempt) % others
+    other = int(candidates[n if n < own_from else n + own_to - own_from])
+    length = min(int(table.frames[other]), max_frames)
+    return Span(other, int(random.integers(int(table.frames[other]) - length + 1)), length)

@@ -67,8 +67,8 @@ class Options:
     samples_per_shard: int = 1000
     """Samples per shard."""
 
-    references: int = 1
-    """Utterances of the speaker joined into one reference; 0 stores none, for [data] references = "drawn"."""
+    references: Literal[0, 1] = 1
+    """Utterances of the speaker in a sample's reference; 0 stores none, for [data] references = "drawn"."""
 
     max_reference_frames: int = 384
     """Maximum frames of a reference; longer ones are cropped."""

@@ -41,14 +41,14 @@ def test_overlapping_segments_are_no_references_of_each_other(tmp_path):
     ]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     output = tmp_path / "out"
-    record = corpora.prepare(tmp_path / "list.jsonl", output, references=2, **AS_IS)
+    record = corpora.prepare(tmp_path / "list.jsonl", output, **AS_IS)
     assert record["summary"]["train"]["without_reference"] == 1
     assert "reference_from_target" not in codes_of(output / "train")
     others = {"0-2": {"2-4", "3-5"}, "1-3": {"3-5"}, "2-4": {"0-2"}, "3-5": {"0-2", "1-3"}}
     for key, (_, reference, metadata) in by_key(output / "train").items():
-        names = set(metadata.get("reference_keys", []))
-        assert names <= others.get(key, set()) and bool(names) == (key in others)
-        assert len(reference) == 50 * len(names)
+        name = metadata.get("reference_key")
+        assert name in others[key] if key in others else name is None
+        assert len(reference) == 50 * (key in others)
 
 
 @pytest.mark.parametrize("by", ["speaker", "utterance"])

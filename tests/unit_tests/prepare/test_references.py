@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from titan_tts.prepare.references import Span, SpeakerTable, choose_references
+from titan_tts.prepare.references import Span, SpeakerTable, choose_reference
 
 ANN_HELD, BOB, CAT = (20, 44), 21, (22, 43, 45)
 
@@ -17,42 +17,36 @@ def make_table() -> SpeakerTable:
     return SpeakerTable(*map(np.array, zip(*samples, strict=True)), np.arange(len(samples)))
 
 
-def choose(table: SpeakerTable, sample: int, **settings: int) -> list[Span]:
-    defaults = {"seed": 0, "count": 1, "max_frames": 384}
-    return choose_references(table, sample, f"k{sample}", **defaults | settings)
+def choose(table: SpeakerTable, sample: int, **settings: int) -> Span | None:
+    defaults = {"seed": 0, "max_frames": 384}
+    return choose_reference(table, sample, f"k{sample}", **defaults | settings)
 
 
-@pytest.mark.parametrize("count, longest", [(1, 5), (3, 384), (3, 25)])
-def test_references_are_other_utterances_of_the_speaker(count, longest):
+@pytest.mark.parametrize("longest", [5, 384])
+def test_references_are_other_utterances_of_the_speaker(longest):
     table = make_table()
     for sample in range(len(table.frames)):
-        spans = choose(table, sample, count=count, max_frames=longest)
-        assert spans == choose(table, sample, count=count, max_frames=longest)
+        span = choose(table, sample, max_frames=longest)
+        assert span == choose(table, sample, max_frames=longest)
         if sample == BOB:
-            assert spans == []
+            assert span is None
             continue
-        assert len({span.sample for span in spans}) == len(spans) <= count
-        length = sum(span.frames for span in spans)
-        assert 1 <= length <= longest
-        for number, span in enumerate(spans):
-            frames = table.frames[span.sample]
-            assert span.sample != sample and table.speaker[span.sample] == table.speaker[sample]
-            assert table.train[span.sample] == table.train[sample] and span.frames >= 1
-            assert 0 <= span.start and span.start + span.frames <= frames
-            # One stretch over the utterances: cut before the first and behind the last alone.
-            assert span.start == 0 or number == 0
-            assert span.start + span.frames == frames or number == len(spans) - 1
-        if longest == 384:
-            assert all(span.frames == table.frames[span.sample] for span in spans)
-            others = 1 if sample in ANN_HELD else 2 if sample in CAT else 39
-            assert len(spans) == min(count, others)
+        assert span.sample != sample and table.speaker[span.sample] == table.speaker[sample]
+        assert table.train[span.sample] == table.train[sample]
+        frames = table.frames[span.sample]
+        assert span.frames == min(longest, frames) and 0 <= span.start <= frames - span.frames
+        # Each other utterance is given once.
+        others = 1 if sample in ANN_HELD else 2 if sample in CAT else 39
+        given = [choose(table, sample, attempt=n) for n in range(others)]
+        assert len({each.sample for each in given} - {sample}) == others
+        assert choose(table, sample, attempt=others) is None
 
 
 def test_references_differ_by_sample_and_seed():
     table = make_table()
     samples = np.flatnonzero((table.speaker == 0) & table.train)
     first, second = (
-        [choose(table, sample, seed=seed, max_frames=5)[0] for sample in samples] for seed in (0, 1)
+        [choose(table, sample, seed=seed, max_frames=5) for sample in samples] for seed in (0, 1)
     )
     assert len({span.sample for span in first}) > 15  # of 40 draws out of 39
     assert len({span.start for span in first}) > 10
@@ -73,14 +67,13 @@ def test_no_reference_is_of_its_target_whatever_the_corpus():
     seen = set()
     for _ in range(60):
         table, content = random_table(generator)
-        count, longest = generator.integers(1, 4), generator.integers(1, 60)
+        longest = generator.integers(1, 60)
         for sample in range(len(content)):
             allowed = (table.speaker == table.speaker[sample]) & (content != content[sample])
             own_split = allowed & (table.train == table.train[sample])
             fallback = not own_split.any() and not table.train[sample]
             allowed &= table.train if fallback else own_split
-            spans = choose(table, sample, count=count, max_frames=longest)
-            assert all(allowed[span.sample] for span in spans)
-            assert bool(spans) == bool(allowed.any())
-            seen.add((bool(spans), fallback))
+            span = choose(table, sample, max_frames=longest)
+            assert allowed[span.sample] if span else not allowed.any()
+            seen.add((span is not None, fallback))
     assert seen == {(True, False), (True, True), (False, False), (False, True)}
