@@ -7,7 +7,16 @@ from collections.abc import Callable
 import numpy as np
 
 from titan_tts.doctor.findings import Example, Finding, Limits, all_kinds
-from titan_tts.doctor.scan import ALL_ZERO, CHANGING, CONSTANT, CORRUPT, NAMED, OTHER, Measurements
+from titan_tts.doctor.scan import (
+    ALL_ZERO,
+    CHANGING,
+    CONSTANT,
+    CORRUPT,
+    NAMED,
+    OTHER,
+    READ,
+    Measurements,
+)
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
@@ -181,9 +190,9 @@ class _Checks:
                 distance[cases],
             )
 
-        lowest, highest = measured.channels.lowest, measured.channels.highest
-        dead = np.flatnonzero((lowest == highest) & (measured.channels.frames > 1))
-        examples = [Example(f"channel {one}", f"always {lowest[one]:.4g}") for one in dead]
+        many = frames[rows["state"] == READ].sum() > 1
+        dead = np.flatnonzero((measured.lowest == measured.highest) & many)
+        examples = [Example(f"channel {one}", f"always {measured.lowest[one]:.4g}") for one in dead]
         self.add("constant_channel", len(dead), examples)
 
     def durations(self) -> None:

@@ -18,7 +18,6 @@ from torchtitan.models.dit_tts.files import (
 )
 
 if TYPE_CHECKING:
-    from titan_tts.doctor.scan import Measurements
     from torchtitan.models.dit_tts.data.dataset import Dataset
 
 
@@ -57,9 +56,9 @@ def run(options: Options) -> int:
         )
     output = check_output(options.output or default_output(options.path))
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
-    result, measured = examine(dataset, options)
+    result = examine(dataset, options)
     edges = result["suggestion"]["bucket_frames"] if result["suggestion"] else []
-    page = render(result, draw_plots(dataset, measured, limits, edges))
+    page = render(result, draw_plots(dataset, limits, edges))
     write_atomic(output, page.encode("utf-8", "backslashreplace"))
     result["page"] = str(output)
     if options.json:
@@ -78,8 +77,8 @@ def default_output(paths: Sequence[str]) -> str:
     return os.path.join("outputs", f"{name or 'data'}-doctor.html")
 
 
-def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Measurements"]:
-    """The content of page and JSON, and the measurements for the plots."""
+def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
+    """The content of page and JSON."""
     from tqdm import tqdm
 
     from titan_tts.doctor.checks import check_dataset, measured_frame_rate
@@ -95,15 +94,13 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
     findings = check_dataset(dataset, measured, limits)
     worst = findings[0].severity if findings else "note"
     rate = measured_frame_rate(dataset, measured, limits.frames_per_second)
-    result = {
+    return {
         "status": {"error": "errors", "warning": "warnings", "note": "healthy"}[worst],
         "summary": summarize(dataset, options.path, limits.frames_per_second, options.top),
         "read": {
             "samples": len(samples),
             "valid_samples": int((measured.rows["state"] == READ).sum()),
             "frames_per_second_measured": None if rate is None else round(rate, 4),
-            "channel_mean": [round(float(value), 5) for value in measured.channels.mean],
-            "channel_std": [round(float(value), 5) for value in measured.channels.std],
             "scope": (
                 "Every sample was read."
                 if len(samples) == len(dataset)
@@ -116,4 +113,3 @@ def examine(dataset: "Dataset", options: Options) -> tuple[dict[str, Any], "Meas
             dataset, limits, paths=options.path, max_speaker_frames=options.max_speaker_frames
         ),
     }
-    return result, measured

@@ -1,7 +1,6 @@
 """The doctor's HTML page: one file with its styles and plots inside, opened by any browser."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 
 from titan_tts.doctor.checks import characters_per_second
 from titan_tts.doctor.findings import Limits
-from titan_tts.doctor.scan import ChannelMoments, Measurements
 from titan_tts.doctor.text_report import (
     short_number,
     size_text,
@@ -45,9 +43,7 @@ def render(result: dict[str, Any], plots: dict[str, str]) -> str:
     )
 
 
-def draw_plots(
-    dataset: Dataset, measured: Measurements, limits: Limits, edges: list[int]
-) -> dict[str, str]:
+def draw_plots(dataset: Dataset, limits: Limits, edges: list[int]) -> dict[str, str]:
     """Title -> SVG of every plot; `edges` (frames) end the suggested buckets."""
     if not len(dataset):
         return {}
@@ -56,54 +52,35 @@ def draw_plots(
     # Far ends are gathered in the outermost bins.
     rate = np.clip(rate, *np.quantile(rate, [0.001, 0.999]))
     characters, text_bytes = dataset.text_chars, dataset.text_bytes
-    bucket_ends = [edge / fps for edge in edges], "ends of the suggested buckets"
-    median = [np.median(rate)], "median"
     plots = {
-        "Length of latents": partial(_histogram, dataset.frames / fps, "seconds", *bucket_ends),
-        "Length of texts": partial(_histogram, characters, "characters"),
-        "Speech rate": partial(_histogram, rate, "characters per second", *median),
+        "Length of latents": _histogram(
+            dataset.frames / fps,
+            "seconds",
+            [edge / fps for edge in edges],
+            "ends of the suggested buckets",
+        ),
+        "Length of texts": _histogram(characters, "characters"),
+        "Speech rate": _histogram(rate, "characters per second", [np.median(rate)], "median"),
     }
     if (characters != text_bytes).any():
-        plots["Length of texts in bytes"] = partial(_histogram, text_bytes, "bytes")
-    if measured.channels.frames:
-        plots["Latent channels"] = partial(_channel_moments, measured.channels)
-    return {title: _draw(title, paint) for title, paint in plots.items()}
-
-
-def _draw(title: str, paint: Callable[..., None]) -> str:
-    """An `<svg>` element without the title, which the page has; `paint` gets the axes to draw on."""
-    from matplotlib.figure import Figure
-
-    with plot_style(title):
-        # Two plots stand in a row of the page: at this width letters are as large as the page's.
-        figure = Figure(figsize=(5.0, 2.6), layout="constrained")
-        paint(axes=figure.add_subplot())
-        return svg_element(figure)
+        plots["Length of texts in bytes"] = _histogram(text_bytes, "bytes")
+    return plots
 
 
 def _histogram(
-    values: np.ndarray, unit: str, marks: Sequence[float] = (), meaning: str = "", *, axes: Any
-) -> None:
-    """Samples by value, with lines at `marks`, which the legend explains."""
-    axes.hist(values, bins=60, color=_BLUE)
-    for number, mark in enumerate(marks):
-        axes.axvline(mark, color=_ORANGE, linewidth=1, label="" if number else meaning)
-    if marks:
-        _legend(axes)
-    axes.set(xlabel=unit, ylabel="samples")
+    values: np.ndarray, unit: str, marks: Sequence[float] = (), meaning: str = ""
+) -> str:
+    """An `<svg>` element: samples by value, with lines at `marks`, which the legend explains above the plot."""
+    from matplotlib.figure import Figure
 
-
-def _legend(axes: Any) -> None:
-    """Above the plot, where it covers nothing."""
-    axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
-
-
-def _channel_moments(channels: ChannelMoments, *, axes: Any) -> None:
-    """Mean and standard deviation of every channel."""
-    number, mean, std = np.arange(len(channels.mean)), channels.mean, channels.std
-    axes.fill_between(number, mean - std, mean + std, step="mid", color=_BLUE, alpha=0.2)
-    axes.step(number, mean, where="mid", color=_BLUE, linewidth=1, label="mean ± std")
-    axes.step(number, std, where="mid", color=_ORANGE, linewidth=1, label="standard deviation")
-    axes.margins(x=0.01)
-    _legend(axes)
-    axes.set(xlabel="channel", ylabel="value")
+    with plot_style(unit):
+        # Two plots stand in a row of the page: at this width letters are as large as the page's.
+        figure = Figure(figsize=(5.0, 2.6), layout="constrained")
+        axes = figure.add_subplot()
+        axes.hist(values, bins=60, color=_BLUE)
+        for number, mark in enumerate(marks):
+            axes.axvline(mark, color=_ORANGE, linewidth=1, label="" if number else meaning)
+        if marks:
+            axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
+        axes.set(xlabel=unit, ylabel="samples")
+        return svg_element(figure)

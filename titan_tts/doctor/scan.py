@@ -40,37 +40,13 @@ ROW = np.dtype(
 )
 
 
-class ChannelMoments:
-    """Sum, sum of squares and extremes of every channel over some frames, (C,) each."""
-
-    def __init__(self, channels: int):
-        self.frames = 0
-        self.total, self.squares = np.zeros(channels), np.zeros(channels)
-        self.lowest, self.highest = np.full(channels, np.inf), np.full(channels, -np.inf)
-
-    def add(self, other: "ChannelMoments") -> None:
-        self.frames += other.frames
-        self.total += other.total
-        self.squares += other.squares
-        np.minimum(self.lowest, other.lowest, out=self.lowest)
-        np.maximum(self.highest, other.highest, out=self.highest)
-
-    @property
-    def mean(self) -> np.ndarray:
-        return self.total / max(self.frames, 1)
-
-    @property
-    def std(self) -> np.ndarray:
-        variance = self.squares / max(self.frames, 1) - self.mean**2
-        return np.sqrt(np.maximum(variance, 0))
-
-
 @dataclass(frozen=True)
 class Measurements:
     """The result of a pass."""
 
     rows: np.ndarray  # (n,) `ROW`, one per sample of the dataset
-    channels: ChannelMoments  # of the latents that were read
+    lowest: np.ndarray  # (C,) of each channel, in the latents that were read
+    highest: np.ndarray
     messages: dict[int, str]  # sample -> why it could not be read, for the first `MAX_MESSAGES`
 
     def where(self, mask: np.ndarray) -> np.ndarray:
@@ -95,30 +71,32 @@ def measure(
 ) -> Measurements:
     """Read `samples` with `threads` threads; `progress` is called with the number of new ones."""
     rows = np.zeros(len(dataset), ROW)
-    channels = ChannelMoments(dataset.latent_channels)
+    lowest = np.full(dataset.latent_channels, np.inf)
+    highest = -lowest
     messages: dict[int, str] = {}
     chunks = [
         samples[start : start + CHUNK_SAMPLES] for start in range(0, len(samples), CHUNK_SAMPLES)
     ]
     pool = ThreadPoolExecutor(threads, thread_name_prefix="doctor")
     try:
-        # In the order of the chunks, so that sums do not depend on the threads' speed.
         results = pool.map(lambda chunk: _measure_chunk(dataset, chunk), chunks)
         for chunk, part in zip(chunks, results, strict=True):
             rows[chunk] = part.rows
-            channels.add(part.channels)
+            np.minimum(lowest, part.lowest, out=lowest)
+            np.maximum(highest, part.highest, out=highest)
             if len(messages) < MAX_MESSAGES:
                 messages.update(part.messages)
             progress(len(chunk))
     finally:
         pool.shutdown(cancel_futures=True)
-    return Measurements(rows, channels, messages)
+    return Measurements(rows, lowest, highest, messages)
 
 
 def _measure_chunk(dataset: Dataset, samples: np.ndarray) -> Measurements:
     numbers = samples.tolist()
     rows = np.zeros(len(numbers), ROW)
-    channels = ChannelMoments(dataset.latent_channels)
+    lowest = np.full(dataset.latent_channels, np.inf)
+    highest = -lowest
     messages: dict[int, str] = {}
     fetched = dataset.fetch(numbers)
     for row, sample in zip(rows, numbers, strict=True):
@@ -128,26 +106,21 @@ def _measure_chunk(dataset: Dataset, samples: np.ndarray) -> Measurements:
             row["state"], messages[sample] = CORRUPT, str(error)
             continue
         row["state"] = READ
-        channels.add(_measure_arrays(row, loaded.latents, loaded.reference))
+        np.minimum(lowest, loaded.latents.min(axis=0), out=lowest)
+        np.maximum(highest, loaded.latents.max(axis=0), out=highest)
+        _measure_arrays(row, loaded.latents, loaded.reference)
         _measure_metadata(row, loaded.metadata, dataset.key(sample))
-    return Measurements(rows, channels, messages)
+    return Measurements(rows, lowest, highest, messages)
 
 
-def _measure_arrays(row: np.void, latents: np.ndarray, reference: np.ndarray) -> ChannelMoments:
+def _measure_arrays(row: np.void, latents: np.ndarray, reference: np.ndarray) -> None:
     """`latents` (T, C) and `reference` (R, C), finite float32."""
-    moments = ChannelMoments(latents.shape[1])
-    wide = latents.astype(np.float64)  # squares of large values overflow in float32
-    moments.frames = len(latents)
-    moments.total, moments.squares = wide.sum(axis=0), np.einsum("tc,tc->c", wide, wide)
-    moments.lowest, moments.highest = latents.min(axis=0), latents.max(axis=0)
-    mean = moments.total.sum() / latents.size
-    row["std"] = np.sqrt(max(moments.squares.sum() / latents.size - mean**2, 0.0))
-    row["peak"] = max(float(moments.highest.max()), -float(moments.lowest.min()))
+    row["std"] = latents.std(dtype=np.float64)  # squares of large values overflow in float32
+    row["peak"] = np.abs(latents).max()
     row["latents"] = _constancy(latents)
     row["reference"] = _constancy(reference) if len(reference) else CHANGING
     if is_leak(reference, latents):
         row["reference_source"] = CROP
-    return moments
 
 
 def _constancy(array: np.ndarray) -> int:

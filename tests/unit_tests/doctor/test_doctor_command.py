@@ -82,7 +82,7 @@ def test_doctor_of_valid_data(folder, capsys):
     name = f"outputs/{folder.name}-set-doctor.html"
     assert f"page: {folder}/{name}" in printed
     page = (folder / name).read_text()
-    assert "None: every check passed." in page and page.count("<svg") == 4
+    assert "None: every check passed." in page and page.count("<svg") == 3
     assert "<b>24</b><span>samples</span>" in page and "of 24 samples read" in page
     # A page is replaced, and nothing else is.
     options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
@@ -96,7 +96,6 @@ def test_doctor_of_valid_data(folder, capsys):
     assert len(result["summary"]["labels"]["speaker"]["most"]) == 1
     assert result["summary"]["hours"] == pytest.approx(2090 / 50 / 3600)
     assert result["suggestion"]["max_speaker_frames"] == 32
-    assert max(map(abs, result["read"]["channel_mean"])) < 0.2 < min(result["read"]["channel_std"])
     assert "even subset" in result["read"]["scope"]
     assert sorted(os.listdir(folder)) == ["outputs", "set"]
 
