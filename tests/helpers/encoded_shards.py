@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
+from titan_tts.prepare.encode_text import make_shard_features
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.text.feature_builder import feature_kind, make_shard_features
-from torchtitan.models.dit_tts.text.feature_store import open_text_features
+from torchtitan.models.dit_tts.text.feature_store import feature_kind, open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import load_subword_tokenizer
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
 

@@ -6,27 +6,31 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from tqdm import tqdm
 
 from titan_tts.prepare.executors import codec_devices, open_engine
 from titan_tts.prepare.work_folder import locked
 from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
-from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.feature_builder import (
-    feature_kind,
-    make_shard_features,
-)
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.text.feature_store import (
     FOLDER_NAME,
     FeatureKind,
+    feature_kind,
+    feature_path,
+    find_feature_file,
     find_feature_files,
+    longest_text,
     with_stored_fingerprint,
+    write_feature_file,
 )
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, load_subword_tokenizer
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
+from torchtitan.models.dit_tts.text.token_counts import read_texts
 
 
 def check_encoder(encoder: Encoder) -> None:
@@ -80,6 +84,52 @@ def encode_shard(tar_path: str, settings: str, device: str) -> dict[str, Any]:
     except InputError as error:
         return {"error": str(error)}
     return {"texts": len(dataset)}
+
+
+def make_shard_features(
+    dataset: Dataset,
+    shard: int,
+    encoder: PretrainedTextEncoder,
+    tokenizer: SubwordTokenizer,
+    kind: FeatureKind,
+) -> None:
+    """Encodes the texts of one shard that has no features of this kind yet.
+
+    Args:
+        shard: number in the dataset.
+        kind: with the encoder's fingerprint.
+    """
+    if find_feature_file(dataset, shard, kind) is not None:
+        return
+    first, end = np.searchsorted(dataset.shard, [shard, shard + 1]).tolist()
+    texts: list[list[int]] = []
+    for sample, text in enumerate(read_texts(dataset, range(first, end))[0], first):
+        if text is None:
+            text = dataset.metadata(sample)["text"]  # raises what is wrong with it
+        try:
+            texts.append(tokenizer.text_ids(text))
+        except InputError as error:
+            raise InputError(f"sample '{dataset.sample_id(sample)}': {error}") from error
+    tokens = np.array([len(ids) for ids in texts], np.int32)
+    longest = longest_text(encoder.source)
+    encoded = iter(encoder.encode([ids for ids in texts if len(ids) <= longest]))
+    features = [
+        next(encoded).to(kind.torch_dtype) if len(ids) <= longest else None for ids in texts
+    ]
+    tar_path, digest = dataset.tar_paths[shard], dataset.digests[shard].hex()
+    require(
+        all(each is None or bool(torch.isfinite(each).all()) for each in features),
+        f"{tar_path}: features of {kind.model!r} in {kind.encoder_dtype} are not finite in "
+        f"{kind.stored_dtype}; choose another [encoder] cache_dtype or dtype",
+    )
+    path = feature_path(tar_path, kind.folder_name)
+    try:
+        write_feature_file(path, kind, digest, tokens, features, encoder.width)
+    except OSError as error:
+        raise InputError(
+            f"{path}: text features cannot be written ({error.strerror or error}); free space "
+            f"or fix that, and start again; complete files are kept"
+        ) from error
 
 
 @lru_cache(maxsize=1)

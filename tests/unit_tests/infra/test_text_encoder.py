@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import text_encoder
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder, stored_text_features
-from torchtitan.models.dit_tts.text import feature_builder
+from torchtitan.models.dit_tts.text import feature_store
 from torchtitan.models.dit_tts.text.feature_store import open_text_features
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
@@ -114,7 +114,7 @@ def test_corrupt_features_and_other_tokens_are_refused_or_skipped(shards, gemma,
 
 
 def test_texts_that_are_too_long_to_be_encoded(shards, gemma, tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 5)
+    monkeypatch.setattr(feature_store, "LONGEST_TEXT", 5)
     made = Made(shards, gemma)
     made.make()
     settings = job(shards, made.encoder, tmp_path)

@@ -20,12 +20,13 @@ from tests.helpers.encoded_shards import (
     write_shards,
 )
 from tests.helpers.sentences import refused
+from titan_tts.prepare import encode_text
 from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.text import feature_builder
-from torchtitan.models.dit_tts.text.feature_builder import feature_kind
+from torchtitan.models.dit_tts.text import feature_store
 from torchtitan.models.dit_tts.text.feature_store import (
+    feature_kind,
     find_feature_files,
     open_text_features,
     with_stored_fingerprint,
@@ -161,8 +162,7 @@ def test_what_cannot_be_made_is_not_there(shards, gemma):
 
 
 def test_texts_that_are_too_long_have_no_features(shards, gemma, monkeypatch):
-    monkeypatch.setattr(feature_builder, "LONGEST_TEXT", 5)
-    monkeypatch.setattr(feature_builder, "_TEXTS_AT_ONCE", 4)
+    monkeypatch.setattr(feature_store, "LONGEST_TEXT", 5)
     made = Made(shards, gemma)
     made.make()
     features = open_text_features(made.dataset, made.kind)
@@ -176,7 +176,7 @@ def test_texts_that_are_too_long_have_no_features(shards, gemma, monkeypatch):
 
 def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):
     made = Made(shards, gemma)
-    write, calls = feature_builder.write_feature_file, []
+    write, calls = encode_text.write_feature_file, []
 
     def fail_in_the_second_shard(path, *args):
         calls.append(path)
@@ -184,7 +184,7 @@ def test_a_stopped_job_goes_on_with_what_is_missing(shards, gemma, monkeypatch):
             raise KeyboardInterrupt
         write(path, *args)
 
-    monkeypatch.setattr(feature_builder, "write_feature_file", fail_in_the_second_shard)
+    monkeypatch.setattr(encode_text, "write_feature_file", fail_in_the_second_shard)
     with pytest.raises(KeyboardInterrupt):
         made.make()
     folder = made.path(0).parent
@@ -204,5 +204,5 @@ def test_features_are_beside_shards_on_this_machine(shards, gemma, monkeypatch):
     def full(*args):  # as a disk; rights do not bind root
         raise OSError(errno.ENOSPC, "No space left")
 
-    monkeypatch.setattr(feature_builder, "write_feature_file", full)
+    monkeypatch.setattr(encode_text, "write_feature_file", full)
     refused(made.make, "cannot be written (No space left); free space")

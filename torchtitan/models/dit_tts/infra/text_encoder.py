@@ -20,10 +20,11 @@ from torchtitan.models.dit_tts.text.encoder_record import (
     read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.text.feature_builder import feature_kind, longest_text
 from torchtitan.models.dit_tts.text.feature_store import (
     FeatureKind,
     TextFeatures,
+    feature_kind,
+    longest_text,
     open_text_features,
     with_stored_fingerprint,
 )

@@ -33,6 +33,12 @@ from torchtitan.models.dit_tts.data.local_reader import LocalFiles
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import fingerprint, is_remote, write_atomic
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
+from torchtitan.models.dit_tts.text.hf_files import weight_files
+from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
+
+LONGEST_TEXT = 2048
+"""tokens; a longer text has no features, as attention over one long text would need all memory"""
 
 FORMAT_VERSION = 2
 FOLDER_NAME = "text_features"
@@ -96,6 +102,25 @@ class FeatureFile:
 
     tokens: np.ndarray
     hashes: np.ndarray
+
+
+def feature_kind(
+    encoder: Encoder, tokenizer: SubwordTokenizer, source: HFEncoderSpec
+) -> FeatureKind:
+    """The features that [encoder] asks for; without a fingerprint where the weights are not here."""
+    fingerprint = source.fingerprint(encoder.dtype) if weight_files(source.model) else None
+    return FeatureKind(
+        source.model,
+        fingerprint,
+        tokenizer.text_fingerprint,
+        encoder.dtype,
+        encoder.cache_dtype or encoder.dtype,
+    )
+
+
+def longest_text(source: HFEncoderSpec) -> int:
+    """Tokens of the longest text that is encoded."""
+    return min(LONGEST_TEXT, source.max_tokens or LONGEST_TEXT)
 
 
 def write_feature_file(
