@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
-from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.errors import show
 from torchtitan.models.dit_tts.files import (
     SHARD_SUFFIXES,
     is_remote,
@@ -34,26 +34,17 @@ class Options(DatasetOptions):
     threads: int = 0
     """Threads that read; 0: as many as cores, at most 8."""
 
-    max_speaker_frames: int = 384
-    """Maximum length of a reference, as [data] max_speaker_frames."""
-
     limits: Limits = Limits()
 
 
 def run(options: Options) -> int:
     from titan_tts.doctor.html_report import check_output, draw_plots, render
-    from titan_tts.doctor.suggest_buckets import SPEAKER_PATCH_SIZE
     from titan_tts.doctor.text_report import report_lines, show_json
     from torchtitan.models.dit_tts.data.dataset import open_dataset
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)
     # Whatever would fail at the end fails before hours of reading.
-    if options.max_speaker_frames <= 0 or options.max_speaker_frames % SPEAKER_PATCH_SIZE:
-        raise InputError(
-            f"--max-speaker-frames = {options.max_speaker_frames}, but it must be a multiple of the "
-            f"speaker encoder's patch of {SPEAKER_PATCH_SIZE} frames"
-        )
     output = check_output(options.output or default_output(options.path))
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     result = examine(dataset, options)
@@ -109,7 +100,5 @@ def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
             ),
         },
         "findings": [asdict(finding) for finding in findings],
-        "suggestion": suggest(
-            dataset, limits, paths=options.path, max_speaker_frames=options.max_speaker_frames
-        ),
+        "suggestion": suggest(dataset, limits, options.path),
     }

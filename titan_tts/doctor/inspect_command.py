@@ -23,7 +23,7 @@ class DatasetOptions:
     """Width of a latent frame."""
 
     top: int = 10
-    """Number of most and least frequent speakers (languages ...) listed."""
+    """Number of the most frequent speakers (languages ...) listed."""
 
     json: bool = False
     """Print one JSON object and nothing else."""

@@ -19,20 +19,12 @@ from torchtitan.models.dit_tts.data.storage import plain_name
 
 # More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
 WASTE_TOLERANCE = 0.02
-BATCH_MULTIPLE = 8
-SPEAKER_PATCH_SIZE = 4
 _HELD_OUT = re.compile(
     r"(held.?out|dev|val(id(ation)?)?|eval(uation)?|tests?)(?![a-z])", re.IGNORECASE
 )
 
 
-def suggest(
-    dataset: Dataset,
-    limits: Limits,
-    *,
-    paths: Sequence[str],
-    max_speaker_frames: int,
-) -> dict[str, Any] | None:
+def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str, Any] | None:
     """Suggested [data] keys for the training samples within the limits, if any; `paths` as the user gave them."""
     tokens = text_tokens(dataset, limits)
     held = held_out(dataset.tar_paths)
@@ -47,18 +39,15 @@ def suggest(
     chosen = fewest_buckets([choice["useful_fraction"] for choice in choices]) + 1
     data = Data(
         max_frames=limits.max_frames,
-        max_speaker_frames=max_speaker_frames,
         max_text_tokens=limits.max_text_tokens,
         num_buckets=chosen,
-        batch_multiple=BATCH_MULTIPLE,
-        speaker_patch_size=SPEAKER_PATCH_SIZE,
     )
     lengths = frames, dataset.reference_frames[fits], tokens[fits]
-    policy = make_batch_policy(data, BATCH_MULTIPLE, *lengths)
+    policy = make_batch_policy(data, data.batch_multiple, *lengths)
     max_frames, max_text, max_reference = map(max, zip(*policy.shapes))
     keys = {
         "max_frames": max_frames,
-        "max_speaker_frames": max_reference or max_speaker_frames,
+        "max_speaker_frames": max_reference,
         "max_text_tokens": max_text,
         "num_buckets": chosen,
         "bucket_frames": list(policy.edges),

@@ -15,7 +15,7 @@ HISTOGRAM_BINS = 24
 def summarize(
     dataset: Dataset, paths: Sequence[str], frames_per_second: float, top: int = 10
 ) -> dict[str, Any]:
-    """Counts, lengths and labels of a dataset; `top` values of a label are listed at either end."""
+    """Counts, lengths and labels of a dataset; the `top` values of a label are listed."""
     frames = dataset.frames.astype(np.int64)
     seconds = np.maximum(frames, 1) / frames_per_second
     references = dataset.reference_frames
@@ -86,24 +86,18 @@ def _label(dataset: Dataset, name: str, frames_per_second: float, top: int) -> d
     codes, values = dataset.labels(name)
     samples, hours = _samples_and_hours(codes, dataset, len(values), frames_per_second)
     total = max(float(hours.sum()), 1e-12)
-    order = np.argsort(-hours, kind="stable")
-
-    def rows(chosen: np.ndarray) -> list[dict[str, Any]]:
-        return [
+    return {
+        "count": int((samples > 0).sum()),
+        "without": int((codes < 0).sum()),
+        "most": [
             {
                 "value": values[number],
                 "samples": int(samples[number]),
                 "hours": _number(hours[number]),
                 "fraction": _number(hours[number] / total),
             }
-            for number in chosen
-        ]
-
-    return {
-        "count": int((samples > 0).sum()),
-        "without": int((codes < 0).sum()),
-        "most": rows(order[:top]),
-        "least": rows(order[top:][::-1][:top]),
+            for number in np.argsort(-hours, kind="stable")[:top]
+        ],
     }
 
 

@@ -92,15 +92,14 @@ def _histogram(histogram: dict[str, list], frames_per_second: float) -> list[str
 def _label_lines(name: str, label: dict[str, Any]) -> list[str]:
     if not label["count"]:
         return []
-    most, least = label["most"], label["least"][::-1]
     without = f", {label['without']:,} samples without" if label["without"] else ""
     title = f"{name}: {label['count']:,} different{without}"
     rows = [[title, "samples", "hours", "fraction"]]
-    for one in most + least:
+    for one in label["most"]:
         figures = f"{one['samples']:,}", short_number(one["hours"])
         rows.append([f"  {one['value']}", *figures, f"{100 * one['fraction']:.2f} %"])
-    if (more := label["count"] - len(most) - len(least)) > 0:
-        rows.insert(1 + len(most), [f"  ... {more:,} more", "", "", ""])
+    if (more := label["count"] - len(label["most"])) > 0:
+        rows.append([f"  ... {more:,} more", "", "", ""])
     return ["", *_table(rows)]
 
 

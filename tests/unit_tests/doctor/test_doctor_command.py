@@ -86,7 +86,7 @@ def test_doctor_of_valid_data(folder, capsys):
     assert "<b>24</b><span>samples</span>" in page and "of 24 samples read" in page
     # A page is replaced, and nothing else is.
     options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
-    options += ["--frames-per-second=50", "--max-speaker-frames=64"]
+    options += ["--frames-per-second=50"]
     assert data("doctor", "set", "--output", name, *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["read"]["samples"] == result["read"]["valid_samples"] == 5
@@ -145,7 +145,6 @@ def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
         ("--output=notes.html", "not overwritten"),
         ("--output=set", "cannot be written; give another path"),
         ("--output=notes.html/page.html", "cannot be written; give another path"),
-        ("--max-speaker-frames=383", "multiple of the speaker encoder's patch of 4"),
     ):
         assert data("doctor", "set", option) == 2
         printed = capsys.readouterr().err
@@ -165,5 +164,5 @@ def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
     ],
 )
 def test_the_page_is_named_after_the_dataset(path, name):
-    assert Options([path]) == Options([path], 128, 10, False, "", 0, 0, 384)
+    assert Options([path]) == Options([path], 128, 10, False, "", 0, 0)
     assert default_output([path]) == f"outputs/{name}-doctor.html"
