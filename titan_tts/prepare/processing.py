@@ -41,9 +41,7 @@ NOISY_DB = 20.0
 ABOVE_NOISE_DB = 6.0
 
 # Fields of `Processed` and `ReadyLatents` that are summed over a corpus.
-COUNTED = tuple(
-    "peak_limited mixed_channels resampled silence_cut_seconds replaced_reference".split()
-)
+COUNTED = ("peak_limited", "silence_cut_seconds", "replaced_reference")
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ class Processed:
     seconds: float
     gain_db: float | None = None  # None: the level was left alone
     peak_limited: bool = False  # the peak limits the gain
-    mixed_channels: bool = False
-    resampled: bool = False
     silence_cut_seconds: float = 0.0
 
 
@@ -86,15 +82,7 @@ def process(
         waveform = waveform * np.float32(10 ** (gain_db / 20))
     elif np.abs(waveform).max() < 10 ** (SILENCE_LUFS / 20):
         return "silent"
-    return Processed(
-        waveform,
-        seconds,
-        gain_db,
-        limited,
-        mixed_channels=samples.shape[1] > 1,
-        resampled=rate != target_rate,
-        silence_cut_seconds=silence_cut,
-    )
+    return Processed(waveform, seconds, gain_db, limited, silence_cut)
 
 
 def clipped_fraction(samples: np.ndarray) -> float:

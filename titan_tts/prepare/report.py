@@ -48,8 +48,6 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
     for name, words in (
         ("replaced_reference", "samples whose reference in the source was a part of themselves"),
         ("peak_limited", "samples a little below the wanted loudness, as their peaks would clip"),
-        ("mixed_channels", "samples mixed from more than one channel"),
-        ("resampled", "samples resampled to the codec's rate"),
     ):
         if summary[name]:
             out.append(f"{words}: {summary[name]} ({summary[name] / samples:.1%})")

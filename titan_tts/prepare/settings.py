@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 
 OrOff = Annotated[
     float | None,
@@ -155,17 +155,14 @@ class Options:
                 "the speakers to hold out, such as --heldout-fraction 0.05"
             )
         try:
-            groups = re.compile(self.speaker_pattern).groups
-        except re.error as error:
-            raise InputError(
-                f"--speaker-pattern = {self.speaker_pattern!r} is not a regular expression ({error}); give "
-                "one such as '^([^_]+)_'"
-            ) from None
-        if self.speaker_pattern and not groups:
-            raise InputError(
-                f"--speaker-pattern = {self.speaker_pattern!r} has no group; put parentheses around the "
-                "part that is the speaker, such as '^([^_]+)_'"
-            )
+            groups = re.compile(self.speaker_pattern or "()").groups
+        except re.error:
+            groups = 0
+        require(
+            groups > 0,
+            f"--speaker-pattern = {self.speaker_pattern!r} is no regular expression with parentheses around the "
+            "part that is the speaker; give one such as '^([^_]+)_'",
+        )
 
     def of_shards(self) -> dict[str, Any]:
         """The options that decide the shards' bytes, as prepare.json has them. Earlier outputs have no --where."""

@@ -128,7 +128,6 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
     rounded = 0.006  # the seconds are, and these are few
     fastest, slowest = 12 / max(1e-9, done["seconds"] - rounded), 12 / (done["seconds"] + rounded)
     assert slowest <= done["recordings_per_second"] <= fastest
-    assert summary["resampled"] == summary["mixed_channels"] == 0
     assert summary["speakers"] == 4
     assert record["reused"] is False
     train = read_shards(tmp_path / "out/train")
@@ -322,8 +321,7 @@ def test_processing_is_recorded(tmp_path):
     path = corpora.write_manifest(tmp_path / "m", recordings)
     summary = prepare(path, tmp_path / "out")["summary"]
     first, second, third = read_shards(tmp_path / "out/train").values()
-    counts = [summary[name] for name in ("mixed_channels", "resampled", "peak_limited")]
-    assert counts == [3, 3, 1]
+    assert summary["peak_limited"] == 1
     assert summary["silence_cut_seconds"] == pytest.approx(1.5, abs=0.05)
     # Of twelve blocks of 0.4 s six are full of the tone, and 3.75 of the others together.
     gain = second["json"]["gain_db"] + 20 - 10 * np.log10(9.75 / 12)

@@ -57,8 +57,8 @@ MISTAKES = [
     ({"audio": AudioSettings(loudness=0.5)}, "--loudness = 0.5, but it must be between -70 and 0"),
     ({"audio": AudioSettings(max_silence=float("nan"))}, "--max-silence = nan, but"),
     ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
-    ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is not a regular expression \("),
-    ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* has no group; put parentheses"),
+    ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression"),
+    ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* with parentheses around"),
     ({"heldout_by": "speaker"}, "--heldout-by speaker holds nobody out, as --heldout-fraction is"),
 ]
 
@@ -108,8 +108,7 @@ def test_figures_in_words():
     shard = {"samples": 30, "frames": 90_000, "without_reference": 1}
     shards = {"train/a.tar": shard, "train/b.tar": shard | {"without_reference": 2}}
     shards["heldout/a.tar"] = {"samples": 40, "frames": 2250, "without_reference": 0}
-    counts = {"peak_limited": 50, "resampled": 25, "silence_cut_seconds": 12.345}
-    counts |= {"replaced_reference": 10, "mixed_channels": 5}
+    counts = {"peak_limited": 50, "silence_cut_seconds": 12.345, "replaced_reference": 10}
     problems = [[f"k{number}", "bad"] for number in range(21)]
     total = Chunk({}, {"too_long": 3, "empty_text": 22}, problems, counts)
     summary = summarize(shards, 25.0, 7, total)
@@ -122,8 +121,6 @@ def test_figures_in_words():
         "speakers: 7",
         "samples whose reference in the source was a part of themselves: 10 (10.0%)",
         "samples a little below the wanted loudness, as their peaks would clip: 50 (50.0%)",
-        "samples mixed from more than one channel: 5 (5.0%)",
-        "samples resampled to the codec's rate: 25 (25.0%)",
         "silence cut: 12.3 seconds",
         "left out: 25 of 125 recordings",
         "  empty_text: 22 (its text is empty)",
