@@ -82,7 +82,6 @@ class TextTokenizer:
         """number of ids for letters of a text"""
         self.end = max([*pieces, *in_empty], default=-1) + 1
         """1 + the highest id of its own that a text can have"""
-        self._serialized, self._added, self._first_id = serialized, added, first_id
         self._convention, self._normalized = convention, NORMALIZERS[convention]
         self.fingerprint += convention and f"-{convention}"
         self._id_of: dict[int, int] = {}
@@ -91,10 +90,6 @@ class TextTokenizer:
             own = [cast(int, backend.token_to_id(token)) for token in added.tokens]
             self._id_of = {each: number for number, each in enumerate(own, first_id)}
             self.fingerprint += added.fingerprint
-
-    def __reduce__(self):
-        # The library's pickle forgets a setting.
-        return TextTokenizer, (self._serialized, self._added, self._first_id, self._convention)
 
     def to_json(self) -> str:
         return self._backend.to_str()

@@ -23,7 +23,6 @@ from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, Fixed
 # Apart from training's streams, the sampler's and the conditions'.
 _STREAM = 300
 TEXT, SPEAKER = "text_gain", "speaker_gain"
-_NO_FIGURES: Mapping[str, Any] = MappingProxyType({})
 
 Losses = dict[str, torch.Tensor]
 """(times,) float64 on the CPU by figure; nan where nothing was measured"""
@@ -51,9 +50,7 @@ class HeldoutLoss:
         ranks: int = 1,
         group: dist.ProcessGroup | None = None,
         error_sums: Callable[..., torch.Tensor] = squared_error_sums,
-        row_figures: Mapping[
-            str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-        ] = _NO_FIGURES,
+        row_figures: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType({}),
     ):
         self.sets = {"heldout_loss": heldout, "training_loss": training}
         self._batches = {
