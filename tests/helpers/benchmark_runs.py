@@ -45,13 +45,12 @@ def write_run(
     reason: str = "",
     repeat: int = 0,
     forecast: Mapping[str, Any] | None = None,
-    axes: Iterable[str] = (),
 ) -> Path:
     """A run of a grid: run.json, and benchmark.json if there is a result."""
     folder.mkdir(parents=True)
-    run = {"format": 1, "name": folder.name, "grid": folder.parent.name, "factors": dict(factors)}
-    run |= {"axes": list(axes), "repeat": repeat, "settings": {}, "state": state, "reason": reason}
-    run |= {"began": 0.0, "seconds": 60.0, "forecast": forecast}
+    run = {"name": folder.name, "grid": folder.parent.name, "factors": dict(factors)}
+    run |= {"repeat": repeat, "state": state, "reason": reason, "seconds": 60.0}
+    run |= {"forecast": forecast}
     (folder / "run.json").write_text(json.dumps(run))
     if result is not None:
         (folder / "benchmark.json").write_text(json.dumps(result))

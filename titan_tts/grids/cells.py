@@ -32,9 +32,6 @@ class Cell:
 
     axes: dict[str, Any]
     repeat: int
-    settings: dict[str, Any]
-    """section.key -> value that replaces the base config's"""
-
     config: JobConfig
     """resolved"""
 
@@ -147,7 +144,6 @@ class Cells:
             name=name,
             axes=axes,
             repeat=repeat,
-            settings=changed,
             config=replace(config, job=placed),
             content=content,
             factors=found,

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torchtitan.models.dit_tts.files import fingerprint, write_atomic
 from torchtitan.models.dit_tts.run.run_folder import LOCK
 
 FILE_NAME = "run.json"
-FORMAT = 1
 
 _NOT_COMPARED = ("config_file", "dump_folder", "experiment", "description")
 """of [job]"""
@@ -83,8 +81,7 @@ class Runner:
                 raise InputError(
                     f"{folder}: a process of an earlier start still runs in it; end it and repeat the command"
                 ) from None
-        began = time.time()
-        self.keep(cell, Outcome("running", "", 0.0), forecast, began)
+        self.keep(cell, Outcome("running", "", 0.0), forecast)
         config = folder / "config.toml"
         write_atomic(config, tomli_w.dumps(without_secrets(without_none(cell.content))))
         command = train_command(config, cell.gpus, nodes=cell.nodes)
@@ -95,13 +92,13 @@ class Runner:
         except BaseException:
             run.end(GRACE_SECONDS)
             interrupted = Outcome("preempted", "the grid was ended", run.outcome().seconds)
-            self.keep(cell, interrupted, forecast, began)
+            self.keep(cell, interrupted, forecast)
             raise
         outcome = run.outcome()
         if not ended:
             late = f"not completed in {self.timeout_seconds / 60:g} minutes ({outcome.reason})"
             outcome = Outcome("timeout", late, outcome.seconds)
-        return self.keep(cell, outcome, forecast, began)
+        return self.keep(cell, outcome, forecast)
 
     def run_succeeds(self, cell: Cell, tried: str) -> bool:
         """Whether a trial completes, and does not run out of memory; raises TrialError where it ends
@@ -118,26 +115,16 @@ class Runner:
             raise TrialError(state, f"the trial of {tried} ended with {state}: {why}")
         return state == "completed"
 
-    def keep(
-        self,
-        cell: Cell,
-        outcome: Outcome,
-        forecast: dict[str, Any] | None,
-        began: float | None = None,
-    ) -> dict[str, Any]:
-        """Writes a cell's outcome and returns its record; began: now by default, of a cell that is not run."""
+    def keep(self, cell: Cell, outcome: Outcome, forecast: dict[str, Any] | None) -> dict[str, Any]:
+        """Writes a cell's outcome and returns its record."""
         record = {
-            "format": FORMAT,
             "name": cell.name,
             "grid": self.grid,
             "factors": cell.factors,
-            "axes": list(cell.axes),
             "repeat": cell.repeat,
-            "settings": cell.settings,
             "identity": _identity(cell),
             "state": outcome.state,
             "reason": outcome.reason,
-            "began": time.time() if began is None else began,
             "seconds": outcome.seconds,
             "forecast": forecast,
         }

@@ -63,7 +63,7 @@ def test_what_an_axis_sets(tmp_path, axis, value, expected):
     table = cell.content
     for section in sections:
         table = table[section]
-    assert cell.settings[key] == table[name] == wanted
+    assert table[name] == wanted
     assert cell.factors.get(axis, cell.factors["layout"]) in (value, "hsdp", "fsdp")
 
 

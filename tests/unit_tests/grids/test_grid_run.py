@@ -91,7 +91,7 @@ def test_all_runs_are_run_once(tmp_path, capsys):
     assert order(tmp_path) == [cell.name for cell in run.all]
     assert set(states(run).values()) == {"completed"}
     record = json.loads((run.all[2].folder / "run.json").read_text())
-    assert record["factors"]["batch"] == 4 and record["axes"] == ["layout", "batch"]
+    assert record["factors"]["batch"] == 4
     assert record["grid"] == "mine" and record["seconds"] > 0 and record["forecast"] is None
     assert (tmp_path / "mine" / "grid.toml").read_text() == "the grid"
     said = capsys.readouterr().out
