@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,12 @@ from titan_tts.grids.options import Options
 from titan_tts.grids.runner import TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.grids.search import largest_that_fits, smaller
 from titan_tts.launch.supervisor import read_json
-from titan_tts.plan.plan import estimated_buckets
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges, select_samples
 from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
-from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, printable, require
-from torchtitan.models.dit_tts.files import fingerprint, is_remote, local_path
+from torchtitan.models.dit_tts.files import fingerprint
 
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
 _AXIS_KEYS = {
@@ -81,16 +78,6 @@ class Found:
                 words += "" if choice.mfu is None else f", {choice.mfu:.1%} MFU"
             lines.append(f"# {values or 'as configured'}: {words}")
         return "\n".join([*lines, "", tomli_w.dumps(self.keys)])
-
-
-def _missing(path: str | list[str]) -> str:
-    """Why there is no data at all; empty where there is some, or where its absence must be a mistake."""
-    if isinstance(path, str) and not is_remote(path) and not os.path.exists(local_path(path)):
-        try:
-            find_shards(path)
-        except InputError as error:
-            return str(error)
-    return ""
 
 
 class Autotune:
@@ -155,7 +142,7 @@ class Autotune:
         if self.options.buckets or data.bucket_frames:
             edges = sorted(self.options.buckets or data.bucket_frames)
             origin = "as given"
-        elif not (missing := _missing(data.path)):
+        else:
             dataset = open_training_data(data)
             # As the loader does, but without counting the tokens of all texts.
             no_tokens = np.zeros(len(dataset))
@@ -163,11 +150,6 @@ class Autotune:
             draws = sample_draws(data, dataset, selection)
             edges = choose_edges(selection.frames, data.num_buckets, data.max_frames, draws)
             origin = "of [data] path"
-        else:
-            mixed = self.cells.make({"batch": 1}, 0, None, {"benchmark.lengths": "mixed"})
-            found = estimated_buckets(mixed.config, self.ranks)
-            edges = [batches.lengths.frames for _, batches in found][:-1] + [data.max_frames]
-            origin = f"of [benchmark]'s lengths, since {missing}"
         ascending = all(low < high for low, high in zip([0, *edges], edges))
         if not ascending or len(edges) > MAX_BUCKETS or edges[-1] > data.max_frames:
             raise InputError(

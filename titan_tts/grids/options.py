@@ -31,7 +31,7 @@ class Options:
 
     buckets: list[int] = field(default_factory=list)
     """Upper lengths of the buckets in frames. Default: [data] bucket_frames, else those that the data of
-    [data] path would have, else those of [benchmark]'s lengths."""
+    [data] path would have."""
 
     gpu: str = ""
     """Name of the GPU for the first guess, as in `titan-tts plan`. Default: this machine's."""
