@@ -99,13 +99,11 @@ def test_a_preempted_job_saves_and_is_requeued(slurm, tmp_path):  # noqa: F811
 
 @pytest.mark.matrix  # half a minute of waiting for the controller
 def test_a_job_is_waited_for_until_it_is_cancelled(slurm, tmp_path):  # noqa: F811
-    """The partition takes no jobs at first; then the nodes are another's; then the run is stopped once. Cancelled it
-    saves and is not requeued."""
+    """The nodes are another's at first; then the run is stopped once. Cancelled it saves and is not requeued."""
     log, blocking = tmp_path / "waiting", tmp_path / "blocking.sh"
     blocking.write_text("#!/bin/sh\nsleep 1000\n")
     blocker = slurm.submit(blocking, "--nodes=2", "--exclusive")
     slurm.wait_for_state(blocker, "RUNNING")
-    slurm.command("scontrol", "update", "PartitionName=main", "State=DRAIN")
     launch_stub(tmp_path)
     more = "--nodes 2 --gpus-per-node 1 --cpus-per-node 1 --submit --wait --price 3600".split()
     more += ["--python", shlex.quote(str(tmp_path / "stub")), "--job.experiment=run"]
@@ -119,8 +117,6 @@ def test_a_job_is_waited_for_until_it_is_cancelled(slurm, tmp_path):  # noqa: F8
         runs.wait_until(lambda: text in log.read_text(), 120, log.read_text)
 
     try:
-        says("Required partition not available")
-        slurm.command("scontrol", "update", "PartitionName=main", "State=UP")
         says("PENDING (Resources)")
         slurm.command("scancel", blocker)
         says("RUNNING; 0.00 GPU hours")
@@ -137,7 +133,6 @@ def test_a_job_is_waited_for_until_it_is_cancelled(slurm, tmp_path):  # noqa: F8
         assert waiting.wait(30) == 1
     finally:
         waiting.kill()
-        slurm.command("scontrol", "update", "PartitionName=main", "State=UP")
     costs = [float(each) for each in re.findall(r"cost: (\d+\.\d+)$", log.read_text(), re.M)]
     # One GPU of each of two nodes, by seconds, of both starts.
     assert costs == sorted(costs) and costs[0] == costs[-1] % 2 == 0.0

@@ -77,8 +77,8 @@ class Options:
     """Submit the script and print the job's id."""
 
     wait: bool = False
-    """With --submit: while SLURM cannot take the job try again, then say on stderr what it does and has cost,
-    until it has ended. The exit status is 0 if it is completed."""
+    """With --submit: say on stderr what the job does and has cost, until it has ended. The exit status is 0 if it is
+    completed."""
 
     price: float = 0.0
     """With --wait: price of one GPU for an hour, in any currency; 0: only GPU hours are shown."""
@@ -101,7 +101,7 @@ def run(options: Options) -> int:
         check_writable(options.out, "--out")
         write_atomic(options.out.expanduser(), script)
     if options.submit:
-        print(job := submit(script, options.wait), flush=True)
+        print(job := submit(script), flush=True)
         if options.wait:
             return follow(job, options.gpus_per_node, options.price)
     elif options.out is None:

@@ -1,19 +1,11 @@
-"""A job in SLURM's queue: submitted until SLURM takes it, and followed to its end, with its cost so far."""
+"""A job in SLURM's queue: submitted, and followed to its end, with its cost so far."""
 
-import re
 import subprocess
 import sys
 import time
 from datetime import timedelta
 
 from torchtitan.models.dit_tts.errors import InputError
-
-_NOT_YET = re.compile(
-    "SubmitJob"  # AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit ...
-    "|[Tt]emporarily un|Unable to contact slurm controller|Required partition not available"
-)
-"""Refusals after which a later try may succeed and no job is in the queue. After "Socket timed out" one may be
-there, and another try would start the run twice."""
 
 _ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT"
 _LONGEST_PAUSE = 60
@@ -22,27 +14,20 @@ _SAID_EVERY = 600
 """seconds, if nothing changes"""
 
 
-def submit(script: str, wait: bool) -> str:
-    """Submits the script, with `wait` again until SLURM takes it. Returns the job's id."""
-    began, pause = time.monotonic(), 15
-    while True:
-        try:
-            command = ["sbatch", "--parsable"]
-            done = subprocess.run(command, input=script, capture_output=True, text=True)
-        except FileNotFoundError:
-            raise InputError(
-                "--submit: there is no sbatch here; run this on a machine of the cluster, or write the "
-                "script with --out and submit it there"
-            ) from None
-        if done.returncode == 0:
-            return done.stdout.strip().partition(";")[0]  # behind it the cluster's name
+def submit(script: str) -> str:
+    """Submits the script. Returns the job's id."""
+    try:
+        command = ["sbatch", "--parsable"]
+        done = subprocess.run(command, input=script, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise InputError(
+            "--submit: there is no sbatch here; run this on a machine of the cluster, or write the "
+            "script with --out and submit it there"
+        ) from None
+    if done.returncode:
         reason = done.stderr.strip().split("\n")[0] or f"exit status {done.returncode}"
-        if not (wait and _NOT_YET.search(done.stderr)):
-            raise InputError(f"--submit: sbatch refuses the job ({reason})")
-        after = timedelta(seconds=round(time.monotonic() - began))
-        _say(f"not in the queue after {after} ({reason}); next try in {pause} s; cost: 0")
-        time.sleep(pause)
-        pause = min(2 * pause, 300)
+        raise InputError(f"--submit: sbatch refuses the job ({reason})")
+    return done.stdout.strip().partition(";")[0]  # behind it the cluster's name
 
 
 def follow(job: str, gpus_per_node: int, price: float) -> int:
@@ -67,7 +52,8 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
             said, hours = time.monotonic(), (earlier + now) / 3600
             cost = f", cost: {hours * price:.2f}" if price else ""
             after = timedelta(seconds=round(said - began))
-            _say(f"job {job} after {after}: {found}; {hours:.2f} GPU hours{cost}")
+            line = f"job {job} after {after}: {found}; {hours:.2f} GPU hours{cost}"
+            print(line, file=sys.stderr, flush=True)
         if state in _ENDED.split():
             return int(state != "COMPLETED")
         pause = min(2 * pause, _LONGEST_PAUSE) if found == before else 2
@@ -76,10 +62,6 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
             time.sleep(pause)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"job {job} stays in the queue (scancel {job})") from None
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
 
 
 def _seconds(text: str) -> int:

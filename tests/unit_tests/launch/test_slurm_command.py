@@ -126,11 +126,6 @@ def test_mistakes_end_with_one_sentence(arguments, sentence, capsys):
     assert sentence in found.err and found.err.count("\n") == 1 and not found.out
 
 
-SBATCH = """
-error QOSMaxSubmitJobPerUserLimit
-error Unable to contact slurm controller (connect failure)
-17
-"""
 SQUEUE = """
 PENDING|2|0:00|Resources|2026-11-25T20:00:00
 RUNNING|2|30:00|None|2026-11-25T20:00:00
@@ -148,13 +143,13 @@ ANSWER = """#!/bin/bash
 
 @pytest.mark.long
 def test_submit_and_wait(tmp_path, monkeypatch, capsys):
-    """Refused twice, pending, run twice by two and by three nodes of two GPUs, and completed."""
+    """Pending, run twice by two and by three nodes of two GPUs, and completed."""
     (tmp_path / "bash").symlink_to("/bin/bash")
     monkeypatch.setenv("PATH", str(tmp_path))
     submit = [*DEBUG, "--submit", "--out", str(tmp_path / "out")]
     assert cli.main(submit) == 2
     assert "there is no sbatch here" in capsys.readouterr().err
-    for name, lines in (("sbatch", SBATCH), ("squeue", SQUEUE)):
+    for name, lines in (("sbatch", "17\n"), ("squeue", SQUEUE)):
         (tmp_path / f"{name}.txt").write_text(lines.lstrip())
         (tmp_path / name).write_text(ANSWER.format(file=tmp_path / name))
         (tmp_path / name).chmod(0o755)
@@ -162,20 +157,17 @@ def test_submit_and_wait(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(slurm_queue.time, "sleep", pauses.append)
     assert cli.main([*submit, "--wait", "--price", "3"]) == 0
     found = capsys.readouterr()
-    assert found.out == "17\n" and pauses[:2] == [15, 30]
+    assert found.out == "17\n" and pauses[:2] == [2, 2]
     said = re.sub(r"after [\d:]+\d", "after T", found.err).splitlines()
-    assert "(QOSMaxSubmitJobPerUserLimit)" in said[0]
-    assert "connect failure" in said[1] and said[1].endswith("next try in 30 s; cost: 0")
     pending = "job 17 after T: PENDING (Resources), start expected at 2026-11-25T20"
-    assert said[2].startswith(pending) and "unknown (Unable to contact" in said[4]
-    assert said[7] == "job 17 after T: COMPLETED; 148.00 GPU hours, cost: 444.00"
-    costs = [float(line.rpartition(" ")[2]) for line in said[2:]]
+    assert said[0].startswith(pending) and "unknown (Unable to contact" in said[2]
+    assert said[5] == "job 17 after T: COMPLETED; 148.00 GPU hours, cost: 444.00"
+    costs = [float(line.rpartition(" ")[2]) for line in said]
     assert costs == [0, 6, 6, 6, 6 + 3 * 145, 6 + 3 * 146]
     (tmp_path / "sbatch.txt").write_text("17;cluster\nerror Socket timed out on send/recv\\nx\n")
     assert cli.main(submit) == 0 and capsys.readouterr().out == "17\n"
     assert (tmp_path / "sbatch.arguments").read_text() == "--parsable\n"
     assert (tmp_path / "sbatch.stdin").read_bytes() == (tmp_path / "out").read_bytes()
-    # A time-out may have left a job in the queue: a second one would write into the same run folder.
     assert cli.main([*submit, "--wait"]) == 2
     expected = "error: --submit: sbatch refuses the job (Socket timed out on send/recv)\n"
     assert capsys.readouterr().err == expected
