@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kill_prepare import start_command  # noqa: E402
 from titan_tts.collect.folder import read_record  # noqa: E402
-from titan_tts.collect.open_queue import open_queue  # noqa: E402
+from titan_tts.collect.queue import open_queue  # noqa: E402
 from tools.harness.postgres import postgres_server, programs  # noqa: E402
 from tools.harness.stand_in_analyzer import write_recordings  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 
 from titan_tts import cli
 from titan_tts.collect import run_workers
-from titan_tts.collect.worker import work
+from titan_tts.collect.worker import Unsound, work
+from torchtitan.models.dit_tts.errors import InputError
 
 STAND_IN = "tools.harness.stand_in_analyzer:stand_in"
 
@@ -21,8 +22,14 @@ def collect(monkeypatch) -> Callable[..., int]:
 
     def run_here(job, devices, count, queue, watch):
         assert devices == ["cpu"]
-        while work(asdict(job), "worker", devices[0])["again"]:
-            watch()
+        try:
+            while True:
+                with suppress(Unsound):
+                    return work(job, "worker", devices[0])
+                watch()
+        except InputError:
+            queue.release_claims("worker")
+            raise
 
     monkeypatch.setattr(run_workers, "run_here", run_here)
 

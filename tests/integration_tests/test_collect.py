@@ -68,10 +68,3 @@ def test_workers_that_never_get_a_job_end_the_command(source, tmp_path):
     assert (
         ended.returncode == 2 and "the analyzer 'no.module:here' cannot be imported" in ended.stderr
     )
-
-
-@pytest.mark.slow
-def test_ray(source, tmp_path, postgres):  # noqa: F811
-    on_ray = Collecting(source, tmp_path / "ray", postgres, start)
-    on_ray._arguments += ["--engine", "ray"]
-    assert on_ray.finish() == Collecting(source, tmp_path / "here", start=start).finish()

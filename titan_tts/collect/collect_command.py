@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -47,9 +47,6 @@ class Options:
     workers: int = 0
     """Processes, each with models of its own; 0: one per GPU, or at most 4 on a CPU."""
 
-    engine: Literal["local", "ray"] = "local"
-    """What runs the processes: this machine, or a Ray cluster."""
-
     queue: str = ""
     """postgresql://USER:PASSWORD@HOST/DATABASE: machines that are given the same one and the same OUTPUT share the work;
     empty: a file in OUTPUT, for one machine."""
@@ -67,15 +64,11 @@ class Options:
     """Leave out recordings that SOURCE does not name, such as deleted ones and those of an earlier SOURCE."""
 
     def check(self) -> None:
-        """Raises InputError where a number is out of its range or options do not go together."""
+        """Raises InputError where a number is out of its range."""
         self.analysis.check()
         check_range("--workers", self.workers, 0, 1024)
         check_range("--lease-seconds", self.lease_seconds, 1, 86_400)
         check_range("--attempts", self.attempts, 1, 1000)
-        require(
-            self.engine == "local" or bool(self.queue and self.workers),
-            "--engine ray needs --workers, and --queue postgresql://..., as a cluster's nodes cannot share a file",
-        )
 
     def of_content(self) -> dict[str, Any]:
         """The options that decide what is in files/, as collect.json has them."""
@@ -86,8 +79,6 @@ class Options:
 def run(options: Options) -> int:
     options.check()
     require_modules("soundfile", "soxr", "av")
-    if not options.analyzer and options.engine == "local":
-        options.analysis.check_packages()  # before all recordings are read
     from titan_tts.collect.folder import locked, open_folder
     from titan_tts.collect.worker import Job
     from titan_tts.prepare.executors import library_versions
@@ -147,21 +138,18 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
 def _work(options: Options, job: "Job", queue: "Queue") -> None:
     """Until no job is left, here or on other machines."""
     from titan_tts.collect.folder import sweep
-    from titan_tts.collect.run_workers import run_here, run_on_ray
+    from titan_tts.collect.run_workers import run_here
     from titan_tts.prepare.executors import codec_devices
 
     counts = queue.counts()
     jobs = counts["pending"] + counts["claimed"]
     if not jobs:
         return
-    devices = codec_devices(options.device, options.engine)
+    devices = codec_devices(options.device)
     most = min(_MAX_CPU_WORKERS, len(os.sched_getaffinity(0)))
     count = options.workers or (min(jobs, most) if devices == ["cpu"] else len(devices))
     with _progress(queue) as watch:
-        if options.engine == "ray":
-            run_on_ray(job, devices, count, watch)
-        else:
-            run_here(job, devices, count, queue, watch)
+        run_here(job, devices, count, queue, watch)
     sweep(Path(job.output), queue)
 
 

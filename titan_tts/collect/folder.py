@@ -5,7 +5,7 @@
       speakers.json            {SEGMENT_ID: number of its speaker}, by which speakers keep their names
       queue.sqlite             the jobs, unless --queue names a database
       files/FILE_ID/           of one recording, renamed into place when it is complete
-        recording.json         {"seconds", "rate", "channels"}
+        recording.json         {"seconds"}
         segments.jsonl         a line per segment, in order of time
         embeddings.npy         (segments, E) float32, in the order of the lines
         SEGMENT_ID.flac        mono, at the recording's rate
@@ -61,31 +61,26 @@ _FIELDS |= {"clipped": 6, "loudness": 2, "chars_per_second": 2, "overlap": 4, "q
 def locked(output: Path, alone: bool) -> Iterator[None]:
     """Makes the folder; `alone`: no other command may work in it until the block ends."""
     output.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output / ".collect.lock", timeout=0 if alone else _LOCK_SECONDS)
     try:
-        lock.acquire()
+        with FileLock(output / ".collect.lock", timeout=0 if alone else _LOCK_SECONDS):
+            yield
     except Timeout:
         raise InputError(
             f"{output}: another titan-tts collect is at work there; wait for it, or let several share the work through "
             "--queue postgresql://..."
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
     """The content of collect.json, which is made in an empty folder. Once there are segments, other settings are refused,
     but for the threshold of speakers, who are found anew each time."""
-    path = output / RECORD_NAME
-    if not path.exists():
+    if not (output / RECORD_NAME).exists():
         foreign = [each.name for each in output.iterdir() if not each.name.startswith(".")]
         require(
             not foreign, f"{output}: holds {foreign[:1]} and no {RECORD_NAME}; give a new folder"
         )
         new = {"format": FORMAT, "collection": uuid.uuid4().hex, "settings": settings}
-        write_atomic(path, json.dumps(new | {"versions": versions, "files": {}}, indent=1))
+        _write_record(output, new | {"versions": versions, "files": {}})
     record = read_record(output)
     free = {"speaker_threshold": None}
     changed = difference(record["settings"] | free, settings | free)
@@ -94,7 +89,7 @@ def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]
             f"{output}: was collected with other settings ({changed}); give those again, or another OUTPUT"
         )
     record["settings"] = settings
-    write_atomic(path, json.dumps(record, indent=1, ensure_ascii=False))
+    _write_record(output, record)
     return record
 
 
@@ -112,7 +107,10 @@ def read_record(output: Path) -> dict[str, Any]:
 
 def write_names(output: Path, names: Mapping[str, str]) -> None:
     """Notes which files the collection is made of: {FILE_ID: name in SOURCE}."""
-    record = read_record(output) | {"files": dict(sorted(names.items()))}
+    _write_record(output, read_record(output) | {"files": dict(sorted(names.items()))})
+
+
+def _write_record(output: Path, record: Mapping[str, Any]) -> None:
     write_atomic(output / RECORD_NAME, json.dumps(record, indent=1, ensure_ascii=False))
 
 
@@ -126,13 +124,12 @@ def segment_id(file: str, start: float, stop: float) -> str:
 
 
 def write_recording(
-    output: Path, file: str, token: str, segments: "Sequence[Segment]", audio: tuple[int, int, int]
+    output: Path, file: str, token: str, segments: "Sequence[Segment]", seconds: float, rate: int
 ) -> None:
-    """Makes files/FILE_ID of the segments of a recording of (samples, channels, rate). Of two writers one wins: what they
-    write is the same. Raises OSError where the disk fails."""
+    """Makes files/FILE_ID of a recording's segments, whose audio has `rate`. Of two writers one wins: what they write
+    is the same. Raises OSError where the disk fails."""
     import soundfile
 
-    samples, channels, rate = audio
     folder = output / PARTIAL / f"{file}.{token}"
     folder.mkdir(parents=True, exist_ok=True)
     records = [_record(file, segment) for segment in segments]
@@ -144,8 +141,7 @@ def write_recording(
     vectors = [segment.embedding for segment in segments]
     array = np.stack(vectors).astype(np.float32) if vectors else np.zeros((0, 0), np.float32)
     np.save(folder / "embeddings.npy", array)
-    facts = {"seconds": samples / rate, "rate": rate, "channels": channels}
-    (folder / "recording.json").write_text(json.dumps(facts))
+    (folder / "recording.json").write_text(json.dumps({"seconds": seconds}))
     try:
         read_recording(folder, file)
     except Exception as error:
@@ -172,7 +168,7 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
 
     records = read_lines(folder / "segments.jsonl")
     embeddings = np.load(folder / "embeddings.npy")
-    seconds = min(read_facts(folder)["seconds"] + 0.001, _MAX_SECONDS)
+    seconds = min(read_seconds(folder) + 0.001, _MAX_SECONDS)
     again = f"remove {folder} and run titan-tts collect again"
     require(
         len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
@@ -205,8 +201,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "recording.json").read_text())
+def read_seconds(folder: Path) -> float:
+    """Length of the whole recording."""
+    return json.loads((folder / "recording.json").read_text())["seconds"]
 
 
 def check_ids(records: Sequence[Mapping[str, Any]]) -> None:

@@ -5,19 +5,23 @@
                        -> dead      the same after the last attempt
 
 A job is one source file, named by the hash of its content. Each claim has a token of its own: a worker that has
-lost its claim to another can neither renew nor acknowledge it. Both engines run the same statements; an engine
-(`sqlite_queue`, `postgres_queue`) brings transactions, the clock and a way around rows that others hold.
+lost its claim to another can neither renew nor acknowledge it. Both engines run the same statements.
 """
 
 import json
+import sqlite3
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from torchtitan.models.dit_tts.errors import InputError, first_line, require
+
 STATES = ("pending", "claimed", "done", "dead")
-MAX_ATTEMPTS = 3
+QUEUE_NAME = "queue.sqlite"
+_WAIT_SECONDS = 60  # for another process's transaction
+_CONNECT_SECONDS = 15
 
 Execute = Callable[..., list[tuple]]
 """execute(statement, *values): the rows that it returns"""
@@ -76,32 +80,60 @@ class Totals(NamedTuple):
     seconds: float  # of audio that was analyzed
 
 
-class Queue(ABC):
+class Queue:
     """Jobs and sources of one collected folder. A connection is one thread's and one process's.
 
-    Attributes:
-        now: the engine's clock as SQL, in seconds since 1970: one clock for all machines.
-        lock_rows: what keeps two claims that run at once off the same row, as SQL.
+    An engine connects, and brings what differs in SQL: its clock in seconds since 1970, one for all machines; what keeps
+    two claims that run at once off the same row; how a transaction begins; and the mark of a value.
     """
 
     now: str
     lock_rows: str
+    begin: str
+    mark: str
+    error: type[Exception]
 
-    def __init__(self, max_attempts: int = MAX_ATTEMPTS):
-        self.max_attempts = max_attempts
-
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[Execute]:
-        """Statements that become visible together or, after an exception, not at all."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def create(self, *first: str) -> None:
-        """Makes the tables where they are missing, after the statements `first`."""
+    def __init__(
+        self, connect: Callable[[], Any], name: str, advice: str, max_attempts: int, *first: str
+    ):
+        """`name` and `advice` are for messages; `first`: statements before the tables are made where they are missing."""
+        self._name, self._advice, self.max_attempts = name, advice, max_attempts
+        with self._in_a_sentence():
+            self._connection = connect()
         with self.transaction() as execute:
             for statement in (*first, *_SCHEMA):
                 execute(statement)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Execute]:
+        """Statements that become visible together or, after an exception, not at all."""
+
+        def execute(statement: str, *values: Any) -> list[tuple]:
+            cursor = self._connection.execute(statement.replace("?", self.mark), values)
+            return cursor.fetchall() if cursor.description else []
+
+        with self._in_a_sentence():
+            execute(self.begin)
+            try:
+                yield execute
+            except BaseException:
+                with suppress(self.error):  # a full disk or a lost connection has ended it already
+                    execute("ROLLBACK")
+                raise
+            execute("COMMIT")
+
+    @contextmanager
+    def _in_a_sentence(self) -> Iterator[None]:
+        try:
+            yield
+        except self.error as error:
+            raise InputError(
+                f"{self._name}: the queue cannot be used ({first_line(error)}); {self._advice}; start again, finished work "
+                "is kept"
+            ) from error
 
     def add(self, jobs: Iterable[tuple[str, int]]) -> int:
         """Adds jobs (id, bytes) that are not there in any state; returns how many."""
@@ -134,7 +166,7 @@ class Queue(ABC):
         return Claim(rows[0][0], token) if rows else None
 
     def heartbeat(self, claim: Claim, lease_seconds: float, progress: str = "") -> None:
-        """Renews the lease. Raises LostClaim, as do `done`, `fail` and `release`."""
+        """Renews the lease. Raises LostClaim, as do `done` and `fail`."""
         self._of_claim(claim, f"expires = {self.now} + ?, progress = ?", lease_seconds, progress)
 
     def done(self, claim: Claim, seconds: float, stages: Mapping[str, float]) -> None:
@@ -145,10 +177,6 @@ class Queue(ABC):
     def fail(self, claim: Claim, message: str) -> None:
         """To be tried again, or dead after the last attempt."""
         self._of_claim(claim, _FAILED, self.max_attempts, message)
-
-    def release(self, claim: Claim) -> None:
-        """Gives a job back that was not at fault."""
-        self._of_claim(claim, "state = 'pending', token = '', attempts = attempts - 1")
 
     def _of_claim(self, claim: Claim, values: str, *arguments: Any) -> None:
         statement = f"UPDATE jobs SET {values} WHERE id = ? AND state = 'claimed' AND token = ? RETURNING id"
@@ -220,3 +248,62 @@ class Queue(ABC):
         with self.transaction() as execute:
             rows = execute(f"SELECT path, name, size, version, file FROM sources {where}", *values)
         return {row[0]: Source(*row) for row in sorted(rows)}
+
+
+class SqliteQueue(Queue):
+    """In a file: processes of one machine, which share a local disk."""
+
+    now = "((julianday('now') - 2440587.5) * 86400.0)"
+    lock_rows = ""  # one process writes at a time
+    begin = "BEGIN IMMEDIATE"  # one that begins by reading could not wait for its turn to write
+    mark = "?"
+    error = sqlite3.Error
+
+    def __init__(self, path: Path, max_attempts: int):
+        def connect() -> sqlite3.Connection:
+            connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)
+            connection.execute("PRAGMA journal_mode = WAL")
+            return connection
+
+        advice = "it must be on a local disk with free space"
+        super().__init__(connect, str(path), advice, max_attempts)
+
+
+class PostgresQueue(Queue):
+    """In PostgreSQL: any number of machines. Each collected folder has a schema of its own."""
+
+    now = "extract(epoch from clock_timestamp())::double precision"
+    lock_rows = "FOR UPDATE SKIP LOCKED"
+    begin = "BEGIN"
+    mark = "%s"
+
+    def __init__(self, url: str, collection: str, max_attempts: int):
+        import psycopg
+
+        self.error, schema = psycopg.Error, f"titan_tts_{collection}"
+        super().__init__(
+            lambda: psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_SECONDS),
+            f"--queue {url}",
+            "check that the database runs and that the user may create a schema",
+            max_attempts,
+            # Two machines that begin at once would both find the tables missing.
+            f"SELECT pg_advisory_xact_lock(hashtext('{schema}'))",
+            f"CREATE SCHEMA IF NOT EXISTS {schema}",
+            f"SET search_path TO {schema}",
+        )
+
+
+def open_queue(url: str, output: Path, collection: str, max_attempts: int = 3) -> Queue:
+    """The queue of a collected folder, made where it is missing.
+
+    Args:
+        url: postgresql://..., or empty for a file in `output`.
+        collection: name of the folder's tables in a database that others use, too.
+    """
+    if not url:
+        return SqliteQueue(output / QUEUE_NAME, max_attempts)
+    require(
+        url.startswith(("postgresql://", "postgres://")),
+        f"--queue = {url!r} is no database; give postgresql://USER:PASSWORD@HOST/DATABASE, or nothing for a file in OUTPUT",
+    )
+    return PostgresQueue(url, collection, max_attempts)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from titan_tts.collect.folder import FILES, is_complete, read_facts, read_record
+from titan_tts.collect.folder import FILES, is_complete, read_seconds, read_record
 from titan_tts.collect.queue import Queue
 from titan_tts.html import page_template
 from titan_tts.tables import aligned
@@ -34,7 +34,7 @@ def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> 
     return {
         "files": len(names),
         "complete": len(complete),
-        "hours_in": sum(read_facts(output / FILES / file)["seconds"] for file in complete) / 3600,
+        "hours_in": sum(read_seconds(output / FILES / file) for file in complete) / 3600,
         "segments": len(rows),
         "hours_kept": sum(map(_hours, rows)),
         "annotated": sum(bool(row.get("annotated")) for row in rows),

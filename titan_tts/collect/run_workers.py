@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, which are watched, or on a Ray cluster."""
+"""Workers as processes of this machine, which are watched."""
 
 import multiprocessing
 import os
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import titan_tts
 from titan_tts.collect.queue import Queue
-from titan_tts.collect.worker import Job, work
+from titan_tts.collect.worker import Job, Unsound, work
 from titan_tts.launch.supervisor import interrupt_on_signals
-from titan_tts.prepare.executors import obey_parent, open_engine
+from titan_tts.prepare.executors import obey_parent
 from torchtitan.models.dit_tts.errors import InputError
 
 _EXIT_AGAIN = 75  # of a worker in whose place a new process should go on
@@ -30,17 +30,6 @@ class _Worker(NamedTuple):
     process: BaseProcess
     errors: Connection
     device: str
-
-
-def run_on_ray(job: Job, devices: list[str], count: int, watch: Callable[[], None]) -> None:
-    """Each worker is one long job of the cluster. One that is lost there is started again by Ray; its claim expires."""
-    with open_engine("ray", count, devices) as runner:
-        again = True
-        while again:
-            again = False
-            for result in runner("collect.worker:work", [(asdict(job), _name())] * count):
-                again = again or result["again"]
-                watch()
 
 
 def run_here(
@@ -85,14 +74,10 @@ def run_here(
             queue.release_claims(name)
 
 
-def _name() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
 def _started(job: Job, device: str, count: int) -> dict[str, _Worker]:
     context = multiprocessing.get_context("spawn")  # CUDA and threads do not survive a fork
     errors, theirs = context.Pipe(duplex=False)
-    name = _name()
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     arguments = (theirs, threads, asdict(job), name, device)
     target = "titan_tts.collect.run_workers:main"
@@ -107,11 +92,12 @@ def main(errors: Connection, threads: int, job: dict[str, Any], name: str, devic
     obey_parent()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
     try:
-        again = work(job, name, device)["again"]
+        work(Job(**job), name, device)
+    except Unsound:
+        sys.exit(_EXIT_AGAIN)
     except (InputError, ModuleNotFoundError) as error:
         errors.send(str(error))
         sys.exit(2)
-    sys.exit(_EXIT_AGAIN if again else 0)
 
 
 def _how_it_ended(status: int) -> str:

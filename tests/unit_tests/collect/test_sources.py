@@ -9,8 +9,7 @@ import pytest
 
 from tests.helpers.sentences import refused
 from titan_tts.collect import sources
-from titan_tts.collect.open_queue import open_queue
-from titan_tts.collect.queue import Queue, Source
+from titan_tts.collect.queue import Queue, Source, open_queue
 from titan_tts.collect.sources import list_source, local_copy, register
 
 OUTPUT = Path("/no/output")
