@@ -16,9 +16,8 @@ import numpy as np
 from titan_tts.collect.quality import Figures, NoiseFloor
 from titan_tts.collect.segments import Limits, cut
 from titan_tts.collect.settings import Settings
-from titan_tts.collect.speakers import as_sound, embed, speaker_changes
+from titan_tts.collect.speakers import embed, sound_of, speaker_changes
 from titan_tts.collect.speech_regions import (
-    RATE,
     Progress,
     SpeechDetector,
     frame_power,
@@ -29,8 +28,6 @@ from titan_tts.collect.transcripts import Transcriber
 from titan_tts.prepare.processing import SILENCE_LUFS, clipped_fraction, loudness
 from torchtitan.models.dit_tts.speech.audio import to_mono
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_encoder
-
-_EMBEDDED_AT_ONCE = 64  # segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,42 +40,27 @@ class Segment(Figures):
     waveform: np.ndarray  # (samples,) float32 at the recording's rate
 
 
-def no_progress(stage: str, seconds: float) -> None:
-    """For callers that do not watch."""
-
-
-def limits_of(settings: Settings) -> Limits:
-    """In whole ms, within what was asked for."""
-    shortest = math.ceil(1000 * settings.min_seconds)
-    longest = math.floor(1000 * settings.max_seconds)
-    return Limits(shortest, longest, round(1000 * settings.pause_seconds))
-
-
 class Analyzer:
     """The models, loaded once for many recordings."""
 
     def __init__(self, settings: Settings, device: str = "cpu") -> None:
-        settings.check()
         self.settings = settings
         self.detector = SpeechDetector(device)
         self.encoder = open_speaker_encoder(settings.speaker_encoder, device)
-        self.transcriber = Transcriber(
-            settings.recognizer,
-            settings.verbatim_recognizer,
-            settings.language,
-            device,
-            settings.batch_size,
-        )
+        self.transcriber = Transcriber(settings, device)
 
-    def analyze(
-        self, samples: np.ndarray, rate: int, progress: Progress = no_progress
-    ) -> list[Segment]:
+    def analyze(self, samples: np.ndarray, rate: int, progress: Progress) -> list[Segment]:
         """The segments of a recording (n, channels) float32, in order of time; none where nobody speaks.
 
         progress(stage, seconds): of the stages speech, speakers, voices and text, with seconds of the recording, or of
         its segments, that are done.
         """
-        limits = limits_of(self.settings)
+        shortest, longest = self.settings.min_seconds, self.settings.max_seconds
+        limits = Limits(  # in whole ms, within what was asked for
+            math.ceil(1000 * shortest),
+            math.floor(1000 * longest),
+            round(1000 * self.settings.pause_seconds),
+        )
         duration = len(samples) * 1000 // rate
         heard = mono_16khz(samples, rate)
         power = frame_power(heard)
@@ -88,15 +70,9 @@ class Analyzer:
             heard, power, regions, self.encoder, threshold, limits.pause, progress
         )
         spans = cut(regions, duration, changes, power, limits)
-        sounds = {
-            span: as_sound(heard[span[0] * RATE // 1000 : span[1] * RATE // 1000]) for span in spans
-        }
-        embeddings: dict[tuple[int, int], np.ndarray] = {}
-        for first in range(0, len(spans), _EMBEDDED_AT_ONCE):
-            some = spans[first : first + _EMBEDDED_AT_ONCE]
-            vectors = embed(self.encoder, [sounds[span] for span in some])
-            embeddings |= zip(some, vectors, strict=True)
-            progress("voices", some[-1][1] / 1000)
+        embeddings = embed(self.encoder, heard, spans)
+        progress("voices", duration / 1000)
+        sounds = {span: sound_of(heard, span) for span in spans}
         transcripts = self.transcriber.transcribe(sounds, progress)
         noise = NoiseFloor(power, regions)
         found = []

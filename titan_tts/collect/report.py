@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from titan_tts.collect.folder import FILES, is_complete, read_seconds, read_record
+from titan_tts.collect.folder import FILES, is_complete, read_record, read_seconds
 from titan_tts.collect.queue import Queue
 from titan_tts.html import page_template
 from titan_tts.tables import aligned

@@ -1,13 +1,10 @@
 """Who speaks: changes of speaker within a recording, and clusters of segments within and across recordings."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from titan_tts.collect.segments import quietest
-from titan_tts.collect.speech_regions import RATE, Progress
+from titan_tts.collect.speech_regions import RATE, Progress, Span
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound, SpeakerEncoder
 
@@ -17,7 +14,7 @@ STEP = 400
 # Two windows of one speaker are less alike than two groups of segments, the less the shorter they are. A cut inside
 # speech must be surer than one at a pause.
 PAUSE_MARGIN, SPEECH_MARGIN, SHORT_MARGIN = 0.10, 0.13, 0.30
-_BATCH = 512  # windows at once
+_BATCH = 256  # sounds at once
 _ROWS = 1024  # of a table of similarities at once
 
 
@@ -50,22 +47,6 @@ def speaker_changes(
     return [time for _, time in sorted(found)]
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where the speaker may change: `before` and `after` are the windows (start, stop) that are compared."""
-
-    at: int
-    pause: int | None  # middle of the pause in the recording; None inside speech
-    before: tuple[int, int]
-    after: tuple[int, int]
-
-    def bound(self, threshold: float) -> float:
-        """The cosine below which the speaker changes."""
-        shorter = min(stop - start for start, stop in (self.before, self.after))
-        margin = SPEECH_MARGIN if self.pause is None else PAUSE_MARGIN
-        return threshold - margin - SHORT_MARGIN * (1 - shorter / WINDOW)
-
-
 def _changes_of_stretch(
     waveform: np.ndarray,
     power: np.ndarray,
@@ -75,65 +56,60 @@ def _changes_of_stretch(
 ) -> list[tuple[float, int]]:
     """(score, time) of each change; the lower the score, the surer. Places are in ms of speech, without the pauses."""
     ends = np.cumsum(regions[:, 1] - regions[:, 0])
-    speech = np.concatenate([_samples(waveform, *region) for region in regions.tolist()])
-    places = _places(regions, ends)
-    windows = sorted({window for place in places for window in (place.before, place.after)})
-    vectors: dict[tuple[int, int], np.ndarray] = {}
-    for start in range(0, len(windows), _BATCH):
-        some = windows[start : start + _BATCH]
-        sounds = [as_sound(_samples(speech, *window)) for window in some]
-        vectors |= zip(some, embed(encoder, sounds), strict=True)
-    scores = {
-        place: float(vectors[place.before] @ vectors[place.after]) - place.bound(threshold)
-        for place in places
-    }
+    total = int(ends[-1])
+    speech = np.concatenate([part_of(waveform, region) for region in regions.tolist()])
+    middles = (regions[:-1, 1] + regions[1:, 0]) // 2
+    pauses = dict(zip(ends[:-1].tolist(), middles.tolist(), strict=True))
+    last = total - SHORTEST_WINDOW
+    places = sorted(p for p in {*range(0, total, STEP), *pauses} if SHORTEST_WINDOW <= p <= last)
+    before = {place: (max(0, place - WINDOW), place) for place in places}
+    after = {place: (place, min(total, place + WINDOW)) for place in places}
+    vectors = embed(encoder, speech, sorted({*before.values(), *after.values()}))
+    scores = {}
+    for place in places:
+        shorter = min(place, total - place, WINDOW)
+        margin = PAUSE_MARGIN if place in pauses else SPEECH_MARGIN
+        bound = threshold - margin - SHORT_MARGIN * (1 - shorter / WINDOW)
+        scores[place] = float(vectors[before[place]] @ vectors[after[place]]) - bound
     found = []
     for place, score in scores.items():
-        near = (each for each in places if abs(each.at - place.at) < SHORTEST_WINDOW)
+        near = (each for each in places if abs(each - place) < SHORTEST_WINDOW)
         # Around a change all places look like one: the windows of its neighbours have some of both speakers.
-        if score < 0 and place is min(near, key=lambda each: scores[each]):
-            time = place.pause
+        if score < 0 and place == min(near, key=lambda each: scores[each]):
+            time = pauses.get(place)
             if time is None:
-                region = int(np.searchsorted(ends, place.at))
+                region = int(np.searchsorted(ends, place))
                 begin, end = regions[region].tolist()
-                near_by = end - int(ends[region] - place.at)
-                first, last = max(near_by - STEP // 2, begin), min(near_by + STEP // 2, end)
-                time = quietest(power, first, last)
+                here = end - int(ends[region]) + place
+                time = quietest(power, max(here - STEP // 2, begin), min(here + STEP // 2, end))
             found.append((score, time))
     return found
 
 
-def _places(regions: np.ndarray, ends: np.ndarray) -> list[_Place]:
-    """Every pause and every 0.4 s of speech, but at the start and the end."""
-    total = int(ends[-1])
-    middles = (regions[:-1, 1] + regions[1:, 0]) // 2
-    pauses = dict(zip(ends[:-1].tolist(), middles.tolist(), strict=True))
-    every = sorted({*range(0, total, STEP), *pauses})
-    return [
-        _Place(at, pauses.get(at), (max(0, at - WINDOW), at), (at, min(total, at + WINDOW)))
-        for at in every
-        if SHORTEST_WINDOW <= at <= total - SHORTEST_WINDOW
-    ]
+def part_of(waveform: np.ndarray, span: Span) -> np.ndarray:
+    """The samples, at 16 kHz, of a span."""
+    return waveform[span[0] * RATE // 1000 : span[1] * RATE // 1000]
 
 
-def _samples(waveform: np.ndarray, start: int, stop: int) -> np.ndarray:
-    return waveform[start * RATE // 1000 : stop * RATE // 1000]
+def sound_of(waveform: np.ndarray, span: Span) -> Sound:
+    return Sound(torch.from_numpy(part_of(waveform, span)), RATE)
 
 
-def embed(encoder: SpeakerEncoder, sounds: Sequence[Sound]) -> np.ndarray:
-    """(n, E) float32 of n sounds, whatever the encoder is."""
-    vectors = np.asarray(encoder.embed(sounds), np.float32)
-    require(
-        vectors.ndim == 2 and len(vectors) == len(sounds) and bool(np.isfinite(vectors).all()),
-        f"the speaker encoder '{encoder.name}' returned an array {vectors.shape} for {len(sounds)} sounds; it must "
-        "return finite numbers, (sounds, size)",
-    )
-    return vectors
-
-
-def as_sound(waveform: np.ndarray) -> Sound:
-    """Of samples at 16 kHz."""
-    return Sound(torch.from_numpy(waveform), RATE)
+def embed(
+    encoder: SpeakerEncoder, waveform: np.ndarray, spans: list[Span]
+) -> dict[Span, np.ndarray]:
+    """{span: (E,) float32} of a waveform at 16 kHz, whatever the encoder is."""
+    found: dict[Span, np.ndarray] = {}
+    for start in range(0, len(spans), _BATCH):
+        some = spans[start : start + _BATCH]
+        vectors = np.asarray(encoder.embed([sound_of(waveform, span) for span in some]), np.float32)
+        require(
+            vectors.ndim == 2 and len(vectors) == len(some) and bool(np.isfinite(vectors).all()),
+            f"the speaker encoder '{encoder.name}' returned an array {vectors.shape} for {len(some)} sounds; it must "
+            "return finite numbers, (sounds, size)",
+        )
+        found |= zip(some, vectors, strict=True)
+    return found
 
 
 def cluster(
@@ -186,26 +162,20 @@ def _average_linkage(means: np.ndarray, counts: np.ndarray, threshold: float) ->
     The average of two averages is at most the larger: what is not linked by pairs above the threshold is never
     merged, and each linked part is clustered for itself.
     """
-    labels = np.full(len(means), -1, np.int64)
-    count = 0
-    for part in _linked_parts(means, threshold):
-        found = _merge(means[part], counts[part], threshold)
-        labels[part] = found + count
-        count += int(found.max()) + 1
-    return labels
-
-
-def _linked_parts(means: np.ndarray, threshold: float) -> list[np.ndarray]:
-    """Rows of each connected part of the graph of pairs at or above the threshold, in order of their first rows."""
     from scipy.sparse import csr_array, vstack
     from scipy.sparse.csgraph import connected_components
 
     rows = [
         csr_array(means[i : i + _ROWS] @ means.T >= threshold) for i in range(0, len(means), _ROWS)
     ]
-    _, part = connected_components(vstack(rows), directed=False)
-    order = np.argsort(part, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(part[order])) + 1)
+    _, parts = connected_components(vstack(rows), directed=False)
+    order = np.argsort(parts, kind="stable")
+    labels, count = np.empty(len(means), np.int64), 0
+    for part in np.split(order, np.flatnonzero(np.diff(parts[order])) + 1):
+        found = _merge(means[part], counts[part], threshold)
+        labels[part] = found + count
+        count += int(found.max()) + 1
+    return labels
 
 
 def _merge(means: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:

@@ -26,6 +26,9 @@ _START, _END = 0.5, 0.35
 _MIN_FRAMES = 4  # of a pause, and of speech: 0.128 s
 _BLOCK_SECONDS = 60
 
+Span = tuple[int, int]
+"""Start and stop in ms"""
+
 Progress = Callable[[str, float], None]
 """progress(stage, seconds of the recording that are done)"""
 

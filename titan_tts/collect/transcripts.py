@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from titan_tts.collect.speech_regions import Progress
+from titan_tts.collect.settings import Settings
+from titan_tts.collect.speech_regions import Progress, Span
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
@@ -12,9 +13,6 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import (
     guess_language,
     normalizer,
 )
-
-Span = tuple[int, int]
-"""Start and stop of a segment in ms, by which all that belongs to it is found"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +26,10 @@ class Transcript:
 
 
 class Transcriber:
-    """Two recognizers by name, or one where `verbatim` is empty."""
+    """Two recognizers, or one where the settings have no second. What belongs to a segment is found by its span."""
 
-    def __init__(self, clean: str, verbatim: str, language: str, device: str, batch: int) -> None:
+    def __init__(self, settings: Settings, device: str) -> None:
+        clean, verbatim = settings.recognizer, settings.verbatim_recognizer
         require(
             clean != verbatim,
             f"--recognizer and --verbatim-recognizer are both '{clean}', whose agreement says nothing; leave the second "
@@ -38,9 +37,9 @@ class Transcriber:
         )
         self.clean = open_recognizer(clean, device)
         self.verbatim = open_recognizer(verbatim, device) if verbatim else None
-        self.language, self.batch = language, batch
+        self.language, self.batch = settings.language, settings.batch_size
         for recognizer in filter(None, (self.clean, self.verbatim)):
-            recognizer.check_texts([], [language] if language else [])
+            recognizer.check_texts([], [self.language] if self.language else [])
 
     def transcribe(
         self, sounds: Mapping[Span, Sound], progress: Progress

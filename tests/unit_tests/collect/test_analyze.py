@@ -57,6 +57,10 @@ class Loud:
         return np.square(frames).mean(1) / 0.01
 
 
+def nobody(stage, seconds):
+    pass
+
+
 def recording(*parts):
     """(n, 2) of (Hz, seconds) with a little noise in which both channels differ."""
     waves = [0.4 * np.sin(2 * np.pi * h * np.arange(round(s * RATE)) / RATE) for h, s in parts]
@@ -112,18 +116,18 @@ def test_each_segment_has_its_own_figures(settings):
 def test_clipping_is_counted_in_all_channels(settings):
     samples = recording((0, 1), (300, 2), (0, 1))
     samples[RATE : 2 * RATE, 0] = 1.0
-    (found,) = Analyzer(settings).analyze(samples, RATE)
+    (found,) = Analyzer(settings).analyze(samples, RATE, nobody)
     assert found.clipped == pytest.approx(0.25, abs=0.02)
 
 
 def test_one_recognizer_and_a_recording_without_speech(settings):
     alone = Settings(recognizer=settings.recognizer, speaker_encoder=settings.speaker_encoder)
     analyzer = Analyzer(alone)
-    (found,) = analyzer.analyze(recording((300, 2)), RATE)
+    (found,) = analyzer.analyze(recording((300, 2)), RATE, nobody)
     assert isinstance(found, Segment) and found.text and found.text_verbatim is None
     assert found.agreement is None and found.language == "" and found.quality != "high"
-    assert analyzer.analyze(recording((0, 3)), RATE) == []
-    assert analyzer.analyze(np.zeros((0, 1), np.float32), RATE) == []
+    assert analyzer.analyze(recording((0, 3)), RATE, nobody) == []
+    assert analyzer.analyze(np.zeros((0, 1), np.float32), RATE, nobody) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 from tests.helpers.sentences import refused
 from titan_tts.collect import transcripts
+from titan_tts.collect.settings import Settings
 from titan_tts.collect.transcripts import Transcriber, Transcript, agreement
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
@@ -28,7 +29,12 @@ def recognizer(name, hear, batch=None):
 
 def transcriber(monkeypatch, made, verbatim="", language="en", batch=2):
     monkeypatch.setattr(transcripts, "open_recognizer", lambda spec, device: made[spec])
-    return Transcriber("clean", verbatim, language, "cpu", batch)
+    return Transcriber(
+        Settings(
+            recognizer="clean", verbatim_recognizer=verbatim, language=language, batch_size=batch
+        ),
+        "cpu",
+    )
 
 
 def test_each_text_is_its_segments(monkeypatch):
@@ -68,8 +74,9 @@ def test_fewer_texts_than_segments_are_refused(monkeypatch):
 
 
 def test_the_same_recognizer_twice_is_refused():
+    same = "whisper:tiny"
     refused(
-        lambda: Transcriber("whisper:tiny", "whisper:tiny", "en", "cpu", 1),
+        lambda: Transcriber(Settings(recognizer=same, verbatim_recognizer=same), "cpu"),
         "are both 'whisper:tiny'",
     )
 
