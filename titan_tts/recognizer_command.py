@@ -1,7 +1,7 @@
 """`titan-tts recognizer finetune`: Whisper trained on corrected transcripts, by transformers' trainer.
 
-Everything is in OUT.work until it is complete: settings, the word errors before, the trainer's checkpoints. The same
-command continues there after an interruption; then the result is renamed to OUT.
+Settings and checkpoints are in OUT.work until it is complete. The same command continues there after an
+interruption; then the result is renamed to OUT.
 """
 
 import json
@@ -102,18 +102,16 @@ def _run(options: Options) -> int:
     if path.exists() and (changed := difference(json.loads(path.read_text()), settings)):
         raise InputError(f"{work} was begun otherwise ({changed}); give that again, or remove it")
     write_atomic(path, json.dumps(settings))
-    before = work / "before.json"
-    if not before.exists():
-        write_atomic(before, json.dumps(_word_error_rate(base, heldout)))
+    before = _word_error_rate(base, heldout)
     trained = _train(options, work, rows, base.processor)
     after = _word_error_rate(WhisperRecognizer(str(trained), device), heldout)
-    figures = {"wer_before": json.loads(before.read_text()), "wer": after}
-    record = asdict(options) | {"rows": len(rows), "heldout_rows": len(heldout), **figures}
+    record = asdict(options) | {"rows": len(rows), "heldout_rows": len(heldout)}
+    record |= {"wer_before": before, "wer": after}
     write_atomic(trained / "finetune.json", json.dumps(record, indent=1))
     trained.rename(out)
     shutil.rmtree(work)
-    percent = "{:.1f} % before, {:.1f} % after".format(*(100 * each for each in figures.values()))
-    show(f"word error rate of {len(heldout)} held-out rows: {percent}")
+    rates = f"{100 * before:.1f} % before, {100 * after:.1f} % after"
+    show(f"word error rate of {len(heldout)} held-out rows: {rates}")
     show(f"use it: --recognizer whisper:{out}")
     return 0
 

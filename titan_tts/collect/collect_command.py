@@ -186,7 +186,7 @@ def _progress(queue: "Queue") -> Iterator[Callable[[], None]]:
 def _report(output: Path, queue: "Queue") -> int:
     from titan_tts.collect.collection import COLLECTION_NAME, write_collection
     from titan_tts.collect.folder import FILES, is_complete, read_record
-    from titan_tts.collect.report import REPORT_NAME, lines, summarize, write_page
+    from titan_tts.collect.report import REPORT_NAME, summarize, write_page
 
     done = queue.jobs("done").keys() & read_record(output)["files"].keys()
     unseen = sum(not is_complete(output, file) for file in done)
@@ -195,11 +195,11 @@ def _report(output: Path, queue: "Queue") -> int:
         f"{output / FILES}: {counted(unseen, 'folder')} that other machines have made cannot be seen here; check that all "
         "use the same OUTPUT, and start again when the file system shows them",
     )
-    figures = summarize(output, write_collection(output), queue)
-    write_page(output, figures)
-    show("\n".join(lines(figures)))
+    report = summarize(output, write_collection(output), queue)
+    write_page(output, report)
+    show("\n".join([*report.lines(), ""]))
     show(f"report:        {output / REPORT_NAME}")
     show(f"correct it:    {shlex.join(['titan-tts', 'annotate', str(output)])}")
     manifest = str(output / COLLECTION_NAME)
     show(f"prepare it:    {shlex.join(['titan-tts', 'prepare', manifest, 'DATA'])}")
-    return int(bool(figures["dead"]))
+    return int(report.failed > 0)

@@ -19,7 +19,6 @@ from titan_tts.collect.folder import (
     read_record,
     read_recording,
 )
-from titan_tts.prepare.recordings import json_object
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import write_atomic
 
@@ -33,6 +32,9 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     Speakers keep the names that they have in speakers.json. Rejected segments take part in finding the
     speakers, so that these do not change with every judgement.
     """
+    from titan_tts.collect.quality import speaker_weights  # they import torch
+    from titan_tts.collect.speakers import cluster
+
     made_of = read_record(output)
     rows: list[dict[str, Any]] = []
     vectors, owners = [], []
@@ -48,8 +50,9 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
         len(sizes) <= 1,
         f"{output}: its embeddings have the sizes {sizes}; they must be of one encoder",
     )
-    known = _speakers(output / SPEAKERS_NAME)
-    labels, similarity = _clusters(
+    path = output / SPEAKERS_NAME
+    known = json.loads(path.read_text()) if path.exists() else {}
+    labels, similarity = cluster(
         np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32),
         np.array(owners, np.int64),
         made_of["settings"]["speaker_threshold"],
@@ -58,36 +61,15 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     for row, label, cosine in zip(rows, labels, similarity, strict=True):
         row |= {"speaker": f"s{label:04d}", "speaker_similarity": round(float(cosine), 4)}
     numbers = {row["id"]: label for row, label in zip(rows, labels.tolist(), strict=True)}
-    write_atomic(output / SPEAKERS_NAME, json.dumps(numbers, indent=0))
+    write_atomic(path, json.dumps(numbers, indent=0))
     rows = edited(rows, annotations(output))
-    for row, weight in zip(rows, _weights(rows), strict=True):
+    weights = speaker_weights(np.array([row["speaker"] for row in rows]))
+    for row, weight in zip(rows, weights, strict=True):
         row["weight"] = round(float(weight), 6)
     check_ids(rows)
     rows.sort(key=lambda row: row["id"])
     write_atomic(output / COLLECTION_NAME, as_lines(rows))
     return rows
-
-
-def _clusters(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
-    from titan_tts.collect.speakers import cluster  # imports torch
-
-    return cluster(*arguments)
-
-
-def _weights(rows: list[dict[str, Any]]) -> np.ndarray:
-    from titan_tts.collect.quality import speaker_weights
-
-    return speaker_weights(np.array([row["speaker"] for row in rows]))
-
-
-def _speakers(path: Path) -> dict[str, int]:
-    """{segment: number of its speaker} of the last time, of rejected segments, too."""
-    known = json_object(path.read_bytes()) if path.exists() else {}
-    require(
-        known is not None and all(type(number) is int for number in known.values()),
-        f"{path}: does not have a number for each segment; remove it, and speakers are named anew",
-    )
-    return known or {}
 
 
 def edited(

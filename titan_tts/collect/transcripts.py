@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from titan_tts.collect.settings import Settings
 from titan_tts.collect.speech_regions import Progress, Span
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
 from torchtitan.models.dit_tts.speech.scoring.word_errors import (
@@ -68,17 +68,15 @@ class Transcriber:
     ) -> dict[Span, tuple[str, str]]:
         """{key: (text, language or "" where the recognizer does not tell it)}"""
         in_batches = getattr(recognizer, "transcribe_batch", None)
-        if in_batches is None:
-            return {
-                key: (recognizer.transcribe(sound, self.language).strip(), "")
-                for key, sound in sounds.items()
-            }
-        heard = in_batches(list(sounds.values()), self.language)
-        if len(heard) != len(sounds):
-            raise InputError(
-                f"the recognizer '{recognizer.name}' returned {len(heard)} texts for {len(sounds)} segments, so that it "
-                "is not known whose they are; its transcribe_batch must return one for each"
-            )
+        if in_batches:
+            heard = in_batches(list(sounds.values()), self.language)
+        else:
+            heard = [(recognizer.transcribe(each, self.language), "") for each in sounds.values()]
+        require(
+            len(heard) == len(sounds),
+            f"the recognizer '{recognizer.name}' returned {len(heard)} texts for {len(sounds)} segments, so that it "
+            "is not known whose they are; its transcribe_batch must return one for each",
+        )
         return {
             key: (text.strip(), language)
             for key, (text, language) in zip(sounds, heard, strict=True)

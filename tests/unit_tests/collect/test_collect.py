@@ -71,7 +71,7 @@ def test_every_text_stands_with_its_own_audio(source, output, collect, capsys):
     assert counts == sorted(counts, reverse=True)
     assert np.mean([row["weight"] for row in rows]) == pytest.approx(1, abs=1e-5)
     said = capsys.readouterr().out
-    for words in ("recordings 6 of 6", f"segments {len(rows)} ", "writing, seconds per hour"):
+    for words in ("recordings 6 of 6", f"segments {len(rows)} ", "stage seconds of one worker"):
         assert words in " ".join(said.split())
     page = (output / "report.html").read_text()
     assert ">6 of 6</b>" in page and "s0004" in page and "seconds of one worker" in page
@@ -118,7 +118,7 @@ def test_speakers_are_found_anew_by_another_threshold(source, output, collect, m
         assert threshold == 0.05
         return np.ones(len(vectors), int), np.ones(len(vectors))
 
-    monkeypatch.setattr("titan_tts.collect.collection._clusters", one_speaker)
+    monkeypatch.setattr("titan_tts.collect.speakers.cluster", one_speaker)
     assert collect(source, output, "--speaker-threshold=0.05") == 0
     assert {row["speaker"] for row in read_rows(output)} == {"s0001"}
     assert tree(output / "files") == files
@@ -131,7 +131,7 @@ def test_a_first_try_that_fails_holds_nothing(source, output, collect, capsys):
     shutil.copy(Path(__file__), source / "no.wav")
     assert collect(source / "no.wav", output, "--attempts=1") == 1
     assert collect(source, output, "--pause-seconds=0.7") == 1
-    assert "failed: no.wav" in capsys.readouterr().out
+    assert "no.wav: the audio" in capsys.readouterr().out
     (source / "no.wav").unlink()
     assert collect(source, output, "--pause-seconds=0.7") == 0
 
@@ -414,9 +414,7 @@ def test_rows_of_a_collection_are_checked_together(source, output, collect):
     refused(lambda: check_ids([rows[0], rows[1] | {"id": rows[0]["id"]}]), rows[0]["id"])
 
 
-def test_a_speaker_whose_segments_are_rejected_keeps_its_name(
-    source, output, collect, monkeypatch, capsys
-):
+def test_a_speaker_whose_segments_are_rejected_keeps_its_name(source, output, collect, monkeypatch):
     loudest = source / "003.wav"
     kept = loudest.read_bytes()
     loudest.unlink()
@@ -429,8 +427,6 @@ def test_a_speaker_whose_segments_are_rejected_keeps_its_name(
     loudest.write_bytes(kept)
     collect(source, output)
     assert {row["speaker"] for row in read_rows(output)} == {"s0001", "s0002", "s0004"}
-    (output / "speakers.json").write_text('{"x": "Anna"}')
-    assert collect(source, output) == 2 and "speakers.json: does not" in capsys.readouterr().err
 
 
 def test_annotations_change_their_own_rows_and_nothing_else(source, output, collect, monkeypatch):

@@ -167,4 +167,7 @@ def test_an_encoder_that_returns_too_few_is_refused():
         def embed(self, sounds):
             return np.zeros((len(sounds) - 1, 4))
 
-    refused(lambda: embed(Short(), np.zeros(9000), [(0, 100), (100, 200)]), "'short' returned an array (1, 4) for 2 sounds")
+    refused(
+        lambda: embed(Short(), np.zeros(9000), [(0, 100), (100, 200)]),
+        "'short' returned an array (1, 4) for 2 sounds",
+    )
