@@ -158,29 +158,23 @@ def _progress(queue: "Queue") -> Iterator[Callable[[], None]]:
     """A bar of bytes, as nobody knows the hours of a recording before it is decoded."""
     from tqdm import tqdm
 
-    first, began = queue.totals(), time.monotonic()
+    (done, size, heard), began = queue.totals(), time.monotonic()
     watched = began
-    with tqdm(
-        desc="collecting",
-        total=first.all_bytes,
-        initial=first.done_bytes,
-        unit="B",
-        unit_scale=True,
-    ) as bar:
+    with tqdm(desc="collecting", total=size, initial=done, unit="B", unit_scale=True) as bar:
 
         def watch() -> None:
             nonlocal watched
             now = time.monotonic()
             if now - watched >= _WATCH_SECONDS:
                 watched = now
-                totals = queue.totals()
-                speed = (totals.seconds - first.seconds) / (now - began)
+                done, _, seconds = queue.totals()
+                speed = (seconds - heard) / (now - began)
                 doing = [row.progress for row in queue.jobs("claimed").values() if row.progress]
                 bar.set_postfix_str(f"{speed:.1f} h of audio per h; {'; '.join(doing[:2])}", False)
-                bar.update(totals.done_bytes - bar.n)
+                bar.update(done - bar.n)
 
         yield watch
-        bar.update(queue.totals().done_bytes - bar.n)
+        bar.update(queue.totals()[0] - bar.n)
 
 
 def _report(output: Path, queue: "Queue") -> int:

@@ -14,7 +14,6 @@ from titan_tts.annotate.store import annotations
 from titan_tts.collect.folder import (
     FILES,
     as_lines,
-    check_ids,
     is_complete,
     read_record,
     read_recording,
@@ -66,7 +65,6 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     weights = speaker_weights(np.array([row["speaker"] for row in rows]))
     for row, weight in zip(rows, weights, strict=True):
         row["weight"] = round(float(weight), 6)
-    check_ids(rows)
     rows.sort(key=lambda row: row["id"])
     write_atomic(output / COLLECTION_NAME, as_lines(rows))
     return rows

@@ -44,17 +44,9 @@ FILES, PARTIAL = "files", "partial"
 MAX_RATE = 48_000  # Hz, of stored segments
 _MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
 _LOCK_SECONDS = 60
-_FIELDS = {
-    "start": 3,
-    "stop": 3,
-    "text": None,
-    "text_verbatim": None,
-    "agreement": 4,
-    "language": None,
-    "snr_db": 2,
-}
-_FIELDS |= {"clipped": 6, "loudness": 2, "chars_per_second": 2, "overlap": 4, "quality": None}
-"""Of a segment -> digits that are kept"""
+_DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "loudness": 2}
+_DIGITS |= {"chars_per_second": 2, "overlap": 4}
+_FIELDS = (*_DIGITS, "text", "text_verbatim", "language", "quality")  # of a segment
 
 
 @contextmanager
@@ -132,11 +124,18 @@ def write_recording(
 
     folder = output / PARTIAL / f"{file}.{token}"
     folder.mkdir(parents=True, exist_ok=True)
-    records = [_record(file, segment) for segment in segments]
-    for record, segment in zip(records, segments, strict=True):
+    records: list[dict[str, Any]] = []
+    for segment in segments:
+        name = segment_id(file, segment.start, segment.stop)
+        record = {"id": name, "audio": f"{FILES}/{file}/{name}.flac", "source": "", "speaker": ""}
+        record |= {field: getattr(segment, field) for field in _FIELDS}
+        for field, digits in _DIGITS.items():
+            if record[field] is not None:
+                record[field] = round(record[field], digits)
+        records.append(record)
         flac = io.BytesIO()  # soundfile does not say that a disk is full, or not by an OSError
         soundfile.write(flac, segment.waveform, rate, "PCM_16", format="FLAC")
-        (folder / f"{record['id']}.flac").write_bytes(flac.getvalue())
+        (folder / f"{name}.flac").write_bytes(flac.getvalue())
     (folder / "segments.jsonl").write_text(as_lines(records), encoding="utf-8")
     vectors = [segment.embedding for segment in segments]
     array = np.stack(vectors).astype(np.float32) if vectors else np.zeros((0, 0), np.float32)
@@ -174,19 +173,23 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
         len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
         f"{folder}: has {len(records)} records and other numbers of audio files or embeddings; {again}",
     )
-    check_ids(records)
     last = 0.0
     for record in records:
         start, stop = record["start"], record["stop"]
-        audio = folder / f"{segment_id(file, start, stop)}.flac"
-        length = -1.0
+        name = segment_id(file, start, stop)
+        require(
+            record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
+            f"{folder}: {record['id']} has the times and audio of {name} and {record['audio']}; {again}",
+        )
+        audio, length = folder / f"{name}.flac", -1.0
         if audio.is_file():
             header = soundfile.info(audio)
             length = header.frames / header.samplerate
+        # As times rise, no id is there twice.
         require(
             last <= start < stop <= seconds and abs(length - (stop - start)) < 0.0015,
-            f"{folder}: the segment {record['id']} from {start} to {stop} s overlaps another one, ends after the recording "
-            f"or has {length:.3f} s of audio; {again}",
+            f"{folder}: the segment {name} overlaps another one, ends after the recording or has {length:.3f} s of audio; "
+            f"{again}",
         )
         last = stop
     return records, embeddings
@@ -204,30 +207,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_seconds(folder: Path) -> float:
     """Length of the whole recording."""
     return json.loads((folder / "recording.json").read_text())["seconds"]
-
-
-def check_ids(records: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InputError where an id is there twice, or is not that of the record's times and audio."""
-    seen: set[str] = set()
-    for record in records:
-        file = record["id"].partition("-")[0]
-        name = segment_id(file, record["start"], record["stop"])
-        require(
-            record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
-            f"the segment {record['id']} has the times and audio of another one ({name}, {record['audio']})",
-        )
-        require(name not in seen, f"the segment {name} is there twice")
-        seen.add(name)
-
-
-def _record(file: str, segment: "Segment") -> dict[str, Any]:
-    """A segment's line."""
-    name = segment_id(file, segment.start, segment.stop)
-    record: dict[str, Any] = {"id": name, "audio": f"{FILES}/{file}/{name}.flac", "source": ""}
-    for field, digits in _FIELDS.items():
-        value = getattr(segment, field)
-        record[field] = value if digits is None or value is None else round(value, digits)
-    return record | {"speaker": ""}
 
 
 def sweep(output: Path, queue: "Queue") -> None:

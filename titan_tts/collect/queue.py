@@ -74,12 +74,6 @@ class JobRow(NamedTuple):
     stages: dict[str, float]
 
 
-class Totals(NamedTuple):
-    done_bytes: int  # of files that need no more work: the done and the dead
-    all_bytes: int
-    seconds: float  # of audio that was analyzed
-
-
 class Queue:
     """Jobs and sources of one collected folder. A connection is one thread's and one process's.
 
@@ -179,23 +173,22 @@ class Queue:
         self._of_claim(claim, _FAILED, self.max_attempts, message)
 
     def _of_claim(self, claim: Claim, values: str, *arguments: Any) -> None:
-        statement = f"UPDATE jobs SET {values} WHERE id = ? AND state = 'claimed' AND token = ? RETURNING id"
-        with self.transaction() as execute:
-            if not execute(statement, *arguments, *claim):
-                raise LostClaim(claim.id)
+        if not self._update(values, "id = ? AND token = ?", *arguments, *claim):
+            raise LostClaim(claim.id)
 
     def fail_claims(self, worker: str = "", message: str = _SILENT) -> int:
         """Fails the claims of a worker that has ended, or without a name of all; returns how many there were."""
-        where = "state = 'claimed' AND ? IN ('', worker)"
-        statement = f"UPDATE jobs SET {_FAILED} WHERE {where} RETURNING id"
-        with self.transaction() as execute:
-            return len(execute(statement, self.max_attempts, message, worker))
+        return self._update(_FAILED, "? IN ('', worker)", self.max_attempts, message, worker)
 
     def release_claims(self, worker: str) -> None:
         """Gives back what a worker had when it was stopped; it may not run any more."""
-        statement = "UPDATE jobs SET state = 'pending', token = '', attempts = attempts - 1"
+        self._update("state = 'pending', token = '', attempts = attempts - 1", "worker = ?", worker)
+
+    def _update(self, values: str, where: str, *arguments: Any) -> int:
+        """Changes claimed jobs; returns how many."""
+        statement = f"UPDATE jobs SET {values} WHERE state = 'claimed' AND {where} RETURNING id"
         with self.transaction() as execute:
-            execute(f"{statement} WHERE state = 'claimed' AND worker = ?", worker)
+            return len(execute(statement, *arguments))
 
     def move(self, ids: Iterable[str], state: str, to: str = "pending") -> None:
         """Jobs that are done or dead get another state, as if they had not been tried."""
@@ -219,14 +212,15 @@ class Queue:
             rows = sorted(execute(f"{statement} {where}", *values))
         return {job: JobRow._make([*row, json.loads(stages)]) for job, *row, stages in rows}
 
-    def totals(self) -> Totals:
+    def totals(self) -> tuple[int, int, float]:
+        """Bytes of what needs no more work (the done and the dead), bytes of all, seconds of audio that were analyzed."""
         statement = (
             "SELECT COALESCE(SUM(size) FILTER (WHERE state IN ('done', 'dead')), 0),"
             " COALESCE(SUM(size), 0), COALESCE(SUM(seconds), 0) FROM jobs"
         )
         with self.transaction() as execute:
             done, size, seconds = execute(statement)[0]
-        return Totals(int(done), int(size), float(seconds))
+        return int(done), int(size), float(seconds)
 
     def put_sources(self, sources: Iterable[Source]) -> None:
         """Remembers paths with their contents; an earlier content of the path is forgotten."""

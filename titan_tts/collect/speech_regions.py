@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.speech.audio import to_mono
@@ -67,28 +68,19 @@ class SpeechDetector:
     def probabilities(self, waveform: np.ndarray, progress: Progress) -> np.ndarray:
         """(m,) at 16 kHz -> (frames,) of 32 ms; the last one is filled with zeros."""
         frames = -(-len(waveform) // _FRAME)
-        found = np.zeros(frames, np.float32)
-        for first in range(0, frames, _PIECES * _PIECE):
-            starts = range(first, min(first + _PIECES * _PIECE, frames), _PIECE)
-            heard = torch.from_numpy(self._pieces(waveform, starts)).to(self.device)
+        count = max(1, -(-frames // _PIECE))
+        padding = _WARM_UP * _FRAME, count * _PIECE * _FRAME - len(waveform)
+        size = (_WARM_UP + _PIECE) * _FRAME
+        pieces = sliding_window_view(np.pad(waveform, padding), size)[:: _PIECE * _FRAME]
+        found = []
+        for first in range(0, count, _PIECES):
+            heard = torch.from_numpy(pieces[first : first + _PIECES].copy()).to(self.device)
             self.network.reset_states()
             with torch.inference_mode():
-                steps = heard.split(_FRAME, dim=1)
-                each = [self.network(step, RATE)[:, 0] for step in steps]
-            probabilities = torch.stack(each, 1).cpu().numpy()[:, _WARM_UP:].reshape(-1)
-            found[first : first + len(probabilities)] = probabilities[: frames - first]
-            progress("speech", min(first + len(probabilities), frames) * FRAME_MS / 1000)
-        return found
-
-    @staticmethod
-    def _pieces(waveform: np.ndarray, starts: range) -> np.ndarray:
-        """(pieces, samples): each with what comes before it as a warm-up, zeros outside the recording."""
-        pieces = np.zeros((len(starts), (_WARM_UP + _PIECE) * _FRAME), np.float32)
-        for piece, start in zip(pieces, starts, strict=True):
-            begin = (start - _WARM_UP) * _FRAME
-            part = waveform[max(0, begin) : begin + len(piece)]
-            piece[max(0, -begin) :][: len(part)] = part
-        return pieces
+                each = [self.network(step, RATE)[:, 0] for step in heard.split(_FRAME, dim=1)]
+            found.append(torch.stack(each, 1)[:, _WARM_UP:].cpu().numpy().reshape(-1))
+            progress("speech", min((first + _PIECES) * _PIECE, frames) * FRAME_MS / 1000)
+        return np.concatenate(found)[:frames]
 
 
 def speech_regions(probabilities: np.ndarray, duration: int) -> np.ndarray:

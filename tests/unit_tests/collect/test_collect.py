@@ -17,7 +17,7 @@ from tests.helpers.sentences import refused
 from titan_tts.collect import collection, run_workers, sources, worker
 from titan_tts.collect.collect_command import Options, _list
 from titan_tts.collect.collection import edited, write_collection
-from titan_tts.collect.folder import check_ids, open_folder, read_record, read_recording
+from titan_tts.collect.folder import open_folder, read_record, read_recording
 from titan_tts.collect.queue import Queue, open_queue
 from tools.harness import stand_in_analyzer
 from tools.harness.stand_in_analyzer import RATE, StandIn, text_of, write_recordings
@@ -403,15 +403,6 @@ def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect
             (folder / name).write_bytes(content)
     assert len(seen) == 5
     write_collection(output)
-
-
-def test_rows_of_a_collection_are_checked_together(source, output, collect):
-    collect(source, output)
-    rows = read_rows(output)
-    random.Random(0).shuffle(rows)
-    check_ids(rows)
-    refused(lambda: check_ids([*rows, rows[3]]), "is there twice", rows[3]["id"])
-    refused(lambda: check_ids([rows[0], rows[1] | {"id": rows[0]["id"]}]), rows[0]["id"])
 
 
 def test_a_speaker_whose_segments_are_rejected_keeps_its_name(source, output, collect, monkeypatch):
