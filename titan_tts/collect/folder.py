@@ -124,10 +124,15 @@ def write_recording(
 
     folder = output / PARTIAL / f"{file}.{token}"
     folder.mkdir(parents=True, exist_ok=True)
-    records: list[dict[str, Any]] = []
+    records = []
     for segment in segments:
         name = segment_id(file, segment.start, segment.stop)
-        record = {"id": name, "audio": f"{FILES}/{file}/{name}.flac", "source": "", "speaker": ""}
+        record: dict[str, Any] = {
+            "id": name,
+            "audio": f"{FILES}/{file}/{name}.flac",
+            "source": "",
+            "speaker": "",
+        }
         record |= {field: getattr(segment, field) for field in _FIELDS}
         for field, digits in _DIGITS.items():
             if record[field] is not None:

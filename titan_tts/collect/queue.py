@@ -222,14 +222,12 @@ class Queue:
             done, size, seconds = execute(statement)[0]
         return int(done), int(size), float(seconds)
 
-    def put_sources(self, sources: Iterable[Source]) -> None:
-        """Remembers paths with their contents; an earlier content of the path is forgotten."""
+    def put_source(self, source: Source) -> None:
+        """Remembers a path with its content; an earlier content of the path is forgotten."""
         statement = "INSERT INTO sources VALUES (?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
         statement += " name = excluded.name, size = excluded.size, version = excluded.version,"
-        statement += " file = excluded.file"
         with self.transaction() as execute:
-            for source in sources:
-                execute(statement, *source)
+            execute(f"{statement} file = excluded.file", *source)
 
     def forget_sources(self, paths: Iterable[str]) -> None:
         with self.transaction() as execute:

@@ -5,7 +5,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from titan_tts.prepare.formats import find_files, has_pattern
 from titan_tts.prepare.recordings import is_utf8
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.storage import plain_name, urls_of
-from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
 _NAMES = (
@@ -27,21 +26,12 @@ AUDIO_SUFFIXES = tuple(
     f".{each}" for name in _NAMES.split() for each in (name, name.upper(), name.capitalize())
 )
 LIST_SUFFIXES = (".txt", ".lst", ".list")
-_BATCH = 32  # files between two notes in the queue
 
 
-@dataclass(frozen=True)
-class Found:
-    """A recording that SOURCE names; `name`: relative to SOURCE."""
-
-    path: str
-    name: str
-
-
-def list_source(source: str, output: Path) -> list[Found]:
-    """Recordings of a folder and what lies below it, of a glob, of a list (a text file of paths and URLs, a line each),
-    a single file, or the URL of one, of a folder or a glob; sorted by name. Of a folder those with the suffix of audio.
-    What lies in `output`, a real path, was made of recordings and is left out."""
+def list_source(source: str, output: Path) -> dict[str, str]:
+    """{path or URL: name relative to SOURCE} of the recordings of a folder and what lies below it, of a glob, of a list
+    (a text file of paths and URLs, a line each), a single file, or the URL of one, of a folder or a glob; sorted by
+    name. Of a folder those with the suffix of audio. What lies in `output`, a real path, is left out."""
     path = source if is_remote(source) else local_path(source)
     if path.endswith(LIST_SUFFIXES) and os.path.isfile(path):
         found = _listed(path)
@@ -49,22 +39,22 @@ def list_source(source: str, output: Path) -> list[Found]:
         paths, is_folder = _in_store(path) if is_remote(path) else _on_disk(path, output)
         fixed = list(takewhile(lambda part: not has_pattern(part), path.rstrip("/").split("/")))
         root = "/".join(fixed if is_folder or has_pattern(path) else fixed[:-1]) + "/"
-        found = [Found(each, plain_name(each).removeprefix(plain_name(root))) for each in paths]
-    real = ((each, Path(os.path.realpath(each.path))) for each in found)
-    found = [each for each, at in real if is_remote(each.path) or output not in at.parents]
-    if not found:
-        raise InputError(
-            f"SOURCE = {source} names no recording outside OUTPUT; give a folder or a bucket with audio files below it, "
-            f"a glob, or a text file ({', '.join(LIST_SUFFIXES)}) with a path in each line"
-        )
-    for each in found:
-        if not is_utf8(each.path):
-            shown = os.fsencode(each.path).decode(errors="backslashreplace")
+        found = {each: plain_name(each).removeprefix(plain_name(root)) for each in paths}
+    for each in [*found]:
+        if not is_remote(each) and output in Path(os.path.realpath(each)).parents:
+            del found[each]  # it was made of recordings
+        elif not is_utf8(each):
+            shown = os.fsencode(each).decode(errors="backslashreplace")
             raise InputError(f"SOURCE: the name {shown} is not UTF-8; rename the file")
-    return sorted(found, key=lambda each: (each.name, each.path))
+    require(
+        bool(found),
+        f"SOURCE = {source} names no recording outside OUTPUT; give a folder or a bucket with audio files below it, "
+        f"a glob, or a text file ({', '.join(LIST_SUFFIXES)}) with a path in each line",
+    )
+    return dict(sorted(found.items(), key=lambda each: (each[1], each[0])))
 
 
-def _listed(path: str) -> list[Found]:
+def _listed(path: str) -> dict[str, str]:
     found = {}
     text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
     # Not splitlines(): a name may hold other characters that end a line, such as U+2028.
@@ -75,8 +65,8 @@ def _listed(path: str) -> list[Found]:
         target = line if is_remote(line) else os.path.join(os.path.dirname(path), line)
         if not is_remote(line) and not os.path.isfile(target):
             raise InputError(f"{path} line {number}: {line} is no file; correct or remove the line")
-        found[target] = Found(target, plain_name(line))
-    return list(found.values())
+        found[target] = plain_name(line)
+    return found
 
 
 def _on_disk(path: str, output: Path) -> tuple[list[str], bool]:
@@ -124,33 +114,25 @@ def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
     of then is not read again. What earlier ones named stays, unless `prune` forgets it. A path whose content has changed
     stands for the new content."""
     known, jobs, listed = queue.sources(), queue.jobs(), list_source(source, output)
-    fresh: list[Source] = []
-
-    def note() -> None:
-        # The source first: a job without one could not be done.
-        queue.put_sources(fresh)
-        queue.add((each.file, each.size) for each in fresh if each.file not in jobs)
-        fresh.clear()
-
-    for each in tqdm(listed, "reading names and contents", unit="file", mininterval=1.0):
-        found, before = size_and_version(each.path), known.get(each.path)
+    shown = tqdm(listed.items(), "reading names and contents", unit="file", mininterval=1.0)
+    for path, name in shown:
+        found, before = size_and_version(path), known.get(path)
         if before and before[2:4] == found and found[1]:
             file = before.file
         else:
-            file = content_id(each.path)
-            if size_and_version(each.path) != found:
-                show(
-                    f"{plain_name(each.path)}: is still being written, so it is left for the next run"
-                )
+            file = content_id(path)
+            if size_and_version(path) != found:
+                show(f"{plain_name(path)}: is still being written, so it is left for the next run")
                 continue
-        fresh.append(Source(each.path, each.name, *found, file))
-        if len(fresh) >= _BATCH:
-            note()
-    note()
-    paths = {each.path for each in listed}
+        now = Source(path, name, *found, file)
+        if now != before:
+            queue.put_source(now)
+        # The source first: a job without one could not be done.
+        if file not in jobs:
+            queue.add([(file, found[0])])
     if prune:
-        queue.forget_sources(known.keys() - paths)
-    return paths
+        queue.forget_sources(known.keys() - listed.keys())
+    return set(listed)
 
 
 def content_id(path: str) -> str:

@@ -146,9 +146,10 @@ def test_nothing_of_a_broken_transaction_remains(queue):
 
 def test_sources_are_remembered_by_path(queue):
     first, second = Source("/x/ü.mp3", "ü.mp3", 5, 1 << 62, "aa"), Source("/x/b", "b", 6, 2, "aa")
-    queue.put_sources([second, first])
+    queue.put_source(second)
+    queue.put_source(first)
     edited = second._replace(size=7, file="bb")
-    queue.put_sources([edited])
+    queue.put_source(edited)
     assert queue.sources() == {"/x/b": edited, "/x/ü.mp3": first}
     assert queue.sources("bb") == {"/x/b": edited} and queue.sources("cc") == {}
     queue.forget_sources(["/x/b", "/x/none"])

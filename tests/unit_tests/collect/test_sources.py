@@ -31,7 +31,7 @@ def queue(tmp_path):
 
 
 def names(source: object) -> list[str]:
-    return [each.name for each in list_source(str(source), OUTPUT)]
+    return [*list_source(str(source), OUTPUT).values()]
 
 
 def registered(source: object, queue: Queue, prune: bool = False) -> dict[str, Source]:
@@ -53,10 +53,8 @@ def test_a_folder_a_glob_a_list_and_a_file(folder, tmp_path, monkeypatch):
     listed = tmp_path / "list.txt"
     listed.write_text(f"# mine\nsource/a.mp3\n\n{folder}/B.WAV\nsource/a.mp3\n")
     assert names(listed) == [f"{folder}/B.WAV", "source/a.mp3"]
-    assert [Path(each.path) for each in list_source(str(listed), OUTPUT)] == [
-        folder / "B.WAV",
-        folder / "a.mp3",
-    ]
+    paths = [Path(each) for each in list_source(str(listed), OUTPUT)]
+    assert paths == [folder / "B.WAV", folder / "a.mp3"]
 
 
 def test_what_is_in_the_output_is_no_recording(folder, tmp_path):
@@ -66,7 +64,7 @@ def test_what_is_in_the_output_is_no_recording(folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text("source/a.mp3\nsource/deep/d.flac\n")
     for source in (folder, folder / "*", tmp_path / "link", listed, links):
-        left = {each.name for each in list_source(str(source), folder / "deep")}
+        left = list_source(str(source), folder / "deep").values()
         assert left and not any("deep" in name for name in left)
     inside = str(folder / "deep" / "d.flac")
     refused(lambda: list_source(inside, folder / "deep"), "no recording outside OUTPUT")
@@ -116,7 +114,6 @@ def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatc
     read = []
     hashed = sources.content_id
     monkeypatch.setattr(sources, "content_id", lambda path: read.append(path) or hashed(path))
-    monkeypatch.setattr(sources, "_BATCH", 3)
     first = registered(folder, queue)
     assert {source.name: source.file for source in first.values()} == {
         name: sha(f"content of {name}") for name in FILES
