@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from titan_tts.collect.worker import Job
 
 _MAX_CPU_WORKERS = 4  # by default: each has models of its own in memory
-_WATCH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,8 +129,8 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
     gone = {path.name for path in (output / FILES).glob("*")} - names.keys()
     if gone:
         show(
-            f"left out: the segments of {counted(len(gone), 'recording')} whose content no source has any more; they stay in "
-            f"{output / FILES} ({min(gone)} ...) until you remove them"
+            f"left out: {counted(len(gone), 'recording')} in {output / FILES} whose content no source has any more "
+            f"({min(gone)} ...)"
         )
 
 
@@ -159,22 +158,17 @@ def _progress(queue: "Queue") -> Iterator[Callable[[], None]]:
     from tqdm import tqdm
 
     (done, size, heard), began = queue.totals(), time.monotonic()
-    watched = began
     with tqdm(desc="collecting", total=size, initial=done, unit="B", unit_scale=True) as bar:
 
         def watch() -> None:
-            nonlocal watched
-            now = time.monotonic()
-            if now - watched >= _WATCH_SECONDS:
-                watched = now
-                done, _, seconds = queue.totals()
-                speed = (seconds - heard) / (now - began)
-                doing = [row.progress for row in queue.jobs("claimed").values() if row.progress]
-                bar.set_postfix_str(f"{speed:.1f} h of audio per h; {'; '.join(doing[:2])}", False)
-                bar.update(done - bar.n)
+            done, _, seconds = queue.totals()
+            speed = (seconds - heard) / (time.monotonic() - began)
+            doing = [row.progress for row in queue.jobs("claimed").values() if row.progress]
+            bar.set_postfix_str(f"{speed:.1f} h of audio per h; {'; '.join(doing[:2])}", False)
+            bar.update(done - bar.n)
 
         yield watch
-        bar.update(queue.totals()[0] - bar.n)
+        watch()
 
 
 def _report(output: Path, queue: "Queue") -> int:

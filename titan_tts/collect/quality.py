@@ -44,8 +44,7 @@ class Figures(Transcript):
 
     @property
     def quality(self) -> str:
-        """ "high" within HIGH, else "medium" within MEDIUM, else "low". Without a text it is "low", and with a text that
-        no other confirms at most "medium"; an overlap that was not measured changes nothing."""
+        """A text that no other confirms is at most "medium"; an overlap that was not measured changes nothing."""
         if self.text and self.agreement is not None and self._within(HIGH):
             return "high"
         return "medium" if self.text and self._within(MEDIUM) else "low"
@@ -63,9 +62,7 @@ class Figures(Transcript):
 
 
 class NoiseFloor:
-    """Speech against noise in a recording.
-
-    SNR = 10 log10((S - N) / N): S is the mean power of a segment's speech, noise included, and N the median power of
+    """SNR = 10 log10((S - N) / N): S is the mean power of a segment's speech, noise included, and N the median power of
     the second of pauses that is nearest to it, up to 5 s away, or, without pauses, the power below which 5 % of its frames lie, which
     tells too low an SNR rather than one too high.
     """
@@ -88,11 +85,9 @@ class NoiseFloor:
         frames = near + np.flatnonzero(self.pause[near : last + _NEAR])
         away = np.maximum(first - frames, frames - last + 1).clip(0)
         pauses = self.power[frames[np.argsort(away, kind="stable")[:_MAX_FRAMES]]]
-        noise = (
-            np.median(pauses)
-            if len(pauses) >= _MIN_FRAMES
-            else np.percentile(inside, _QUIET_PERCENTILE)
-        )
+        noise = np.percentile(inside, _QUIET_PERCENTILE)
+        if len(pauses) >= _MIN_FRAMES:
+            noise = np.median(pauses)
         ratio = max(float(speech.mean() - noise), 0.0) / max(float(noise), 1e-20)
         return float(np.clip(10 * np.log10(max(ratio, 1e-20)), -MAX_SNR_DB, MAX_SNR_DB))
 
@@ -106,11 +101,8 @@ def _mask(frames: int, spans: np.ndarray) -> np.ndarray:
 
 
 def speaker_weights(labels: np.ndarray) -> np.ndarray:
-    """(n,) weight of each segment, of mean 1: one over the square root of the number of its speaker's segments.
-
-    A speaker with a hundred times the segments is then drawn ten times as often, instead of a hundred times. It has
-    no parameter to choose; `[data] balance_by = "speaker"` has one, and comes on top of it.
-    """
+    """(n,) weight of each segment, of mean 1: one over the square root of the number of its speaker's segments, so
+    that who has a hundred times as many is drawn ten times as often."""
     if not len(labels):
         return np.zeros(0)
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)

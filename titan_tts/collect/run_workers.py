@@ -19,10 +19,10 @@ from titan_tts.collect.queue import Queue
 from titan_tts.collect.worker import Job, Unsound, work
 from titan_tts.launch.supervisor import interrupt_on_signals
 from titan_tts.prepare.executors import obey_parent
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 
 _EXIT_AGAIN = 75  # of a worker in whose place a new process should go on
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 1.0
 _MAX_FRUITLESS = 5  # processes in turn that end before they have a job
 
 
@@ -51,21 +51,19 @@ def run_here(
             watch()
             for name, worker in [*workers.items()]:
                 status = worker.process.exitcode
-                if status is None:
-                    continue
                 if status == 2:
                     with suppress(EOFError):  # nothing was said: a plug-in ended the process
                         raise InputError(worker.errors.recv())
-                del workers[name]
-                if status == 0:
-                    continue
-                had_a_job = queue.fail_claims(name, _how_it_ended(status))
-                fruitless = 0 if had_a_job or status == _EXIT_AGAIN else fruitless + 1
-                if fruitless == _MAX_FRUITLESS:
-                    raise InputError(
-                        f"workers end before they have a job; the last: {_how_it_ended(status)}"
+                if status is not None:
+                    del workers[name]
+                if status:
+                    had_a_job = queue.fail_claims(name, _how_it_ended(status))
+                    fruitless = 0 if had_a_job or status == _EXIT_AGAIN else fruitless + 1
+                    require(
+                        fruitless < _MAX_FRUITLESS,
+                        f"workers end before they have a job; the last: {_how_it_ended(status)}",
                     )
-                workers |= _started(job, worker.device, count)
+                    workers |= _started(job, worker.device, count)
     finally:
         for worker in workers.values():
             worker.process.terminate()
@@ -101,9 +99,7 @@ def main(errors: Connection, threads: int, job: dict[str, Any], name: str, devic
 
 
 def _how_it_ended(status: int) -> str:
-    if status < 0:
-        return (
-            f"its worker process was ended by {signal.Signals(-status).name}; if nobody did that, it had too little memory: "
-            "use fewer --workers"
-        )
-    return f"its worker process ended with status {status}; its error stands in the log"
+    if status > 0:
+        return f"its worker process ended with status {status}; its error stands in the log"
+    name = signal.Signals(-status).name
+    return f"its worker process was ended by {name}; if nobody did that, use fewer --workers: it had too little memory"

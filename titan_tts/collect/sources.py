@@ -4,10 +4,9 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -15,7 +14,12 @@ from titan_tts.collect.queue import Queue, Source
 from titan_tts.prepare.formats import find_files, has_pattern
 from titan_tts.prepare.recordings import is_utf8
 from torchtitan.models.dit_tts.data import remote
-from torchtitan.models.dit_tts.data.storage import plain_name, urls_of
+from torchtitan.models.dit_tts.data.storage import (
+    READ_AHEAD_BYTES,
+    open_source,
+    plain_name,
+    urls_of,
+)
 from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
@@ -102,11 +106,8 @@ def size_and_version(path: str) -> tuple[int, int]:
     """Bytes of a file or an object, and a number that changes with its content (0: unknown)."""
     if is_remote(path):
         return remote.stat(path, fresh=True)
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    return status.st_size, status.st_mtime_ns
+    with closing(open_source(path)) as file:
+        return file.size, file.version
 
 
 def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
@@ -137,18 +138,11 @@ def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
 
 def content_id(path: str) -> str:
     """FILE_ID of a file's or an object's bytes."""
-
-    def hashed(opened: Any) -> str:
-        with opened as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-    if is_remote(path):
-        store, name = remote.filesystem(path)
-        return remote.call(path, "read", lambda: hashed(store.open(name, "rb")))
-    try:
-        return hashed(open(path, "rb"))
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    digest = hashlib.sha256()
+    with closing(open_source(path)) as file:
+        for start in range(0, file.size, READ_AHEAD_BYTES):
+            digest.update(file.pread(READ_AHEAD_BYTES, start))
+    return digest.hexdigest()[:16]
 
 
 @contextmanager
@@ -175,7 +169,3 @@ def local_copy(source: Source, folder: Path) -> Iterator[str]:
     else:
         yield source.path
     check()
-
-
-def _unreadable(path: str, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be read ({error.strerror}); check the disk and its rights")
