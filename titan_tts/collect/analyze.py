@@ -5,7 +5,7 @@ samples (n, channels) at any rate
   -> changes of speaker (speakers) and pauses -> segments (segments)
   -> speaker embeddings (speakers), two transcripts (transcripts), figures (quality)
 
-Beside the recording itself a copy at 16 kHz is in memory, 230 MB an hour, and pieces of bounded size.
+Beside the recording itself two copies at 16 kHz are in memory, 230 MB an hour each, and pieces of bounded size.
 """
 
 import math
@@ -18,15 +18,15 @@ from titan_tts.collect.segments import Limits, cut
 from titan_tts.collect.settings import Settings
 from titan_tts.collect.speakers import embed, sound_of, speaker_changes
 from titan_tts.collect.speech_regions import (
+    RATE,
     Progress,
     SpeechDetector,
     frame_power,
-    mono_16khz,
     speech_regions,
 )
 from titan_tts.collect.transcripts import Transcriber
 from titan_tts.prepare.processing import SILENCE_LUFS, clipped_fraction, loudness
-from torchtitan.models.dit_tts.speech.audio import to_mono
+from torchtitan.models.dit_tts.speech.audio import resample, to_mono
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_encoder
 
 
@@ -62,7 +62,7 @@ class Analyzer:
             round(1000 * self.settings.pause_seconds),
         )
         duration = len(samples) * 1000 // rate
-        heard = mono_16khz(samples, rate)
+        heard = resample(to_mono(samples), rate, RATE)
         power = frame_power(heard)
         regions = speech_regions(self.detector.probabilities(heard, progress), duration)
         threshold = self.settings.change_threshold

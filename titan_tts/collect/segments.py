@@ -6,7 +6,7 @@ silence on both sides, so that no two segments overlap and all speech is in one 
 
 from bisect import bisect, insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,16 +16,12 @@ PADDING = 60
 _SMOOTHING = 5  # frames of 10 ms over which the quietest place is looked for
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """In ms; `longest` is at least twice `shortest`, so that what is too long can always be cut."""
 
     shortest: int
     longest: int
     pause: int  # one as long as this ends a segment
-
-    def __post_init__(self) -> None:
-        assert 0 < 2 * self.shortest <= self.longest, self
 
 
 def cut(

@@ -23,11 +23,9 @@ from torchtitan.models.dit_tts.data.storage import (
 from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
-_NAMES = (
-    "wav wave flac ogg oga opus mp3 mp2 m4a m4b mp4 aac webm mka mkv mov wma aif aiff caf w64 au"
-)
 AUDIO_SUFFIXES = tuple(
-    f".{each}" for name in _NAMES.split() for each in (name, name.upper(), name.capitalize())
+    ".wav .wave .flac .ogg .oga .opus .mp3 .mp2 .m4a .m4b .mp4 .aac .webm .mka .mkv .mov .wma .aif .aiff .caf .w64 "
+    ".au".split()
 )
 LIST_SUFFIXES = (".txt", ".lst", ".list")
 
@@ -73,6 +71,10 @@ def _listed(path: str) -> dict[str, str]:
     return found
 
 
+def _is_audio(path: str) -> bool:
+    return path.lower().endswith(AUDIO_SUFFIXES)
+
+
 def _on_disk(path: str, output: Path) -> tuple[list[str], bool]:
     """Files of a path or a glob, and whether it is a folder."""
     if not os.path.isdir(path):
@@ -87,7 +89,7 @@ def _on_disk(path: str, output: Path) -> tuple[list[str], bool]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         folders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
         found += [os.path.join(folder, name) for name in names if not name.startswith(".")]
-    return [each for each in found if each.endswith(AUDIO_SUFFIXES) and os.path.isfile(each)], True
+    return [each for each in found if _is_audio(each) and os.path.isfile(each)], True
 
 
 def _in_store(url: str) -> tuple[list[str], bool]:
@@ -99,7 +101,7 @@ def _in_store(url: str) -> tuple[list[str], bool]:
     if remote.call(url, "listed", lambda: store.isfile(path)):
         return [url], False
     names = remote.call(url, "listed", lambda: store.find(path))
-    return urls_of(url, [name for name in names if name.endswith(AUDIO_SUFFIXES)]), True
+    return urls_of(url, [each for each in names if _is_audio(each)]), True
 
 
 def size_and_version(path: str) -> tuple[int, int]:

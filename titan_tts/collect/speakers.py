@@ -130,29 +130,28 @@ def cluster(
         files: (n,) number of each segment's file.
         previous: (n,) labels of an earlier call, 0 for new segments.
     """
+    if not len(embeddings):
+        return np.zeros(0, np.int64), np.zeros(0)
     norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
     unit = embeddings / np.maximum(norms, 1e-9)
-    groups = np.zeros(len(unit), np.int64)
-    means: list[np.ndarray] = []
-    counts: list[int] = []
+    groups, count = np.zeros(len(unit), np.int64), 0
     for file in np.unique(files):
         inside = np.flatnonzero(files == file)
-        labels = _average_linkage(unit[inside], np.ones(len(inside)), threshold)
-        for label in range(labels.max() + 1):
-            members = inside[labels == label]
-            groups[members] = len(means)
-            means.append(unit[members].mean(axis=0))
-            counts.append(len(members))
-    if not means:
-        return np.zeros(0, np.int64), np.zeros(0)
-    groups = _average_linkage(np.stack(means), np.array(counts, float), threshold)[groups]
-    labels = _named(groups, np.zeros_like(groups) if previous is None else previous)
-    similarity = np.zeros(len(unit))
-    for label in np.unique(labels):
-        members = labels == label
-        mean = unit[members].mean(axis=0)
-        similarity[members] = unit[members] @ mean / max(float(np.linalg.norm(mean)), 1e-9)
-    return labels, similarity
+        groups[inside] = count + _average_linkage(unit[inside], np.ones(len(inside)), threshold)
+        count = int(groups[inside].max()) + 1
+    groups = _average_linkage(*_means(unit, groups), threshold)[groups]
+    means, _ = _means(unit, groups)
+    cosines = np.einsum("ij,ij->i", unit, means[groups])
+    similarity = cosines / np.maximum(np.linalg.norm(means, axis=1), 1e-9)[groups]
+    return _named(groups, np.zeros_like(groups) if previous is None else previous), similarity
+
+
+def _means(rows: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of the rows (n, E) of each group, numbered from 0, and how many it has."""
+    counts = np.bincount(groups).astype(np.float64)
+    sums = np.zeros((len(counts), rows.shape[1]))
+    np.add.at(sums, groups, rows)
+    return sums / counts[:, None], counts
 
 
 def _average_linkage(means: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:

@@ -14,7 +14,6 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from torchtitan.models.dit_tts.errors import InputError, require_modules
-from torchtitan.models.dit_tts.speech.audio import to_mono
 
 RATE = 16_000  # Hz, of all that listens
 FRAME_MS = 32  # of the detector
@@ -25,30 +24,12 @@ _PIECES = 16  # at once
 # Speech starts where the probability reaches the first and ends where it falls below the second, as Silero advises.
 _START, _END = 0.5, 0.35
 _MIN_FRAMES = 4  # of a pause, and of speech: 0.128 s
-_BLOCK_SECONDS = 60
 
 Span = tuple[int, int]
 """Start and stop in ms"""
 
 Progress = Callable[[str, float], None]
 """progress(stage, seconds of the recording that are done)"""
-
-
-def mono_16khz(samples: np.ndarray, rate: int) -> np.ndarray:
-    """(n, channels) float32 -> (m,) float32 at 16 kHz, block by block: no copy at the source's rate is made."""
-    import soxr
-
-    if rate == RATE:
-        return to_mono(samples)
-    stream = soxr.ResampleStream(rate, RATE, 1, dtype="float32", quality="HQ")
-    out = np.zeros(-(-len(samples) * RATE // rate) + RATE, np.float32)
-    filled, block = 0, _BLOCK_SECONDS * rate
-    for start in range(0, max(len(samples), 1), block):
-        mixed = to_mono(samples[start : start + block])
-        part = stream.resample_chunk(mixed, last=start + block >= len(samples))
-        out[filled : filled + len(part)] = part
-        filled += len(part)
-    return out[: min(filled, len(samples) * RATE // rate)]
 
 
 class SpeechDetector:

@@ -10,7 +10,7 @@ import soxr
 import torch
 
 from titan_tts.collect import speech_regions as regions
-from titan_tts.collect.speech_regions import SpeechDetector, frame_power, mono_16khz, speech_regions
+from titan_tts.collect.speech_regions import SpeechDetector, frame_power, speech_regions
 
 RATE, FRAME = 16_000, 512
 SPEECH = Path(__file__).parents[1] / "speech/scoring/lost_by_the_lattice.flac"
@@ -56,7 +56,7 @@ def test_pieces_together_are_as_the_recording_from_start_to_end(monkeypatch):
 def test_speech_is_found_between_noise():
     threads = torch.get_num_threads()
     samples, rate = soundfile.read(SPEECH, dtype="float32")
-    speech = mono_16khz(samples[:, None], rate)
+    speech = soxr.resample(samples, rate, RATE)
     quiet = 1e-3 * np.random.default_rng(0).standard_normal(3 * RATE).astype(np.float32)
     waveform = np.concatenate([quiet, speech, quiet])
     found = speech_regions(SpeechDetector().probabilities(waveform, nobody), 10**6)
@@ -83,19 +83,6 @@ def test_regions():
     assert spans("sss........ssss") == [(11, 15)]
     assert spans(".sssss..") == [(1, 6)]  # the start and the end are no pauses
     assert spans("..sssss", duration=220) == [(2, 220 / 32)]
-
-
-def test_a_copy_at_16_khz_block_by_block(monkeypatch):
-    monkeypatch.setattr(regions, "_BLOCK_SECONDS", 1)
-    stereo = np.random.default_rng(0).standard_normal((105_001, 2)).astype(np.float32) * 0.1
-    for rate in (24_000, 44_100, 8000):
-        found = mono_16khz(stereo, rate)
-        wanted = soxr.resample(stereo.mean(axis=1), rate, RATE, quality="HQ")
-        assert abs(len(found) - len(stereo) * RATE / rate) <= 1
-        count = min(len(found), len(wanted))
-        np.testing.assert_allclose(found[:count], wanted[:count], atol=1e-4)
-    np.testing.assert_allclose(mono_16khz(stereo, RATE), stereo.mean(axis=1), atol=1e-7)
-    assert len(mono_16khz(stereo[:0], 24_000)) == 0
 
 
 def test_power_of_frames():
