@@ -18,7 +18,6 @@ from titan_tts.collect.folder import (
     read_record,
     read_recording,
 )
-from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import write_atomic
 
 COLLECTION_NAME, SPEAKERS_NAME = "collection.jsonl", "speakers.json"
@@ -44,11 +43,6 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
             if records:
                 vectors.append(embeddings)
                 owners += [number] * len(records)
-    sizes = {each.shape[1] for each in vectors}
-    require(
-        len(sizes) <= 1,
-        f"{output}: its embeddings have the sizes {sizes}; they must be of one encoder",
-    )
     path = output / SPEAKERS_NAME
     known = json.loads(path.read_text()) if path.exists() else {}
     labels, similarity = cluster(
@@ -59,8 +53,8 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     )
     for row, label, cosine in zip(rows, labels, similarity, strict=True):
         row |= {"speaker": f"s{label:04d}", "speaker_similarity": round(float(cosine), 4)}
-    numbers = {row["id"]: label for row, label in zip(rows, labels.tolist(), strict=True)}
-    write_atomic(path, json.dumps(numbers, indent=0))
+        known[row["id"]] = int(label)
+    write_atomic(path, json.dumps({row["id"]: known[row["id"]] for row in rows}, indent=0))
     rows = edited(rows, annotations(output))
     weights = speaker_weights(np.array([row["speaker"] for row in rows]))
     for row, weight in zip(rows, weights, strict=True):

@@ -187,8 +187,11 @@ class Queue:
     def _update(self, values: str, where: str, *arguments: Any) -> int:
         """Changes claimed jobs; returns how many."""
         statement = f"UPDATE jobs SET {values} WHERE state = 'claimed' AND {where} RETURNING id"
+        return len(self._run(statement, *arguments))
+
+    def _run(self, statement: str, *values: Any) -> list[tuple]:
         with self.transaction() as execute:
-            return len(execute(statement, *arguments))
+            return execute(statement, *values)
 
     def move(self, ids: Iterable[str], state: str, to: str = "pending") -> None:
         """Jobs that are done or dead get another state, as if they had not been tried."""
@@ -199,17 +202,14 @@ class Queue:
 
     def counts(self) -> dict[str, int]:
         """{state: jobs}, for all states."""
-        with self.transaction() as execute:
-            return dict.fromkeys(STATES, 0) | dict(
-                execute("SELECT state, COUNT(*) FROM jobs GROUP BY state")
-            )
+        found = self._run("SELECT state, COUNT(*) FROM jobs GROUP BY state")
+        return dict.fromkeys(STATES, 0) | dict(found)
 
     def jobs(self, state: str = "") -> dict[str, JobRow]:
         """{job: row} of all jobs, or of those in a state, sorted by id."""
         where, values = ("WHERE state = ?", [state]) if state else ("", [])
         statement = "SELECT id, state, token, progress, message, seconds, stages FROM jobs"
-        with self.transaction() as execute:
-            rows = sorted(execute(f"{statement} {where}", *values))
+        rows = sorted(self._run(f"{statement} {where}", *values))
         return {job: JobRow._make([*row, json.loads(stages)]) for job, *row, stages in rows}
 
     def totals(self) -> tuple[int, int, float]:
@@ -218,16 +218,14 @@ class Queue:
             "SELECT COALESCE(SUM(size) FILTER (WHERE state IN ('done', 'dead')), 0),"
             " COALESCE(SUM(size), 0), COALESCE(SUM(seconds), 0) FROM jobs"
         )
-        with self.transaction() as execute:
-            done, size, seconds = execute(statement)[0]
+        done, size, seconds = self._run(statement)[0]
         return int(done), int(size), float(seconds)
 
     def put_source(self, source: Source) -> None:
         """Remembers a path with its content; an earlier content of the path is forgotten."""
         statement = "INSERT INTO sources VALUES (?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET"
         statement += " name = excluded.name, size = excluded.size, version = excluded.version,"
-        with self.transaction() as execute:
-            execute(f"{statement} file = excluded.file", *source)
+        self._run(f"{statement} file = excluded.file", *source)
 
     def forget_sources(self, paths: Iterable[str]) -> None:
         with self.transaction() as execute:
@@ -237,8 +235,7 @@ class Queue:
     def sources(self, file: str = "") -> dict[str, Source]:
         """{path: source} of all sources, or of those with a content, sorted by path."""
         where, values = ("WHERE file = ?", [file]) if file else ("", [])
-        with self.transaction() as execute:
-            rows = execute(f"SELECT path, name, size, version, file FROM sources {where}", *values)
+        rows = self._run(f"SELECT path, name, size, version, file FROM sources {where}", *values)
         return {row[0]: Source(*row) for row in sorted(rows)}
 
 
