@@ -74,7 +74,8 @@ def check(group) -> None:
         again, kept = trace(dims, micro_batches=3), trace(dims, NEVER, micro_batches=3)
         assert again.letters == 3 * step
         assert kept.letters == "GGGG0G1G2G3G" + "0123".join(3 * ["S3S2S1S0SSSS"])
-        assert all(map(torch.equal, kept.gradients, again.gradients))  # to the bit
+        if group is on_gloo:  # what torch 2.11's fake ranks receive is whatever was in memory
+            assert all(map(torch.equal, kept.gradients, again.gradients))  # to the bit
     with group(*HSDP) as dims:
         # Replicas reduce in the last micro-batch, a block's shards before the next block's backward pass.
         reduced = "GGGG0G1G2G3G" + "SRG3SRG2SRG1SRG0SRG" + "SRSRSR"
