@@ -4,11 +4,13 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
-from torchtitan.models.dit_tts.errors import show
+from titan_tts.html import check_page
+from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import (
     SHARD_SUFFIXES,
     is_remote,
@@ -38,14 +40,16 @@ class Options(DatasetOptions):
 
 
 def run(options: Options) -> int:
-    from titan_tts.doctor.html_report import check_output, draw_plots, render
+    from titan_tts.doctor.html_report import GENERATOR, draw_plots, render
     from titan_tts.doctor.text_report import report_lines, show_json
     from torchtitan.models.dit_tts.data.dataset import open_dataset
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)
     # Whatever would fail at the end fails before hours of reading.
-    output = check_output(options.output or default_output(options.path))
+    require_modules("matplotlib")
+    output = Path(options.output or default_output(options.path)).expanduser().absolute()
+    check_page(output, "--output", GENERATOR)
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     result = examine(dataset, options)
     edges = result["suggestion"]["bucket_frames"] if result["suggestion"] else []

@@ -1,7 +1,6 @@
 """The doctor's HTML page: one file with its styles and plots inside, opened by any browser."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,11 @@ from titan_tts.doctor.text_report import (
     suggestion_lines,
     summary_lines,
 )
-from titan_tts.html import check_page, page_template, plot_style, svg_element
+from titan_tts.html import page_template, plot_style, svg_element
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import require_modules
 
 GENERATOR = "titan-tts data doctor"
 _BLUE, _ORANGE = "#3465a4", "#d9730d"
-
-
-def check_output(path: str) -> Path:
-    """The page's path; an InputError where it cannot be written or another file stands."""
-    require_modules("matplotlib")
-    output = Path(path).expanduser().absolute()
-    check_page(output, "--output", GENERATOR)
-    return output
 
 
 def render(result: dict[str, Any], plots: dict[str, str]) -> str:
