@@ -182,10 +182,7 @@ def _build(
         "throughput": {
             "seconds": round(seconds, 2),
             "recordings_encoded": encoded,
-            "recordings_per_second": round(encoded / seconds, 2),
-            "workers": workers,
             "engine": options.engine,
-            "devices": devices,
         },
     }
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")

@@ -63,7 +63,6 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
     if throughput and throughput["seconds"]:
         out.append(
             f"this run: {throughput['recordings_encoded']} recordings encoded in "
-            f"{throughput['seconds']:.1f} s ({throughput['recordings_per_second']:.1f} per second) by "
-            f"{throughput['workers']} workers ({throughput['engine']})"
+            f"{throughput['seconds']:.1f} s"
         )
     return out

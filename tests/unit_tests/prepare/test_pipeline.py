@@ -123,11 +123,8 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(pipeline, "default_workers", lambda *args: asked.append(args) or 1)
     record = prepare(corpus, tmp_path / "out", **SMALL | {"chunk_items": 5}, workers=0)
-    summary, shards, done = record["summary"], record["shards"], record["throughput"]
+    summary, shards = record["summary"], record["shards"]
     assert asked == [(4, ["cpu"], "local")]  # twelve recordings: three chunks, or four shards
-    rounded = 0.006  # the seconds are, and these are few
-    fastest, slowest = 12 / max(1e-9, done["seconds"] - rounded), 12 / (done["seconds"] + rounded)
-    assert slowest <= done["recordings_per_second"] <= fastest
     assert summary["speakers"] == 4
     assert record["reused"] is False
     train = read_shards(tmp_path / "out/train")
