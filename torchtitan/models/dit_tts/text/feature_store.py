@@ -252,18 +252,11 @@ def open_text_features(dataset: Dataset, kind: FeatureKind) -> "TextFeatures":
         raise InputError(
             f"text features of {kind.model!r} are missing for {files.count(None)} of {len(files)} shards, the first is "
             f"{dataset.tar_paths[files.index(None)]}; make them with "
-            f"{_prepare_command(kind)} and the other options of the preparation, or set [encoder] cache_features = false"
+            f"titan-tts prepare SOURCE OUTPUT --encode-text {shlex.quote(kind.model)} --text-dtype {kind.encoder_dtype} "
+            f"--text-feature-dtype {kind.stored_dtype} and the other options of the preparation, or set "
+            f"[encoder] cache_features = false"
         )
     return TextFeatures(dataset, [file for file in files if file is not None])
-
-
-def _prepare_command(kind: FeatureKind) -> str:
-    words = ["titan-tts", "prepare", "SOURCE", "OUTPUT", "--encode-text", kind.model]
-    if kind.encoder_dtype != Encoder.dtype:
-        words += ["--text-dtype", kind.encoder_dtype]
-    if kind.stored_dtype != kind.encoder_dtype:
-        words += ["--text-feature-dtype", kind.stored_dtype]
-    return shlex.join(words)
 
 
 class TextFeatures:

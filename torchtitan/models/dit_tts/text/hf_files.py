@@ -43,15 +43,6 @@ KNOWN_SIZES: dict[str, dict[str, Any]] = {
     "google/t5gemma-2-270m-270m": _t5gemma2(640, 2048, 18, 4, 1, 512),
     "google/t5gemma-2-1b-1b": _t5gemma2(1152, 6912, 26, 4, 1, 512),
     "google/t5gemma-2-4b-4b": _t5gemma2(2560, 10240, 34, 8, 4, 1024),
-    "google-t5/t5-base": {
-        "model_type": "t5",
-        "vocab_size": 32128,
-        "d_model": 768,
-        "d_kv": 64,
-        "d_ff": 3072,
-        "num_layers": 12,
-        "num_heads": 12,
-    },
 }
 """text configs as the hub has them, so that sizes are known before any download"""
 
