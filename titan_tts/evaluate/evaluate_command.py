@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,37 +26,26 @@ def run(options: Options) -> int:
     from titan_tts.evaluate.evaluate import Evaluation, output_folder
     from titan_tts.evaluate.systems import find_checkpoints
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
-    from torchtitan.models.dit_tts.speech.scoring.plugins import (
-        open_opinion_predictor,
-        open_recognizer,
-        open_speaker_scorer,
-    )
-    from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
+    from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
 
     began = time.monotonic()
     checkpoints = find_checkpoints((options.run, *options.more), options.step, options.weights)
     folder = output_folder(options, checkpoints)
     check_writable(folder / "evaluation.json", "--out")
     config = first_config(options, [each.folder for each in checkpoints])
-    specs = scorer_specs(options, config)
-    recognizer = open_recognizer(specs["recognizer"], device_type)
-    own_voice = specs["speaker_scorer"] == "own"
-    speaker = opinion = None
-    if specs["speaker_scorer"] and not own_voice:
-        speaker = open_speaker_scorer(specs["speaker_scorer"], device_type)
-    if specs["opinion"]:
-        opinion = open_opinion_predictor(specs["opinion"], device_type)
+    specs: Any = scorer_specs(options, config)
+    samples = replace(config.samples, **specs)
     kind, tests = read_tests(options, config)
-    added = AddedTokens(config.encoder.added_tokens)
-    recognizer.check_texts(
-        [added.without(prompt.text) for prompt in tests.prompts],
-        [prompt.language for prompt in tests.prompts],
+    scorers = open_scorers(
+        samples,
+        AddedTokens(config.encoder.added_tokens),
+        device_type,
+        ((prompt.text, prompt.language) for prompt in tests.prompts),
     )
     if (folder / "evaluation.json").is_file():  # wavs of an earlier evaluation are not of this one
         shutil.rmtree(folder / "wavs", ignore_errors=True)
-    evaluation = Evaluation(
-        options, folder, checkpoints, tests, Scorers(recognizer, speaker, opinion, added), own_voice
-    )
+    own_voice = samples.speaker_scorer == "own"
+    evaluation = Evaluation(options, folder, checkpoints, tests, scorers, own_voice)
     rows = evaluation.rows()
     about = {
         "test": {
@@ -115,24 +104,17 @@ def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
             show(f"{row['name']}: weights {row['weights']}")
     show("\n" + text_tables(found))
     left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())
-    missing = test["without_recording"]
-    for holds, warning in (
-        (left_out, f"utterances left out: {left_out}"),
-        (
-            test["without_reference"],
-            f"{test['without_reference']} utterances have no reference, so their voice is arbitrary",
-        ),
-        (
-            0 < missing < test["utterances"],
-            f"{missing} utterances have no recording, so there is no row of the recordings",
-        ),
-        (
-            test["is_training_data"],
-            "the run was trained on these utterances, so the figures praise memory",
-        ),
-        (found["unfit_recognizer"], found["unfit_recognizer"]),
+    voiceless, missing = test["without_reference"], test["without_recording"]
+    for warning in (
+        left_out and f"utterances left out: {left_out}",
+        voiceless and f"{voiceless} utterances have no reference, so their voice is arbitrary",
+        0 < missing < test["utterances"]
+        and f"{missing} utterances have no recording, so there is no row of the recordings",
+        test["is_training_data"]
+        and "the run was trained on these utterances, so the figures praise memory",
+        found["unfit_recognizer"],
     ):
-        if holds:
+        if warning:
             show(f"warning: {warning}", sys.stderr)
     size = f"{page_bytes / 2**20:.1f} MiB"
     show(f"\nevaluation.html ({size}), evaluation.json, wavs/: {folder}")

@@ -35,12 +35,8 @@ from torchtitan.models.dit_tts.speech.sampling.sampler import (
 )
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.plugins import (
-    open_opinion_predictor,
-    open_recognizer,
-    open_speaker_scorer,
-)
-from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, corpus_scores, score
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
+from torchtitan.models.dit_tts.speech.scoring.scores import corpus_scores, score
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 
@@ -156,19 +152,12 @@ class SpeechSamples:
         self._sounds: dict[int, torch.Tensor] = {}
         share = share_of(len(prompts), rank, ranks)
         self.own = [(prompts[number], reports and counts) for number, counts in share]
-        s, device = config.samples, str(self.device)
-        added = AddedTokens(config.encoder.added_tokens)
-        recognizer = open_recognizer(s.recognizer, device) if s.recognizer else None
-        if recognizer is not None:
-            texts = [added.without(prompt.request.text) for prompt in prompts]
-            recognizer.check_texts(texts, [prompt.language for prompt in prompts])
-        # The model's own encoder is asked by all ranks at once; see `_similarities`.
-        named = s.speaker_scorer and s.speaker_scorer != "own"
-        self.scorers = Scorers(
-            recognizer,
-            open_speaker_scorer(s.speaker_scorer, device) if named else None,
-            open_opinion_predictor(s.opinion, device) if s.opinion else None,
-            added,
+        # The model's own speaker encoder is asked by all ranks at once; see `_similarities`.
+        self.scorers = open_scorers(
+            config.samples,
+            AddedTokens(config.encoder.added_tokens),
+            str(self.device),
+            ((prompt.request.text, prompt.language) for prompt in prompts),
         )
 
     def make(

@@ -5,13 +5,14 @@ protocol in `interface`. `package.module:factory:ARGUMENT` calls factory(device,
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import Samples
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.factories import call_factory, failures_named
@@ -22,6 +23,7 @@ from torchtitan.models.dit_tts.speech.scoring.interface import (
     SpeakerScorer,
 )
 from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
 
 RECOGNIZERS = "words:zero,one,..., whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
 SPEAKER_SCORERS = "own, xvector:HUB_NAME_OR_FOLDER"
@@ -46,6 +48,29 @@ def check_pretrained(samples: Samples) -> None:
             from transformers import AutoConfig
 
             from_folder_or_hub(partial(AutoConfig.from_pretrained, model), model, spec)
+
+
+def open_scorers(
+    samples: Samples, added: AddedTokens, device: str, texts: Iterable[tuple[str, str]]
+) -> Scorers:
+    """The scorers that [samples] names, but for "own", which needs the model.
+
+    Args:
+        added: of the run.
+        texts: (text, language) of what will be said, which the recognizer has to know.
+    """
+    recognizer = open_recognizer(samples.recognizer, device) if samples.recognizer else None
+    if recognizer is not None:
+        pairs = list(texts)
+        languages = [language for _, language in pairs]
+        recognizer.check_texts([added.without(text) for text, _ in pairs], languages)
+    speaker = "" if samples.speaker_scorer == "own" else samples.speaker_scorer
+    return Scorers(
+        recognizer,
+        open_speaker_scorer(speaker, device) if speaker else None,
+        open_opinion_predictor(samples.opinion, device) if samples.opinion else None,
+        added,
+    )
 
 
 def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
