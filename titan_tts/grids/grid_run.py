@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -72,31 +71,25 @@ class GridRun:
     ) -> Iterator[str]:
         """Runs, hours and cost of what is done, and of what is left to do."""
         runs: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        ratios = []
         for cell in self.all:
             forecast, record = forecasts[cell.name], self.runner.record(cell)
             per_step = forecast["seconds_per_step"] if forecast else 0.0
             kind, seconds = _BY_PLAN, _START_SECONDS + cell.steps * per_step
             if self._state(cell) in FINAL:
-                if forecast and record["state"] == "completed":
-                    ratios.append(record["seconds"] / seconds)
                 kind, seconds = "done", record["seconds"]
             elif cell.refused or self._predicted_oom(cell, forecast):
                 kind, seconds = "waiting, but refused or too large", 0.0
             elif not forecast:
                 kind, seconds = "waiting without a forecast, at most", self.runner.timeout_seconds
             runs[kind].append((cell.gpus, seconds))
-        factor = median(ratios) if ratios else 1.0
         for kind, each in runs.items():
-            scale = (factor if kind == _BY_PLAN else 1.0) / 3600
-            hours = scale * sum(seconds for _, seconds in each)
-            gpu_hours = scale * sum(gpus * seconds for gpus, seconds in each)
+            hours = sum(seconds for _, seconds in each) / 3600
+            gpu_hours = sum(gpus * seconds for gpus, seconds in each) / 3600
             words = f", {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours" if hours else ""
             words += f", cost {price * gpu_hours:,.2f}" if hours and price else ""
             yield f"{kind}: {counted(len(each), 'run')}{words}"
         if _BY_PLAN in runs:
-            words = f", times {factor:.2f} as those done" if ratios else ""
-            yield f"the plan takes {_START_SECONDS:g} s to start and compile a run, then its steps{words}"
+            yield f"the plan takes {_START_SECONDS:g} s to start and compile a run, then its steps"
 
     def run(self, source: str) -> int:
         """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed

@@ -30,13 +30,12 @@ def summary_lines(summary: Summary, activations: ActivationMemory, why_gpus: str
     ]
     if blocks_compiled(config):
         notes.append("[compile] enable = true keeps less; titan-tts plan computes how much")
+    volumes = [f"{name:26} {size / _GIB:9.3f} GiB" for name, size in summary.volumes.items()]
     return [
         f"dry run of {config.job.config_file or 'the default config'}: flavor {config.model.flavor}",
         f"GPUs: {summary.layout.gpus} ({why_gpus})",
         _layout(summary),
-        *_common(summary, "Memory of one GPU", lines, notes),
-        *(f"  {name:26} {size / _GIB:9.3f} GiB" for name, size in summary.volumes.items()),
-        *([] if summary.volumes else ["  none"]),
+        *_common(summary, "Memory of one GPU", lines, notes, volumes),
         *_section("All steps", _audio(summary)),
     ]
 
@@ -50,13 +49,12 @@ def plan_lines(plan: Plan, data_hours: float) -> list[str]:
     largest = f"largest micro-batch with which all buckets fit: local_batch_size = {plan.largest}"
     packed = config.data.batching == "packed"
     batches = "Packed rows, as samples of the mean length" if packed else "Buckets"
+    collectives = list(map(_collective, plan.longest.communication))
     lines = [
         f"plan of {config.job.config_file}: flavor {config.model.flavor}",
         *_cluster(plan.cluster, plan.factor),
         f"{_layout(summary)}; {mode}, activation checkpointing '{_checkpointing(config)}'",
-        *_common(summary, title, _memory(summary, peak), [largest]),
-        *(f"  {_collective(each)}" for each in plan.longest.communication),
-        *([] if plan.longest.communication else ["  none"]),
+        *_common(summary, title, _memory(summary, peak), [largest], collectives),
         *_section("Time of that step", _time(plan)),
         *_section(f"{batches}, for lengths of [benchmark] mean_seconds and sigma", _buckets(plan)),
         *_section("The whole run, for these lengths", _whole_run(plan, data_hours)),
@@ -66,8 +64,14 @@ def plan_lines(plan: Plan, data_hours: float) -> list[str]:
     return lines
 
 
-def _common(summary: Summary, title: str, lines: list[MemoryLine], notes: list[str]) -> list[str]:
-    """The sections of both reports; the last is a title, below which the communication follows."""
+def _common(
+    summary: Summary,
+    title: str,
+    lines: list[MemoryLine],
+    notes: list[str],
+    communication: list[str],
+) -> list[str]:
+    """The sections of both reports."""
     width = max(len(what) for what, _, _ in lines)
     table = [f"{what:{width}}  {_bytes(size):>11}  {how}" for what, size, how in lines]
     if summary.states.offloaded:
@@ -79,7 +83,7 @@ def _common(summary: Summary, title: str, lines: list[MemoryLine], notes: list[s
         *_section(title, [*table, *notes]),
         *_section("Downloads", _downloads(summary)),
         *_section("One step in the longest bucket", _arithmetic(summary)),
-        *_section("Communication of one rank in that step", []),
+        *_section("Communication of one rank in that step", communication or ["none"]),
     ]
 
 

@@ -49,7 +49,7 @@ def test_the_report(tmp_path, capsys, monkeypatch):
     for words in (
         "GPUs: 2 (--nproc times --nodes)",
         "FSDP2, replicas x shards = 1 x 2",
-        "trained                  3,855,872",
+        "trained                3,855,872",
         "activation checkpointing 'full'",
         "titan-tts plan computes how much",
         "2 ranks x 6 samples x 1 accumulation steps = 12 samples",
