@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -208,7 +207,13 @@ def _prepared(data: Data, max_utterances: int) -> PromptSet:
             reference = references.load(index, loaded, data.max_speaker_frames)
             for piece in references.pieces(index, data.max_speaker_frames):
                 loaded.metadata["reference_key"] = dataset.key(piece.sample)
-        prompts.append(_prompt(key, loaded.metadata, loaded.latents, reference))
+        # No empty reference, and none that is a part of the latents.
+        usable = len(reference) > 0 and not is_leak(reference, loaded.latents)
+        text, speaker = loaded.metadata["text"], str(loaded.metadata.get("speaker", ""))
+        prompt = Prompt(key, "", text, speaker, loaded.metadata)
+        prompt.latents = torch.from_numpy(loaded.latents)
+        prompt.reference = torch.from_numpy(reference) if usable else None
+        prompts.append(prompt)
     _add_reference_texts(prompts, dataset)
     return PromptSet(prompts)
 
@@ -223,22 +228,6 @@ def _add_reference_texts(prompts: list[Prompt], dataset: Dataset) -> None:
             continue
         if len(prompt.reference) == dataset.frames[index]:
             prompt.reference_text = dataset.metadata(index)["text"]
-
-
-def _prompt(
-    key: str, metadata: dict[str, Any], latents: np.ndarray, reference: np.ndarray
-) -> Prompt:
-    """The prompt of an encoded sample. An empty reference is none, and neither is a part of the latents."""
-    usable = len(reference) > 0 and not is_leak(reference, latents)
-    return Prompt(
-        key,
-        "",
-        metadata["text"],
-        str(metadata.get("speaker", "")),
-        metadata,
-        latents=torch.from_numpy(latents),
-        reference=torch.from_numpy(reference) if usable else None,
-    )
 
 
 class Corpus:
