@@ -1,7 +1,6 @@
 """Synthesizes the utterances of several requests together: one thread owns the model and batches the queue."""
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -27,7 +26,6 @@ class Batcher:
     """Synthesizes utterances: clients take turns; each client's utterances keep their order.
 
     Args:
-        window_seconds: time that the first of a batch waits for others.
         max_waiting: limit of a client's unfinished utterances, and of clients.
         seed: of the noise.
     """
@@ -36,13 +34,11 @@ class Batcher:
         self,
         synthesizer: Synthesizer,
         max_batch: int = 16,
-        window_seconds: float = 0.02,
         max_waiting: int = 64,
         seed: int = 0,
     ):
         self.synthesizer = synthesizer
-        self.max_batch, self.window_seconds = max_batch, window_seconds
-        self.max_waiting, self.seed = max_waiting, seed
+        self.max_batch, self.max_waiting, self.seed = max_batch, max_waiting, seed
         self._waiting: dict[str, deque[_Pair]] = {}  # by client; the first has the next turn
         self._asked = Counter[str]()
         self._changed = threading.Condition()
@@ -109,17 +105,14 @@ class Batcher:
 
     def _next_batch(self) -> list[_Pair]:
         """Waits for a batch; empty once the batcher is closed."""
+        batch: list[_Pair] = []
         with self._changed:
-            while True:
+            while not batch:
                 self._changed.wait_for(lambda: self._closed or self._waiting)
-                until = time.monotonic() + self.window_seconds
-                while not self._closed and self.waiting < self.max_batch:
-                    if not self._changed.wait(until - time.monotonic()):
-                        break
                 if self._closed:
                     return []
-                if batch := list(islice(self._turns(), self.max_batch)):
-                    return batch
+                batch = list(islice(self._turns(), self.max_batch))
+        return batch
 
     def _turns(self) -> Iterator[_Pair]:
         """Empties the queue, one utterance of each client in turn, without cancelled ones."""

@@ -28,9 +28,6 @@ class Options(ServerOptions):
     max_batch: int = 16
     """Texts per batch."""
 
-    window_ms: float = 20.0
-    """Time that a text waits for others to join its batch."""
-
     max_waiting: int = 64
     """Limit of a client's unfinished pieces of texts, and of clients; further requests get status 429."""
 
@@ -38,7 +35,6 @@ class Options(ServerOptions):
 def run(options: Options) -> int:
     check_server_options(options)
     check_range("--max-batch", options.max_batch, 1, 4096)
-    check_range("--window-ms", options.window_ms, 0, 60_000)
     check_range("--max-waiting", options.max_waiting, 1, 10**6)
     require_modules("fastapi", "uvicorn", "soundfile")
     listening = listen(options.host, options.port)
@@ -48,13 +44,7 @@ def run(options: Options) -> int:
     from titan_tts.serving.served import load_served
 
     served = load_served(options)
-    batcher = Batcher(
-        served.synthesizer,
-        options.max_batch,
-        options.window_ms / 1000,
-        options.max_waiting,
-        options.seed,
-    )
+    batcher = Batcher(served.synthesizer, options.max_batch, options.max_waiting, options.seed)
     name = options.model_name or Path(options.run).resolve().name
     key = os.environ.get(KEY_VARIABLE, "")
     service = SpeechService(served, batcher, name)

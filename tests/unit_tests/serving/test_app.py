@@ -52,7 +52,7 @@ def server(synthesizer):
     with ExitStack() as stack:
 
         def start(max_characters=4096, api_key=""):
-            batcher = Batcher(synthesizer, window_seconds=0.2, max_waiting=8)
+            batcher = Batcher(synthesizer, max_waiting=8)
             stack.callback(batcher.close)
             served = Served(synthesizer, {"mine": Voice(torch.ones(2, 8))}, max_characters)
             app = build_app(SpeechService(served, batcher, "tiny"), api_key)
@@ -268,7 +268,7 @@ def test_others_are_answered_while_long_texts_wait(server, synthesizer, monkeypa
 
     synthesizer.run.config.data.max_frames = 4
     url, batcher = server()
-    batcher.max_batch, batcher.window_seconds = 1, 0.0
+    batcher.max_batch = 1
     text = "One two one. Two one two. One one. Two two." + " One two one. Two one." * 8
     wanted = said(synthesizer, text)
     monkeypatch.setattr(synthesizer, "synthesize", slow)
@@ -291,7 +291,7 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
 
     # By default no other machine may ask.
     usual = {"host": "127.0.0.1", "port": 8000, "voice": [], "seed": 0}
-    limits = {"max_batch": 16, "window_ms": 20.0, "max_waiting": 64, "max_characters": 4096}
+    limits = {"max_batch": 16, "max_waiting": 64, "max_characters": 4096}
     for command, wanted in (
         (serve_command, usual | limits),
         (demo_command, usual | {"max_characters": 4096}),
@@ -303,7 +303,7 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     def build_app(service, key):
         batcher, voices = service.batcher, service.served.voices
         batcher.close()
-        arrived.extend([batcher.max_batch, batcher.window_seconds, batcher.max_waiting])
+        arrived.extend([batcher.max_batch, batcher.max_waiting])
         arrived.extend([batcher.seed, service.model, service.served.max_characters, key])
         arrived.append({name: len(voice.reference) for name, voice in voices.items()})
         return "app"
@@ -319,23 +319,22 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(served, "load_synthesizer", lambda *_: synthesizer)
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
-    numbers = "--port 0 --max-batch 3 --window-ms 40 --max-waiting 5 --max-characters 60 --seed 7"
+    numbers = "--port 0 --max-batch 3 --max-waiting 5 --max-characters 60 --seed 7"
     numbers += " --voice d=c.npy --voice e=a=b.npy --voice f=c.npy,a=b.npy"
     options = tyro.cli(serve_command.Options, args=["run", "--model-name=it", *numbers.split()])
     assert serve_command.run(options) == 0
-    assert arrived == [3, 0.04, 5, 7, "it", 60, "secret", {"d": 3, "e": 2, "f": 5}]
+    assert arrived == [3, 5, 7, "it", 60, "secret", {"d": 3, "e": 2, "f": 5}]
     assert capsys.readouterr().out.endswith("/v1, with a key\n")
     monkeypatch.delenv(serve_command.KEY_VARIABLE)
     assert serve_command.run(serve_command.Options(run="outputs/voice/", port=0)) == 0
     line = capsys.readouterr().out
     assert line.startswith("voice at http://127.0.0.1:") and line.endswith(", without a key\n")
-    assert arrived[8:] == [16, 0.02, 64, 0, "voice", 4096, "", {}]
+    assert arrived[7:] == [16, 64, 0, "voice", 4096, "", {}]
     for given, words in (
         ({"voice": ["d=c.npy", "e"]}, "--voice = e, but it must be NAME=FILE"),
         ({"voice": ["d=gone"]}, "--voice = d=gone, but there is no such file"),
         ({"port": 2**16}, "--port = 65536, but"),
         ({"max_batch": 0}, "--max-batch = 0, but"),
-        ({"window_ms": -1.0}, "--window-ms = -1.0, but"),
         ({"max_waiting": 0}, "--max-waiting = 0, but"),
         ({"max_characters": 0}, "--max-characters = 0, but"),
     ):

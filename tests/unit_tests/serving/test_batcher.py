@@ -37,7 +37,7 @@ def gate():
 
 @pytest.fixture
 def batcher(gate):
-    made = Batcher(gate, max_batch=3, window_seconds=0.0, max_waiting=4, seed=7)
+    made = Batcher(gate, max_batch=3, max_waiting=4, seed=7)
     yield made
     gate.open.set()
     made.close()
@@ -118,14 +118,3 @@ def test_it_is_alive_unless_all_that_is_asked_for_fails(gate, batcher):
         for future in batcher.submit(say(*texts)):
             future.exception(20)
         wait_for(lambda: batcher.alive == alive)
-
-
-def test_the_first_waits_for_others(gate):
-    gate.open.set()
-    batcher = Batcher(gate, window_seconds=5.0, max_batch=2)
-    try:
-        futures = [*batcher.submit(say("one")), *batcher.submit(say("two"))]
-        assert [future.result(20) for future in futures] == ["one0", "two0"]
-        assert gate.batches == [["one", "two"]]
-    finally:
-        batcher.close()
