@@ -38,12 +38,9 @@ MAX_RATE = 48_000  # Hz; nobody hears frequencies above half of it
 def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
     """The page, of what `report.build` and `shown_utterances` return."""
     template = page_template(__package__, "evaluation.html.jinja", {})
-    speakers: dict[str, float] = {}
-    for row in report["rows"]:
-        if row["kind"] == SYSTEM:
-            for speaker, rate in row["wer_by_speaker"].items():
-                speakers[speaker] = max(rate, speakers.get(speaker, 0.0))
-    worst = sorted(speakers, key=lambda speaker: (-speakers[speaker], speaker))
+    rates = [row["wer_by_speaker"] for row in report["rows"] if row["kind"] == SYSTEM]
+    speakers = {speaker for each in rates for speaker in each}
+    worst = sorted(speakers, key=lambda speaker: (-max(r.get(speaker, 0) for r in rates), speaker))
     return template.render(
         all_figures=FIGURES,
         figures=shown_figures(report),

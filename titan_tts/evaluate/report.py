@@ -15,7 +15,7 @@ import numpy as np
 
 from titan_tts.evaluate.prompts import Prompt
 from titan_tts.tables import aligned
-from torchtitan.models.dit_tts.speech.scoring.scores import UtteranceScore
+from torchtitan.models.dit_tts.speech.scoring.scores import UtteranceScore, corpus_scores
 from torchtitan.models.dit_tts.speech.scoring.statistics import (
     Interval,
     difference,
@@ -158,32 +158,24 @@ def differences(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float) -> l
 
 def rates_by_speaker(row: Row, prompts: Sequence[Prompt]) -> dict[str, float]:
     """Word error rate of each speaker with words, over all seeds."""
-    errors: dict[str, int] = defaultdict(int)
-    words: dict[str, int] = defaultdict(int)
+    scores = defaultdict(list)
     for seed in row.scores:
         for prompt, score in zip(prompts, seed, strict=True):
-            if score.errors is not None:
-                errors[prompt.speaker] += score.errors.word_errors
-                words[prompt.speaker] += score.errors.words
-    return {s: errors[s] / words[s] for s in sorted(words) if words[s]}
+            scores[prompt.speaker].append(score)
+    rates = {speaker: corpus_scores(scores[speaker])["wer"] for speaker in sorted(scores)}
+    return {speaker: rate for speaker, rate in rates.items() if rate is not None}
 
 
 def worst_first(rows: Sequence[Row], count: int) -> list[int]:
     """Indices of the utterances, sorted by the systems' word error rate, then character error rate, similarity
     and opinion."""
 
-    def badness(index: int) -> tuple[float, ...]:
+    def merit(index: int) -> list[float]:
         scores = [seed[index] for row in rows if row.kind == SYSTEM for seed in row.scores]
-        errors = [score.errors for score in scores if score.errors is not None]
-        words = sum(e.word_errors for e in errors) / max(1, sum(e.words for e in errors))
-        letters = sum(e.character_errors for e in errors) / max(
-            1, sum(e.characters for e in errors)
-        )
-        voices = [s.speaker_similarity for s in scores if s.speaker_similarity is not None]
-        opinions = [score.opinion for score in scores if score.opinion is not None]
-        return words, letters, -float(np.mean(voices or 0)), -float(np.mean(opinions or 0))
+        words, letters, voice, opinion = (each or 0.0 for each in corpus_scores(scores).values())
+        return [-words, -letters, voice, opinion]
 
-    return sorted(range(count), key=lambda index: [-value for value in badness(index)])
+    return sorted(range(count), key=merit)
 
 
 def unfit(rows: Sequence[dict[str, Any]]) -> str:
