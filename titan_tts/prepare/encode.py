@@ -34,8 +34,6 @@ from torchtitan.models.dit_tts.infra.collectives import one_thread
 from torchtitan.models.dit_tts.speech.codec import build_codec
 
 RUN_NAME = "run.json"
-# Bounds the memory of a batch; at 48 kHz a tenth of a gigabyte of input.
-MAX_BATCH_SECONDS = 480.0
 
 
 @dataclass(frozen=True)
@@ -140,10 +138,8 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
 
 
 def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, list[Triplet]]]:
-    chunk = Chunk()
-    kept: list[tuple[Item, list[np.ndarray]]] = []
-    outcomes: list[Processed | ReadyLatents] = []
-    loader = _loader(run)
+    chunk, loader = Chunk(), _loader(run)
+    samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
     for item in items:
         try:
             outcome = _outcome(run, item, loader.load(item.audio, run.channels))
@@ -157,13 +153,8 @@ def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, 
             outcome = "undecodable"
         if isinstance(outcome, str):
             chunk.dropped[outcome] = chunk.dropped.get(outcome, 0) + 1
-        else:
-            kept.append((item, references))
-            outcomes.append(outcome)
-    samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
-    encoded = _latents(run, outcomes, device)
-    for (item, references), outcome, latents in zip(kept, outcomes, encoded, strict=True):
-        samples[item.split].append(_triplet(run, item, outcome, latents, references))
+            continue
+        samples[item.split].append(_triplet(run, item, outcome, references, device))
         for name in COUNTED:
             if value := getattr(outcome, name, 0):
                 chunk.counts[name] = chunk.counts.get(name, 0) + value
@@ -198,8 +189,7 @@ def _references(run: Run, recordings: list[Recording], device: str) -> list[np.n
         if isinstance(found, str):
             raise InputError(f"a recording of its reference is {REASONS[found]}; name another one")
         frames = max(1, run.options.max_reference_frames // len(recordings))
-        waveform = torch.from_numpy(found.waveform[: frames * run.hop_length])
-        latents.append(_codec(run.options.codec, device).encode(waveform).cpu().numpy())
+        latents.append(_latents(run, found.waveform[: frames * run.hop_length], device))
     return latents
 
 
@@ -207,43 +197,25 @@ def _triplet(
     run: Run,
     item: Item,
     outcome: Processed | ReadyLatents,
-    latents: np.ndarray,
     references: list[np.ndarray],
+    device: str,
 ) -> Triplet:
     metadata = dict(item.metadata)
     if isinstance(outcome, ReadyLatents):
         fps = run.sample_rate / run.hop_length
         duration = metadata.get("target_duration")
         # The source's figure is kept where it fits the frames.
-        if not isinstance(duration, (int, float)) or abs(duration * fps - len(latents)) > 1:
-            metadata["target_duration"] = len(latents) / fps
-        return Triplet(item.key, latents, outcome.reference, metadata)
+        if not isinstance(duration, (int, float)) or abs(duration * fps - len(outcome.latents)) > 1:
+            metadata["target_duration"] = len(outcome.latents) / fps
+        return Triplet(item.key, outcome.latents, outcome.reference, metadata)
     metadata["target_duration"] = outcome.seconds
     if outcome.gain_db is not None:
         metadata["gain_db"] = outcome.gain_db
     if len(references) > 1:
         metadata[REFERENCE_PARTS] = [len(each) for each in references]
     reference = np.concatenate([np.zeros((0, run.channels), np.float16), *references])
-    return Triplet(item.key, latents, reference, metadata)
+    return Triplet(item.key, _latents(run, outcome.waveform, device), reference, metadata)
 
 
-def _latents(run: Run, outcomes: list[Processed | ReadyLatents], device: str) -> list[np.ndarray]:
-    """Latents (T, channels) of all outcomes; waveforms of equal length in frames are one batch."""
-    out: list[np.ndarray] = [np.empty(0)] * len(outcomes)
-    groups: dict[int, list[tuple[int, np.ndarray]]] = {}
-    for index, outcome in enumerate(outcomes):
-        if isinstance(outcome, ReadyLatents):
-            out[index] = outcome.latents
-        else:
-            frames = -(-len(outcome.waveform) // run.hop_length)
-            groups.setdefault(frames, []).append((index, outcome.waveform))
-    for frames, members in groups.items():
-        codec = _codec(run.options.codec, device)
-        size = max(1, int(MAX_BATCH_SECONDS * run.sample_rate) // (frames * run.hop_length))
-        for first in range(0, len(members), size):
-            part = members[first : first + size]
-            waveforms = [codec.to_whole_frames(torch.from_numpy(one)) for _, one in part]
-            latents = codec.encode_batch(torch.stack(waveforms)).cpu().numpy()
-            for row, (index, _) in enumerate(part):
-                out[index] = latents[row]
-    return out
+def _latents(run: Run, waveform: np.ndarray, device: str) -> np.ndarray:
+    return _codec(run.options.codec, device).encode(torch.from_numpy(waveform)).cpu().numpy()

@@ -118,7 +118,6 @@ def test_references_of_two_speakers_are_joined(tmp_path):
 
 
 def test_triplets_and_references(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(encode, "MAX_BATCH_SECONDS", 0.8)  # two recordings of ten frames
     codec = build_codec("mel_dct")
     asked = []
     monkeypatch.setattr(pipeline, "default_workers", lambda *args: asked.append(args) or 1)
@@ -179,9 +178,9 @@ def test_another_array_comes_from_the_recording_to_the_shard(corpus, tmp_path, m
     monkeypatch.setattr(members_table, "ARRAYS", (*members_table.ARRAYS, level))
     triplet = encode._triplet
 
-    def with_level(run, item, outcome, latents, *references):
-        made = triplet(run, item, outcome, latents, *references)
-        return replace(made, other_arrays={"level": latents[:, :1] + 1})
+    def with_level(*args):
+        made = triplet(*args)
+        return replace(made, other_arrays={"level": made.latents[:, :1] + 1})
 
     monkeypatch.setattr(encode, "_triplet", with_level)
     prepare(corpus, tmp_path / "out", **SMALL)
