@@ -225,7 +225,7 @@ def test_a_failing_disk_makes_no_recording_corrupt(step, corpus, out, monkeypatc
 
 
 def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
-    killed(monkeypatch, report, "markdown", corpus, out, **SMALL)
+    killed(monkeypatch, report, "summarize", corpus, out, **SMALL)
     partial = out.with_name("out.partial")
     shard, chunk = partial / "train/shard-000002.tar", partial / "chunks/train/00000002.tar"
     of_two = open_dataset(str(shard))
@@ -311,7 +311,7 @@ def test_shards_of_other_chunks_are_written_again(corpus, out, monkeypatch):
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Loader, "load", load)
-        patched.setattr(report, "markdown", kill)
+        patched.setattr(report, "summarize", kill)
         prepare(corpus, out, **SMALL, **SKIP)
     chunk = out.with_name("out.partial") / "chunks/train/00000000.tar"
     content = bytearray(chunk.read_bytes())
