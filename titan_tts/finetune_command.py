@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
@@ -53,9 +53,6 @@ class Options:
     method: Literal["full", "lora"] = "full"
     """What is trained: all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
     beside the base."""
-
-    only: Literal["all", "annotated"] = "all"
-    """Rows of a .jsonl list that are used: all, or those that people have annotated."""
 
     keep: str = ""
     """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""
@@ -127,8 +124,6 @@ def run(options: Options) -> int:
 
 def _finetune(options: Options) -> None:
     out = Path(options.out)
-    if options.only == "annotated":
-        options = replace(options, recordings=str(write_annotated_only(options.recordings, out)))
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.exported import is_exported
     from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
@@ -152,24 +147,6 @@ def _finetune(options: Options) -> None:
         alone = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
         _titan_tts(*alone, *_codec(options))
     _compare(options, base, data)
-
-
-def write_annotated_only(manifest: str, out: Path) -> Path:
-    """OUT/annotated.jsonl: the rows of a manifest that people have annotated, with absolute paths."""
-    from titan_tts.annotate.segments import annotated_segments
-    from torchtitan.models.dit_tts.files import write_atomic
-
-    root, lines = Path(manifest).absolute().parent, []
-    for segment in annotated_segments(Path(manifest)):
-        row = segment.row | {"key": segment.id, "audio": str(root / segment.audio["file"])}
-        if references := segment.audio.get("references"):
-            row["reference"] = [str(root / each) for each in references]
-        lines.append(json.dumps(row) + "\n")
-    path, content = out / "annotated.jsonl", "".join(lines)
-    # A new time would be a new source.
-    if not path.is_file() or path.read_text(encoding="utf-8") != content:
-        write_atomic(path, content)
-    return path
 
 
 def _codec(options: Options) -> tuple[str, ...]:
