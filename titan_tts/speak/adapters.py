@@ -103,12 +103,7 @@ class Adapters:
         if not self._plain:
             linears = matmul_weights(self._model)
             self._plain = {each: each.weight.detach().clone() for each in linears}
-        try:
-            self.use(name)  # so that what does not fit is an error now
-        except InputError:
-            del self._opened[name]
-            self.use("")
-            raise
+        self.use(name)  # so that what does not fit is an error now
 
     @torch.no_grad()
     def use(self, name: str) -> None:

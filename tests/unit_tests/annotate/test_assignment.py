@@ -215,7 +215,10 @@ def test_a_text_never_comes_to_other_audio(tmp_path, capsys):
     swap = {"1.wav": "2.wav", "2.wav": "1.wav"}
     for file in (path, write_annotated(path)):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
-        rows = [row | {"audio": swap.get(row["audio"], row["audio"])} for row in rows]
+        rows = [
+            {"annotated": False} | row | {"audio": swap.get(row["audio"], row["audio"])}
+            for row in rows
+        ]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = "2 annotations are of other audio"
     assert said not in capsys.readouterr().out
