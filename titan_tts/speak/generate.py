@@ -3,8 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -14,9 +14,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from titan_tts.speak.joining import join, joined
-from titan_tts.speak.narration import Narrator
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untrained_tokens
+from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import write_atomic
@@ -27,6 +27,8 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     wav_header,
     write_sound,
 )
+from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -37,12 +39,27 @@ _VOICES = 256
 """voices in memory; others are loaded again"""
 
 
-class Generation:
-    """Synthesizes requests and writes their sound. `settings`: the command's options, for `Request.fingerprint`."""
+@dataclass
+class Narrator:
+    """Synthesizes requests in pieces, several candidates of each, and writes their sound."""
 
-    def __init__(self, narrator: Narrator, settings: str = ""):
-        self.narrator, self.settings = narrator, settings
-        self.synthesizer = narrator.synthesizer
+    synthesizer: Synthesizer
+    seed: int = 0
+    batch_size: int = 16
+    """utterances per batch, candidates counted"""
+
+    candidates: int = 1
+    """per piece; the recognizer chooses the best"""
+
+    recognizer: Recognizer | None = None
+
+    wall_seconds: float = field(default=0.0, init=False)
+    """spent on sampling and decoding so far, of all candidates"""
+
+    settings: str = ""
+    """the command's options, for `Request.fingerprint`"""
+
+    def __post_init__(self) -> None:
         self._voice = lru_cache(_VOICES)(self._load_voice)
 
     def check(self, request: Request, warn: bool) -> None:
@@ -94,7 +111,7 @@ class Generation:
 
         def waveforms() -> Iterator[Tensor]:
             nonlocal first_sound
-            for speech in self.narrator.stream(pieces, low_latency=streams):
+            for speech in self.stream(pieces, low_latency=streams):
                 first_sound = first_sound or time.perf_counter() - began
                 # A long text's sound is not kept in memory.
                 spoken.append(replace(speech, waveform=empty, latents=empty))
@@ -140,9 +157,9 @@ class Generation:
         """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report. `quiet`: without a bar."""
         remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
-            while chunk := list(islice(remaining, _BATCHES * self.narrator.batch_size)):
+            while chunk := list(islice(remaining, _BATCHES * self.batch_size)):
                 pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
-                for index, spoken in self.narrator.synthesize_all(pieces):
+                for index, spoken in self.synthesize_all(pieces):
                     request = chunk[index]
                     sound = join([each.waveform for each in spoken], rate)
                     about = json.dumps(self._about(request, spoken, len(sound) / rate), indent=1)
@@ -165,10 +182,10 @@ class Generation:
             "pieces": len(spoken),
             "step": run.step,
             "weights": run.weights,
-            "seed": self.narrator.seed,
+            "seed": self.seed,
             "request": request.fingerprint(self.settings),
         }
-        if self.narrator.recognizer is not None:
+        if self.recognizer is not None:
             errors = [each.errors for each in spoken if each.errors is not None]
             about["takes"] = [each.candidate for each in spoken]
             about["heard"] = " ".join(each.transcript or "" for each in spoken)
@@ -177,8 +194,75 @@ class Generation:
         return about
 
     def _speed(self, seconds: float) -> str:
-        wall = self.narrator.wall_seconds
+        wall = self.wall_seconds
         return f"{wall:.2f} s for {seconds:.2f} s of speech (real-time factor {wall / seconds:.3f})"
+
+    def synthesize(self, utterances: Sequence[Utterance]) -> list[Speech]:
+        """The best candidate of each utterance, in their order."""
+        best = dict(self._synthesize_each(utterances))
+        return [best[index] for index in range(len(utterances))]
+
+    def _synthesize_each(self, utterances: Sequence[Utterance]) -> Iterator[tuple[int, Speech]]:
+        """(index, best candidate) of each utterance, as soon as it is complete."""
+        numbered = [
+            (index, replace(each, candidate=number))
+            for index, each in enumerate(utterances)
+            for number in range(self.candidates)
+        ]
+        requests = self.synthesizer.requests([each for _, each in numbered])
+        made: list[list[Speech]] = [[] for _ in utterances]
+        began = time.perf_counter()
+        for request, speech in self.synthesizer.speak_sorted(requests, self.seed, self.batch_size):
+            self.wall_seconds += time.perf_counter() - began
+            index, utterance = numbered[request]
+            made[index].append(self._transcribed(speech, utterance))
+            if len(made[index]) == self.candidates:
+                yield index, min(made[index], key=_badness)
+                made[index] = []
+            began = time.perf_counter()
+
+    def _transcribed(self, speech: Speech, utterance: Utterance) -> Speech:
+        if self.recognizer is None:
+            return replace(speech, candidate=utterance.candidate)
+        found = score(
+            Sound(speech.waveform, speech.sample_rate, speech.latents),
+            utterance.text,
+            Scorers(self.recognizer, added=self.synthesizer.run.tokenizer.added),
+            language=str(utterance.conditions.get("language") or ""),
+        )
+        return replace(
+            speech, candidate=utterance.candidate, transcript=found.heard, errors=found.errors
+        )
+
+    def stream(self, pieces: Sequence[Utterance], low_latency: bool = False) -> Iterator[Speech]:
+        """Synthesizes the pieces of one text in order, in batches. `low_latency`: the first piece
+        is a batch of its own.
+        """
+        size = max(1, self.batch_size // self.candidates)
+        first = 1 if low_latency else size
+        starts = range(first, len(pieces), size)
+        for group in (pieces[:first], *(pieces[start : start + size] for start in starts)):
+            yield from self.synthesize(group)
+
+    def synthesize_all(
+        self, texts: Sequence[Sequence[Utterance]]
+    ) -> Iterator[tuple[int, list[Speech]]]:
+        """(index, speech of its pieces) of each text, as soon as it is complete; batched across the texts."""
+        done: list[dict[int, Speech]] = [{} for _ in texts]
+        pieces = [(text, number) for text, each in enumerate(texts) for number in range(len(each))]
+        for index, speech in self._synthesize_each([texts[text][n] for text, n in pieces]):
+            text, number = pieces[index]
+            done[text][number] = speech
+            if len(done[text]) == len(texts[text]):
+                yield text, [done[text][n] for n in range(len(texts[text]))]
+                done[text] = {}
+
+
+def _badness(speech: Speech) -> tuple[int, int, int]:
+    """Wrong words, then wrong characters, then the order of the candidates."""
+    if speech.errors is None:
+        return 0, 0, speech.candidate
+    return speech.errors.word_errors, speech.errors.character_errors, speech.candidate
 
 
 def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dict[str, str]:

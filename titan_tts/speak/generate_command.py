@@ -28,7 +28,7 @@ from torchtitan.models.dit_tts.run.launcher import launcher_number
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_cut
 
 if TYPE_CHECKING:
-    from titan_tts.speak.narration import Narrator
+    from titan_tts.speak.generate import Narrator
     from titan_tts.speak.speech_data import SpeechData
     from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
     from torchtitan.models.dit_tts.text.durations import LinearDurationModel
@@ -100,17 +100,14 @@ def run(options: Options) -> int:
             return 0
     began = time.perf_counter()
     narrator = _load(options, requests)
-    from titan_tts.speak.generate import Generation
-
-    generation = Generation(narrator, _settings(options))
     for request in requests:
-        generation.check(request, warn=not options.text_list)
+        narrator.check(request, warn=not options.text_list)
     loading = time.perf_counter() - began
     if options.text_list:
-        show(generation.write_all(requests, options.out, options.format, quiet=rank > 0))
+        show(narrator.write_all(requests, options.out, options.format, quiet=rank > 0))
     else:
         streams = options.out == STANDARD_OUTPUT
-        summary = generation.write(requests[0], "" if streams else options.out, options.format)
+        summary = narrator.write(requests[0], "" if streams else options.out, options.format)
         show(f"{summary}, loading {loading:.1f} s", sys.stderr if streams else sys.stdout)
     return 0
 
@@ -257,9 +254,10 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
     if any(request.seconds is None for request in requests):
         _ = synthesizer.lengths  # a missing predictor or fit is told before anything is said
 
-    from titan_tts.speak.narration import Narrator
+    from titan_tts.speak.generate import Narrator
 
-    return Narrator(synthesizer, options.seed, options.batch_size, options.takes, recognizer)
+    given = options.seed, options.batch_size, options.takes, recognizer, _settings(options)
+    return Narrator(synthesizer, *given)
 
 
 def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":

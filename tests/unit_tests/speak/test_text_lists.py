@@ -41,7 +41,7 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
 
     # Each speech takes a second.
     clock = SimpleNamespace(perf_counter=count().__next__)
-    monkeypatch.setattr("titan_tts.speak.narration.time", clock)
+    monkeypatch.setattr("titan_tts.speak.generate.time", clock)
     assert generate(*said, "--format=flac") == 0
     new = tmp_path / "new"
     assert sorted(each.name for each in new.iterdir()) == [

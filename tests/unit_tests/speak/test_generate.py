@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from titan_tts.speak.generate import Narrator
 from titan_tts.speak.joining import join
-from titan_tts.speak.narration import Narrator
 from titan_tts.speak.utterance import Utterance
 
 
@@ -49,7 +49,7 @@ def test_the_best_candidate_is_chosen(short):
 def test_candidates_count_in_batches_and_a_first_piece_is_said_alone(short, monkeypatch):
     """And the time is that of every speech, which here takes a second."""
     clock = SimpleNamespace(perf_counter=count().__next__)
-    monkeypatch.setattr("titan_tts.speak.narration.time", clock)
+    monkeypatch.setattr("titan_tts.speak.generate.time", clock)
     batches, speak = [], short.speak
     monkeypatch.setattr(short, "speak", lambda r, *a: batches.append(len(r)) or speak(r, *a))
     narrator = Narrator(short, batch_size=5, candidates=2)
