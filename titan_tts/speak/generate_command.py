@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from titan_tts.speak.generate import Narrator
     from titan_tts.speak.speech_data import SpeechData
     from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
-    from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 STANDARD_OUTPUT = "-"
 
@@ -230,17 +229,6 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
 
 
 def _load(options: Options, requests: list[Request]) -> "Narrator":
-    def warn_of_unseen(durations: "LinearDurationModel") -> None:
-        from torchtitan.models.dit_tts.text.vocabulary import named
-
-        texts = "".join(request.text for request in requests).replace("\n", "")
-        if unseen := durations.unseen(texts):
-            show(
-                f"warning: the text has characters that no training text has ({named(unseen, SHOWN)}), "
-                f"which are ignored in its duration; give --seconds",
-                sys.stderr,
-            )
-
     def check_speakers(known: "SpeechData") -> None:
         for request in requests:
             if request.speaker and request.speaker not in known.speakers:
@@ -250,12 +238,18 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
                     raise request.located(error) from None
 
     recognizer = _open_recognizer(options, requests) if options.takes > 1 else None
-    synthesizer = load_synthesizer(options, on_fit=warn_of_unseen, on_data=check_speakers)
-    if any(request.seconds is None for request in requests):
-        _ = synthesizer.lengths  # a missing predictor or fit is told before anything is said
-
+    synthesizer = load_synthesizer(options, on_data=check_speakers)
     from titan_tts.speak.generate import Narrator
+    from torchtitan.models.dit_tts.text.vocabulary import named
 
+    texts = "".join(each.text.replace("\n", "") for each in requests if each.seconds is None)
+    # A missing predictor or fit is told now, too.
+    if texts and (unseen := synthesizer.lengths.unseen(texts)):
+        show(
+            f"warning: the text has characters that no training text has ({named(unseen, SHOWN)}), "
+            f"which are ignored in its duration; give --seconds",
+            sys.stderr,
+        )
     given = options.seed, options.batch_size, options.takes, recognizer, _settings(options)
     return Narrator(synthesizer, *given)
 

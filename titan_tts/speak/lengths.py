@@ -78,6 +78,9 @@ class Lengths:
     generated: int = 0
     """frames of every utterance, if the model ends the speech itself; estimates then only split long texts"""
 
+    unseen: Callable[[str], list[str]] = lambda text: []
+    """characters of a text that the estimate ignores, as no training text had them"""
+
     def generate(self, utterances: Sequence[Utterance]) -> list[int]:
         """Latent frames to generate of each utterance, at least 1, at its speed."""
         if not self.generated:
@@ -137,7 +140,7 @@ def open_lengths(
         require(scale == 1 or not ends_itself, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
         name = "the model's own end" if ends_itself else "the fit on the training data"
         generated = run.config.data.max_frames if ends_itself else 0
-        own = _HALF_TRUSTED_FIT, durations.speaker_scale, generated
+        own = _HALF_TRUSTED_FIT, durations.speaker_scale, generated, durations.unseen
         return Lengths(name, estimate, scale, *own)
     predictor = load_predictor(folder, run.config, encoder)
     name, estimate = f"{folder} step {predictor.step}", partial(_predict, predictor)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from titan_tts.speak.speech_data import SpeechData
     from titan_tts.speak.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.text.durations import LinearDurationModel
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 # None: as the run has it.
@@ -88,14 +87,12 @@ class SamplingOptions(ModelOptions):
 def load_synthesizer(
     options: SamplingOptions,
     refit: bool = False,
-    on_fit: "Callable[[LinearDurationModel], None]" = lambda durations: None,
     on_data: "Callable[[SpeechData], None]" = lambda data: None,
 ) -> "Synthesizer":
     """Loads the run, the codec of its latents, its lengths of texts and its voices.
 
     Args:
         refit: whether lengths are fitted to `options.data`.
-        on_fit: called with the fit on the training data, where lengths come from it.
         on_data: called with lengths and voices before the model is loaded, which takes long.
     """
     config = chosen_config(options)  # before seconds of imports
@@ -130,13 +127,9 @@ def load_synthesizer(
         )
     check_codec(codec, data.path)
 
-    def fit() -> "LinearDurationModel":
-        on_fit(speech_data.durations)
-        return speech_data.durations
-
     def lengths() -> Lengths:
-        choice, scale = options.duration, options.duration_scale
-        return open_lengths(choice, scale, loaded, fit, options.encoder)
+        given = options.duration, options.duration_scale, loaded, lambda: speech_data.durations
+        return open_lengths(*given, options.encoder)
 
     path = options.data or data.path
     return Synthesizer(loaded, codec, speech_data, config.sampling, lengths, path)
