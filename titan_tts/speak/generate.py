@@ -235,9 +235,7 @@ class Narrator:
         )
 
     def stream(self, pieces: Sequence[Utterance], low_latency: bool = False) -> Iterator[Speech]:
-        """Synthesizes the pieces of one text in order, in batches. `low_latency`: the first piece
-        is a batch of its own.
-        """
+        """Synthesizes the pieces of one text in order, in batches. `low_latency`: the first is a batch of its own."""
         size = max(1, self.batch_size // self.candidates)
         first = 1 if low_latency else size
         starts = range(first, len(pieces), size)

@@ -118,8 +118,6 @@ def check_options(options: Options) -> None:
         raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
     check_range("--takes", options.takes, 1, 1000)
     check_range("--batch-size", options.batch_size, 1, 4096)
-    if options.overwrite and not options.text_list:
-        raise InputError("--overwrite is for --text-list; one text replaces its file")
     if options.text_list:
         if options.out in (STANDARD_OUTPUT, Options.out) or options.format == "pcm":
             raise InputError(

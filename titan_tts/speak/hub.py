@@ -22,9 +22,8 @@ FILES = (
 
 @cache
 def find_folder(name: str, patterns: tuple[str, ...] = FILES) -> Path:
-    """The folder of a run or of an exported model. `name`: a folder, or OWNER/NAME on the hub,
-    whose files of these patterns are downloaded into the hub's cache. Where OWNER is a local folder, so is NAME.
-    """
+    """The folder of a run or of an exported model. `name`: a folder, or OWNER/NAME on the hub, whose files of these
+    patterns are downloaded into the hub's cache. Where OWNER is a local folder, so is NAME."""
     path = Path(name)
     if path.exists() or path.parent.is_dir() and path.parent != Path(".") or not is_hub_name(name):
         return path

@@ -203,21 +203,14 @@ def _check_bounds(config: JobConfig, folder: Path) -> None:
                 f"numbers; export the run again"
             )
     widest = max((size for entry in table.values() for size in entry.size), default=0)
-    values = [
-        (f"[{section}] {key}", getattr(getattr(config, section), key), most)
-        for section, key, most in (
-            ("encoder", "n_layers", len(table)),
-            ("encoder", "n_heads", widest),
-            ("encoder", "dim", widest),
-            ("data", "latent_channels", widest),
-            ("data", "speaker_patch_size", widest),
-        )
-    ]
-    sizes = read_sizes(config.model.sizes)
-    layers = [name for name in sizes if name.endswith("n_layers")]
-    values += [(f"[model] sizes: {name}", sizes[name], len(table)) for name in layers]
-    for name, value, most in values:
-        if value > most:
+    encoder, data, sizes = config.encoder, config.data, read_sizes(config.model.sizes)
+    values = {f"[model] sizes: {key}": sizes[key] for key in sizes if key.endswith("n_layers")}
+    values |= {f"[encoder] {key}": getattr(encoder, key) for key in ("n_layers", "n_heads", "dim")}
+    values |= {
+        f"[data] {key}": getattr(data, key) for key in ("latent_channels", "speaker_patch_size")
+    }
+    for name, value in values.items():
+        if value > (len(table) if name.endswith("n_layers") else widest):
             raise InputError(
                 f"{folder / CONFIG}: {name} = {value} is of another model than {WEIGHTS}; export the run again"
             )

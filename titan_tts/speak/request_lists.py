@@ -107,10 +107,8 @@ def read_text(path: str) -> str:
 
 
 def read_requests(path: str, common: Request) -> list[Request]:
-    """Reads a list, whose lines are objects with `text` and any of `name`, `reference` (relative to
-    the list), `reference_text`, `speaker`, `seconds` and `conditions`. `common`: defaults of the
-    lines. A line with a voice of its own takes nothing of the common voice. Several references are a list.
-    """
+    """Reads a list of JSON objects with the keys of _KEYS; references are relative to the list. `common`: defaults of the
+    lines; one with a voice of its own takes nothing of the common voice."""
     root = Path(".") if path == STANDARD_INPUT else Path(path).parent
     requests = []
     for number, line in enumerate(read_text(path).split("\n"), 1):

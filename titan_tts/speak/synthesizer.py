@@ -125,9 +125,8 @@ class Synthesizer:
         return [next(generated) if each.frames is None else each.frames for each in utterances]
 
     def pieces(self, utterance: Utterance, low_latency: bool = False) -> list[Utterance]:
-        """Splits a text into pieces no longer than the training utterances, and sets their lengths;
-        keeps one of a given length whole. `low_latency`: see `split_text`.
-        """
+        """Splits a text into pieces no longer than the training utterances, and sets their lengths; keeps one of a given
+        length whole. `low_latency`: see `split_text`."""
         data, tokenizer = self.run.config.data, self.run.tokenizer
 
         def sizes(texts: Sequence[str]) -> list[float]:
@@ -177,9 +176,8 @@ class Synthesizer:
         seed: int = 0,
         sampling: Sampling | None = None,
     ) -> list[Speech]:
-        """Synthesizes texts as one batch.
-
-        The noise is of the text, the speaker and the seed, so that a row does not depend on the others.
+        """Synthesizes texts as one batch. The noise is of the text, the speaker and the seed, so that a row does not depend
+        on the others.
 
         Args:
             voices: of each text, or one for all, as `voice` takes it; empty: none. An `Utterance` has its own.

@@ -122,7 +122,6 @@ MISTAKES = {
     "--text=one --seed=-1": "--seed = -1, but",
     "--text=one --duration-scale=0.09": "--duration-scale = 0.09, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
-    "--text=one --overwrite": "one text replaces its file",
     "--text-list=a_file --out=new --format=pcm": "another --format than pcm",
     "--text=one --out=a.wav --format=flac": "a file's name sets its format",
     "--text-file=b.wav --out=b.wav": "that is the input file",

@@ -10,15 +10,10 @@ SECONDS_ERROR, WITHIN = "seconds_error", "within_10_percent"
 def relative_error_sums(
     log_frames: torch.Tensor, target: torch.Tensor, frame_mask: torch.Tensor
 ) -> torch.Tensor:
-    """(B,) float32: per row |log(predicted / real frames)| times the real frames.
+    """(B,) float32: per row |log(predicted / real frames)| times the real frames. Their sum divided by the valid frames of
+    the global batch is the mean error of a second of speech as a fraction, however the batch is split.
 
-    Their sum divided by the valid frames of the global batch is the mean error of a second of speech as a
-    fraction, however the batch is split.
-
-    Args:
-        log_frames: (B,) logarithm of the predicted frames.
-        target: the denoiser's; not used.
-        frame_mask: (B, T), true at the real frames.
+    log_frames (B,) of the predicted frames; frame_mask (B, T), true at the real ones. `target` is the denoiser's.
     """
     frames = frame_mask.sum(1)
     return frames * (log_frames.float() - frames.clamp(min=1).log()).abs()

@@ -57,10 +57,9 @@ def guided_velocity(
     branches: Sequence[Branch],
     frame_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """v + Σ scale·(v - α·v_branch) (B, T, C), with α = 1: classifier-free guidance (Ho and Salimans
-    2022) with conditions scaled one by one. `network` sees (1 + branches)·B rows. `frame_mask`: (B,
-    T), for CFG-Zero*'s α. With one branch and ω = 1 + scale this is its (1 - ω)·α·v_branch + ω·v.
-    """
+    """v + Σ scale·(v - α·v_branch) (B, T, C), with α = 1: classifier-free guidance (Ho and Salimans 2022) with conditions
+    scaled one by one. `network` sees (1 + branches)·B rows. `frame_mask`: (B, T), for CFG-Zero*'s α. With one branch and
+    ω = 1 + scale this is its (1 - ω)·α·v_branch + ω·v."""
     copies = ((True, True), *((branch.has_text, branch.has_speaker) for branch in branches))
     outputs = network(latents.repeat(len(copies), 1, 1), copies)
     conditional, *unconditional = outputs.chunk(len(copies))

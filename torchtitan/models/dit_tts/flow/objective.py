@@ -52,10 +52,8 @@ class FlowMatching(Objective):
         row: torch.Tensor,
         global_batch_size: int | torch.Tensor,
     ) -> torch.Tensor:
-        """Times (B,) float32. Each row of a global batch of n draws its time from one of n equal
-        strata of the distribution, so each global batch covers it evenly. Each global batch
-        permutes the strata, or every rank would see a band of times of its own.
-        """
+        """Times (B,) float32. Each row of a global batch of n draws its time from one of n equal strata of the
+        distribution. Each global batch permutes the strata, or every rank would see a band of times of its own."""
         keys = stream_keys(self.seed, global_batch, row, _TIME)
         batch_keys = stream_keys(self.seed, global_batch, torch.zeros_like(row), _STRATA)
         stratum = permuted(row, batch_keys, global_batch_size)
@@ -80,9 +78,7 @@ class FlowMatching(Objective):
 
         Args:
             latents: (B, T, C) float32 clean latents, zero at padding.
-            global_batch: scalar int64, number of the global batch.
-            row: (B,) int64, rows in the global batch.
-            global_batch_size: number of rows of the global batch.
+            global_batch: number of the global batch; row: (B,) int64, rows in it; global_batch_size: how many it has.
             packed: where the B samples are, whose latents (1, T, C) stand in one row; C is even.
         """
 
