@@ -217,7 +217,7 @@ SAY = ["generate", "{copy}", "--text=one", "--speaker=s1", "--seconds=1", "--out
 REFER = ["generate", "{copy}", "--text=one", "--seconds=1", "--out={d}/x.wav", "--reference={d}/r.wav"]
 for _name, _given, _args, _words in [
     ("a duration of nan", {}, ["--seconds=nan"], "--seconds = nan"), ("a duration of 1e9", {}, ["--seconds=1e9"], "--seconds = 1e"), ("a seed of 2^70", {}, [f"--seed={2**70}"], "--seed"),
-    ("no sampling steps", {}, ["--sampling-steps=0"], "--sampling-steps = 0"), ("a text of spaces", {}, ["--text= \t\n\u3000"], "--text is empty"),
+    ("no sampling steps", {}, ["--sampling-steps=0"], "steps = 0, but"), ("a text of spaces", {}, ["--text= \t\n\u3000"], "--text is empty"),
     ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"), ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "999999 characters"),
     ("an unknown ending", {}, ["--out={d}/x.doc"], "must end with one of .wav"), ("an output that is a folder", {"../x.wav/y": b""}, [], "cannot be written"),
     ("an output below a file", {}, ["--out={copy}/state.json/x.wav"], "cannot be written"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "cannot be written"),

@@ -159,9 +159,6 @@ def from_pretrained(name: str | Path, data: str = "", **options: Any) -> "Synthe
 
 def chosen_config(options: SamplingOptions) -> "JobConfig":
     """The run's config, with the options' changes of [sampling]."""
-    check_range("--sampling-steps", options.sampling_steps, 1, 10_000)
-    check_range("--text-scale", options.text_scale, -100, 100)
-    check_range("--speaker-scale", options.speaker_scale, -100, 100)
     check_range("--seed", options.seed, 0, 2**63 - 1)
     check_range("--duration-scale", options.duration_scale, 0.1, 10)
     for arg in options.config_args:

@@ -117,8 +117,7 @@ MISTAKES = {
     "--text=one --takes=0": "--takes = 0, but",
     "--text=one --takes=1001": "--takes = 1001, but",
     "--text=one --batch-size=4097": "--batch-size = 4097, but",
-    "--text=one --sampling-steps=0": "--sampling-steps = 0, but",
-    "--text=one --speaker-scale=-101": "--speaker-scale = -101.0, but",
+    "--text=one --sampling-steps=0": "[sampling] steps = 0, but",
     "--text=one --seed=-1": "--seed = -1, but",
     "--text=one --duration-scale=0.09": "--duration-scale = 0.09, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
@@ -131,7 +130,7 @@ MISTAKES = {
     "--text=one --out=a_file/said.wav": "cannot be written; give another path",
     "--text=one --speaker=ann --reference=nothing.wav": "either a reference or a speaker",
     "--text=one --reference=nothing.wav": "no such file",
-    "--text=one --text-scale=nan": "--text-scale = nan, but",
+    "--text=one --text-scale=nan": "[sampling] text_scale = nan, but",
     "--text=one --model.flavor=800m": "--model.flavor=800m cannot be changed",
     "--text=one --speaker=eve": "the data have no such speaker; they have: 'ann', 'bob'",
     # The folder may be a stranger's, and its config name a function.
