@@ -192,14 +192,7 @@ def _prepared(options: Options, base: Path) -> Path:
         if value := getattr(options, name):
             arguments += [f"--{name}", value]
     fraction = options.heldout_fraction or _fraction_held_out(options)
-    try:
-        _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
-    except _Ended:
-        show(
-            f"\nFor other options run titan-tts prepare by itself, and give its folder instead of {given}; after a change "
-            f"of the recordings remove {data}."
-        )
-        raise
+    _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
     return data
 
 

@@ -124,8 +124,6 @@ def open_lengths(
 
     Args:
         choice: FIT or a predictor's folder; empty: the predictor in the run's folder or next to it, else FIT.
-        scale: factor of every length.
-        run: the run that speaks.
         fit: returns the fit on the run's training data.
         encoder: present path of the run's frozen text encoder; empty: the config's.
     """
@@ -162,12 +160,8 @@ def find_predictor(folder: Path, config: JobConfig) -> Path | None:
 
 
 def load_predictor(folder: Path, config: JobConfig, encoder: str = "") -> LoadedRun:
-    """Loads a duration predictor.
-
-    Args:
-        config: config of the run that speaks; the predictor must be of the same latents.
-        encoder: present path of that run's frozen text encoder, which the predictor may share.
-    """
+    """Loads a duration predictor of the latents of `config`, of the run that speaks. `encoder`: present path of that run's
+    frozen text encoder, which the predictor may share."""
     if not folder.is_dir():
         raise InputError(
             f"--duration = {folder}, but it must be {FIT} or the folder of a run of [model] flavor = "

@@ -69,13 +69,6 @@ class LoadedRun:
     """what an adapter's run has trained; low-rank updates are in the model's weights already"""
 
 
-def _with_weights_in(dtype: torch.dtype, model: DiTTTSModel) -> DiTTTSModel:
-    """Converts the parameters; a pretrained encoder's tables of angles stay in float32."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model
-
-
 def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTTSModel:
     """The run's model in eval mode, its weights arbitrary. Of an exported folder nothing is allocated before
     its weights are seen to fit."""
@@ -155,7 +148,8 @@ def load_run(
         adapter = read_adapter(path, entry)
         add_adapter_to(model, config.lora, adapter)
     if dtype == "bfloat16" or (dtype == "auto" and multiplies_bfloat16(device)):
-        model = _with_weights_in(torch.bfloat16, model)
+        for parameter in model.parameters():  # tables of angles stay in float32
+            parameter.data = parameter.data.to(torch.bfloat16)
     text_encoder = None
     if is_pretrained(config.encoder.model) and config.encoder.frozen:
         there = replace(config.encoder, model=encoder or config.encoder.model)
