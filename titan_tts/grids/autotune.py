@@ -62,7 +62,6 @@ class Found:
     accumulation: int
     ranks: int
     keys: dict[str, dict[str, Any]]
-    """of the config"""
 
     def toml(self) -> str:
         """The keys, with all choices as comments."""

@@ -33,8 +33,6 @@ class Cell:
     axes: dict[str, Any]
     repeat: int
     config: JobConfig
-    """resolved"""
-
     content: dict[str, Any]
     """the config as nested dictionaries"""
 

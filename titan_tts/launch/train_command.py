@@ -55,12 +55,11 @@ def run(options: Options) -> int:
         args = ["--help-all" if options.help_all else "--help"]
     elif options.dry_run:
         return run_dry(args, processes)
-    else:
-        if processes > 1:
-            from titan_tts.launch.torchrun import launch
+    elif processes > 1:
+        from titan_tts.launch.torchrun import launch
 
-            group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
-            return launch([*group, "-m", "titan_tts", "train", *args])
+        group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
+        return launch([*group, "-m", "titan_tts", "train", *args])
     from torchtitan.models.dit_tts import main
 
     return main.train(args)

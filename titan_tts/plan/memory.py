@@ -140,13 +140,9 @@ class MemoryNeed:
     """Bytes of one GPU."""
 
     states: int
-    """weights, gradients, optimizer, EMA, a frozen encoder, and unsharded weights and gradients"""
-
     activations: ActivationMemory
     total: int
     capacity: int
-    """maximum of what allocations may add up to"""
-
     fits: bool
 
 

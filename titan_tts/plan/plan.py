@@ -71,21 +71,17 @@ from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of one static shape in every step."""
+    """Steps of `accumulation` micro-batches of samples on each rank, all padded to the same lengths."""
 
     lengths: Lengths
-    """padded"""
-
     micro_batch: int
-    """samples of one rank"""
-
     accumulation: int
-    """micro-batches per step"""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Predictions that hold for any kind of GPU."""
+    """Predictions that hold for any kind of GPU. Samples, FLOPs (without recomputation) and volumes are those of a step
+    of the longest bucket, volumes through one rank, the others of all."""
 
     config: JobConfig
     layout: DataParallelLayout
@@ -96,22 +92,12 @@ class Summary:
     states: StateMemory
     downloads: list[Download]
     longest: Batches
-    """of the longest bucket"""
-
     samples: int
-    """per step, of all ranks"""
-
     flops: int
-    """per step of the longest bucket, of all ranks: training FLOPs without recomputation"""
-
     encoder_flops: int
-    """likewise of a pretrained text encoder"""
-
     teacher_flops: int
-    """likewise of a frozen teacher"""
-
     volumes: dict[str, float]
-    """bytes through one rank in that step, by collective"""
+    """bytes, by collective"""
 
     data_hours_per_step: float | None = None
     """of audio without padding, by the indexes of [data] path; None: not there, or not read"""
@@ -150,7 +136,7 @@ class Step(TimedStep):
 
 @dataclass(frozen=True)
 class Plan:
-    """A config on a cluster, as `titan-tts plan` prints it; the whole run has lengths of [benchmark]."""
+    """A config on a cluster, as `titan-tts plan` prints it. Means and the whole run are for lengths of [benchmark]."""
 
     summary: Summary
     cluster: Cluster
@@ -164,8 +150,6 @@ class Plan:
 
     buckets: list[Step]
     mean_seconds: Interval
-    """of a step, over the buckets"""
-
     mean_mfu: Interval
     global_batches: float
     """complete ones of all steps; fewer than steps where there is a batch ramp"""
@@ -178,7 +162,6 @@ class Plan:
     """without validation, checkpoints and restarts"""
 
     cost: Interval | None
-    """None: no price was given"""
 
 
 def layout_of(config: JobConfig, gpus: int) -> DataParallelLayout:

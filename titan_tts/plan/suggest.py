@@ -59,13 +59,13 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(TimedStep):
-    """A layout with checkpointing and a micro-batch, and its step in the longest bucket."""
+    """A layout with checkpointing and a micro-batch, and its step in the longest bucket. Memory is that of the bucket
+    that needs the most, where it was computed."""
 
     layout: Layout
     settings: Settings
     config: JobConfig
     memory: MemoryNeed | None = None
-    """of the bucket that needs the most; None: not computed"""
 
     def row(self) -> dict[str, str]:
         assert self.memory is not None
