@@ -213,9 +213,8 @@ def _pairs(
 
 
 def _best_cells(found: Mapping[tuple, np.ndarray], names: Sequence[str]) -> dict[tuple, np.ndarray]:
-    """For each combination of the other factors the cell of the highest mean over batches, with None for
-    the batch in its key. The maximum of noisy means is a little too high; alike on both sides of a pair
-    if as many batches were tried."""
+    """For each combination of the other factors the cell of the batch with the highest mean, with None for the batch
+    in its key."""
     if "batch" not in names:
         return dict(found)
     best: dict[tuple, np.ndarray] = {}
@@ -230,11 +229,9 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
     """Every level of every factor against the factor's base level, or where no pair of cells has both, against
     the first other one that has; for each model size: what a level is worth for one says little of another.
 
-    `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best
-    batch of each side, where a higher figure is better: not of memory, whose ratios are plain,
-    without an interval. A level without any such pair has pairs = 0 and no ratio. `together`:
-    factors that change with this one in all runs of the size, so that the effect is of all of them.
-    `names`: the factors of `matched_factors`.
+    `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch of each
+    side, but not of memory, whose ratios are plain, without an interval. `together`: factors that change with this
+    one in all runs of the size, so that the effect is of all of them. `names`: of `matched_factors`.
     """
     plain = figure.endswith("_gib")
     noise = Noise(0.0, 0) if plain else pooled_noise(cells(rows, names, figure))

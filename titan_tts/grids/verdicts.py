@@ -49,11 +49,7 @@ def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, 
 
     A fall counts if the difference of cell means of log(figure) is below -t(1 - 0.05/m, df) · s ·
     √(1/n + 1/n') and below LEAST_FALL, over m such pairs: with 95 % none of a grid whose figure is flat
-    counts, however many pairs it has. Without repeats the limit is WITHOUT_REPEATS.
-
-    Returns:
-        verdict: pass, fail or cannot tell (no two batches); `pairs`, `tolerance` (the largest, a
-        fraction) and the `falls`.
+    counts, however many pairs it has. Without repeats the limit is WITHOUT_REPEATS. `tolerance`: the largest limit.
     """
     found = cells(rows, names, figure)
     noise = pooled_noise(found)
@@ -142,12 +138,8 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
-    """How often the prediction that a run fits was right, and measured over predicted figures.
-
-    Returns:
-        `fits`: counts of (predicted, happened) of runs that ended completed or oom; `ratios`: per figure
-        the median, minimum and maximum of measured over predicted, and the run farthest from the median.
-    """
+    """How often the prediction that a run fits was right, of runs that ended completed or oom; and of each figure the
+    `ratios` of measured over predicted, with the run farthest from their median."""
     tried = [run for run in runs if run.state in ("completed", "oom") and "fits" in run.predicted]
     fits: dict[str, int] = defaultdict(int)
     for run in tried:

@@ -14,29 +14,18 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU."""
+    """One GPU: the GiB that a process can have (the datasheet's decimal GB less what driver and ECC take), bytes/s of its
+    memory and of the link to each other GPU of a node in one direction, and which model it is."""
 
     name: str
     """as `--gpu` names it; the driver's name of the device has all of its words"""
 
     memory_gib: float
-    """what a process can have, in GiB: the datasheet's decimal GB less what driver and ECC take"""
-
     bandwidth: float
-    """of its memory, bytes/s"""
-
     link: float
-    """to each other GPU of the node, bytes/s in one direction"""
-
     fp8: bool
-    """tensor cores multiply 8-bit floats, at twice the bf16 rate"""
-
     source: str
-    """which model, and its links in both directions"""
-
     gpus_per_node: int = 8
-    """of usual machines"""
-
     peak_tflops: float = 0.0
     """dense bf16 as [metrics] peak_tflops gives it; 0: by name"""
 

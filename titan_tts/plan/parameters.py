@@ -136,17 +136,13 @@ def count_parameters(
 
 @dataclass(frozen=True)
 class Download:
-    """Pretrained weights that a config names."""
+    """Pretrained weights that a config names, whether they are on this machine, and the command that fetches them
+    (empty for a path)."""
 
     purpose: str
     name: str
-    """hub name or path"""
-
     here: bool
-    """whether this machine has them"""
-
     command: str = ""
-    """fetches them on a machine with network; empty for a path"""
 
 
 def downloads(config: JobConfig, source: HFEncoderSpec | None) -> list[Download]:

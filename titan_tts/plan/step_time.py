@@ -103,21 +103,17 @@ communicates; an all-reduce has 2 rounds, a gather or reduce-scatter 1"""
 
 @dataclass(frozen=True)
 class Collective:
-    """One kind of communication in an optimizer step."""
+    """One kind of communication in an optimizer step: bytes through one rank, seconds and steps of rings, all per step."""
 
     name: str
     volume: float
-    """bytes through one rank per step"""
-
     link_seconds: float
-    """per step, on the links inside nodes at full bandwidth"""
+    """on the links inside nodes at full bandwidth"""
 
     network_seconds: float
-    """per step, on the links between nodes at full bandwidth"""
+    """on the links between nodes at full bandwidth"""
 
     ring_steps: int
-    """per step, one after another"""
-
     beside: str
     """the phase that can hide it"""
 
