@@ -145,26 +145,26 @@ def speakers(judged: Sequence[Judged], labels: np.ndarray) -> dict[str, Any]:
     """Of segments of one speaker: pairs of segments, and clusters."""
     kept = np.array([bool(j.voices) and j.one_voice for j in judged])
     names = np.array([max(j.voices, key=j.voices.__getitem__, default="") for j in judged])[kept]
-    labels = labels[kept]
-    upper = np.triu(np.ones((len(names), len(names)), bool), 1)
-    same, together = (names[:, None] == names) & upper, (labels[:, None] == labels) & upper
-    precision = (same & together).sum() / together.sum()
-    recall = (same & together).sum() / same.sum()
-    by_label: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    by_name: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    for label, name in zip(labels.tolist(), names.tolist(), strict=True):
-        by_label[label][name] += 1
-        by_name[name][label] += 1
+    _, rows = np.unique(labels[kept], return_inverse=True)
+    voices, columns = np.unique(names, return_inverse=True)
+    table = np.zeros((rows.max() + 1, len(voices)), int)
+    np.add.at(table, (rows, columns), 1)  # segments of each cluster and voice
+    same = _pairs(table)
+    precision, recall = same / _pairs(table.sum(axis=1)), same / _pairs(table.sum(axis=0))
     return {
-        "pairs": {"precision": float(precision), "recall": float(recall)},
-        "f1": float(2 * precision * recall / (precision + recall)),
-        "purity": sum(max(each.values()) for each in by_label.values()) / len(labels),
-        "completeness": sum(max(each.values()) for each in by_name.values()) / len(labels),
-        "clusters": len(by_label),
-        "of one segment": sum(each.total() == 1 for each in by_label.values()),
-        "speakers": len(by_name),
-        "together": sorted(" ".join(sorted(each)) for each in by_label.values() if len(each) > 1),
+        "pairs": {"precision": precision, "recall": recall},
+        "f1": 2 * precision * recall / (precision + recall),
+        "purity": float(table.max(axis=1).sum() / table.sum()),
+        "completeness": float(table.max(axis=0).sum() / table.sum()),
+        "clusters": len(table),
+        "of one segment": int((table.sum(axis=1) == 1).sum()),
+        "speakers": len(voices),
+        "together": sorted(" ".join(voices[row > 0]) for row in table if (row > 0).sum() > 1),
     }
+
+
+def _pairs(counts: np.ndarray) -> float:
+    return float((counts * (counts - 1)).sum() / 2)
 
 
 def texts(judged: Sequence[Judged]) -> dict[str, Any]:

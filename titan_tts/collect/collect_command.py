@@ -3,11 +3,10 @@
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -69,11 +68,6 @@ class Options:
         check_range("--lease-seconds", self.lease_seconds, 1, 86_400)
         check_range("--attempts", self.attempts, 1, 1000)
 
-    def of_content(self) -> dict[str, Any]:
-        """The options that decide what is in files/, as collect.json has them."""
-        kept = asdict(self.analysis) | {"analyzer": self.analyzer}
-        return {name: value for name, value in kept.items() if name != "batch_size"}
-
 
 def run(options: Options) -> int:
     options.check()
@@ -84,7 +78,8 @@ def run(options: Options) -> int:
 
     output, alone = Path(os.path.realpath(options.output)), not options.queue
     with locked(output, alone):
-        record = open_folder(output, options.of_content(), library_versions())
+        settings = asdict(options.analysis) | {"analyzer": options.analyzer}
+        record = open_folder(output, settings, library_versions())
     job = Job(
         str(output),
         options.queue,
@@ -136,6 +131,8 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
 
 def _work(options: Options, job: "Job", queue: "Queue") -> None:
     """Until no job is left, here or on other machines."""
+    from tqdm import tqdm
+
     from titan_tts.collect.folder import sweep
     from titan_tts.collect.run_workers import run_here
     from titan_tts.prepare.executors import codec_devices
@@ -147,28 +144,20 @@ def _work(options: Options, job: "Job", queue: "Queue") -> None:
     devices = codec_devices(options.device)
     most = min(_MAX_CPU_WORKERS, len(os.sched_getaffinity(0)))
     count = options.workers or (min(jobs, most) if devices == ["cpu"] else len(devices))
-    with _progress(queue) as watch:
-        run_here(job, devices, count, queue, watch)
-    sweep(Path(job.output), queue)
-
-
-@contextmanager
-def _progress(queue: "Queue") -> Iterator[Callable[[], None]]:
-    """A bar of bytes, as nobody knows the hours of a recording before it is decoded."""
-    from tqdm import tqdm
-
     (done, size, heard), began = queue.totals(), time.monotonic()
+    # Of bytes, as nobody knows the hours of a recording before it is decoded.
     with tqdm(desc="collecting", total=size, initial=done, unit="B", unit_scale=True) as bar:
 
         def watch() -> None:
             done, _, seconds = queue.totals()
             speed = (seconds - heard) / (time.monotonic() - began)
             doing = [row.progress for row in queue.jobs("claimed").values() if row.progress]
-            bar.set_postfix_str(f"{speed:.1f} h of audio per h; {'; '.join(doing[:2])}", False)
+            bar.set_postfix_str("; ".join([f"{speed:.1f} h of audio per h", *doing[:2]]), False)
             bar.update(done - bar.n)
 
-        yield watch
+        run_here(job, devices, count, queue, watch)
         watch()
+    sweep(Path(job.output), queue)
 
 
 def _report(output: Path, queue: "Queue") -> int:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 RECORD_NAME = "collect.json"
 FILES, PARTIAL = "files", "partial"
-MAX_RATE = 48_000  # Hz, of stored segments
 _MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
 _LOCK_SECONDS = 60
 _DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "loudness": 2}
@@ -63,9 +62,11 @@ def locked(output: Path, alone: bool) -> Iterator[None]:
         ) from None
 
 
+_FREE = {"speaker_threshold": None, "batch_size": None}  # they decide nothing in files/
+
+
 def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
-    """The content of collect.json, which is made in an empty folder. Once there are segments, other settings are refused,
-    but for the threshold of speakers, who are found anew each time."""
+    """The content of collect.json, which is made in an empty folder. Once there are segments, other settings are refused."""
     if not (output / RECORD_NAME).exists():
         foreign = [each.name for each in output.iterdir() if not each.name.startswith(".")]
         require(
@@ -74,8 +75,7 @@ def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]
         new = {"format": FORMAT, "collection": uuid.uuid4().hex, "settings": settings}
         _write_record(output, new | {"versions": versions, "files": {}})
     record = read_record(output)
-    free = {"speaker_threshold": None}
-    changed = difference(record["settings"] | free, settings | free)
+    changed = difference(record["settings"] | _FREE, settings | _FREE)
     if changed and any((output / FILES).glob("*")):
         raise InputError(
             f"{output}: was collected with other settings ({changed}); give those again, or another OUTPUT"

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.collect.folder import MAX_RATE, PARTIAL, is_complete, write_recording
+from titan_tts.collect.folder import PARTIAL, is_complete, write_recording
 from titan_tts.collect.queue import Claim, LostClaim, Queue, open_queue
 from titan_tts.collect.sources import local_copy
 from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.factories import call_factory
-from torchtitan.models.dit_tts.speech.audio import decode, resample
+from torchtitan.models.dit_tts.speech.audio import decode
 
 _POLL_SECONDS = 1.0
 _BEATS = 4  # in a lease
@@ -111,14 +111,9 @@ def _decoded(output: Path, queue: Queue, claim: Claim) -> tuple[np.ndarray, int]
     for source in queue.sources(claim.id).values():
         try:
             with local_copy(source, output / PARTIAL / f"{claim.id}.{claim.token}") as path:
-                samples, rate = decode(path)
+                return decode(path)
         except InputError as error:
             problem = error
-            continue
-        if rate > MAX_RATE:
-            channels = [resample(channel, rate, MAX_RATE) for channel in samples.T]
-            return np.stack(channels, axis=1), MAX_RATE
-        return samples, rate
     raise problem
 
 
