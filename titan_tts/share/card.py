@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_tts.share.contents import figures, files, read_state
-from titan_tts.share.push_command import Options
+from titan_tts.share.options import PushOptions
 from torchtitan.models.dit_tts.files import PARQUET
 from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -14,7 +14,7 @@ _FILL_IN = "**to fill in**"
 _SHOWN = 20
 
 
-def card(options: Options) -> str:
+def card(options: PushOptions) -> str:
     """Markdown with the metadata that the hub reads."""
     folder = Path(options.folder)
     state = read_state(folder) or {}
@@ -70,13 +70,13 @@ Whose voices these are, what they agreed to, and the licence of the recordings: 
 """
 
 
-def hub_url(options: Options) -> str:
+def hub_url(options: PushOptions) -> str:
     """The training shards on the hub, as [data] path."""
     below = "/train" if os.path.isdir(os.path.join(options.folder, "train")) else ""
     return f"hf://{options.name}{below}"
 
 
-def _front_matter(options: Options, found: dict[str, Any], kind: str) -> str:
+def _front_matter(options: PushOptions, found: dict[str, Any], kind: str) -> str:
     """YAML; values are written as JSON, which is YAML, too."""
     values: dict[str, Any] = {
         "license": options.license,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from titan_tts.prepare.executors import codec_devices, open_engine
 from titan_tts.prepare.settings import difference
 from titan_tts.share.contents import STATE_NAME, figures, open_shards, read_state, shards_of
-from titan_tts.share.export_command import Options
+from titan_tts.share.options import ExportOptions
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import PARQUET, check_writable, write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec
@@ -29,7 +29,7 @@ from torchtitan.models.dit_tts.speech.codec.record import (
 )
 
 
-def export_data(options: Options) -> dict[str, Any]:
+def export_data(options: ExportOptions) -> dict[str, Any]:
     """Writes what is missing. Returns counts: files, new ones, samples, bytes, and the folders below OUT."""
     shards, out = shards_of(options.data), Path(options.out).resolve()
     to_parquet, dataset = options.to == "parquet", open_shards(shards.values())
@@ -83,7 +83,7 @@ def export_data(options: Options) -> dict[str, Any]:
     }
 
 
-def _codec_name(options: Options, device: str) -> str:
+def _codec_name(options: ExportOptions, device: str) -> str:
     """The codec that made the data, to decode them with."""
     records = recorded_codecs(options.data)
     name = options.codec
@@ -117,7 +117,7 @@ def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
     return complete
 
 
-def _write_record(options: Options, out: Path, shards: dict[str, Any]) -> None:
+def _write_record(options: ExportOptions, out: Path, shards: dict[str, Any]) -> None:
     """The record of the data's preparation with the new files, by which a run finds the codec."""
     for found in recorded_codecs(options.data):
         record = json.loads(Path(found.path).read_text(encoding="utf-8")) | {"shards": shards}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from titan_tts.share.card import card, hub_url
 from titan_tts.share.contents import files, open_shards, private_columns, read_state
-from titan_tts.share.push_command import Options
+from titan_tts.share.options import PushOptions
 from titan_tts.speak.hub import is_hub_name, upload_folder
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import SHARD_SUFFIXES, write_atomic
@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 CARD = "README.md"
 
 
-def push(options: Options) -> list[str]:
+def push(options: PushOptions) -> list[str]:
     """Writes the card, if there is none, and uploads what is not there yet. Returns what was done, in sentences."""
     folder, name = Path(options.folder), options.name
     require(is_hub_name(name), f"{name}: is no name of the hub; give OWNER/NAME")

@@ -1,0 +1,58 @@
+"""Options of `titan-tts data export` and `titan-tts data push`."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Write shards as Parquet files, from which training reads the same samples, or as tars of compressed audio."""
+
+    data: Annotated[Positional[str], arg(metavar="DATA")]
+    """Output of titan-tts prepare, or shards as in [data] path."""
+
+    out: Annotated[Positional[str], arg(metavar="OUT")]
+    """Folder to write; the same command again writes only what is missing."""
+
+    to: Literal["parquet", "audio-tars"]
+    """Parquet files of latents, or tars of KEY.mp3 (or KEY.flac) and KEY.json."""
+
+    references: Literal["keep", "drop"] = "keep"
+    """Whether Parquet files have the stored references; drop is for [data] references = "drawn"."""
+
+    audio: Literal["mp3", "flac"] = "mp3"
+    """Audio of the tars: mp3 of 64 kb/s, or flac of 16 bits."""
+
+    codec: str = ""
+    """Codec that decodes for audio tars; empty: the one in prepare.json."""
+
+    device: str = "auto"
+    """Device of the codec: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
+
+    workers: int = 0
+    """Processes; 0: one per core or GPU."""
+
+
+@dataclass(frozen=True)
+class PushOptions:
+    """Upload shards to a dataset of the Hugging Face hub, from where training can read them as hf://OWNER/NAME."""
+
+    folder: Annotated[Positional[str], arg(metavar="FOLDER")]
+    """Output of titan-tts prepare or titan-tts data export."""
+
+    name: Annotated[Positional[str], arg(metavar="OWNER/NAME")]
+    """Dataset of the hub, a new one or your own."""
+
+    public: bool = False
+    """Publish it; without it the dataset is, and has to be, private."""
+
+    replace: bool = False
+    """Delete shards of the dataset that FOLDER lacks."""
+
+    license: str = "unknown"
+    """Licence of the recordings for the card, such as cc-by-4.0."""
+
+    card_only: bool = False
+    """Write FOLDER/README.md, and upload nothing."""
