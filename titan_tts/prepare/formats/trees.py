@@ -58,15 +58,8 @@ class LJSpeech:
             sentence = f"has {count} fields between bars; id|text or id|text|normalized is needed"
             return Unusable(where, sentence)
         row = {"text": texts[-1] or texts[0], "original_text": texts[0]}
-        place = {"file": os.path.join("wavs", self._file_name(name))}
+        place = {"file": os.path.join("wavs", f"{name}.wav")}
         return make_item(row, sample_key(name), place, self.options)
-
-    def _file_name(self, name: str) -> str:
-        """The recording's file; a copy of the corpus may be in another audio format."""
-        for suffix in _AUDIO_SUFFIXES:
-            if os.path.exists(os.path.join(self.root, "wavs", name + suffix)):
-                return name + suffix
-        return name + ".wav"
 
 
 class LibriTTSR:

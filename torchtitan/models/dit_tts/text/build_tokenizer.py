@@ -156,8 +156,6 @@ def data_vocabulary(
     """
     data, unit = config.data, unit_of(config.encoder.model)
     added, convention = config.encoder.added_tokens, config.encoder.convention
-    if unit == "bytes" and not data.conditioning:
-        return Vocabulary(added=tuple(added), convention=convention)
     labels = [name for name in data.conditioning if name != "duration"]
     characters, values = "", {}
     language = language_of(config.encoder.model)

@@ -165,15 +165,11 @@ def make_vocabulary(
 ) -> Vocabulary:
     """The vocabulary of some data, the same whatever order its samples and shards have.
 
-    Args:
-        unit: one of UNITS.
+    Args, others as in `Vocabulary`:
         characters: all characters of the texts or of their phones; "bytes" does not read them.
         conditioning: names from CONDITIONING_FIELDS, in the order of their tokens.
         values: the values of each field but duration.
-        duration_token_seconds: width of a duration bin.
         max_seconds: the longest duration with a bin of its own; longer ones have the last.
-        subwords, language: for the units "subwords" and "phones".
-        added, convention: as in `Vocabulary`.
     """
     fields = {}
     for name in conditioning:
