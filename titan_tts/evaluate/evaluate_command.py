@@ -92,7 +92,7 @@ def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]
 
 def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
     """Prints the tables, and warnings to stderr."""
-    from titan_tts.evaluate.report import text_tables
+    from titan_tts.evaluate.report import text_tables, warnings
 
     test, options = found["test"], found["options"]
     show(f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds")
@@ -103,18 +103,7 @@ def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
         if row["kind"] == "system":
             show(f"{row['name']}: weights {row['weights']}")
     show("\n" + text_tables(found))
-    left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())
-    voiceless, missing = test["without_reference"], test["without_recording"]
-    for warning in (
-        left_out and f"utterances left out: {left_out}",
-        voiceless and f"{voiceless} utterances have no reference, so their voice is arbitrary",
-        0 < missing < test["utterances"]
-        and f"{missing} utterances have no recording, so there is no row of the recordings",
-        test["is_training_data"]
-        and "the run was trained on these utterances, so the figures praise memory",
-        found["unfit_recognizer"],
-    ):
-        if warning:
-            show(f"warning: {warning}", sys.stderr)
+    for warning in warnings(found):
+        show(f"warning: {warning}", sys.stderr)
     size = f"{page_bytes / 2**20:.1f} MiB"
     show(f"\nevaluation.html ({size}), evaluation.json, wavs/: {folder}")

@@ -17,6 +17,7 @@ from titan_tts.evaluate.report import (
     SPEED,
     SYSTEM,
     shown_figures,
+    warnings,
     worst_first,
 )
 from titan_tts.html import page_template
@@ -48,6 +49,7 @@ def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
         speakers=worst[:MAX_SPEAKERS],
         more_speakers=max(0, len(worst) - MAX_SPEAKERS),
         shown=utterances,
+        warnings=warnings(report),
         **report,
     )
 

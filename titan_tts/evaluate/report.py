@@ -194,6 +194,23 @@ def unfit(rows: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
+def warnings(report: dict[str, Any]) -> list[str]:
+    """Sentences about what the figures do not say."""
+    test = report["test"]
+    left_out = ", ".join(f"{count} {reason}" for reason, count in test["left_out"].items())
+    voiceless, missing = test["without_reference"], test["without_recording"]
+    found = (
+        left_out and f"utterances left out: {left_out}",
+        voiceless and f"{voiceless} utterances have no reference, so their voice is arbitrary",
+        0 < missing < test["utterances"]
+        and f"{missing} utterances have no recording, so there is no row of the recordings",
+        test["is_training_data"]
+        and "the run was trained on these utterances, so the figures praise memory",
+        report["unfit_recognizer"],
+    )
+    return [sentence for sentence in found if sentence]
+
+
 def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dict) -> dict:
     """The content of evaluation.json. `about`: test set, scorers and options."""
     table = [
