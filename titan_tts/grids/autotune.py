@@ -89,7 +89,7 @@ class Autotune:
         self.global_batch, _ = batch_split(config.training, self.ranks)
         axes = {"layout": options.layouts, "checkpointing": options.checkpointing}
         self.axes = {axis: values for axis, values in axes.items() if values}
-        self.forecaster = Forecaster(options.gpu)
+        self.forecaster = Forecaster("")
         self.runner = Runner("autotune", options.timeout_minutes * 60)
         processes, memory = options.nproc, options.memory_gib
         grid = GridOptions(

@@ -33,9 +33,6 @@ class Options:
     """Upper lengths of the buckets in frames. Default: [data] bucket_frames, else those that the data of
     [data] path would have."""
 
-    gpu: str = ""
-    """Name of the GPU for the first guess, as in `titan-tts plan`. Default: this machine's."""
-
     memory_gib: float = 0.0
     """Limit of the address space of each process; 0: none."""
 
