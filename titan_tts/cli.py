@@ -152,6 +152,10 @@ def _check_options(args: list[str], cls: Any) -> None:
         )
 
 
+def _load(target: str) -> Any:
+    return importlib.import_module(f"titan_tts.{target}")
+
+
 def _chosen(args: list[str]) -> Any:
     """The module of the command that the first arguments name; None if they name none or a group."""
     target: Any = _COMMANDS
@@ -164,7 +168,7 @@ def _chosen(args: list[str]) -> Any:
             raise InputError(f"there is no command {arg!r}: {hint}")
         target = target[arg][0]
         if isinstance(target, str):
-            return importlib.import_module(f"titan_tts.{target}")
+            return _load(target)
     return None
 
 
@@ -182,7 +186,7 @@ def _union(commands: dict[str, tuple[Any, str]], args: list[str] | None) -> Any:
                 target, None if args is None else args[1:] if args[:1] == [name] else []
             )
         elif args is None or args[:1] == [name]:
-            options = importlib.import_module(f"titan_tts.{target}").Options
+            options = _load(target).Options
             # A dataclass without a docstring gets its signature as one.
             if args and not (options.__doc__ or "").startswith(f"{options.__name__}("):
                 summary = inspect.cleandoc(options.__doc__ or summary)
