@@ -58,7 +58,7 @@ def test_evaluate_reads_recordings_and_codec(trained):
     voices = {name: row["speaker_similarity"]["value"] for name, row in figures.items()}
     assert -1 <= min(voices.values()) and max(voices.values()) <= 1
     assert "not independent" in report["scorers"]["speaker"]
-    assert len(list((out / "wavs").rglob("*.wav"))) == 2 * len(report["utterances"]) == 2 * 4
+    assert len(list((out / "wavs").rglob("*.wav"))) == len(report["utterances"]) == 4
     assert (out / "evaluation.html").read_text().count("<section>") == 2
 
 
