@@ -108,22 +108,16 @@ class SpeechService:
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
     """Awaits the work, and cancels it if the client disconnects."""
-
-    async def goes() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, going = asyncio.create_task(work), asyncio.create_task(goes())
+    working = asyncio.create_task(work)
     try:
-        await asyncio.wait((working, going), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Refusal(499, "the client disconnected", "client_gone")  # nobody reads it
+        while not (await asyncio.wait([working], timeout=0.1))[0]:
+            if await request.is_disconnected():
+                raise Refusal(499, "the client disconnected", "client_gone")  # nobody reads it
         if working.cancelled():  # the batcher has ended
             raise ending()
         return working.result()
     finally:
         working.cancel()
-        going.cancel()
 
 
 def build_app(service: SpeechService, api_key: str = "") -> FastAPI:
