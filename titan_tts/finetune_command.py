@@ -111,7 +111,7 @@ def run(options: Options) -> int:
     try:
         _finetune(options)
     except _Ended as end:
-        return end.status
+        return int(end.args[0])
     return 0
 
 
@@ -169,10 +169,6 @@ def _titan_tts(*arguments: str) -> None:
 
 class _Ended(Exception):
     """With a command's exit status."""
-
-    def __init__(self, status: int):
-        super().__init__(status)
-        self.status = status
 
 
 def _prepared(options: Options, base: Path) -> Path:
