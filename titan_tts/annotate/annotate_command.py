@@ -27,9 +27,6 @@ class Options:
     export: bool = False
     """Only write the annotated collection.jsonl or NAME.annotated.jsonl, and print how far annotators agree."""
 
-    annotator: str = ""
-    """Name that the page suggests; otherwise it asks."""
-
     tokens: str = "[S1],[S2],(laugh),(breath)"
     """Turns and events that the keys 1 to 9 insert into a text, separated by commas."""
 
@@ -76,8 +73,7 @@ def _serve(options: Options, target: Path, assignments: "Assignments", tokens: l
     from titan_tts.serving.serve_command import listen, server
 
     listening = listen(options.host, options.port)
-    settings = {"title": target.resolve().name, "annotator": options.annotator, "tokens": tokens}
-    app = build_app(target, assignments, settings)
+    app = build_app(target, assignments, {"title": target.resolve().name, "tokens": tokens})
     listening.listen()  # clients may connect once the line is printed
     address = f"http://{options.host}:{listening.getsockname()[1]}/#{assignments.token}"
     show(f"annotate {len(assignments.segments)} segments at {address}")

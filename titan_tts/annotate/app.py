@@ -37,7 +37,7 @@ class Judgement(Who):
 
 
 def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) -> FastAPI:
-    """The application. `settings`: title, suggested annotator and tokens, for the page."""
+    """The application. `settings`: title and tokens, for the page."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_refusals(app)
     app.add_middleware(BodyLimit, limit=2**20)

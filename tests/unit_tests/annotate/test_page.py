@@ -27,13 +27,13 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 
 
 @contextmanager
-def served(target, **settings):
+def served(target):
     """(address, token) of a server in this process."""
     from titan_tts.annotate.app import build_app
     from titan_tts.serving.serve_command import listen, server
 
     desk = Assignments(database_path(target), read_segments(target))
-    settings = {"title": "<b>out", "annotator": "", "tokens": ("[S1]", "(laugh)")} | settings
+    settings = {"title": "<b>out", "tokens": ("[S1]", "(laugh)")}
     listening = listen("127.0.0.1", 0)
     listening.listen()
     running = server(build_app(target, desk, settings))
@@ -145,7 +145,7 @@ def test_no_text_is_accepted_without_its_audio(tmp_path):
     (tmp_path / "1.wav").unlink()
 
     async def drive(address):
-        async with tab(address, tmp_path / "profile") as page:
+        async with tab(address, tmp_path / "profile", answer="ann") as page:
             await page.until("segment?.id == 'k0' && samples && !busy")
             await page.press("Enter")
             await page.until("segment.id == 'k1' && !at('notice').hidden && !busy")
@@ -159,7 +159,7 @@ def test_no_text_is_accepted_without_its_audio(tmp_path):
             await page.press("x")
             await page.until("segment === null && !busy")
 
-    with served(path, annotator="ann") as (address, token):
+    with served(path) as (address, token):
         asyncio.run(drive(f"{address}/#{token}"))
     assert annotations(path)["k1"] is None
 
@@ -170,7 +170,7 @@ def test_ten_segments_by_keyboard_are_in_the_next_export(tmp_path, capsys):
     path.write_text(path.read_text().replace("k10", "l10").replace("k11", "l11"))
 
     async def drive(address):
-        async with tab(address, tmp_path / "profile") as page:
+        async with tab(address, tmp_path / "profile", answer="ann") as page:
             for number in range(10):
                 await page.until(f"segment?.id == 'k{number}' && samples && !busy")
                 if number == 3:
@@ -181,7 +181,7 @@ def test_ten_segments_by_keyboard_are_in_the_next_export(tmp_path, capsys):
                 await page.press("Enter")
             await page.until("segment.id == 'l10' && !busy")
 
-    with served(path, annotator="ann") as (address, token):
+    with served(path) as (address, token):
         asyncio.run(drive(f"{address}/#{token}"))
     assert main(["annotate", str(path), "--export"]) == 0
     assert "10 of 12 segments annotated, 1 rejected" in capsys.readouterr().out
