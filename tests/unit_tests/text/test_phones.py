@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
-from torchtitan.models.dit_tts.text.durations import durations_from_json, fit_durations
+from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 
 TEXTS = ["Three, four!", "434 pebbles", "", "naïve"]
@@ -105,7 +105,9 @@ def test_lengths_are_those_of_phones(tmp_path):
     (tmp_path / "data").mkdir()
     write_shard(tmp_path / "data/000000.tar", samples)
     dataset = open_dataset(str(tmp_path / "data"))
-    fit = durations_from_json(fit_durations(dataset, Encoder("phones:en-us")).to_json(), "a file")
+    stored = fit_durations(dataset, Encoder("phones:en-us")).to_json()
+    (tmp_path / "durations.json").write_text(stored)
+    fit = stored_durations(tmp_path)
     assert fit.frames("4 7 2", None) == pytest.approx(fit.frames("four seven two", None), abs=1)
     assert not fit.unseen("4 7") and fit_durations(dataset, Encoder()).unseen("4 7") == ["4", "7"]
 

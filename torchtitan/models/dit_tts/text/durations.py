@@ -102,32 +102,24 @@ class LinearDurationModel:
         return json.dumps(content) + "\n"
 
 
-def durations_from_json(text: str, where: str) -> LinearDurationModel:
-    """What `to_json` wrote; `where` is the file, for messages."""
+def stored_durations(folder: Path) -> LinearDurationModel:
+    """The fit in a run's folder or an exported one, as `to_json` gave it."""
+    path = folder / DURATIONS_FILE
     try:
-        content = json.loads(text)
+        content = json.loads(path.read_text(encoding="utf-8"))
         weights = np.array(content["weights"], np.float64)
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
         explained, language = float(content["explained"]), str(content.get("language", ""))
         added = tuple(map(str, content.get("added", ())))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{where} cannot be read ({error}); restore the file") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}); restore the file") from None
     needed = 257 + len(added)
     if weights.shape == (257,):  # as written before tokens counted
         weights = np.append(weights, np.zeros(len(added)))
     finite = np.isfinite([*weights.flat, *scale.values(), explained]).all()
     if weights.shape != (needed,) or not finite:
-        raise InputError(f"{where} holds no {needed} finite weights; restore the file")
+        raise InputError(f"{path} holds no {needed} finite weights; restore the file")
     return LinearDurationModel(weights, scale, explained, language, added)
-
-
-def stored_durations(folder: Path) -> LinearDurationModel:
-    """The fit in a run's folder or an exported one."""
-    path = folder / DURATIONS_FILE
-    try:
-        return durations_from_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); restore the file") from None
 
 
 def _solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> np.ndarray:

@@ -41,7 +41,6 @@ _IRRELEVANT = re.compile(
 )
 
 _T5_LIKE = ("t5", "mt5", "umt5")
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class HFEncoderSpec:
         if bad:
             raise InputError(
                 f"[encoder] model = {self.model!r}: {len(bad)} of the encoder's weights are not in the "
-                f"checkpoint, or have another shape there ({named(sorted(map(str, bad)), _SHOWN)}); "
+                f"checkpoint, or have another shape there ({named(sorted(map(str, bad)))}); "
                 f"restore the checkpoint, or name its model"
             )
         return _core(model)

@@ -41,8 +41,6 @@ UNKNOWN_CHARACTER_ID = 3
 FIRST_CHARACTER_ID = 4
 
 _VERSION = 1
-_SHOWN = 5
-"""values that a message names"""
 
 # So that 0.3 s in bins of 0.1 s is bin 3 and not, by rounding of the division, bin 2.
 _BIN_TOLERANCE = 1e-6
@@ -256,7 +254,7 @@ def missing_tokens(run: Vocabulary, data: Vocabulary) -> str:
         # The last duration bin is open, so a higher max_frames needs no new ones.
         missing = [] if "'duration'" in kind else sorted(set(wanted) - set(had))
         if missing:
-            found.append(f"{len(missing)} {kind} ({named(missing, _SHOWN)})")
+            found.append(f"{len(missing)} {kind} ({named(missing)})")
     return ", ".join(found)
 
 
@@ -305,7 +303,7 @@ def _meanings(vocabulary: Vocabulary) -> list[tuple[str, str | None]]:
     return found
 
 
-def named(values: Sequence[str], count: int) -> str:
+def named(values: Sequence[str], count: int = 5) -> str:
     """The first values in quotes, and how many more there are."""
     more = f" and {len(values) - count} more" if len(values) > count else ""
     return ", ".join(map(repr, values[:count])) + more
