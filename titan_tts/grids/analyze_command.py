@@ -52,8 +52,7 @@ def run(options: Options) -> int:
 
 
 def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
-    """All that the page, the plots and summary.json show: `all` has the row of every run, `rows` of those
-    that statistics use, whose factors `names` vary, and `lost` of those that failed or were skipped."""
+    """All that the page, the plots and summary.json show. `rows`: those that statistics use; `names`: what varies."""
     from titan_tts.grids import effects, verdicts
     from titan_tts.grids.runs import COMPARED, extra_axes
 

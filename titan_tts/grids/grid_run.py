@@ -1,5 +1,6 @@
 """Runs what is left of a grid, by growing batch; larger batches are skipped after an OOM."""
 
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.runner import FINAL, TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.grids.search import largest_that_fits, smaller
 from titan_tts.html import counted
-from titan_tts.launch.supervisor import Outcome, slurm_nodes
+from titan_tts.launch.supervisor import Outcome
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
 
@@ -141,7 +142,7 @@ class GridRun:
     def _one(self, cell: Cell) -> dict[str, Any]:
         forecast = self.forecaster.forecast(cell)
         reason = cell.refused or self._predicted_oom(cell, forecast)
-        if cell.nodes > slurm_nodes() and not cell.refused:
+        if cell.nodes > int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) and not cell.refused:
             reason = f"it needs {cell.nodes} nodes; start the grid with --retry skipped in a SLURM job that has them"
         if reason:
             return self.runner.keep(cell, Outcome("skipped", reason, 0.0), forecast)

@@ -133,8 +133,7 @@ class Runner:
 
 
 def _identity(cell: Cell) -> str:
-    """The same for starts of the same run, also where its batch is searched anew: of the complete config,
-    the device and the number of GPUs."""
+    """The same for starts of the same run (config, device, GPUs), also where its batch is searched anew."""
     content = {section: dict(keys) for section, keys in cell.content.items()}
     for key in _NOT_COMPARED:
         del content["job"][key]

@@ -29,7 +29,6 @@ FIGURES = (
     *(f"{part}_seconds" for part in SPLIT),
     "loss",
 )
-"""Measured figures."""
 
 PREDICTED = ("fits", "gib", "seconds_per_step", "samples_per_second", "mfu")
 """Of run.json's forecast, each a column `predicted_NAME`."""
@@ -46,8 +45,6 @@ DATA = marked(INPUT)
 
 WORK = marked(INPUT, WORKLOAD)
 """Keys that become factors where runs differ in them: runs of other work are no repeats."""
-
-_MAX_TEXT = 400
 
 
 @dataclass
@@ -67,7 +64,6 @@ class Run:
     figures: dict[str, float] = field(default_factory=dict)
     predicted: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
-    """value of each key of WORK, lists as text"""
     peak_tflops: float | None = None
     compiles: int = 0
     """while it was timed"""
@@ -185,7 +181,7 @@ def _set_state(run: Run, record: dict, report: dict, state: dict) -> None:
 
 def _line(text: str) -> str:
     """A text of limited length in one line."""
-    return printable(text.replace("\n", " "))[:_MAX_TEXT]
+    return printable(text.replace("\n", " "))[:400]
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

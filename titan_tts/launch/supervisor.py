@@ -96,11 +96,6 @@ def train_command(
     ]
 
 
-def slurm_nodes() -> int:
-    """Nodes of the SLURM job that this process runs in; 1 outside of one."""
-    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a run has ended: one of ENDED, one sentence (empty where it is completed), and the time it took."""

@@ -44,8 +44,7 @@ class Options:
     """Compare benchmark runs (folders) or a GPU check with their plans, and save the GPU's factor for later ones."""
 
     suggest: bool = False
-    """Compare layouts, checkpointing and micro-batches instead: a table of the fastest that fit, and why each other
-    layout loses. Takes minutes."""
+    """Compare layouts, checkpointing and micro-batches instead: which are fastest, and why others lose. Takes minutes."""
 
     out: Path | None = None
     """With --suggest: write a TOML file of the config with the best layout, which `titan-tts train` takes."""
