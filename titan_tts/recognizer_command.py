@@ -118,18 +118,13 @@ def _run(options: Options) -> int:
 
 @dataclass(frozen=True)
 class Example:
-    """A row as what Whisper hears and writes.
-
-    Attributes:
-        language: its code.
-        tokens: what the decoder writes after its start token.
-    """
+    """A row as what Whisper hears and writes."""
 
     segment: "Segment"
     manifest: Path
     text: str
-    language: str
-    tokens: list[int]
+    language: str  # its code
+    tokens: list[int]  # that the decoder writes after its start token
 
     def sound(self) -> "Sound":
         from torch import from_numpy

@@ -80,15 +80,8 @@ def run(options: Options) -> int:
     with locked(output, alone):
         settings = asdict(options.analysis) | {"analyzer": options.analyzer}
         record = open_folder(output, settings, library_versions())
-    job = Job(
-        str(output),
-        options.queue,
-        record["collection"],
-        asdict(options.analysis),
-        options.analyzer,
-        options.lease_seconds,
-        options.attempts,
-    )
+    limits = options.lease_seconds, options.attempts
+    job = Job(str(output), options.queue, record["collection"], settings, *limits)
     with locked(output, alone) if alone else nullcontext(), closing(job.open_queue()) as queue:
         if alone:
             queue.fail_claims()  # of a run that was killed, maybe by one of these recordings
@@ -105,10 +98,6 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
     sweep(output, queue)
     known = set(queue.jobs())
     listed = register(options.source, queue, output, options.prune)
-    failed = queue.jobs("dead").keys()
-    queue.forget_sources(
-        [s.path for s in queue.sources().values() if s.file in failed and s.path not in listed]
-    )
     # Between them no other machine, whose recordings are others, may write its names.
     with locked(output, False) if options.queue else nullcontext():
         found = [(s.path not in listed, s.name, s.file) for s in queue.sources().values()]

@@ -114,8 +114,8 @@ def size_and_version(path: str) -> tuple[int, int]:
 
 def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
     """Lists SOURCE into the queue, and returns the paths that it names. What was read before and has the size and time
-    of then is not read again. What earlier ones named stays, unless `prune` forgets it. A path whose content has changed
-    stands for the new content."""
+    of then is not read again. What earlier ones named stays, unless it has failed or `prune` forgets it. A path whose
+    content has changed stands for the new content."""
     known, jobs, listed = queue.sources(), queue.jobs(), list_source(source, output)
     shown = tqdm(listed.items(), "reading names and contents", unit="file", mininterval=1.0)
     for path, name in shown:
@@ -133,8 +133,8 @@ def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
         # The source first: a job without one could not be done.
         if file not in jobs:
             queue.add([(file, found[0])])
-    if prune:
-        queue.forget_sources(known.keys() - listed.keys())
+    gone, failed = known.keys() - listed.keys(), queue.jobs("dead")
+    queue.forget_sources(path for path in gone if prune or known[path].file in failed)
     return set(listed)
 
 

@@ -15,7 +15,7 @@ STEP = 400
 # speech must be surer than one at a pause.
 PAUSE_MARGIN, SPEECH_MARGIN, SHORT_MARGIN = 0.10, 0.13, 0.30
 _BATCH = 256  # sounds at once
-_ROWS = 1024  # of a table of similarities at once
+_ROWS = 1024  # segments or clusters that are compared at once
 
 
 def speaker_changes(
@@ -141,9 +141,11 @@ def cluster(
         count = int(groups[inside].max()) + 1
     groups = _average_linkage(*_means(unit, groups), threshold)[groups]
     means, _ = _means(unit, groups)
-    cosines = np.einsum("ij,ij->i", unit, means[groups])
-    similarity = cosines / np.maximum(np.linalg.norm(means, axis=1), 1e-9)[groups]
-    return _named(groups, np.zeros_like(groups) if previous is None else previous), similarity
+    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
+    parts = (slice(start, start + _ROWS) for start in range(0, len(unit), _ROWS))
+    cosines = [np.einsum("ij,ij->i", unit[part], means[groups[part]]) for part in parts]
+    labels = _named(groups, np.zeros_like(groups) if previous is None else previous)
+    return labels, np.concatenate(cosines)
 
 
 def _means(rows: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

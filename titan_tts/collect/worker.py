@@ -34,8 +34,7 @@ class Job:
     output: str
     queue: str  # URL; empty: the file in the output
     collection: str
-    settings: dict[str, Any]  # of the analyzer
-    analyzer: str
+    settings: dict[str, Any]  # of the analysis, and "analyzer"
     lease_seconds: float
     max_attempts: int
 
@@ -44,13 +43,14 @@ class Job:
 
     def open_analyzer(self, device: str) -> Any:
         """An `analyze.Analyzer`, or what --analyzer makes in its place."""
-        if self.analyzer:
+        settings = dict(self.settings)
+        if spec := settings.pop("analyzer"):
             protocol = "titan_tts/collect/analyze.py"
-            return call_factory(self.analyzer, device, "analyzer", "none", ["analyze"], protocol)
+            return call_factory(spec, device, "analyzer", "none", ["analyze"], protocol)
         from titan_tts.collect.analyze import Analyzer
         from titan_tts.collect.settings import Settings
 
-        return Analyzer(Settings(**self.settings), device)
+        return Analyzer(Settings(**settings), device)
 
 
 class Unsound(Exception):
