@@ -86,7 +86,7 @@ def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]
     kind = find_kind(options.test, options.test_format)
     tests = read_prompts(options, kind, config.data)
     if options.recordings:
-        add_recordings(tests, options.recordings, options.corpus_options)
+        add_recordings(tests, options.recordings, options.speaker, options.language)
     return kind, tests
 
 

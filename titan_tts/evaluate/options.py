@@ -76,11 +76,6 @@ class Options(SamplingOptions):
     speaker: str = ""
     """Speaker of a corpus's recordings that have none."""
 
-    @property
-    def corpus_options(self) -> dict[str, str]:
-        """Options of prepare, for a corpus."""
-        return {"speaker": self.speaker, "language": self.language}
-
 
 def check_options(options: Options) -> None:
     """Raises InputError for options out of range."""

@@ -169,8 +169,7 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
     if kind == PREPARED:
         found = _prepared(replace(data, path=_shards_of(source)), wanted)
     elif kind in FORMATS:
-        corpus = Corpus(source, kind, options.corpus_options)
-        found = _corpus(corpus, wanted)
+        found = _corpus(Corpus(source, kind, options.speaker, options.language), wanted)
     else:
         lines = read_list(source, kind, options.audio_root)
         chosen = evenly([line.speaker for line in lines], wanted)
@@ -233,8 +232,8 @@ def _add_reference_texts(prompts: list[Prompt], dataset: Dataset) -> None:
 class Corpus:
     """Recordings of any format that `prepare` reads: the usable `items`, and those left out, by reason."""
 
-    def __init__(self, source: str, kind: str = "auto", columns: dict[str, str] | None = None):
-        reader = open_corpus(Options(source, "", format=kind, **(columns or {})))  # type: ignore[arg-type]
+    def __init__(self, source: str, kind: str = "auto", speaker: str = "", language: str = ""):
+        reader = open_corpus(Options(source, "", kind, speaker=speaker, language=language))
         self.source, self.loader, plan = source, Loader(reader.root, reader.files()), Plan()
         self.items = list(usable_items(reader, source, "skip", plan))
         self.left_out = plan.dropped
@@ -303,9 +302,9 @@ def _decode(where: str, path: Path) -> Sound:
     return Sound(torch.from_numpy(to_mono(samples)), rate)
 
 
-def add_recordings(found: PromptSet, source: str, columns: dict[str, str] | None = None) -> None:
+def add_recordings(found: PromptSet, source: str, speaker: str = "", language: str = "") -> None:
     """Sets the original recordings of a prepared folder's samples, from their corpus, by key."""
-    corpus = Corpus(source, columns=columns)
+    corpus = Corpus(source, speaker=speaker, language=language)
     items = {item.key: item for item in corpus.items}
     missing = [prompt.key for prompt in found.prompts if prompt.key not in items]
     if missing:
