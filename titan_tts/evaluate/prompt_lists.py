@@ -12,7 +12,6 @@ from pathlib import Path
 from torchtitan.models.dit_tts.errors import InputError
 
 SEED_TTS, LIBRISPEECH_PC = "seed_tts", "librispeech_pc"
-_SUFFIXES = (".flac", ".wav")
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,9 @@ def _seed_tts(where: str, line: str, root: Path) -> Line:
             "the recording of that text as an optional fifth field"
         )
     name, said, reference, text = fields[:4]
-    recording: Path | None = root / "wavs" / f"{name}.wav"
+    recording = _if_there(root / "wavs" / f"{name}.wav")
     if fields[4:] and fields[4]:
         recording = _existing(where, root / fields[4])
-    elif recording is not None and not recording.is_file():
-        recording = None
     audio = _existing(where, root / reference)
     return Line(where, name, text, audio, recording, reference_text=said)
 
@@ -95,10 +92,9 @@ def _librispeech_pc(where: str, line: str, root: Path) -> Line:
             f"{where}: is {line[:100]!r}, but six tab-separated fields are needed: utterance, seconds and "
             "text of the reference, then of the target; an utterance is SPEAKER-CHAPTER-NUMBER"
         )
-    reference, recording = (_audio_of(root / stem) for stem in stems if stem)
-    speaker = fields[3].split("-")[0]
-    audio = _existing(where, reference)
-    return Line(where, fields[3], fields[5], audio, recording, speaker, fields[2])
+    reference, recording = (root / f"{stem}.flac" for stem in stems)
+    audio, speaker = _existing(where, reference), fields[3].split("-")[0]
+    return Line(where, fields[3], fields[5], audio, _if_there(recording), speaker, fields[2])
 
 
 def _utterance(name: str) -> str | None:
@@ -109,14 +105,13 @@ def _utterance(name: str) -> str | None:
     return f"{parts[0]}/{parts[1]}/{name.strip()}"
 
 
-def _audio_of(stem: Path) -> Path | None:
-    """The recording of that name in any format."""
-    paths = (stem.with_name(stem.name + suffix) for suffix in _SUFFIXES)
-    return next((path for path in paths if path.is_file()), None)
+def _if_there(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
-def _existing(where: str, path: Path | None) -> Path:
-    if path is None or not path.is_file():
-        found = f"{path} does not exist" if path else "its recording is not below --audio-root"
-        raise InputError(f"{where}: {found}; correct the path, or copy the list's audio there")
+def _existing(where: str, path: Path) -> Path:
+    if not path.is_file():
+        raise InputError(
+            f"{where}: {path} does not exist; correct the path, or copy the list's audio there"
+        )
     return path
