@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 if TYPE_CHECKING:
@@ -108,6 +108,13 @@ def run(options: Options) -> int:
 
     for shards in filter(None, (options.keep, options.keep_test)):
         find_shards(shards)
+    run_folder = Path(options.out, "run")
+    if (run_folder / "config.toml").is_file():
+        had = "lora" if _config_of(run_folder).lora.rank else "full"
+        require(
+            had == options.method,
+            f"OUT = {options.out} holds a run of --method {had}; give another OUT",
+        )
     try:
         _finetune(options)
     except _Ended as end:

@@ -86,7 +86,7 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     assert status == 0, said
     assert read_config(tmp_path / "kept/run")["data"]["weights"] == [1.0, 1.0]
     status, said = finetune(*again, "--method=lora")
-    assert status == 2 and "lora.rank = 16, but" in said
+    assert status == 2 and "holds a run of --method full" in said
 
 
 def test_a_step_that_fails_ends_the_command(base, tmp_path):
