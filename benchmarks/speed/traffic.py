@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-_PRODUCTS = ("mm", "bmm", "addmm", "_scaled_dot_product")
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
 _NO_WORK = ("empty", "detach")
 
 

@@ -72,18 +72,19 @@ class LowRankAdaLN(nn.Module):
 
     def forward(self, shared: torch.Tensor) -> torch.Tensor:
         batch, _, dim = shared.shape
-        # Weights on the left: their gradients then come out in their own layout, without a copy.
         low_rank = torch.bmm(  # (3, 2R, D) x (3, D, B)
             self.down.weight.to(shared.dtype).view(3, 2 * self.rank, dim),
             F.silu(shared).permute(1, 2, 0),
         )
-        up = torch.bmm(  # (6, D, R) x (6, R, B)
-            self.up.weight.to(shared.dtype).view(6, dim, self.rank),
-            low_rank.view(6, self.rank, batch),
+        bias = self.up.bias.to(shared.dtype).view(3, 2, 1, dim)
+        # Batch before channels: the kernels over (B, T, D) read the result along contiguous channels. The
+        # other order, which needs no copy of the weight's gradient, makes them read a sector per number.
+        up = torch.baddbmm(  # (6, B, D) + (6, B, R) x (6, R, D)
+            (bias + shared.transpose(0, 1)[:, None]).flatten(0, 1),
+            low_rank.view(6, self.rank, batch).mT,
+            self.up.weight.to(shared.dtype).view(6, dim, self.rank).mT,
         )
-        up = up.view(3, 2, dim, batch).permute(3, 0, 1, 2)
-        bias = self.up.bias.to(shared.dtype).view(3, 2, dim)
-        return up + bias + shared[:, :, None, :]
+        return up.view(3, 2, batch, dim).permute(2, 0, 1, 3)
 
 
 class TransformerBlock(nn.Module):
