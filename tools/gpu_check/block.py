@@ -19,6 +19,7 @@ from tools.gpu_check.models import (
     COMPILE_MODES,
     ENGINE_FP8,
     FP8_RECIPES,
+    INDUCTOR_OPTIONS,
     Mode,
     autocast,
     built,
@@ -170,6 +171,7 @@ def modes(settings: Settings) -> list[Mode]:
     chosen = [by_autograd, compiled(), by_hand]
     chosen += [compiled(name) for name in ATTENTION_BACKENDS[1:]]
     chosen += [compiled(checkpointing=CHECKPOINTING[-1])]
+    chosen += [compiled(option=name) for name in INDUCTOR_OPTIONS]
     chosen += [compiled(fp8=recipe) for recipe in FP8_RECIPES[::-1]]
     chosen += [Mode("varlen", "bfloat16", fp8=recipe, engine=True) for recipe in ("", ENGINE_FP8)]
     chosen += [compiled(checkpointing=kind) for kind in CHECKPOINTING if kind in ("full", "op")]

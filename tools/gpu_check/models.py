@@ -22,6 +22,12 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+INDUCTOR_OPTIONS = {
+    "max_autotune_pointwise": True,  # more block sizes are tried per kernel
+    "coordinate_descent_tuning": True,  # from the best one on, its neighbours
+    "triton.multi_kernel": 1,  # reductions also with the whole row in registers
+}
+"""Options of Inductor for the kernels beside the products, which `[compile]` leaves at their defaults"""
 ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
 MATMUL = "matmul"
 """the backend of bfloat16 on CPUs: a GPU's numerics are checked, its speed is not"""
@@ -43,6 +49,9 @@ class Mode:
 
     compile: str = ""
     """mode of torch.compile; empty: eager"""
+
+    option: str = ""
+    """one of INDUCTOR_OPTIONS that is on while compiling; empty: none"""
 
     checkpointing: str = "none"
     encoders: bool = False
@@ -66,6 +75,8 @@ class Mode:
             self.precision,
             f"compiled {self.compile}" if self.compile else "eager",
         ]
+        if self.option:
+            parts.append(f"with {self.option}")
         if self.engine:
             parts.append("TransformerEngine")
         if self.encoders:
@@ -156,6 +167,7 @@ def built(
         (cpu_kernels, "use_cpu_kernels"),
     )
     before = [getattr(module, name) for module, name in changed]
+    options = {mode.option: INDUCTOR_OPTIONS[mode.option]} if mode.option else {}
     torch._dynamo.reset()
     try:
         if mode.backward:
@@ -167,7 +179,8 @@ def built(
             parallelize(model.to(device), one, config)
         except InputError as error:
             raise NotMeasured(str(error)) from error
-        yield model
+        with torch._inductor.config.patch(options):
+            yield model
     finally:
         for (module, name), value in zip(changed, before):
             setattr(module, name, value)

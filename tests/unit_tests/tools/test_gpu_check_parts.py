@@ -13,7 +13,7 @@ from tests.helpers.small_models import small_args
 from titan_tts.launch.supervisor import RunProcess
 from tools.gpu_check import block, ceilings, sampling, steps, train_runs
 from tools.gpu_check.items import NotMeasured, is_out_of_memory
-from tools.gpu_check.models import Mode, built
+from tools.gpu_check.models import INDUCTOR_OPTIONS, Mode, built, random_weights
 from tools.gpu_check.settings import Settings
 
 TINY = small_args(dim=64, n_layers=1, mlp_dim=96, speaker_n_heads=1)
@@ -146,3 +146,13 @@ def test_the_encoders_ways_differ_by_rounding_only():
             check_same(wrong, expected, "bfloat16")
     with pytest.raises(RuntimeError, match="differ"):
         check_same(one_far_off, expected, "float32")
+
+
+@pytest.mark.parametrize("option", INDUCTOR_OPTIONS)
+def test_an_option_of_inductor_is_on_while_its_mode_is_measured(option):
+    mode = Mode(precision="bfloat16", compile="default", option=option)
+    assert option in mode.name
+    before = torch._inductor.config.get_config_copy()[option]
+    with built(TINY, mode, "cpu", random_weights(TINY, seed=0)):
+        assert torch._inductor.config.get_config_copy()[option] == INDUCTOR_OPTIONS[option]
+    assert torch._inductor.config.get_config_copy()[option] == before != INDUCTOR_OPTIONS[option]
