@@ -52,6 +52,8 @@ def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str,
         "num_buckets": chosen,
         "bucket_frames": list(policy.edges),
     }
+    if not lengths[1].any():  # none is stored: training draws them, of any length
+        del keys["max_speaker_frames"]
     for_training, for_tests = (split_paths(dataset, paths, held == side) for side in (False, True))
     path = for_training[0] if len(for_training) == 1 else for_training
     pasted = {"path": path, **keys}

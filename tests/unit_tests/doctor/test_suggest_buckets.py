@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
+from tests.helpers.sound_samples import CHANNELS, changed, sound_samples, write_shards
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.suggest_buckets import held_out, suggest
 from torchtitan.models.dit_tts.config.job_config import Data
@@ -52,6 +52,14 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     for stream in ("", "text_", "reference_"):
         padding = 1 - getattr(policy, f"useful_{stream}fraction")
         assert suggestion[f"{stream}padding_fraction"] == pytest.approx(padding, abs=1e-6)
+
+
+def test_without_stored_references_no_limit_of_them_is_suggested(tmp_path):
+    """Those that training draws would be cut to it."""
+    samples = [changed(each, reference=each.reference[:0]) for each in sound_samples()]
+    write_shards(tmp_path / "set", samples)
+    suggestion = suggestion_of(open_dataset(str(tmp_path / "set"), CHANNELS))
+    assert "max_speaker_frames" not in suggestion["toml"] + suggestion["command_line"]
 
 
 @pytest.mark.parametrize(
