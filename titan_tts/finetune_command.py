@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
@@ -53,6 +53,9 @@ class Options:
     method: Literal["full", "lora"] = "full"
     """What is trained: all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
     beside the base."""
+
+    only: Literal["all", "annotated"] = "all"
+    """Rows of a .jsonl list that are used: all, or those that people have annotated, as --where "annotated=true" takes."""
 
     keep: str = ""
     """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""
@@ -124,6 +127,9 @@ def run(options: Options) -> int:
 
 def _finetune(options: Options) -> None:
     out = Path(options.out)
+    if options.only == "annotated":
+        where = "; ".join(filter(None, (options.where, "annotated=true")))
+        options = replace(options, where=where)
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.exported import is_exported
     from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec

@@ -19,7 +19,7 @@ class Options:
     """Folder to write, a new or an empty one."""
 
     to: Literal["", "echo", "irodori"] = ""
-    """Project whose layout is written, without --codec and --tokenizer."""
+    """Project whose layout is written."""
 
     codec: str = ""
     """Codec of the model's latents: its path or hub name, by default Irodori-TTS's; package.module:factory for

@@ -106,7 +106,9 @@ def test_every_layer_is_the_projects(convert, project, sizes):
 def test_back_to_the_bit(convert, tmp_path, project, sizes, dtype):
     weights = random_weights(sizes, dtype)
     folder, back = convert(weights, project), tmp_path / "back"
-    assert main(["convert", str(folder), str(back), f"--to={project}"]) == 0
+    command = ["convert", str(folder), str(back), f"--to={project}"]
+    assert main([*command, "--codec=mine"]) == 2 and not back.exists()
+    assert main(command) == 0
     found = load_file(back / FILES[project])
     assert set(found) == set(weights)
     for name, value in weights.items():
