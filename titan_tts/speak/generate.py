@@ -106,6 +106,8 @@ class Narrator:
         began = time.perf_counter()
         streams = not out and self.synthesizer.streams(kind)
         pieces = self.synthesizer.pieces(self._utterance(request), low_latency=streams)
+        if (out or kind).lower().endswith("wav"):  # that it holds too little is told now
+            wav_header(self.synthesizer.samples(pieces), self.synthesizer.sample_rate)
         spoken: list[Speech] = []
         empty, first_sound = torch.zeros(0), 0.0
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.helpers.sentences import refused
 from titan_tts.speak.generate import Narrator
 from titan_tts.speak.joining import join
+from titan_tts.speak.request_lists import Request
 from titan_tts.speak.utterance import Utterance
 
 
@@ -80,3 +82,11 @@ def test_alone_as_among_many(short):
         torch.testing.assert_close(together, sound, atol=1e-5, rtol=0)
         assert len(sound) == short.samples(each)
     assert list(narrator.synthesize_all([])) == []
+
+
+def test_what_exceeds_a_wav_is_told_before_it_is_said(short, monkeypatch):
+    monkeypatch.setattr(type(short), "samples", lambda self, pieces: 2**31)
+    monkeypatch.setattr(short, "speak", None)
+    request = Request("here", "one")
+    for out in ("a.WAV", ""):
+        refused(lambda out=out: Narrator(short).write(request, out, "wav"), "4 GiB")

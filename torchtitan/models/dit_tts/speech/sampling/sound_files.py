@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import write_atomic
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def pcm(waveform: "Tensor") -> bytes:
 def wav_header(samples: int, sample_rate: int) -> bytes:
     """The header of one channel of 16 bits."""
     size = 2 * samples
+    require(size < 2**32 - 64, f"{samples:,} samples exceed a wav's 4 GiB; give another format")
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
     return (
         struct.pack("<4sI4s", b"RIFF", 36 + size, b"WAVE")
