@@ -40,7 +40,7 @@ MOST_REDUCED = 4.0 * 1.01
 
 def flops() -> Outcome:
     """The formula of the training FLOPs and PyTorch's counter on the meta device, to the unit."""
-    flavors = model_flavors()
+    flavors = {name: args for name, args in model_flavors().items() if args.task == "speech"}
     cases = [(name, args, lengths) for name, args in flavors.items() for lengths in LENGTHS]
     cases += [("debug, learned text encoder", debug_model(), lengths) for lengths in LENGTHS]
     found = []
