@@ -1,11 +1,12 @@
-"""A fifth voice from minutes of speech: all weights, or low-rank updates, side by side.
+"""A fifth voice from minutes of speech: all weights, low-rank updates, or a learned reference, side by side.
 
 python -m benchmarks.sentences.trials --recipes phones           # a base of four voices
 titan-tts export outputs/sentences_trials/debug-phones-5h-2500-seed-0 outputs/sentences_base
 python -m benchmarks.sentences.adapt outputs/sentences_base       # benchmarks/results/adapt.json; 4 minutes a row and core
 
 Each row is what `titan-tts finetune` does by its defaults, judged on sentences of the new voice and of the old ones
-that no run has heard. Rows in the result file are not made again.
+that no run has heard. An inversion leaves the network as it is, so old voices are the base's and only the new one is judged.
+Rows in the result file are not made again.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from typing import Any
 
 from benchmarks.sentences.corpus import FOLDER, NEW_VOICE, ROOT, speak
 from benchmarks.sentences.grammar import sentences
+from benchmarks.sentences.inversion import METHODS as INVERSIONS
+from benchmarks.sentences.inversion import invert, judge
 from benchmarks.sentences.trials import REFEREE, SETS
 from titan_tts.evaluate.systems import own_voice
 from titan_tts.speak.load_run import load_run
@@ -31,7 +34,8 @@ from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import own_scor
 
 RESULTS = ROOT / "benchmarks/results/adapt.json"
 RUNS = ROOT / "outputs/sentences_adapted"
-METHODS = ("full", "full, kept", "lora")
+METHODS = ("full", "full, kept", "lora", *INVERSIONS)
+FIGURES = ("wer", "speaker_similarity")
 JUDGED = {"new voice": SETS["new_voice"], "old voices": SETS["heldout"]}
 
 
@@ -90,7 +94,7 @@ def evaluated(
         rows = json.loads((out / "evaluation.json").read_text())["rows"]
         for row in rows:
             if row["kind"] in ("system", "codec"):
-                kept = {key: row["figures"][key] for key in ("wer", "speaker_similarity")}
+                kept = {key: row["figures"][key] for key in FIGURES}
                 found[f"{name}, {row['kind']}"] = kept
     return found
 
@@ -99,12 +103,21 @@ def make(row: Row, base: Path, corpus: Path, runs: Path, utterances: int) -> dic
     name = f"{row.method.replace(', ', '_')}-{row.minutes:g}-{row.seed}"
     folder = runs / name
     shutil.rmtree(folder, ignore_errors=True)
+    recordings = record(runs / "recordings", row.minutes)
+    if row.method in INVERSIONS:
+        options = ["--language", "en", "--heldout-fraction", 0.2, "--codec", "mel_dct"]
+        options += ["--loudness", "off", "--max-silence", "off"]  # as the base's data
+        titan_tts("prepare", recordings, folder / "data", *options)
+        learned, _ = invert(base, folder / "data", INVERSIONS[row.method], row.seed)
+        judged, voices = corpus / JUDGED["new voice"], base_voice("", str(base))
+        figures = judge(base, learned, judged, utterances, voices)
+        return {"new voice, system": {key: figures[key] for key in FIGURES}}
     method, _, kept = row.method.partition(", ")
     options = ["--method", method, "--language", "en", "--heldout-fraction", 0.2]
     options += ["--keep", corpus / "data/train"] if kept else []
     options += ["--training.mixed_precision_param", "float32"]
     options += ["--data.seed", row.seed, "--debug.seed", row.seed]
-    titan_tts("finetune", base, record(runs / "recordings", row.minutes), folder, *options)
+    titan_tts("finetune", base, recordings, folder, *options)
     return evaluated(f"{folder / 'run'}@best", folder, base, corpus, utterances)
 
 

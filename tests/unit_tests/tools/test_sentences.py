@@ -145,3 +145,28 @@ def test_noise_and_silence_are_no_words():
     # By PocketSphinx's dictionary; a normalizer drops words such as "uh" and "hm".
     assert phones.units("The 2 books.") == "phdh phah pht phuw phb phuh phk phs"
     assert count_errors(phones.units("book"), phones.units("look")).words == 3
+
+
+@pytest.mark.parametrize("learned", ["latents", "outputs"])
+def test_a_learned_reference_begins_as_the_recording_and_is_every_samples(learned):
+    pytest.importorskip("pocketsphinx")
+    import torch
+
+    from benchmarks.sentences.inversion import LearnedReference
+
+    class Pairs(torch.nn.Module):
+        """Twice the sum of every two frames."""
+
+        def forward(self, latents, mask):
+            return 2.0 * (latents[:, ::2] + latents[:, 1::2]), mask[:, ::2]
+
+    reference = torch.arange(24.0).view(6, 4)
+    module = LearnedReference(Pairs(), reference, learned)
+    found, valid = module(torch.zeros(3, 9, 4), torch.zeros(3, 9, dtype=torch.bool))
+    found.sum().backward()
+
+    expected = torch.stack([2.0 * (reference[i] + reference[i + 1]) for i in (0, 2, 4)])
+    assert torch.equal(found, expected.expand(3, 3, 4)) and valid.shape == (3, 3) and valid.all()
+    assert torch.equal(module.values[0], {"latents": reference, "outputs": expected}[learned])
+    factor = {"latents": 6.0, "outputs": 3.0}[learned]  # three samples, times two of the encoder
+    assert torch.equal(module.values.grad, torch.full_like(module.values, factor))
