@@ -141,8 +141,9 @@ def _work(options: Options, job: "Job", queue: "Queue") -> None:
             done, _, seconds = queue.totals()
             speed = (seconds - heard) / (time.monotonic() - began)
             doing = [row.progress for row in queue.jobs("claimed").values() if row.progress]
-            bar.set_postfix_str("; ".join([f"{speed:.1f} h of audio per h", *doing[:2]]), False)
             bar.update(done - bar.n)
+            # Draws the bar, which an update by nothing does not.
+            bar.set_postfix_str("; ".join([f"{speed:.1f} h of audio per h", *doing[:2]]))
 
         run_here(job, devices, count, queue, watch)
         watch()
