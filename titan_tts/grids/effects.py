@@ -75,7 +75,7 @@ def level_order(value: Any) -> tuple:
     sizes = _BASES["size"]
     if value in sizes:
         return True, False, sizes.index(value)
-    return isinstance(value, str), value is not None, value or 0
+    return isinstance(value, str), value is not None, 0 if value is None else value
 
 
 def levels(rows: Iterable[Row], factor: str) -> list[Any]:

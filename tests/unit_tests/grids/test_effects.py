@@ -187,8 +187,8 @@ def test_factors_that_always_change_together_are_one():
 
 
 def test_base_levels_and_the_order_of_mixed_ones():
-    rows = [{"compile": value} for value in ("max-autotune", "off", None, 3, 2.5)]
-    assert levels(rows, "compile") == [None, 2.5, 3, "max-autotune", "off"]
+    rows = [{"compile": value} for value in ("max-autotune", "off", "", None, 3, 2.5)]
+    assert levels(rows, "compile") == [None, 2.5, 3, "", "max-autotune", "off"]
     assert base_level(rows, "compile") == "off"
     assert base_level([{"size": size} for size in ("8B", "300M", "800M")], "size") == "300M"
     assert base_level([{"optimizer.lr": 0.1}, {"optimizer.lr": 0.01}], "optimizer.lr") == 0.01
