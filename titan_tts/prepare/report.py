@@ -6,6 +6,7 @@ from titan_tts.prepare.encode import Chunk
 from titan_tts.prepare.listing import SHOWN_PROBLEMS
 from titan_tts.prepare.processing import COUNTED, REASONS
 from titan_tts.prepare.recordings import SPLITS
+from torchtitan.models.dit_tts.errors import without_secrets
 
 
 def summarize(
@@ -59,7 +60,7 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
         out += [f"  {name}: {n} ({REASONS[name]})" for name, n in summary["dropped"].items()]
     if summary["problems"]:
         out.append("the first corrupt recordings:")
-        out += [f"  {key}: {sentence}" for key, sentence in summary["problems"]]
+        out += [without_secrets(f"  {key}: {sentence}") for key, sentence in summary["problems"]]
     if throughput and throughput["seconds"]:
         out.append(
             f"this run: {throughput['recordings_encoded']} recordings encoded in "

@@ -38,8 +38,9 @@ _FULL = {
     "unlimited)",
 }
 
-# The scheme's length is limited, or a long text without a URL would take quadratic time.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
+# The scheme's length is limited, or a long text without a URL would take quadratic time. A sample's key, made of a
+# path, has one slash.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://?)([^/\s@'\"]*@)?([^\s'\"?]*)(\?[^\s'\"]*)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LEFT_OUT = "***"
 
