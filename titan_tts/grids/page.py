@@ -79,7 +79,7 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, str]]:
     return lines
 
 
-def run_columns(content: dict[str, Any], runs: Sequence[dict]) -> tuple[list[str], list[str]]:
+def run_columns(runs: Sequence[dict]) -> tuple[list[str], list[str]]:
     """Factors that vary between the runs, and the figures that any has."""
     factors = [
         name
@@ -95,7 +95,7 @@ def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, A
     """The page of `analyse`'s content and `draw_all`'s plots. Another analysis recognizes it by `generator`."""
     filters = {"number": number, "change": change}
     template = page_template(__package__, "analysis.html.jinja", filters)
-    factors, figures = run_columns(content, content["all"])
+    factors, figures = run_columns(content["all"])
     return template.render(
         generator=generator,
         badges=BADGES,
