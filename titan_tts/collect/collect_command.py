@@ -72,6 +72,8 @@ class Options:
 def run(options: Options) -> int:
     options.check()
     require_modules("soundfile", "soxr", "av")
+    if not options.analyzer:
+        options.analysis.check_packages()
     from titan_tts.collect.folder import locked, open_folder
     from titan_tts.collect.worker import Job
     from titan_tts.prepare.executors import library_versions

@@ -1,8 +1,14 @@
 """Settings of the analysis of recordings, as options of the command: they import without torch."""
 
+import os
+import pkgutil
+import sys
 from dataclasses import dataclass
 
-from torchtitan.models.dit_tts.errors import check_range, require
+from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules
+
+_PACKAGES = {"whisper": "transformers", "faster-whisper": "faster_whisper", "words": "pocketsphinx"}
+_PACKAGES |= {"xvector": "transformers", "resemblyzer": "resemblyzer"}  # that a kind of model needs
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,21 @@ class Settings:
         check_range("--change-threshold", self.change_threshold, 0.05, 0.99)
         check_range("--speaker-threshold", self.speaker_threshold, 0.05, 0.99)
         check_range("--batch-size", self.batch_size, 1, 1024)
+
+    def check_packages(self) -> None:
+        """Raises InputError where a model's package is missing or a function cannot be imported, before hours of
+        recordings are read."""
+        require_modules("silero_vad")
+        for spec in filter(None, (self.recognizer, self.verbatim_recognizer, self.speaker_encoder)):
+            kind, *rest = spec.split(":")
+            if kind in _PACKAGES:
+                require_modules(_PACKAGES[kind])
+                continue
+            sys.path += {os.getcwd()} - {*sys.path}  # the console script does not look there
+            try:
+                pkgutil.resolve_name(":".join([kind, *rest[:1]]))
+            except Exception as error:
+                raise InputError(
+                    f"'{spec}' cannot be imported ({error}); take one that the help names, or a function that Python "
+                    "can import"
+                ) from error

@@ -21,6 +21,7 @@ from titan_tts.collect.folder import open_folder, read_record, read_recording
 from titan_tts.collect.queue import Queue, open_queue
 from tools.harness import stand_in_analyzer
 from tools.harness.stand_in_analyzer import RATE, StandIn, text_of, write_recordings
+from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.errors import InputError
 
 COUNT = 6
@@ -339,6 +340,29 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     assert "none of this version" in error(source, output)
     assert "--lease-seconds = 0.0" in error(source, output, "--lease-seconds", "0")
     assert "names no recording" in error(tmp_path / "none", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--speaker-encoder", "resemblyzer"], "pip install --no-deps resemblyzer"),
+        (["--speaker-encoder", "encoder_of_mine:Voices"], "No module named 'not_there'"),
+        (["--recognizer", "json:nothing"], "'json:nothing' cannot be imported"),
+        (["--recognizer", "whisperr"], "'whisperr' cannot be imported"),
+    ],
+)
+def test_a_model_that_cannot_be_opened_is_told_before_recordings_are_read(
+    source, output, collect, monkeypatch, tmp_path, capsys, options, words
+):
+    (tmp_path / "encoder_of_mine.py").write_text("import not_there")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "content_id", lambda path: pytest.fail("read"))
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "resemblyzer" else 1)
+    others = {"--speaker-encoder": "json:loads", "--recognizer": "json:loads"}
+    chosen = others | {options[0]: options[1]}
+    given = [part for pair in chosen.items() for part in pair]
+    assert collect(source, output, "--analyzer", "", *given) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_worker_that_ends_with_status_2_and_says_nothing_is_replaced(monkeypatch):
