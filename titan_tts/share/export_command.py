@@ -19,6 +19,7 @@ def run(options: Options) -> int:
         show(f"left out of the samples' JSON as private: {', '.join(written['left_out'])}")
     if options.to == "parquet":
         train = f"{options.out}/train" if "train" in written["folders"] else options.out
-        show(f"train on it:  titan-tts train CONFIG --data.path {train}")
+        drawn = " --data.references drawn" if options.references == "drop" else ""
+        show(f"train on it:  titan-tts train CONFIG --data.path {train}{drawn}")
     show(f"publish it:   titan-tts data push {options.out} OWNER/NAME")
     return 0

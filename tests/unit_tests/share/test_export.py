@@ -65,8 +65,9 @@ def test_prepare_reads_parquet_files_back(prepared, parquet, tmp_path):
         assert {**again[key][2], "xxh3_64": 0} == {**metadata, "xxh3_64": 0}
 
 
-def test_references_are_dropped(prepared, tmp_path):
+def test_references_are_dropped(prepared, tmp_path, capsys):
     out = export(prepared, tmp_path / "out", "--to=parquet", "--references=drop")
+    assert f"--data.path {out}/train --data.references drawn" in capsys.readouterr().out
     first = samples_of(prepared)
     for key, (latents, reference, metadata) in samples_of(out).items():
         assert np.array_equal(latents, first[key][0]) and reference.shape == (0, 128)
