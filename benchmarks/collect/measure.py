@@ -177,18 +177,18 @@ def texts(judged: Sequence[Judged]) -> dict[str, Any]:
     labels = np.array([j.row["quality"] for j in clear])
     normalize = normalizer("en")
     true = [normalize(each.text).split() for each in clear]
-    wrong = compared = told = 0
+    wrong = compared = readable = 0
     for number, each in enumerate(clear):
         for heard in filter(None, (each.row["text"], each.row["text_verbatim"])):
             said = normalize(heard).split()
             rates = [Levenshtein.distance(words, said) / len(words) for words in true]
             compared += 1
-            told += min(rates) <= 1 / 3
+            readable += min(rates) <= 1 / 3
             wrong += min(rates) <= 1 / 3 and rates[number] > 2 / 3
     return {
         "segments": len(clear),
         "compared": compared,
-        "that have two thirds of some segment's words": told,
+        "that have two thirds of some segment's words": readable,
         "on a wrong segment": wrong,
         "wer": _rate(errors),
         "wer of the verbatim text": _rate(verbatim),
