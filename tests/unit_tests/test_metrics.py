@@ -1,5 +1,6 @@
 """Metrics of a run: peaks, sums over micro-batches, padding, and the logs after a resume."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from titan_tts.plan.states import DataParallelLayout, fake_process_group
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.infra.divergence import StepStats
 from torchtitan.models.dit_tts.infra.nvml import GpuUse
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor, eta, peak_flops
 from torchtitan.models.dit_tts.model.args import TextEncoderSizes
@@ -55,11 +57,16 @@ def rows(tmp_path) -> list[dict]:
     return JsonLines(tmp_path / "metrics.jsonl").read()
 
 
+def stats(step: int, loss: float = 0.5, bad: bool = False) -> StepStats:
+    return StepStats(step, step - 1, loss, 1.25, math.inf, math.inf, bad)
+
+
 def log(
     metrics: TTSMetricsProcessor, step: int, loss: float = 0.5, sizes: MicroBatch = ONE
 ) -> None:
     metrics.count(sizes)
-    metrics.log_step(step, loss, 1.25, 0.1)
+    metrics.collect(step, 0.1)
+    metrics.log(stats(step, loss))
 
 
 def started(tmp_path, *arguments: str, resumed_step: int = 0) -> TTSMetricsProcessor:
@@ -129,7 +136,8 @@ def test_steps_that_are_logged(arguments, logged):
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("torchtitan.models.dit_tts.metrics.time", made)
+    for module in ("metrics", "infra.device_time"):
+        monkeypatch.setattr(f"torchtitan.models.dit_tts.{module}.time", made)
     return made
 
 
@@ -160,7 +168,8 @@ def test_rates_are_of_all_ranks_and_mfu_and_use_of_one(
         )
         metrics.skipped_batches, metrics.compiles = 3, 5
         metrics.count(MIXED, replaced=1)
-        metrics.log_step(1, 0.5, 1.25, 0.1)
+        metrics.collect(1, 0.1)
+        metrics.log(stats(1))
         metrics.peak, clock.now = None, clock.now + 1
         log(metrics, 2)
         assert metrics.max_memory_gib() == (1, 3)
@@ -217,6 +226,40 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     assert rows(tmp_path)[-1]["eta_seconds"] == pytest.approx(16 * 4.0)
 
 
+def test_a_step_is_logged_once_its_stats_are_known(tmp_path, one_process_group, clock):
+    """In the next one, on a GPU: with its own counts, losses and time. A bad step's count for the next row."""
+    metrics = started(tmp_path)
+
+    def collected(step: int) -> None:
+        metrics.count(ONE)
+        metrics.count_losses(torch.tensor([0.1]), torch.tensor([1.0 * step]), torch.tensor([1]))
+        clock.now += 2.0
+        metrics.data_loading_times.append(0.5)
+        metrics.collect(step, 0.1)
+
+    def next_step() -> None:
+        metrics.count(MIXED)
+        metrics.count_losses(torch.tensor([0.9]), torch.tensor([7.0]), torch.tensor([1]))
+        metrics.data_loading_times.append(1.0)
+        clock.now += 5.0
+
+    collected(1)
+    next_step()
+    metrics.log(stats(1))
+    metrics.log(stats(2))  # it was not to be logged
+    collected(3)
+    next_step()
+    metrics.log(stats(3, bad=True))
+    collected(3)
+    metrics.log(stats(3))
+    first, last = rows(tmp_path)
+    assert (first["samples_per_second"], first["data_loading_fraction"]) == (1 / 2, 0.25)
+    assert first["loss_by_time"] == [None, 1.0, *[None] * 8]
+    # Two batches of two samples, and step 3 twice, in 14 s.
+    assert (last["samples_per_second"], last["data_loading_fraction"]) == (6 / 14, 3 / 14)
+    assert last["loss_by_time"] == [None, 3.0, *[None] * 7, 7.0]
+
+
 def logged_scalars(folder, name: str) -> dict[int, float]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -229,10 +272,11 @@ def logged_scalars(folder, name: str) -> dict[int, float]:
 def test_the_critical_batch_is_kept_and_printed(tmp_path, one_process_group, caplog):
     caplog.set_level("INFO")
     metrics = started(tmp_path)
-    for step, batch in ((8, 2.5), (9, 4848.9), (10, None)):
+    for step, noise in ((8, [5.0, 2.0]), (9, [48489.0, 10.0]), (10, [-1.0, 2.0]), (11, None)):
         metrics.count(ONE)
-        metrics.log_step(step, 0.5, 1.25, 0.1, batch)
-    assert [row["critical_batch"] for row in rows(tmp_path)] == [2, 4849, None]
+        metrics.collect(step, 0.1, noise and torch.tensor(noise, dtype=torch.float64))
+        metrics.log(stats(step))
+    assert [row["critical_batch"] for row in rows(tmp_path)] == [2, 4849, None, None]
     assert "critical batch: 4,849 " in caplog.text and caplog.text.count("critical batch:") == 2
 
 

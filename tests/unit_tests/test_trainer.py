@@ -1,5 +1,5 @@
-"""The step of the trainer: what it computes, that the host waits for the device only where a step
-is logged, and that replicas exchange gradients once a step."""
+"""The step of the trainer: what it computes, that the host does not wait for the device, and that replicas exchange
+gradients once a step."""
 
 import copy
 import json
@@ -22,6 +22,7 @@ from tests.helpers.calls import Calls
 from tests.helpers.packed_batches import packed_batch
 from tests.helpers.small_models import one_rank, small_args
 from titan_tts.plan.states import DataParallelLayout, fake_process_group
+from torchtitan.models.dit_tts import metrics
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
 from torchtitan.models.dit_tts.forward_pass import measure
@@ -291,7 +292,9 @@ def test_a_packed_batch_has_the_losses_of_its_samples():
 
 
 @pytest.mark.long
-def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
+@pytest.mark.parametrize("logged", [False, True])
+def test_no_step_waits_for_the_device(monkeypatch, one_process_group, logged):
+    monkeypatch.setattr(metrics, "device_type", "meta")
     clip = dist_utils.clip_grad_norm_
     monkeypatch.setattr(  # the device "meta" has no foreach for it
         dist_utils, "clip_grad_norm_", lambda parameters, norm, foreach: clip(parameters, norm)
@@ -300,12 +303,50 @@ def test_no_step_waits_for_the_device_that_is_not_logged(monkeypatch):
     trainer = trainer_on("meta", one_rank())
     # It has no fused optimizer either, which reads the flag by itself.
     trainer.optimizers.step_unless = lambda *_: trainer.optimizers.step()
+    trainer.metrics_processor.should_log = lambda step: logged
+    trainer.run_folder = SimpleNamespace(set_state=lambda state, step: None)
     with NoWaiting():
         trainer.train_step(trainer.batch_generator(loaded()))
+        log = trainer.metrics_processor.log
+        trainer.metrics_processor.log = lambda stats: None if logged else log(stats)
         assert not trainer._settle(StepStats(2, 1, 1.0, 1.0, math.inf, math.inf, bad=False))
         with pytest.raises(AssertionError, match="the host waits"):  # in upstream's step
             Trainer.train_step(trainer, Trainer.batch_generator(trainer, loaded()))
     assert trainer.ema.num_updates == 1 and trainer.lr_schedulers.schedulers[0].last_epoch == 1
+
+
+@pytest.mark.long
+def test_a_step_that_is_logged_in_the_next_one_has_the_same_row(tmp_path, one_process_group):
+    """As on a GPU. The second batch is bad, so its step is made again of the third."""
+    found = []
+    for at_once in (True, False):
+        torch.manual_seed(0)
+        trainer = trainer_on("cpu", one_rank(), "--metrics.log_freq=1")
+        trainer.forward_pass.add_noise = problem
+        trainer.run_folder = SimpleNamespace(set_state=lambda state, step: None)
+        rows: list[dict] = []
+        trainer.metrics_processor.logs_at_once = lambda step, at_once=at_once: at_once
+        trainer.metrics_processor.metrics_file = SimpleNamespace(append=rows.append)
+        trainer.metrics_processor.start(0, tmp_path, trainer.metrics_processor.metrics_file)
+        trainer.step, batches = 0, []
+
+        def undo(bad: StepStats, trainer=trainer, batches=batches) -> None:
+            trainer.step = bad.step - 1
+            del batches[bad.global_batch :]
+            trainer.lr_schedulers.load_state_dict({"last_epoch": trainer.lr_epoch})
+
+        trainer._undo = undo
+        while trainer.step < 3:
+            trainer.step += 1
+            batches.append(step_data(len(batches) + 1))
+            if len(batches) == 2:
+                batches[1][1][0]["latents"][0] = math.nan
+            trainer.train_step(trainer.batch_generator(batches[-1]))
+        trainer._settle(trainer.divergence.read())
+        rows[1].pop("loss_by_time")  # that of the discarded work counts too
+        names = ("step", "loss", "grad_norm", "lr", "loss_by_time", "text_padding_fraction")
+        found.append([tuple(row.get(name) for name in names) for row in rows])
+    assert [row[0] for row in found[0]] == [1, 2, 3] and found[0] == found[1]
 
 
 @pytest.mark.long

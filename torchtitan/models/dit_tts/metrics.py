@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.infra.device_time import HostCopy, moment, seconds_between
+from torchtitan.models.dit_tts.infra.divergence import StepStats
+from torchtitan.models.dit_tts.infra.gradient_noise import critical_batch
 from torchtitan.models.dit_tts.infra.nvml import GpuMonitor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
@@ -81,11 +84,24 @@ def eta(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}"
 
 
+@dataclass
+class _Collected:
+    """What a step logs besides its loss, of this rank since the last logged step, and `values` of all ranks on
+    their way to the host: the counts, the losses by time (2, TIME_BINS), and the gradient noise (2,)."""
+
+    step: int
+    lr: float | torch.Tensor
+    counts: Counter[str]
+    losses: torch.Tensor | None
+    values: HostCopy
+    moment: Any
+
+
 class TTSMetricsProcessor(MetricsProcessor):
     """Upstream's processor with metrics for padded batches of speech.
 
-    `count` is called for each micro-batch; `log_step` sums over ranks what was counted since the last
-    logged step.
+    `count` is called for each micro-batch, `collect` at the end of a step to be logged, and `log` when the
+    host has the step's loss: on a GPU in the next step, whose work is queued by then.
     """
 
     job_config: JobConfig
@@ -116,6 +132,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """seconds that the run takes after `total_steps`, which then count its warm-up"""
         self.counts: Counter[str] = Counter()
         self._losses: torch.Tensor | None = None
+        self._collected: _Collected | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.gpu = GpuMonitor()
         self.compiles = 0
@@ -125,17 +142,20 @@ class TTSMetricsProcessor(MetricsProcessor):
         """on rank 0, from `start` on"""
         self.first_step = self.last_logged_step = 0
         self.start_time = time.perf_counter()
+        self._last_moment = moment()
+        self._excluded_seconds = 0.0
         self._max_memory_gib = 0.0, 0.0
 
     def start(self, resumed_step: int, folder: Path, metrics_file: JsonLines) -> None:
         """Called once a checkpoint is loaded, on every rank. `folder`: the run's, with config.toml
         and env.json.
         """
-        self.counts, self._losses = Counter(), None
+        self.counts, self._losses, self._collected = Counter(), None, None
         self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
-        self.start_time = self.time_last_log = time.perf_counter()
+        self.start_time, self._last_moment = time.perf_counter(), moment()
+        self._excluded_seconds = 0.0
         if self.metrics_file is not None or resumed_step >= self.total_steps:
             pass  # said already, or nothing is left to measure
         elif self.peak is None:
@@ -161,11 +181,18 @@ class TTSMetricsProcessor(MetricsProcessor):
 
     def should_log(self, step: int) -> bool:
         """Every step that is saved or validated is logged too."""
+        return super().should_log(step) or self._is_used(step)
+
+    def logs_at_once(self, step: int) -> bool:
+        """Whether the host waits for this step: what follows it waits too, or there is nothing to wait for."""
+        return device_type == "cpu" or step == self.first_step + 1 or self._is_used(step)
+
+    def _is_used(self, step: int) -> bool:
         checkpoint, validation = self.job_config.checkpoint, self.job_config.validation
         saved = checkpoint.enable and step % checkpoint.interval == 0
         freqs = (validation.freq, self.job_config.samples.freq) if validation.enable else ()
         validated = any(freq and step % freq == 0 for freq in freqs)
-        return super().should_log(step) or saved or validated or step == self.total_steps
+        return saved or validated or step == self.total_steps
 
     def count(self, batch: MicroBatch, replaced: int = 0) -> None:
         """Adds a micro-batch. `replaced`: corrupt samples that another one replaces, or that a
@@ -196,19 +223,9 @@ class TTSMetricsProcessor(MetricsProcessor):
         sums = (counted[:, :, None] * inside).sum(1)
         self._losses = sums if self._losses is None else self._losses + sums
 
-    def _losses_by_time(self) -> list[float | None]:
-        """The mean training loss of each tenth of the diffusion times since the last logged step, on all
-        ranks; None where there was no sample."""
-        sums = self._losses
-        if sums is None:
-            return []
-        self._sum_over_ranks(sums)
-        self._losses = None
-        return [loss / frames if frames else None for loss, frames in sums.T.tolist()]
-
     def exclude_time(self, seconds: float) -> None:
         """Excludes seconds, such as validation's, from the throughput."""
-        self.time_last_log += seconds
+        self._excluded_seconds += seconds
 
     def max_memory_gib(self) -> tuple[float, float]:
         """Maximum device memory that this rank has (allocated, reserved) since the process started, in
@@ -225,48 +242,68 @@ class TTSMetricsProcessor(MetricsProcessor):
         if mesh is not None:
             torch.distributed.all_reduce(sums, group=mesh.get_group())
 
-    def _counts_of_all_ranks(self) -> dict[str, float]:
-        if (gpu := self.gpu.read()) is not None:
-            self.counts.update(gpus=1, **asdict(gpu))
-        counted = [float(self.counts[name]) for name in _COUNTED]
-        sums = torch.tensor(counted, dtype=torch.float64, device=device_type)
-        self._sum_over_ranks(sums)
-        return dict(zip(_COUNTED, sums.tolist(), strict=True))
-
-    def log_step(
-        self,
-        step: int,
-        loss: float,
-        grad_norm: float,
-        lr: float | torch.Tensor | None = None,
-        critical_batch: float | None = None,
+    def collect(
+        self, step: int, lr: float | torch.Tensor, noise: torch.Tensor | None = None
     ) -> None:
-        """Logs a step; replaces upstream's `log`.
+        """Begins the log of a step, without a wait for the device.
 
         Args:
-            loss: mean over the valid frames of the global batch.
-            grad_norm: before clipping.
             lr: of the first optimizer; torchao's is a tensor.
-            critical_batch: as of `infra.gradient_noise`.
+            noise: as of `infra.gradient_noise`.
         """
-        now = time.perf_counter()
-        seconds = now - self.time_last_log
-        counts = self._counts_of_all_ranks()
+        if (gpu := self.gpu.read()) is not None:
+            self.counts.update(gpus=1, **asdict(gpu))
+        counts, losses, self.counts, self._losses = self.counts, self._losses, Counter(), None
+        counts["loading_seconds"] += sum(self.data_loading_times)  # type: ignore[assignment]
+        self.data_loading_times.clear()
+        counted = [float(counts[name]) for name in _COUNTED]
+        pinned = torch.tensor(counted, dtype=torch.float64, pin_memory=device_type == "cuda")
+        parts = [pinned.to(device_type, non_blocking=True)]
+        if losses is not None:
+            parts.append(losses.flatten().double())
+        sums = torch.cat(parts)
+        self._sum_over_ranks(sums)
+        if noise is not None:  # on the CPU where the optimizer is there
+            sums = torch.cat([sums, noise.to(sums.device, non_blocking=True)])
+        now = moment()  # before the copy, so that it has come when the copy is there
+        self._collected = _Collected(step, lr, counts, losses, HostCopy(sums), now)
+
+    def log(self, stats: StepStats) -> None:  # type: ignore[override]
+        """Logs the collected step, if there is one and `stats` are its own; replaces upstream's. What a bad step has
+        collected counts for the next one."""
+        collected, self._collected = self._collected, None
+        if collected is None:
+            return
+        if stats.bad:
+            self.counts.update(collected.counts)
+            parts = [each for each in (self._losses, collected.losses) if each is not None]
+            self._losses = sum(parts[1:], parts[0]) if parts else None
+            return
+        step, values = collected.step, collected.values.read()
+        counts = dict(zip(_COUNTED, values))
+        values = values[len(_COUNTED) :]
+        by_time: list[float | None] = []
+        if collected.losses is not None:
+            sums, values = values[: 2 * TIME_BINS], values[2 * TIME_BINS :]
+            pairs = zip(sums[:TIME_BINS], sums[TIME_BINS:])
+            by_time = [loss / frames if frames else None for loss, frames in pairs]
+        critical = critical_batch(*values) if values else None
+        seconds = seconds_between(self._last_moment, collected.moment) - self._excluded_seconds
         gpus, devices = counts["gpus"] or None, self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
         self._max_memory_gib = self._max_memory_with(memory)
         total = self.total_steps
         # In complete global batches: the steps of a batch ramp are shorter than those to come.
         first, done, all_batches = map(self._ramp.global_batches, (self.first_step, step, total))
-        mean_seconds = (now - self.start_time) / (done - first)
+        mean_seconds = (time.perf_counter() - self.start_time) / (done - first)
         remaining = (all_batches - done) * (self.step_seconds or mean_seconds) + self.seconds_after
         audio_seconds = counts["valid_frames"] / self.job_config.data.frames_per_second
         executed = counts["executed_flops"] / seconds / devices
         useful = counts["useful_flops"] / seconds / devices
         metrics: dict[str, Any] = {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "critical_batch": None if critical_batch is None else round(critical_batch),
+            "loss": stats.loss,
+            "grad_norm": stats.grad_norm,
+            "critical_batch": None if critical is None else round(critical),
             "samples_per_second": counts["samples"] / seconds,
             "audio_seconds_per_second": audio_seconds / seconds,
             "padded_frames_per_second": counts["padded_frames"] / seconds,
@@ -281,7 +318,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "compiled_shapes": len(self.shapes),
             "compiles": self.compiles,
             "seconds_per_step": seconds / (step - self.last_logged_step),
-            "data_loading_fraction": sum(self.data_loading_times) / seconds,
+            "data_loading_fraction": collected.counts["loading_seconds"] / seconds,
             "peak_memory_gib": memory.max_reserved_gib,
             "peak_allocated_gib": memory.max_active_gib,
             "progress": step / total,
@@ -289,12 +326,11 @@ class TTSMetricsProcessor(MetricsProcessor):
             # None without a known peak: an MFU against a guessed peak means nothing.
             "mfu": self.peak and executed / self.peak,
             "goodput_mfu": self.peak and useful / self.peak,
-            "lr": None if lr is None else float(lr),
+            "lr": float(collected.lr),
             "gpu_power_watts": gpus and counts["power_watts"] / gpus,
             "gpu_utilization": gpus and counts["utilization"] / gpus,
             "gpu_memory_used_gib": gpus and counts["memory_used_gib"] / gpus,
         }
-        by_time = self._losses_by_time()
         if self.trackers is not None:
             edges = [f"{number / TIME_BINS:.1f}" for number in range(TIME_BINS + 1)]
             named = {grouped(name): metrics[name] for name in metrics}
@@ -306,9 +342,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             self.metrics_file.append({"step": step, "time": time.time(), **metrics})
         self._print(step, metrics)
         self.last_logged_step = step
-        self.counts.clear()
-        self.data_loading_times.clear()
-        self.time_last_log = time.perf_counter()
+        self._last_moment, self._excluded_seconds = collected.moment, 0.0
         self.device_memory_monitor.reset_peak_stats()
 
     def samples(self, step: int) -> float:

@@ -313,7 +313,7 @@ class DiTTTSTrainer(Trainer):
         super().close()
 
     def train_step(self, data_iterator: Iterator[tuple[dict[str, Any], torch.Tensor]]) -> None:
-        """One step of the optimizer. Only logged steps read values from the device, and copies to it come from
+        """One step of the optimizer. Its values are read in the next step, and copies to the device come from
         pinned memory: so the host stays ahead, and the device does not wait for it."""
         self.step_ids = []
         self.micro_batch = 0
@@ -355,15 +355,11 @@ class DiTTTSTrainer(Trainer):
             self.lr_schedulers.step()
             self._mark("optimizer")
             if should_log:
-                stats = self.divergence.read()
-                assert stats is not None
-                if self._settle(stats):
-                    return
-                self._mark("optimizer")
-                critical = self.gradient_noise.critical_batch()
-                self.metrics_processor.log_step(
-                    self.step, stats.loss, stats.grad_norm, lr, critical
-                )
+                self.metrics_processor.collect(self.step, lr, self.gradient_noise.sums)
+                if self.metrics_processor.logs_at_once(self.step):
+                    if self._settle(self.divergence.read()):
+                        return
+                    self._mark("optimizer")
         if should_log:
             self.run_folder.set_state("running", self.step)
         if 1 < self.step == self.metrics_processor.first_step + 1:
@@ -385,6 +381,7 @@ class DiTTTSTrainer(Trainer):
             return False
         if self.benchmark is not None:
             self.benchmark.losses[stats.step] = stats.loss
+        self.metrics_processor.log(stats)
         if stats.bad:
             self._undo(stats)
             return True

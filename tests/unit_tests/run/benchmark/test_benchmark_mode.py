@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.members import ArrayMember
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra import device_time
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
     MicroBatch,
@@ -188,7 +189,8 @@ def test_conventions_are_what_they_say():
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(recorder_module, "time", made)
+    for module in (recorder_module, device_time):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 

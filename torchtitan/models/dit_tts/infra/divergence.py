@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW
+from torchtitan.models.dit_tts.infra.device_time import HostCopy
 
 WINDOW, RECENT = 128, 16
 """Number of steps for the spread, and of the last steps for the level"""
@@ -108,7 +109,7 @@ class DivergenceGuard:
         self.norms: deque[float] = deque(maxlen=WINDOW)
         self.recent: deque[float] = deque(maxlen=BAD_STEPS_WINDOW)
         self.lowest = math.inf
-        self._pending: tuple[StepStats, torch.Tensor, torch.cuda.Event | None] | None = None
+        self._pending: tuple[StepStats, HostCopy] | None = None
 
     def judge(
         self,
@@ -140,27 +141,17 @@ class DivergenceGuard:
         bad = (~good).float()
         if group is not None:
             dist.all_reduce(bad, dist.ReduceOp.MAX, group)
-        found = torch.cat([values, bad[None]])
         stats = StepStats(step, global_batch, math.nan, math.nan, loss_limit, norm_limit, bad=False)
-        event = None
-        if found.is_cuda:
-            on_host = torch.empty(3, pin_memory=True)
-            on_host.copy_(found, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            found = on_host
-        self._pending = stats, found, event
+        self._pending = stats, HostCopy(torch.cat([values, bad[None]]))
         return bad
 
     def read(self) -> StepStats | None:
         """The outcome of the last judged step, or None if it was read already. Waits for the device."""
         if self._pending is None:
             return None
-        known, found, event = self._pending
+        known, found = self._pending
         self._pending = None
-        if event is not None:
-            event.synchronize()
-        loss, norm, bad = found.tolist()
+        loss, norm, bad = found.read()
         stats = replace(known, loss=loss, grad_norm=norm, bad=bool(bad))
         self.recent.append(bad)
         if not bad:

@@ -25,12 +25,12 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 class GradientNoise:
-    """Averages over the last steps of a start, of tr Σ in samples and of |G|². Only `critical_batch` lets the host
-    wait for the device."""
+    """Averages over the last steps of a start, without a wait for the device."""
 
     def __init__(self) -> None:
         self._first: torch.Tensor | None = None
-        self._sums: torch.Tensor | None = None
+        self.sums: torch.Tensor | None = None
+        """(2,) of tr Σ in samples and of |G|², float64; None where nothing was measured"""
 
     def after_first(self, parameters: Iterable[nn.Parameter]) -> None:
         """Called after a step's first micro-batch of several. Nothing is measured under DDP and HSDP, whose replicas
@@ -55,12 +55,10 @@ class GradientNoise:
         noise = samples * (part - whole) / (micro_batches - 1)
         signal = (micro_batches * whole - part) / (micro_batches - 1)
         found = torch.stack([noise, signal]).double()
-        before = torch.zeros_like(found) if self._sums is None else self._sums
-        self._sums = torch.where(bad.bool(), before, _KEPT * before + found)
+        before = torch.zeros_like(found) if self.sums is None else self.sums
+        self.sums = torch.where(bad.bool(), before, _KEPT * before + found)
 
-    def critical_batch(self) -> float | None:
-        """B in samples; None where nothing was measured, or the noise hides G."""
-        if self._sums is None:
-            return None
-        noise, signal = self._sums.tolist()
-        return noise / signal if min(noise, signal) > 0 else None
+
+def critical_batch(noise: float, signal: float) -> float | None:
+    """B in samples, of `GradientNoise.sums`; None where the noise hides G."""
+    return noise / signal if min(noise, signal) > 0 else None

@@ -22,6 +22,7 @@ from torchtitan.models.dit_tts.errors import without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
+from torchtitan.models.dit_tts.infra.device_time import moment, seconds_between
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.run.benchmark import figures
@@ -93,11 +94,7 @@ class BenchmarkRecorder:
     def mark(self, part: str) -> None:
         """Assigns the time since the last mark to this part of the step. The host does not
         wait for the device."""
-        moment: Any = time.perf_counter()
-        if utils.device_type != "cpu":
-            moment = utils.device_module.Event(enable_timing=True)
-            moment.record()
-        self._marks.append((part, moment))
+        self._marks.append((part, moment()))
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -133,8 +130,7 @@ class BenchmarkRecorder:
         for marks in self._timed:
             parts.append(dict.fromkeys((*figures.PARTS, ""), 0.0))
             for (_, begin), (part, end) in itertools.pairwise(marks):
-                on_device = not isinstance(begin, float)
-                parts[-1][part] += begin.elapsed_time(end) / 1e3 if on_device else end - begin
+                parts[-1][part] += seconds_between(begin, end)
         return [sum(each.values()) for each in parts], parts
 
     def remaining_steps(self, step: int) -> int:
