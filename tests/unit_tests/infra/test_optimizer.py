@@ -17,8 +17,6 @@ from tests.helpers.small_models import assert_equal, full_inputs, initialized_mo
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import MAX_BETA2_BFLOAT16, Optimizer, Parallelism
 from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW
-from torchtitan.models.dit_tts.infra.matmul_weights import join_fused, matmul_weights, split_fused
-from torchtitan.models.dit_tts.infra.muon import Muon
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import _sum_gradients, apply_fsdp, write_sharded
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -281,45 +279,6 @@ def test_8bit_leaves_embeddings_to_float32_adamw():
     }
     assert kinds.pop("text_encoder.embedding.weight") is torch.optim.AdamW
     assert kinds and torch.optim.AdamW not in kinds.values()
-
-
-def test_fused_projections_split_into_their_matrices():
-    model = small_model()
-    block, products = model.layers[0], matmul_weights(model)
-    attention, mlp = block.attention, block.mlp
-    layouts = {
-        attention.qkv_gate: (2, 4, 32),
-        attention.text_kv: (2, 2, 32),
-        attention.speaker_kv: (2, 2, 32),
-        mlp.gate_and_up: (-1, 2, mlp.block),
-    }
-    for linear, layout in layouts.items():
-        x = torch.randn(3, linear.in_features)
-        fused = linear(x).unflatten(-1, layout)
-        for part, matrix in enumerate(split_fused(linear.weight, *products[linear])):
-            assert torch.allclose(x @ matrix.T, fused[:, :, part].flatten(1), atol=1e-4)
-    for linear, (parts, rows) in products.items():
-        assert torch.equal(join_fused(split_fused(linear.weight, parts, rows), rows), linear.weight)
-
-
-@pytest.mark.parametrize("shape", [(48, 16), (16, 48), (32, 32)])
-def test_muon_is_torchs_for_each_matrix(shape):
-    """Four matrices in one parameter move as four parameters of torch's own Muon do."""
-    torch.manual_seed(0)
-    apart = [nn.Parameter(torch.randn(shape)) for _ in range(4)]
-    fused = nn.Parameter(join_fused(torch.stack([p.detach() for p in apart]), 8))
-    mine = Muon([fused], lr=0.1, weight_decay=0.2, fused={fused: (4, 8)})
-    torchs = torch.optim.Muon(apart, lr=0.1, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
-    start = fused.detach().clone()
-    for _ in range(3):
-        for parameter in apart:
-            parameter.grad = torch.randn(shape)
-        fused.grad = join_fused(torch.stack([p.grad for p in apart]), 8)
-        mine.step()
-        torchs.step()
-    expected = join_fused(torch.stack([p.detach() for p in apart]), 8)
-    # Both iterate in bfloat16.
-    assert (fused - expected).norm() < 0.01 * (expected - start).norm()
 
 
 def save(optimizers: TTSOptimizers, folder) -> None:
