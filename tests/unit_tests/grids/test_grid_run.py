@@ -1,18 +1,13 @@
-"""How a grid is run and continued, with runs that end at once."""
+"""How a grid is run, listed and planned, with runs that end at once."""
 
 import json
 import re
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from tests.helpers.instant_runs import InstantRun, write_report
+from tests.helpers.instant_runs import AXES, order, start, states
 from titan_tts.cli import main
 from titan_tts.grids import grid_run, runner
 from titan_tts.grids.grid_file import read_grid
@@ -20,59 +15,8 @@ from titan_tts.grids.grid_run import GridRun
 from titan_tts.grids.search import largest_that_fits, smaller
 from titan_tts.launch import supervisor
 from titan_tts.launch.supervisor import Outcome, RunProcess
-from torchtitan.models.dit_tts.errors import InputError
 
-ROOT = Path(__file__).parents[3]
-DEBUG = ROOT / "train_configs" / "debug.toml"
-
-AXES = """
-[axes]
-layout = ["ddp", "fsdp"]
-batch = [1, 2, 4]
-"""
-
-
-def train(config, folder: Path):
-    """Two ranks with `seed` times their samples above 4 run out of memory."""
-    training, seed = config["training"], config["debug"].get("seed", 0)
-    with open(folder.parent / "order.txt", "a") as file:
-        file.write(f"{folder.name}\n")
-    if seed == 3:
-        return "failed", "why"
-    if training["local_batch_size"] * seed > 4:
-        return "oom", "no memory"
-    write_report(folder, training["local_batch_size"] * 2.0)
-    return "completed", ""
-
-
-@pytest.fixture(autouse=True)
-def no_training(monkeypatch):
-    """Returns the command and the memory of each run."""
-    given = []
-
-    def run(command, folder, log, memory_gib):
-        given.append((" ".join(command), memory_gib))
-        assert log == folder / "run.log"
-        return InstantRun(train, folder)
-
-    monkeypatch.setattr(runner, "RunProcess", run)
-    return given
-
-
-def start(folder: Path, axes: str = AXES, options: str = "", retried=()) -> GridRun:
-    path = folder / "mine.toml"
-    path.write_text(
-        f'[grid]\nconfig = "{DEBUG}"\ndump_folder = "{folder}"\ngpus = 2\n{options}\n{axes}'
-    )
-    return GridRun(read_grid(path), set(retried))
-
-
-def states(run: GridRun) -> dict[str, str]:
-    return {cell.name: run.runner.record(cell)["state"] for cell in run.all}
-
-
-def order(folder: Path) -> list[str]:
-    return (folder / "mine" / "order.txt").read_text().split()
+pytestmark = pytest.mark.usefixtures("no_training")
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:
@@ -143,105 +87,6 @@ def test_a_run_that_does_not_end(tmp_path, monkeypatch):
     assert record["state"] == "timeout" and "not completed in 0.01 minutes" in record["reason"]
 
 
-CHILD = """
-import json, sys, time
-time.sleep(0.7)
-folder = sys.argv[1]
-report = {"samples_per_second": 2.0, "mfu": None, "peak_reserved_gib": 1.0}
-json.dump(report, open(folder + "/benchmark.json", "w"))
-open(folder + "/../order.txt", "a").write(folder.rsplit("/")[-1] + "\\n")
-json.dump({"state": "completed", "time": time.time(), "error": ""}, open(folder + "/state.json", "w"))
-"""
-
-GRID = """
-# A shell starts what is in its background with SIGINT ignored.
-import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
-import sys; sys.path.insert(0, sys.argv[1])
-from titan_tts import install_overlay; install_overlay()
-from titan_tts.grids import runner
-runner.train_command = lambda config, *_, **__: [sys.executable, "-c", sys.argv[3], str(config.parent)]
-from titan_tts.cli import main; sys.exit(main(["ablate", sys.argv[2]]))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_grid_that_was_ended_continues(tmp_path, number):
-    """The run that it was at is run again; what was done before is not."""
-    start(tmp_path, AXES)  # writes the file
-    command = [sys.executable, "-c", GRID, str(ROOT), str(tmp_path / "mine.toml"), CHILD]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    while "[2/6]" not in process.stdout.readline():
-        assert process.poll() is None
-    time.sleep(0.3)  # in the third run
-    process.send_signal(number)
-    assert process.wait(60) != 0
-    run = start(tmp_path, AXES)
-    running = [
-        cell for cell in run.all if run.runner.record(cell).get("state") in ("running", "preempted")
-    ]
-    assert len(running) == 1
-    stopped = run.runner.record(running[0])["state"]
-    assert stopped == ("running" if number == signal.SIGKILL else "preempted")
-    done = order(tmp_path)
-    assert run.run("") == 0
-    assert set(states(run).values()) == {"completed"}
-    left = [name for name in order(tmp_path)[len(done) :]]
-    assert not set(done[:2]) & set(left) and running[0].name in left
-
-
-def test_two_commands_share_a_grid(tmp_path, capsys):
-    one, other = start(tmp_path), start(tmp_path)
-    with one._group_lock(one.all[0]) as mine:
-        assert mine
-        assert other.run("") == 0
-    said = capsys.readouterr().out
-    assert "3 completed, 3 waiting\n3 runs are in progress in another command, or remain\n" in said
-    assert {cell.axes["layout"] for cell in other.all if other.runner.record(cell)} == {"fsdp"}
-    assert one.run("") == 0 and len(order(tmp_path)) == 6
-
-
-@pytest.mark.long
-def test_runs_of_another_grid_are_not_taken_for_this_ones(tmp_path):
-    """Nor runs of another base config or with a corrupt record; nothing is removed."""
-    run = start(tmp_path)
-    run.run("")
-    with pytest.raises(InputError, match="or to other settings"):
-        start(tmp_path, AXES + "[settings]\noptimizer.lr = 0.5").run("")
-    with pytest.raises(InputError, match="to other settings"):
-        start(tmp_path, options="memory_gib = 1.0").run("")
-    other = tmp_path / "other.toml"
-    other.write_text(DEBUG.read_text().replace("n_layers = 2", "n_layers = 1"))
-    file = tmp_path / "mine.toml"
-    start(tmp_path)
-    file.write_text(file.read_text().replace(str(DEBUG), str(other)))
-    with pytest.raises(InputError, match="or to other settings"):
-        GridRun(read_grid(file), set()).run("")
-    (run.all[0].folder / "run.json").write_text('{"form')
-    with pytest.raises(InputError, match="belongs to another run"):
-        start(tmp_path).run("")
-    assert (run.all[0].folder / "benchmark.json").exists()
-
-
-@pytest.mark.long
-def test_a_kill_while_an_interrupted_run_is_removed_leaves_its_record(tmp_path, monkeypatch):
-    run = start(tmp_path)
-    run.run("")
-    folder = run.all[0].folder
-    run.runner.keep(run.all[0], Outcome("running", "", 0.0), None)
-
-    def killed(*_) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as context:
-        context.setattr(run.runner, "keep", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run.run("")
-    assert {path.name for path in folder.iterdir()} == {"run.json", "run.lock"}
-    assert start(tmp_path).run("") == 0
-
-
 def test_the_time_that_is_left_is_that_of_the_runs_that_remain(tmp_path, monkeypatch, capsys):
     """By the mean of the runs of this start: 3 of 6 are done, then one takes 100 s and one 300."""
     run, seconds = start(tmp_path), iter([100.0, 300.0, 0.0])
@@ -282,38 +127,12 @@ def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
     assert (tmp_path / "mine/analysis/summary.csv").exists()
 
 
-def test_a_run_of_an_earlier_start_is_waited_for(tmp_path, monkeypatch):
-    """Its process writes into the folder until it has ended."""
-    run = start(tmp_path)
-    run.run("")
-    run.runner.keep(run.all[0], Outcome("running", "", 0.0), None)
-    monkeypatch.setattr(runner.Runner, "lock_seconds", 0.1)
-    with FileLock(run.all[0].folder / "run.lock"):
-        with pytest.raises(InputError, match="still runs in it"):
-            start(tmp_path).run("")
-    assert (run.all[0].folder / "benchmark.json").exists()
-    assert start(tmp_path).run("") == 0
-
-
 def test_a_trial_that_fails_does_not_end_the_grid(tmp_path):
     run = start(tmp_path, '[axes]\n"debug.seed" = [3, 2]\nbatch = ["auto"]')
     assert run.run("") == 1
     failed, found = (run.runner.record(cell) for cell in run.all)
     assert failed["state"] == "failed" and "the trial of batch 8" in failed["reason"]
     assert found["state"] == "completed" and found["factors"]["batch"] == 2
-
-
-def test_a_folder_that_is_no_run_of_a_grid_is_left_alone(tmp_path):
-    """But for what a start killed in its first write leaves."""
-    run = start(tmp_path)
-    file = run.all[0].folder / "state.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("{}")
-    with pytest.raises(InputError, match="belongs to another run"):
-        run.run("")
-    assert file.read_text() == "{}"
-    file.rename(file.with_name(".run.json.0123.tmp"))
-    assert run.run("") == 0
 
 
 def test_what_the_plan_knows_not_to_fit_is_not_tried(tmp_path, monkeypatch):

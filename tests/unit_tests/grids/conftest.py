@@ -1,0 +1,20 @@
+"""Grids whose runs end at once."""
+
+import pytest
+
+from tests.helpers.instant_runs import InstantRun, train
+from titan_tts.grids import runner
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Returns the command and the memory of each run."""
+    given = []
+
+    def run(command, folder, log, memory_gib):
+        given.append((" ".join(command), memory_gib))
+        assert log == folder / "run.log"
+        return InstantRun(train, folder)
+
+    monkeypatch.setattr(runner, "RunProcess", run)
+    return given
