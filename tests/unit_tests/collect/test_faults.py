@@ -1,0 +1,226 @@
+"""What fails, is killed or is damaged: nothing is lost, half done or done twice, and the sentence names it."""
+
+import json
+import random
+import resource
+import shutil
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.helpers.collecting import COUNT, analyzed_jobs, queue_of, read_rows, seconds, tree
+from tests.helpers.sentences import refused
+from titan_tts.collect import run_workers, worker
+from titan_tts.collect.collection import write_collection
+from titan_tts.collect.folder import read_recording
+from titan_tts.collect.queue import Queue
+from tools.harness import stand_in_analyzer
+from tools.harness.stand_in_analyzer import RATE, StandIn
+from torchtitan.models.dit_tts.errors import InputError
+
+
+def test_a_recording_that_fails_is_listed_and_may_be_tried_again(
+    source, output, collect, capsys, monkeypatch
+):
+    (source / "broken.mp3").write_bytes(b"ID3 no audio")
+    assert collect(source, output, "--attempts", "2") == 1
+    said = capsys.readouterr().out
+    assert (
+        "recordings 6 of 7" in " ".join(said.split())
+        and "broken.mp3: the audio cannot be decoded" in said
+    )
+    assert "broken.mp3" in (output / "report.html").read_text()
+    calls = []
+    decode = worker.decode
+    monkeypatch.setattr(worker, "decode", lambda path: calls.append(path) or decode(path))
+    assert collect(source, output) == 1 and calls == []
+    assert collect(source, output, "--retry-dead", "--attempts", "2") == 1 and len(calls) == 2
+
+
+def test_an_error_that_is_not_the_recordings_ends_the_process_and_not_the_job(
+    source, output, collect, monkeypatch
+):
+    failing = iter(
+        [RuntimeError("CUDA error"), None, MemoryError(), InputError("a plug-in failed")]
+    )
+    analyze = StandIn.analyze
+
+    def fail_sometimes(self, *arguments):
+        if (error := next(failing, None)) is not None:
+            raise error
+        return analyze(self, *arguments)
+
+    monkeypatch.setattr(StandIn, "analyze", fail_sometimes)
+    opened = []
+    monkeypatch.setattr(stand_in_analyzer, "stand_in", lambda *a: opened.append(a) or StandIn(0))
+    assert collect(source, output) == 0
+    assert len(opened) == 4  # each failure ends a process
+    assert queue_of(output).counts()["done"] == COUNT
+
+
+@pytest.mark.parametrize("when", ["analyzed", "renamed"])
+def test_a_worker_that_is_killed_leaves_nothing_half_done(
+    source, output, collect, monkeypatch, when
+):
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if when == "analyzed":
+            patch.setattr(worker, "write_recording", die)
+        else:
+            patch.setattr(Queue, "done", die)
+        with pytest.raises(Killed):
+            collect(source, output)
+    complete = [path.name for path in (output / "files").glob("*")]
+    assert len(complete) == (when == "renamed")
+    assert not (output / "collection.jsonl").exists()
+    assert collect(source, output) == 0
+    analyzed = analyzed_jobs(output)
+    assert len(analyzed) == COUNT - len(complete) and not analyzed & set(complete)
+    whole = output.with_name("whole")
+    collect(source, whole)
+    assert tree(whole / "files") == tree(output / "files")
+    assert (whole / "collection.jsonl").read_bytes() == (output / "collection.jsonl").read_bytes()
+    assert not list((output / "partial").glob("*"))
+
+
+def test_what_kills_the_command_again_and_again_is_left_out(source, output, collect, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    analyze, largest = StandIn.analyze, max(map(seconds, source.glob("*.wav")))
+
+    def die_of_the_largest(self, samples, *others):
+        if len(samples) // RATE == largest:
+            raise Killed
+        return analyze(self, samples, *others)
+
+    monkeypatch.setattr(StandIn, "analyze", die_of_the_largest)
+    poisonous = sum(seconds(path) == largest for path in source.glob("*.wav"))
+    for _ in range(2 * poisonous):
+        with pytest.raises(Killed):
+            collect(source, output, "--attempts", "2")
+    assert collect(source, output, "--attempts", "2") == 1
+    assert queue_of(output).counts()["dead"] == poisonous
+    assert queue_of(output).counts()["done"] == COUNT - poisonous
+
+
+def test_a_job_that_is_dead_and_has_its_folder_is_done(source, output, collect):
+    collect(source, output)
+    queue_of(output).move([next(iter(queue_of(output).jobs()))], "done", "dead")
+    assert collect(source, output) == 0 and queue_of(output).counts()["done"] == COUNT
+
+
+@pytest.mark.parametrize("how", ["full", "silently"])
+def test_a_disk_that_fails_is_no_fault_of_a_recording(
+    source, output, collect, monkeypatch, capsys, how
+):
+    write, limits = worker.write_recording, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_a_full_disk(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with monkeypatch.context() as patch:
+        if how == "full":
+            patch.setattr(worker, "write_recording", on_a_full_disk)
+        else:
+            patch.setattr(Path, "write_bytes", lambda path, content: path.touch())
+        for _ in range(3):
+            assert collect(source, output, "--attempts", "1") == 2
+            said = capsys.readouterr().err
+            assert "cannot be written" in said and "free space" in said
+    assert queue_of(output).counts()["pending"] == COUNT
+    assert collect(source, output) == 0
+
+
+def test_a_worker_that_lost_its_claim_writes_nothing(source, output, collect, monkeypatch):
+    analyze, late = StandIn.analyze, []
+
+    def be_overtaken(self, *arguments):
+        if not late:
+            late.append(1)
+            other = queue_of(output)
+            other.release_claims("worker")
+            claim = other.claim("other", 3600)
+            other.done(claim, 0.0, {})
+        return analyze(self, *arguments)
+
+    monkeypatch.setattr(StandIn, "analyze", be_overtaken)
+    collect(source, output)
+    # The one that was overtaken has its folder all the same: both would make the same.
+    assert queue_of(output).counts()["done"] == COUNT and len(analyzed_jobs(output)) == COUNT - 1
+    assert len(read_rows(output)) == sum(seconds(path) for path in source.glob("*.wav"))
+
+
+def test_what_is_missing_in_files_is_made_again(source, output, collect):
+    collect(source, output)
+    files, rows = tree(output / "files"), read_rows(output)
+    shutil.rmtree(next((output / "files").iterdir()))
+    (output / "queue.sqlite").unlink()
+    assert collect(source, output) == 0
+    assert (tree(output / "files"), read_rows(output)) == (files, rows)
+
+
+def test_a_worker_that_ends_with_status_2_and_says_nothing_is_replaced(monkeypatch):
+    def started(job, device, count):
+        errors, theirs = Pipe(duplex=False)
+        theirs.close()
+        process = SimpleNamespace(exitcode=2, terminate=int, join=int)
+        return {"w": run_workers._Worker(process, errors, device)}
+
+    monkeypatch.setattr(run_workers, "_started", started)
+    monkeypatch.setattr(run_workers, "interrupt_on_signals", lambda: None)
+    queue = SimpleNamespace(fail_claims=lambda *a: 0, release_claims=lambda name: None)
+    run = lambda: run_workers.run_here(None, ["cpu"], 1, queue, lambda: None)  # noqa: E731
+    refused(run, "workers end before they have a job", "status 2")
+
+
+def damages(folder: Path, rng: random.Random) -> str:
+    """Does something to a recording's folder that a bad disk or a hand could do."""
+    path = folder / "segments.jsonl"
+    lines, kind = (
+        path.read_text().splitlines(),
+        rng.choice(["shuffle", "drop", "double", "audio", "swap"]),
+    )
+    one, other = rng.sample(range(len(lines)), 2)
+    records = [json.loads(line) for line in lines]
+    if kind == "shuffle":
+        lines[one], lines[other] = lines[other], lines[one]
+    elif kind == "drop":
+        del lines[one]
+    elif kind == "double":
+        lines.insert(other, lines[one])
+    elif kind == "audio":
+        (folder / f"{records[one]['id']}.flac").unlink()
+    else:  # a text with the times of one and the audio of another
+        records[one]["audio"] = records[other]["audio"]
+        lines = [json.dumps(record) for record in records]
+    path.write_text("\n".join(lines) + "\n")
+    return kind
+
+
+def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect):
+    collect(source, output)
+    folders = [f for f in (output / "files").iterdir() if len(list(f.glob("*.flac"))) > 1]
+    seen = set()
+    for number in range(40):
+        rng = random.Random(number)
+        folder = rng.choice(folders)
+        kept = tree(folder)
+        seen.add(damages(folder, rng))
+        refused(lambda: read_recording(folder, folder.name), folder.name)
+        refused(lambda: write_collection(output), folder.name)
+        for name, content in kept.items():
+            (folder / name).write_bytes(content)
+    assert len(seen) == 5
+    write_collection(output)
