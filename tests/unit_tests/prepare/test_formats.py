@@ -1,55 +1,23 @@
 """Every format's reader: what it lists, how it is recognized, and which mistakes it names."""
 
-import datetime
-import hashlib
 import json
 import os
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow
 import pytest
-import soundfile
-from pyarrow import parquet
 
 from tests.helpers import speech_corpora as corpora
+from tests.helpers.corpus_items import items_of, listed, problems_of, table_of, write_tone
 from tests.helpers.tars import write_tar
-from titan_tts.prepare.audio_reader import Loader, ReadyLatents
-from titan_tts.prepare.formats import open_corpus, table
-from titan_tts.prepare.listing import Plan, list_items, source_digest, usable_items
-from titan_tts.prepare.recordings import Item, Unusable, make_item, plain, sample_key
+from titan_tts.prepare.audio_reader import Loader
+from titan_tts.prepare.formats import open_corpus
+from titan_tts.prepare.listing import Plan, source_digest, usable_items
+from titan_tts.prepare.recordings import Item, Unusable
 from titan_tts.prepare.settings import Options
 from tools.harness.http_server import FolderServer
-from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def recordings():
-    return corpora.speech(each=2)
-
-
-def listed(source: Path | str, **options) -> list[Item | Unusable]:
-    return [item for item, *_ in list_items(open_corpus(Options(str(source), "", **options)))]
-
-
-def items_of(source: Path | str, **options) -> list[Item]:
-    reader = open_corpus(Options(str(source), "", **options))
-    return list(usable_items(reader, str(source), "raise", Plan()))
-
-
-def problems_of(source: Path | str) -> list[Unusable]:
-    return [one for one in listed(source) if isinstance(one, Unusable)]
-
-
-def item_of(row: dict, key: str = "k", **options) -> Item | Unusable:
-    return make_item(row, key, {}, Options("", "", **options))
-
-
-def tone(path: Path, seconds: float = 0.1) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, corpora.tone(seconds), 16_000)
 
 
 @pytest.mark.long
@@ -81,7 +49,7 @@ def test_folders_of_recordings(recordings, tmp_path):
     wanted = [item for item in items if item.metadata["subset"] == "train-clean-100"]
     assert [item.metadata for item in subset] == [item.metadata for item in wanted]
     (root / "circle").symlink_to(root)
-    tone(root / "train-clean-100/slt/7/mute.wav")
+    write_tone(root / "train-clean-100/slt/7/mute.wav")
     assert "no mute.normalized.txt beside it" in problems_of(root)[-1].sentence
 
 
@@ -91,7 +59,7 @@ def test_text_that_is_not_utf8_is_unusable(tmp_path):
     tree = tmp_path / "libri/train-clean/s/1"
     for folder in (tmp_path, lj / "wavs", tree):
         for name in "ab":
-            tone(folder / f"{name}.wav")
+            write_tone(folder / f"{name}.wav")
     (tree / "a.normalized.txt").write_text("Café")
     (tree / "b.normalized.txt").write_bytes("Café".encode("cp1252"))
     members = good_members() | {"x.json": b'{"speaker": "s"}', "x.txt": "Café".encode()}
@@ -115,8 +83,8 @@ def test_text_that_is_not_utf8_is_unusable(tmp_path):
 
 
 def test_manifest_as_nemo_writes_it(tmp_path):
-    tone(tmp_path / "long.wav", 2.0)
-    tone(tmp_path / "sub/whole.v2.wav", 1.0)
+    write_tone(tmp_path / "long.wav", 2.0)
+    write_tone(tmp_path / "sub/whole.v2.wav", 1.0)
     whole = str(tmp_path / "sub/whole.v2.wav")
     part = {"audio_filepath": "long.wav", "text": "a", "duration": 0.25, "speaker": 7}
     rows = [
@@ -139,7 +107,7 @@ def test_manifest_as_nemo_writes_it(tmp_path):
 
 def test_a_manifest_names_references(tmp_path):
     for name in ("said.wav", "ann.wav", "bob.wav"):
-        tone(tmp_path / name)
+        write_tone(tmp_path / name)
     manifest = tmp_path / "m.jsonl"
 
     def listed_with(reference: object) -> Item | Unusable:
@@ -164,21 +132,6 @@ def test_a_manifest_names_references(tmp_path):
         assert sentence in listed_with(wrong).sentence
     (tmp_path / "m.csv").write_text("audio,text,speaker,reference\nsaid.wav,a,x,ann.wav\n")
     assert listed(tmp_path / "m.csv")[0].audio["references"] == ["ann.wav"]
-
-
-def table_of(tmp_path: Path, **columns: object) -> Path:
-    rows = {"text": ["x"], "speaker": ["s"]} | columns
-    parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
-    return tmp_path / "t.parquet"
-
-
-def test_rows_of_a_table_are_read_in_any_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "_ROWS_AT_ONCE", 2)
-    path = tmp_path / "t.parquet"
-    parquet.write_table(pyarrow.table({"path": list(range(10))}), path, row_group_size=5)
-    cursor = table.TableCursor(str(path), ("path",))
-    places = [(0, 4), (0, 1), (1, 3), (1, 2), (0, 0), (0, 1)]
-    assert [cursor.row(*place)["path"].as_py() for place in places] == [4, 1, 8, 7, 0, 1]
 
 
 ROW = '{"audio": "a.wav", "text": "x", "speaker": "s"}'
@@ -210,7 +163,7 @@ BAD_SOURCES = [
 
 @pytest.mark.parametrize("name, content, message", BAD_SOURCES)
 def test_bad_sources(name, content, message, tmp_path):
-    tone(tmp_path / "a.wav")
+    write_tone(tmp_path / "a.wav")
     path = tmp_path / name
     if name == "t.parquet":
         table_of(tmp_path, **content)
@@ -224,57 +177,9 @@ def test_bad_sources(name, content, message, tmp_path):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-SHARD_ROW = {
-    "key": ["a"],
-    "frames": pyarrow.array([1], pyarrow.int32()),
-    "latents": [bytes(256)],
-    "reference_frames": pyarrow.array([0], pyarrow.int32()),
-    "reference": [b""],
-    "metadata": ['{"text": "a", "speaker": "s"}'],
-}
-
-
-def test_rows_of_a_foreign_shard(tmp_path):
-    def path(rows):
-        parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
-        return tmp_path / "t.parquet"
-
-    assert items_of(path(SHARD_ROW))[0].key == "a"
-    for name in SHARD_ROW:
-        rows = {other: values for other, values in SHARD_ROW.items() if other != name}
-        if name != "latents":
-            with pytest.raises(InputError, match=f"its column {name} is missing, not "):
-                items_of(path(rows))
-            with pytest.raises(InputError, match=f"its column {name} is double, not "):
-                items_of(path(rows | {name: [1.5]}))
-        if name not in ("latents", "reference"):
-            nulls = pyarrow.array([None], pyarrow.table(SHARD_ROW)[name].type)
-            [found] = problems_of(path(rows | {name: nulls}))
-            assert "has nulls" in found.sentence
-    large = pyarrow.array([bytes(256)], pyarrow.large_binary())
-    with pytest.raises(InputError, match="its column latents is large_binary, not binary"):
-        items_of(path(SHARD_ROW | {"latents": large}))
-
-
-@pytest.mark.parametrize(
-    "cell, message",
-    [
-        ([], "has no frame"),
-        ([float("nan")] * 128, "not finite"),
-        ([None] * 128, "nulls"),
-        ([0.0] * 100, "not a multiple of the 128"),
-    ],
-)
-def test_bad_latents(cell, message, tmp_path):
-    column = pyarrow.array([cell], pyarrow.list_(pyarrow.float32()))
-    (item,) = items_of(table_of(tmp_path, latents=column))
-    with pytest.raises(InputError, match=message):
-        Loader(str(tmp_path)).load(item.audio, 128)
-
-
 def test_quotes_in_lists(tmp_path):
     for name in "abc":
-        tone(tmp_path / f"{name}.wav")
+        write_tone(tmp_path / f"{name}.wav")
     # Common Voice does not quote: a quote is a character of the text.
     path = tmp_path / "cv.tsv"
     rows = 's\ta.wav\t"Hello there\ns\tb.wav\t"Hi," he said\ns\tc.wav\tthird"\n'
@@ -385,132 +290,8 @@ def test_corrupt_tars_are_noticed(tmp_path):
     assert sum(isinstance(one, Unusable) for one in found) == 2  # the header, and its recording
 
 
-def test_table_of_audio(recordings, tmp_path):
-    recordings = recordings[:7]
-    folder = corpora.write_parquet(tmp_path / "t", recordings)
-    items = items_of(folder)
-    assert [item.key for item in items] == [f"all-00000-of-00001-{n:08d}" for n in range(7)]
-    assert [item.text for item in items] == [one.text for one in recordings]
-    assert {item.speaker for item in items} == {"0", "1"} and "audio" not in items[0].metadata
-    loader = Loader(str(folder))
-    for number in (0, 1, 6, 3):  # forwards, backwards, over row groups
-        samples = loader.load(items[number].audio, 128).samples[:, 0]
-        np.testing.assert_allclose(samples, recordings[number].samples, atol=1e-4)
-    assert items_of(folder / "all-00000-of-00001.parquet") == items
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_table_of_latents(recordings, flat, tmp_path):
-    folder = corpora.write_latents_table(tmp_path / "t", recordings[:5], flat)
-    loader = Loader(str(folder))
-    for item, one in zip(items_of(folder), recordings[:5], strict=True):
-        loaded = loader.load(item.audio, 128)
-        assert isinstance(loaded, ReadyLatents) and item.key == one.key
-        assert loaded.latents.shape == (-(-len(one.samples) // 640), 128)
-        np.testing.assert_array_equal(loaded.reference, loaded.latents[:10])
-
-
-@pytest.mark.parametrize("bytes_type", ["null", "binary"])
-def test_table_of_paths_and_split_by_file(bytes_type, tmp_path):
-    tone(tmp_path / "data/clips/a.wav")
-    struct = {"audio": {"bytes": None, "path": "clips/a.wav"}, "text": "one", "speaker": "s"}
-    flat = {"path": "clips/a.wav", "text": "two", "speaker": "s", "blob": b"\0", "key": "k"}
-    for name, row in (("train-0.parquet", struct), ("test-0.parquet", flat)):
-        table = pyarrow.Table.from_pylist([row])
-        if row is struct:
-            audio = pyarrow.struct({"bytes": bytes_type, "path": "string"})
-            table = table.set_column(0, "audio", table["audio"].cast(audio))
-        parquet.write_table(table, tmp_path / "data" / name)
-    items = items_of(tmp_path)
-    named = [(item.key, item.split) for item in items]
-    assert named == [("k", "heldout"), ("train-0-00000000", "train")]
-    assert "blob" not in items[0].metadata and items[0].audio == {"file": "clips/a.wav"}
-    (tmp_path / "data/clips/a.wav").unlink()
-    assert len(problems_of(tmp_path)) == 2
-
-
-def test_splits_by_folder(tmp_path):
-    row = {"audio": b"x", "text": "one", "speaker": "s"}
-    names = ("default/test/0", "default/train/0", "test-clean/data-0", "valentina/0")
-    for number, name in enumerate(names):
-        path = tmp_path / "tests" / f"{name}.parquet"
-        path.parent.mkdir(parents=True)
-        parquet.write_table(pyarrow.Table.from_pylist([row | {"id": str(number)}]), path)
-    splits = {item.key: item.split for item in items_of(tmp_path / "tests")}
-    assert splits == {"0": "heldout", "1": "train", "2": "heldout", "3": "train"}
-    # Folders above the source do not count.
-    assert items_of(tmp_path / "tests/valentina")[0].split == "train"
-    assert items_of(tmp_path / "tests/valentina/0.parquet")[0].split == "train"
-    assert items_of(f"{tmp_path}/tests/*/data-*.parquet")[0].split == "heldout"
-
-
-def test_keys_splits_and_values():
-    names = ("./a/b.c.d", "/abs/x", "../../v1.2/x", "naïve", "/", "bad\udcff")
-    keys = ["a/b_c_d", "abs/x", "v1_2/x", "naïve", "_", "bad\\udcff"]
-    assert [sample_key(name) for name in names] == keys
-    names = "train train-clean-360 Training dev-other test validation heldout x".split()
-    assert [split_of(name) for name in names] == ["train"] * 3 + ["heldout"] * 4 + [None]
-    value = {"a": float("inf"), 1: (b"x", datetime.date(2024, 5, 1)), "c": np.float64(2.5)}
-    assert plain(value) == {"a": None, "1": [None, "2024-05-01"], "c": 2.5}
-
-
-def test_columns_become_an_item():
-    item = item_of({"said": "x", "who": 3}, text_column="said", speaker_column="who", language="de")
-    assert (item.text, item.speaker, item.metadata["language"]) == ("x", "3", "de")
-    assert Item.from_json(item.to_json()) == item
-    own = item_of({"text": "x", "speaker": "s", "locale": "fr"}, language="de")
-    assert own.metadata["language"] == "fr"  # the option is for rows without one
-    rows = ({"speaker": "ann"}, {"speaker": ""}, {}, {"speaker_id": 7}, {"speaker": 3.0})
-    items = [item_of({"text": "x"} | row, speaker="someone") for row in rows]
-    assert [item.speaker for item in items] == ["ann", "someone", "someone", "7", "3"]
-    assert all(item.metadata["speaker"] == item.speaker for item in items)
-    for speaker in (3.5, True, " "):
-        assert isinstance(item_of({"text": "x", "speaker": speaker}), Unusable)
-    item = item_of({"sentence": "a", "text": "b", "client_id": "c", "speaker": "d"})
-    assert (item.text, item.speaker) == ("b", "d")  # not the row's first
-
-
-@pytest.mark.parametrize(
-    "key, pattern, speaker",
-    [
-        ("p225_001", "^([^_]+)_", "p225"),
-        ("x/007/a", r"(x)/(?P<speaker>\d+)", "007"),  # the group of that name, else the first
-        ("a_b_1", r"_(\w+)_", "b"),  # anywhere in the key
-        ("p225_001", r"^(\d+)_", None),
-        ("p225_001", r"p(x)?", None),
-    ],
-)
-def test_speakers_from_the_key(key, pattern, speaker):
-    item = item_of({"text": "x"}, key, speaker_pattern=pattern, speaker="other")
-    assert (item.speaker, item.metadata["speaker"]) == (speaker or "other",) * 2
-    given = item_of({"text": "x", "speaker_id": 7}, key, speaker_pattern=pattern)
-    assert given.speaker == "7"  # a column goes first
-    if speaker is None:
-        unusable = item_of({"text": "x"}, key, speaker_pattern=pattern)
-        assert f"--speaker-pattern = {pattern!r} finds none in its key" in unusable.sentence
-
-
-@pytest.mark.parametrize("by", ["utterance", "speaker"])
-def test_the_split_is_drawn_by_seed_and_given_ones_stay(by):
-    def split(number: int, seed: int, **row: str) -> str:
-        row = {"text": "x", "speaker": f"s{number // 2}"} | row
-        options = {"heldout_by": by, "heldout_fraction": 0.3, "seed": seed}
-        return item_of(row, f"k{number}", **options).split
-
-    for seed in (0, 1):
-        found = [split(n, seed) for n in range(200)]
-        for number, one in enumerate(found):
-            name = f"s{number // 2}" if by == "speaker" else f"k{number}"
-            digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-            drawn = int.from_bytes(digest[:8], "little") / 2**64
-            assert one == ("heldout" if drawn < 0.3 else "train")
-        assert 30 < found.count("heldout") < 80
-    assert {split(n, 0, split="train-clean") for n in range(50)} == {"train"}
-    assert {split(n, 0, split="test-other") for n in range(50)} == {"heldout"}
-
-
 def test_layouts_are_recognized_or_named(tmp_path):
-    tone(tmp_path / "a.wav")
+    write_tone(tmp_path / "a.wav")
     refused = [("", "auto", "has no known layout"), ("nowhere", "auto", "does not exist")]
     refused += [("", "mp3", "known are auto, ljspeech"), ("", "ljspeech", "no metadata.csv")]
     refused += [("", "table", "holds no .parquet"), ("{c,d}.tar", "auto", "c.tar does not exist")]

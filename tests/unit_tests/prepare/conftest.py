@@ -1,0 +1,8 @@
+import pytest
+
+from tests.helpers import speech_corpora as corpora
+
+
+@pytest.fixture(scope="session")
+def recordings():
+    return corpora.speech(each=2)

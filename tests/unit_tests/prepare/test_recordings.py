@@ -1,0 +1,80 @@
+"""A row becomes an item: its key, text, speaker, split and metadata."""
+
+import datetime
+import hashlib
+
+import numpy as np
+import pytest
+
+from titan_tts.prepare.recordings import Item, Unusable, make_item, plain, sample_key
+from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.data.heldout import split_of
+
+
+def item_of(row: dict, key: str = "k", **options) -> Item | Unusable:
+    return make_item(row, key, {}, Options("", "", **options))
+
+
+def test_keys_splits_and_values():
+    names = ("./a/b.c.d", "/abs/x", "../../v1.2/x", "naïve", "/", "bad\udcff")
+    keys = ["a/b_c_d", "abs/x", "v1_2/x", "naïve", "_", "bad\\udcff"]
+    assert [sample_key(name) for name in names] == keys
+    names = "train train-clean-360 Training dev-other test validation heldout x".split()
+    assert [split_of(name) for name in names] == ["train"] * 3 + ["heldout"] * 4 + [None]
+    value = {"a": float("inf"), 1: (b"x", datetime.date(2024, 5, 1)), "c": np.float64(2.5)}
+    assert plain(value) == {"a": None, "1": [None, "2024-05-01"], "c": 2.5}
+
+
+def test_columns_become_an_item():
+    item = item_of({"said": "x", "who": 3}, text_column="said", speaker_column="who", language="de")
+    assert (item.text, item.speaker, item.metadata["language"]) == ("x", "3", "de")
+    assert Item.from_json(item.to_json()) == item
+    own = item_of({"text": "x", "speaker": "s", "locale": "fr"}, language="de")
+    assert own.metadata["language"] == "fr"  # the option is for rows without one
+    rows = ({"speaker": "ann"}, {"speaker": ""}, {}, {"speaker_id": 7}, {"speaker": 3.0})
+    items = [item_of({"text": "x"} | row, speaker="someone") for row in rows]
+    assert [item.speaker for item in items] == ["ann", "someone", "someone", "7", "3"]
+    assert all(item.metadata["speaker"] == item.speaker for item in items)
+    for speaker in (3.5, True, " "):
+        assert isinstance(item_of({"text": "x", "speaker": speaker}), Unusable)
+    item = item_of({"sentence": "a", "text": "b", "client_id": "c", "speaker": "d"})
+    assert (item.text, item.speaker) == ("b", "d")  # not the row's first
+
+
+@pytest.mark.parametrize(
+    "key, pattern, speaker",
+    [
+        ("p225_001", "^([^_]+)_", "p225"),
+        ("x/007/a", r"(x)/(?P<speaker>\d+)", "007"),  # the group of that name, else the first
+        ("a_b_1", r"_(\w+)_", "b"),  # anywhere in the key
+        ("p225_001", r"^(\d+)_", None),
+        ("p225_001", r"p(x)?", None),
+    ],
+)
+def test_speakers_from_the_key(key, pattern, speaker):
+    item = item_of({"text": "x"}, key, speaker_pattern=pattern, speaker="other")
+    assert (item.speaker, item.metadata["speaker"]) == (speaker or "other",) * 2
+    given = item_of({"text": "x", "speaker_id": 7}, key, speaker_pattern=pattern)
+    assert given.speaker == "7"  # a column goes first
+    if speaker is None:
+        unusable = item_of({"text": "x"}, key, speaker_pattern=pattern)
+        assert f"--speaker-pattern = {pattern!r} finds none in its key" in unusable.sentence
+
+
+@pytest.mark.parametrize("by", ["utterance", "speaker"])
+def test_the_split_is_drawn_by_seed_and_given_ones_stay(by):
+    def split(number: int, seed: int, **row: str) -> str:
+        row = {"text": "x", "speaker": f"s{number // 2}"} | row
+        options = {"heldout_by": by, "heldout_fraction": 0.3, "seed": seed}
+        return item_of(row, f"k{number}", **options).split
+
+    for seed in (0, 1):
+        found = [split(n, seed) for n in range(200)]
+        for number, one in enumerate(found):
+            name = f"s{number // 2}" if by == "speaker" else f"k{number}"
+            digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+            drawn = int.from_bytes(digest[:8], "little") / 2**64
+            assert one == ("heldout" if drawn < 0.3 else "train")
+        assert 30 < found.count("heldout") < 80
+    assert {split(n, 0, split="train-clean") for n in range(50)} == {"train"}
+    assert {split(n, 0, split="test-other") for n in range(50)} == {"heldout"}

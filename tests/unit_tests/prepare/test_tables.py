@@ -1,0 +1,128 @@
+"""Tables of audio, of latents and of paths, and the shards of other programs."""
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tests.helpers import speech_corpora as corpora
+from tests.helpers.corpus_items import items_of, problems_of, table_of, write_tone
+from titan_tts.prepare.audio_reader import Loader, ReadyLatents
+from titan_tts.prepare.formats import table
+from torchtitan.models.dit_tts.errors import InputError
+
+
+def test_rows_of_a_table_are_read_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "_ROWS_AT_ONCE", 2)
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"path": list(range(10))}), path, row_group_size=5)
+    cursor = table.TableCursor(str(path), ("path",))
+    places = [(0, 4), (0, 1), (1, 3), (1, 2), (0, 0), (0, 1)]
+    assert [cursor.row(*place)["path"].as_py() for place in places] == [4, 1, 8, 7, 0, 1]
+
+
+SHARD_ROW = {
+    "key": ["a"],
+    "frames": pyarrow.array([1], pyarrow.int32()),
+    "latents": [bytes(256)],
+    "reference_frames": pyarrow.array([0], pyarrow.int32()),
+    "reference": [b""],
+    "metadata": ['{"text": "a", "speaker": "s"}'],
+}
+
+
+def test_rows_of_a_foreign_shard(tmp_path):
+    def path(rows):
+        parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
+        return tmp_path / "t.parquet"
+
+    assert items_of(path(SHARD_ROW))[0].key == "a"
+    for name in SHARD_ROW:
+        rows = {other: values for other, values in SHARD_ROW.items() if other != name}
+        if name != "latents":
+            with pytest.raises(InputError, match=f"its column {name} is missing, not "):
+                items_of(path(rows))
+            with pytest.raises(InputError, match=f"its column {name} is double, not "):
+                items_of(path(rows | {name: [1.5]}))
+        if name not in ("latents", "reference"):
+            nulls = pyarrow.array([None], pyarrow.table(SHARD_ROW)[name].type)
+            [found] = problems_of(path(rows | {name: nulls}))
+            assert "has nulls" in found.sentence
+    large = pyarrow.array([bytes(256)], pyarrow.large_binary())
+    with pytest.raises(InputError, match="its column latents is large_binary, not binary"):
+        items_of(path(SHARD_ROW | {"latents": large}))
+
+
+@pytest.mark.parametrize(
+    "cell, message",
+    [
+        ([], "has no frame"),
+        ([float("nan")] * 128, "not finite"),
+        ([None] * 128, "nulls"),
+        ([0.0] * 100, "not a multiple of the 128"),
+    ],
+)
+def test_bad_latents(cell, message, tmp_path):
+    column = pyarrow.array([cell], pyarrow.list_(pyarrow.float32()))
+    (item,) = items_of(table_of(tmp_path, latents=column))
+    with pytest.raises(InputError, match=message):
+        Loader(str(tmp_path)).load(item.audio, 128)
+
+
+def test_table_of_audio(recordings, tmp_path):
+    recordings = recordings[:7]
+    folder = corpora.write_parquet(tmp_path / "t", recordings)
+    items = items_of(folder)
+    assert [item.key for item in items] == [f"all-00000-of-00001-{n:08d}" for n in range(7)]
+    assert [item.text for item in items] == [one.text for one in recordings]
+    assert {item.speaker for item in items} == {"0", "1"} and "audio" not in items[0].metadata
+    loader = Loader(str(folder))
+    for number in (0, 1, 6, 3):  # forwards, backwards, over row groups
+        samples = loader.load(items[number].audio, 128).samples[:, 0]
+        np.testing.assert_allclose(samples, recordings[number].samples, atol=1e-4)
+    assert items_of(folder / "all-00000-of-00001.parquet") == items
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_table_of_latents(recordings, flat, tmp_path):
+    folder = corpora.write_latents_table(tmp_path / "t", recordings[:5], flat)
+    loader = Loader(str(folder))
+    for item, one in zip(items_of(folder), recordings[:5], strict=True):
+        loaded = loader.load(item.audio, 128)
+        assert isinstance(loaded, ReadyLatents) and item.key == one.key
+        assert loaded.latents.shape == (-(-len(one.samples) // 640), 128)
+        np.testing.assert_array_equal(loaded.reference, loaded.latents[:10])
+
+
+@pytest.mark.parametrize("bytes_type", ["null", "binary"])
+def test_table_of_paths_and_split_by_file(bytes_type, tmp_path):
+    write_tone(tmp_path / "data/clips/a.wav")
+    struct = {"audio": {"bytes": None, "path": "clips/a.wav"}, "text": "one", "speaker": "s"}
+    flat = {"path": "clips/a.wav", "text": "two", "speaker": "s", "blob": b"\0", "key": "k"}
+    for name, row in (("train-0.parquet", struct), ("test-0.parquet", flat)):
+        table = pyarrow.Table.from_pylist([row])
+        if row is struct:
+            audio = pyarrow.struct({"bytes": bytes_type, "path": "string"})
+            table = table.set_column(0, "audio", table["audio"].cast(audio))
+        parquet.write_table(table, tmp_path / "data" / name)
+    items = items_of(tmp_path)
+    named = [(item.key, item.split) for item in items]
+    assert named == [("k", "heldout"), ("train-0-00000000", "train")]
+    assert "blob" not in items[0].metadata and items[0].audio == {"file": "clips/a.wav"}
+    (tmp_path / "data/clips/a.wav").unlink()
+    assert len(problems_of(tmp_path)) == 2
+
+
+def test_splits_by_folder(tmp_path):
+    row = {"audio": b"x", "text": "one", "speaker": "s"}
+    names = ("default/test/0", "default/train/0", "test-clean/data-0", "valentina/0")
+    for number, name in enumerate(names):
+        path = tmp_path / "tests" / f"{name}.parquet"
+        path.parent.mkdir(parents=True)
+        parquet.write_table(pyarrow.Table.from_pylist([row | {"id": str(number)}]), path)
+    splits = {item.key: item.split for item in items_of(tmp_path / "tests")}
+    assert splits == {"0": "heldout", "1": "train", "2": "heldout", "3": "train"}
+    # Folders above the source do not count.
+    assert items_of(tmp_path / "tests/valentina")[0].split == "train"
+    assert items_of(tmp_path / "tests/valentina/0.parquet")[0].split == "train"
+    assert items_of(f"{tmp_path}/tests/*/data-*.parquet")[0].split == "heldout"
