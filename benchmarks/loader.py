@@ -32,11 +32,11 @@ import torch  # noqa: E402
 import xxhash  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from benchmarks.bucket_batches import Batch  # noqa: E402
 from benchmarks.contenders import (  # noqa: E402
     COPY,
     OURS,
     Archives,
-    Batch,
     Pass,
     check_installed,
     make_contenders,
