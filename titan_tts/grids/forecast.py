@@ -11,7 +11,8 @@ from titan_tts.grids.cells import Cell
 from titan_tts.plan.calibration import load_factor
 from titan_tts.plan.devices import Cluster, Device, check_device, device_of, find_device, with_peak
 from titan_tts.plan.memory import Activations
-from titan_tts.plan.plan import Planner, estimated_buckets, longest_batches
+from titan_tts.plan.plan import estimated_buckets
+from titan_tts.plan.planner import Planner, longest_batches
 from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError

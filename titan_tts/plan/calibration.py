@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from titan_tts.plan.devices import Cluster, check_device, device_of, with_peak
-from titan_tts.plan.plan import Batches, Planner
+from titan_tts.plan.planner import Batches, Planner
 from titan_tts.plan.step_time import GUESS, MEASURED_ERROR, Factor
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.manager import config_from_dict

@@ -6,7 +6,8 @@ from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import CONTEXT_BYTES, FRAGMENTED_FRACTION
 from titan_tts.plan.parameters import total
-from titan_tts.plan.plan import Plan, Step, Summary
+from titan_tts.plan.plan import Plan
+from titan_tts.plan.planner import Step, Summary
 from titan_tts.plan.states import UnshardedWeights
 from titan_tts.plan.step_time import Collective, Factor, Interval, scaled
 from torchtitan.models.dit_tts.config.job_config import JobConfig

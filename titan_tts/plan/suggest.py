@@ -18,7 +18,8 @@ from tqdm import tqdm
 from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.devices import ACCELERATOR, Cluster, check_device
 from titan_tts.plan.memory import MemoryNeed, memory_need
-from titan_tts.plan.plan import Batches, Planner, TimedStep, estimated_buckets
+from titan_tts.plan.plan import estimated_buckets
+from titan_tts.plan.planner import Batches, Planner, TimedStep
 from titan_tts.plan.states import DataParallelLayout
 from titan_tts.plan.step_time import Factor
 from titan_tts.tables import aligned

@@ -15,8 +15,9 @@ from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.calibration import Comparison
 from titan_tts.plan.devices import Cluster
 from titan_tts.plan.memory import Activations
-from titan_tts.plan.plan import Batches, Planner, estimated_buckets, make_plan
+from titan_tts.plan.plan import estimated_buckets, make_plan
 from titan_tts.plan.plan_command import Options
+from titan_tts.plan.planner import Batches, Planner
 from titan_tts.plan.report import plan_lines
 from titan_tts.plan.step_time import GUESS
 from torchtitan.models.dit_tts.model.flops import Lengths, repeated_flops, training_flops
