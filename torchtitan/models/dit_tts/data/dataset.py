@@ -14,15 +14,18 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
-from tqdm import tqdm
 
 from torchtitan.models.dit_tts.data import members
-from torchtitan.models.dit_tts.data.index import ShardIndex, load_index
+from torchtitan.models.dit_tts.data.index import (
+    ShardIndex,
+    count_corrupt_samples,
+    joined_labels,
+    load_indexes,
+)
 from torchtitan.models.dit_tts.data.local_reader import ExtentTable, LocalFiles, SampleExtents, fill
 from torchtitan.models.dit_tts.data.members import LABELS
 from torchtitan.models.dit_tts.data.remote_cache import Extent, RangeReader
@@ -31,8 +34,6 @@ from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, user_cache_folder, without_shard_suffix
 
-# Threads that wait on disks or servers while indexes are opened.
-_LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
 # Without the checks of `json.loads`, which take as long as a sample's JSON: the index made them.
 _decode_json = json.JSONDecoder().raw_decode
 
@@ -93,7 +94,7 @@ def open_dataset(
             f"[data] path names {twice} twice; give each shard once, and set [data] weights to draw one "
             "dataset more often"
         )
-    indexes = _load_indexes(tar_paths, part)
+    indexes = load_indexes(tar_paths, part)
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if len(index) and index.channels != latent_channels:
             raise InputError(
@@ -107,21 +108,6 @@ def open_dataset(
     dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader, verbatim)
     _judge_problems(dataset, on_error, max_corrupt_fraction)
     return dataset
-
-
-def _load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardIndex]:
-    number, count = part
-    first = len(tar_paths) * number // count
-    rotated = tar_paths[first:] + tar_paths[:first]
-    openers = _REMOTE_OPENERS if any(map(is_remote, tar_paths)) else _LOCAL_OPENERS
-    with ThreadPoolExecutor(min(openers, len(tar_paths)), thread_name_prefix="index") as pool:
-        loading = pool.map(load_index, rotated)
-        # Stored indexes need no bar.
-        bar = tqdm(
-            loading, "opening shards", len(rotated), unit="shard", delay=2, disable=number > 0
-        )
-        indexes = list(bar)
-    return indexes[len(indexes) - first :] + indexes[: len(indexes) - first]
 
 
 def _judge_problems(dataset: "Dataset", on_error: str, max_corrupt_fraction: float) -> None:
@@ -156,8 +142,7 @@ class Dataset:
         digests: of each shard's contents, SHA-256.
         characters: the distinct characters of all texts, in ascending order.
         problems: (tar path, problem) of all that the indexes leave out.
-        corrupt_samples: how many samples that are. A tar that is itself corrupt is taken to have had
-            as many samples as the others, by their median.
+        corrupt_samples: how many samples that are, as `count_corrupt_samples` estimates.
         shard_names: of each shard as `sample_id` has it.
         fingerprint: of names and contents, of no times and no folders: a copied dataset is the
             same dataset.
@@ -201,7 +186,7 @@ class Dataset:
         self._reader = reader
         self._files = LocalFiles(self.tar_paths, self.tar_bytes)
         self._remote = [is_remote(tar_path) for tar_path in tar_paths]
-        self._labels = {name: _joined_labels(indexes, name) for name in LABELS}
+        self._labels = {name: joined_labels(indexes, name) for name in LABELS}
         texts = [index.characters for index in indexes]
         texts += [index.verbatim_characters for index in indexes if verbatim]
         self.characters = "".join(sorted(set().union(*texts)))
@@ -210,7 +195,7 @@ class Dataset:
             for tar_path, index in zip(tar_paths, indexes, strict=True)
             for problem in index.problems
         ]
-        self.corrupt_samples = _corrupt_samples(indexes)
+        self.corrupt_samples = count_corrupt_samples(indexes)
         self.digests = [index.digest for index in indexes]
         digest = hashlib.sha256()
         for tar_path, shard_digest in zip(tar_paths, self.digests, strict=True):
@@ -398,27 +383,3 @@ def _shard_names(tar_paths: list[str]) -> list[str]:
     while len(set(names := ["/".join(part[-depth:]) for part in parts])) < len(parts):
         depth += 1
     return names
-
-
-def _joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:
-    """Each shard's codes of a label, in the codes of one table for all."""
-    table: dict[str, int] = {}
-    codes = []
-    for index in indexes:
-        values = index.labels[name]
-        joined = [table.setdefault(value, len(table)) for value in values]
-        mapping = np.array([*joined, -1], np.int32)  # code -1 takes the last
-        codes.append(mapping[index.columns[f"{name}_code"]])
-    return np.concatenate(codes), list(table)
-
-
-def _corrupt_samples(indexes: Sequence[ShardIndex]) -> int:
-    """See `Dataset.corrupt_samples`."""
-    torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
-    pairs = list(zip(indexes, torn, strict=True))
-    complete = [len(index) + len(index.problems) for index, is_torn in pairs if not is_torn]
-    usual = int(np.median(complete)) if complete else max(map(len, indexes))
-    return sum(
-        max(len(index.problems), usual - len(index)) if is_torn else len(index.problems)
-        for index, is_torn in pairs
-    )

@@ -15,11 +15,14 @@ import io
 import json
 import os
 import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import xxhash
+from tqdm import tqdm
 
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.members import LABELS
@@ -41,6 +44,8 @@ _MAGIC = b"TTSINDEX"
 _HEADER = struct.Struct("<QQQqQQQ")
 _PREFIX_BYTES = len(_MAGIC) + 8
 _COLUMN_KEY_BYTES = 32 + 8  # SHA-256 of the index, XXH3 of the stored array
+# Threads that wait on disks or servers while indexes are opened.
+_LOCAL_OPENERS, _REMOTE_OPENERS = 8, 32
 
 
 @dataclass(frozen=True)
@@ -286,4 +291,45 @@ def _parse_sidecar(data: bytes) -> ShardIndex | None:
         characters=extras["characters"],
         verbatim_characters=extras["verbatim_characters"],
         problems=tuple(Problem(*problem) for problem in extras["problems"]),
+    )
+
+
+def load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardIndex]:
+    """The indexes of several shards. `part`: see `open_dataset`."""
+    number, count = part
+    first = len(tar_paths) * number // count
+    rotated = tar_paths[first:] + tar_paths[:first]
+    openers = _REMOTE_OPENERS if any(map(is_remote, tar_paths)) else _LOCAL_OPENERS
+    with ThreadPoolExecutor(min(openers, len(tar_paths)), thread_name_prefix="index") as pool:
+        loading = pool.map(load_index, rotated)
+        # Stored indexes need no bar.
+        bar = tqdm(
+            loading, "opening shards", len(rotated), unit="shard", delay=2, disable=number > 0
+        )
+        indexes = list(bar)
+    return indexes[len(indexes) - first :] + indexes[: len(indexes) - first]
+
+
+def joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray, list[str]]:
+    """Each shard's codes of a label, in the codes of one table for all."""
+    table: dict[str, int] = {}
+    codes = []
+    for index in indexes:
+        values = index.labels[name]
+        joined = [table.setdefault(value, len(table)) for value in values]
+        mapping = np.array([*joined, -1], np.int32)  # code -1 takes the last
+        codes.append(mapping[index.columns[f"{name}_code"]])
+    return np.concatenate(codes), list(table)
+
+
+def count_corrupt_samples(indexes: Sequence[ShardIndex]) -> int:
+    """Corrupt samples of shards. A tar that is itself corrupt is taken to have had as many samples as the others, by
+    their median."""
+    torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
+    pairs = list(zip(indexes, torn, strict=True))
+    complete = [len(index) + len(index.problems) for index, is_torn in pairs if not is_torn]
+    usual = int(np.median(complete)) if complete else max(map(len, indexes))
+    return sum(
+        max(len(index.problems), usual - len(index)) if is_torn else len(index.problems)
+        for index, is_torn in pairs
     )
