@@ -97,9 +97,9 @@ class RunCheckpointer(CheckpointManager):
     def save_now(self, step: int) -> None:
         """A complete checkpoint of this step, written before the call returns; nothing where it was
         saved already."""
-        if not self.writes or self.saved_step == step:
-            return self.wait()
         self.wait()
+        if not self.writes or self.saved_step == step:
+            return
         states = self._flattened_model_states_sd()
         self.dcp_save(states, self._create_checkpoint_id(step), AsyncMode.DISABLED)
         self._purge_stale_checkpoints()
@@ -143,20 +143,18 @@ class RunCheckpointer(CheckpointManager):
         self.run_folder.saved_step = self.saved_step
         return None
 
-    def wait(self) -> None:
-        """Waits for a save that is still under way."""
-        if self.enable:
-            self._async_wait()
-
     def _async_wait(self) -> None:
-        if self.save_future is None:
+        """Waits for a save that is still under way."""
+        future, self.save_future = getattr(self, "save_future", None), None
+        if future is None:
             return
-        future, self.save_future = self.save_future, None
         try:
             future.result()
         except (CheckpointException, OSError, RuntimeError) as error:
             raise self._save_error(error) from error
         self.run_folder.saved_step = self.saved_step
+
+    wait = _async_wait
 
     def _save_error(self, error: BaseException) -> Exception:
         """The error of a failed save for the user; what it has written is removed."""
@@ -208,11 +206,10 @@ class RunCheckpointer(CheckpointManager):
             self.purge_queue.put(str(leaving))
 
     def close(self) -> None:
-        if getattr(self, "save_future", None) is not None:
-            try:  # the process may end because of another error
-                self._async_wait()
-            except (InputError, RuntimeError) as error:
-                logger.error(str(error))
+        try:  # the process may end because of another error
+            self._async_wait()
+        except (InputError, RuntimeError) as error:
+            logger.error(str(error))
         super().close()
 
     # Loading
