@@ -32,7 +32,7 @@ FAMILY_LAYERS = [
         "run.teacher",
     },
     {"metrics", "run.checkpointing", "run.benchmark", "run.rollback"},
-    {"forward_pass"},
+    {"forward_pass", "run.messages"},
     {"validation"},
     {"train_spec", "trainer"},
     {"main"},

@@ -35,11 +35,11 @@ from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.run.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
+from torchtitan.models.dit_tts.run.messages import log_end, log_start
 from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter, save_bad_step
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.run.teacher import build_teacher, distillation
@@ -93,9 +93,8 @@ class DiTTTSTrainer(Trainer):
         self.config = resolve(config, view.encoder.vocab_size, view.training.steps)
         self.benchmark: BenchmarkRecorder | None = None
         if config.benchmark.enable:
-            trained = (p for p in self.model_parts[0].parameters() if p.requires_grad)
-            parameters = sum(parameter.numel() for parameter in trained)
-            metrics = self.metrics_processor
+            model, metrics = self.model_parts[0], self.metrics_processor
+            parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
             self.benchmark = BenchmarkRecorder(
                 self.config,
                 self.model_args,
@@ -173,36 +172,9 @@ class DiTTTSTrainer(Trainer):
 
     def _begin(self) -> None:
         """Brings the run folder to the loaded step."""
-        steps = self.config.training.steps
-        if self.step >= steps:
-            logger.info(
-                f"The run is complete: step {self.step} of {steps}; nothing is left to train"
-            )
-        else:
-            sizes = [(p.numel(), p.requires_grad) for p in self.model_parts[0].parameters()]
-            trained, total = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
-            parameters = (
-                f"{trained:,} of {total:,} parameters"
-                if trained < total
-                else f"{total:,} parameters"
-            )
-            device = self.metrics_processor.device_memory_monitor.device_name
-            last = "the benchmark's end" if self.benchmark is not None else steps
-            logger.info(
-                f"Training {self.config.model.flavor} ({parameters}) from step "
-                f"{self.step + 1} to {last} on {self.parallel_dims.world_size} x {device}; run folder: "
-                f"{self.run_folder.path}"
-            )
-            narrow = self.config.training.mixed_precision_param == "bfloat16"
-            if narrow and not multiplies_bfloat16(self.device):
-                logger.warning(
-                    "bfloat16 is many times slower than float32 on this CPU, which has no instructions for it; "
-                    "stop and add --training.mixed_precision_param float32"
-                )
-            if not self.checkpointer.writes and self.benchmark is None:
-                checkpoint = self.config.checkpoint
-                key = "load_only = true" if checkpoint.enable else "enable = false"
-                logger.warning(f"Nothing will be saved: [checkpoint] {key}")
+        name = self.metrics_processor.device_memory_monitor.device_name
+        devices = f"{self.parallel_dims.world_size} x {name}"
+        log_start(self.checkpointer, self.model_parts[0], self.step, self.device, devices)
         self.run_folder.confirm(self.config)
         self.run_folder.write_ranks(self.ranks)
         self._continue_from_step()
@@ -300,13 +272,7 @@ class DiTTTSTrainer(Trainer):
             self._settle(self.divergence.read())  # the loss of the last step
         self.checkpointer.wait()
         if self.step > self.metrics_processor.first_step:
-            checkpoint = self.config.checkpoint
-            folder = self.run_folder.path / checkpoint.folder
-            saved = f"checkpoint: {folder}/step-{self.step}"
-            where = saved if self.checkpointer.writes else "nothing was saved"
-            best = self.checkpointer.best_step
-            kept = f"; best step: {best} (--step best)" if best is not None else ""
-            logger.info(f"Trained to step {self.step}; {where}{kept}")
+            log_end(self.checkpointer, self.step)
 
     def close(self) -> None:
         self.dataloader.close()
