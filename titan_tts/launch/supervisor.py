@@ -4,7 +4,6 @@ The outcome comes from the run's `state.json` and the file of its error, never f
 imported: a supervisor starts at once and leaves the memory to the runs.
 """
 
-import json
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE
+from torchtitan.models.dit_tts.files import read_json
 from torchtitan.models.dit_tts.run.launcher import RANK_VARIABLES, die_with_parent
 
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
@@ -68,15 +68,6 @@ def kill_tree(process: subprocess.Popen) -> None:
     with suppress(ProcessLookupError):  # processes that an ended leader left in its group
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if the file is missing, incomplete or of another kind."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def train_command(

@@ -24,10 +24,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from titan_tts.prepare.recordings import json_object
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import sync_folder, write_atomic
+from torchtitan.models.dit_tts.files import read_json, sync_folder, write_atomic
 
 RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
@@ -67,20 +66,9 @@ def locked(output: Path) -> Iterator[Path]:
         raise InputError(cannot_write(folder, error)) from None
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where none can be read."""
-    try:
-        return json_object(path.read_bytes())
-    except OSError:
-        return None
-
-
 def read_record(output: Path) -> dict[str, Any] | None:
     """The prepare.json of this command, of any version; None where there is none."""
-    record = _read_json(output / RECORD_NAME) or {}
-    kinds = {"version": int, "settings": dict, "shards": dict}
-    known = all(isinstance(record.get(name), kind) for name, kind in kinds.items())
-    return record if known else None
+    return read_json(output / RECORD_NAME, version=int, settings=dict, shards=dict) or None
 
 
 def is_empty(folder: Path) -> bool:
@@ -99,7 +87,7 @@ def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
     """Set the work folder up for `state`, or find it set up; with `overwrite` other work is removed."""
     record = read_record(folder)
     # Without its state.json a folder was killed in the last steps of `finish`.
-    earlier = _read_json(folder / STATE_NAME) or record
+    earlier = read_json(folder / STATE_NAME) or record
     if earlier is not None and (change := _change(earlier, state)) and not overwrite:
         raise InputError(
             f"{folder}: holds the work of an earlier run {change}; pass --overwrite to drop it, or "

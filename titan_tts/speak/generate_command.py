@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from titan_tts.launch.supervisor import read_json
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.request_lists import STANDARD_INPUT, Request, read_requests, read_text
 from titan_tts.speak.sampling_options import (
@@ -23,7 +22,7 @@ from titan_tts.speak.sampling_options import (
 )
 from torchtitan.models.dit_tts.config.trust import chosen_scorer
 from torchtitan.models.dit_tts.errors import InputError, check_range, show
-from torchtitan.models.dit_tts.files import check_writable
+from torchtitan.models.dit_tts.files import check_writable, read_json
 from torchtitan.models.dit_tts.run.launcher import launcher_number
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_cut
 

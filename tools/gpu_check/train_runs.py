@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from titan_tts.launch.supervisor import RunProcess, read_json, train_command
+from titan_tts.launch.supervisor import RunProcess, train_command
 from tools.gpu_check.items import NotMeasured
 from tools.gpu_check.settings import ROOT, Settings
+from torchtitan.models.dit_tts.files import read_json
 
 _CONFIGS = {
     "debug": "debug.toml",

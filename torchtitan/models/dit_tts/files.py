@@ -62,6 +62,16 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """A JSON object with values of these kinds; empty if the file is missing, incomplete or of another kind."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known = isinstance(found, dict) and all(isinstance(found.get(k), kinds[k]) for k in kinds)
+    return found if known else {}
+
+
 class JsonLines:
     """A file of one JSON object per line, each with its `step`."""
 
