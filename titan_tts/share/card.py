@@ -22,12 +22,15 @@ def card(options: PushOptions) -> str:
     found = state["figures"] if is_audio else figures(options.folder)
     sizes = files(folder)
     kind = "Parquet" if next(iter(sizes)).endswith(PARQUET) else "tar"
-    hours = {split or "speech": hours for split, hours in found["hours"].items()}
+    hours = {
+        f"hours of {split or 'speech'}": _FILL_IN if each is None else f"{each:,.3f}"
+        for split, each in found["hours"].items()
+    }
     table = {
         "languages": named(found["languages"], _SHOWN) or _FILL_IN,
         "speakers": f"{found['speakers']:,}" if found["speakers"] else "not named",
         "samples": f"{found['samples']:,}",
-        **{f"hours of {split}": f"{each:,.3f}" for split, each in hours.items()},
+        **hours,
         "codec": found["codec"] or _FILL_IN,
         "sample rate": f"{found['sample_rate']:,} Hz" if found["sample_rate"] else _FILL_IN,
         "size": f"{sum(sizes.values()) / 1e9:,.3f} GB in {len(sizes):,} {kind} files",
@@ -41,9 +44,9 @@ def card(options: PushOptions) -> str:
         ]
     else:
         about = "Speech as latents of a codec with texts, for titan-tts, which trains from here without a download before."
-        table["latents"] = (
-            f"{found['channels']} channels, {found['frames_per_second']:g} frames per second"
-        )
+        rate = found["frames_per_second"]
+        frames = f"{rate:g} frames per second" if rate else f"frames per second {_FILL_IN}"
+        table["latents"] = f"{found['channels']} channels, {frames}"
         table["references"] = (
             f"{found['references']:,} stored" if found["references"] else "drawn in training"
         )

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.prepare.recordings import SPLITS, json_object
+from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.work_folder import RECORD_NAME, read_record
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset, shard_name
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.members import VERBATIM
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
+from torchtitan.models.dit_tts.files import read_json
 from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 STATE_NAME = "export.json"
-_DEFAULT_FRAME_RATE = 25.0
 # A string in JSON; not the phonemes "/a/".
 _ABSOLUTE_PATH = re.compile(
     r'(?<!\\)"((file:|~)?/([^"/]+"|[^"]+/[^"]+")|[A-Za-z]:(/|\\\\)|\\\\\\\\)'
@@ -84,27 +84,25 @@ def private_columns(metadata: Mapping[str, Any]) -> list[str]:
 
 def read_state(folder: Path) -> dict[str, Any] | None:
     """What an export's folder was made from and how; None where it is none."""
-    try:
-        return json_object((folder / STATE_NAME).read_bytes())
-    except OSError:
-        return None
+    return read_json(folder / STATE_NAME) or None
 
 
-def figures(data: str) -> dict[str, Any]:
-    """What the indexes of a dataset of latents tell, as JSON."""
+def figures(data: str, rate: float | None = None) -> dict[str, Any]:
+    """What the indexes of a dataset of latents tell, as JSON. `rate`: of the latents' frames, where the codec is known;
+    else it is prepare.json's, and without one the hours are not known."""
     shards = shards_of(data)
     dataset = open_shards(shards.values())
     splits = np.array([os.path.dirname(name) for name in shards])[dataset.shard]
     languages, speakers = (sorted(dataset.labels(each)[1]) for each in ("language", "speaker"))
     records = recorded_codecs(data)
     record = json.loads(Path(records[0].path).read_text()) if records else {}
-    rate = record.get("frames_per_second", _DEFAULT_FRAME_RATE)
+    rate = rate or record.get("frames_per_second")
     return {
         "languages": languages,
         "speakers": len(speakers),
         "samples": len(dataset),
         "hours": {
-            split: round(int(dataset.frames[splits == split].sum()) / rate / 3600, 3)
+            split: rate and round(int(dataset.frames[splits == split].sum()) / rate / 3600, 3)
             for split in sorted(set(splits.tolist()), reverse=True)
         },
         "codec": f"{records[0].kind}, fingerprint {records[0].fingerprint}" if records else "",

@@ -20,7 +20,7 @@ from titan_tts.share.contents import STATE_NAME, figures, open_shards, read_stat
 from titan_tts.share.options import ExportOptions
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import PARQUET, check_writable, write_atomic
-from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.speech.codec.record import (
     RECORD_NAME,
@@ -39,8 +39,10 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
         state |= {"references": options.references}
     else:
         devices = codec_devices(options.device)
-        settings["codec"] = _codec_name(options, devices[0])
-        state |= {"audio": options.audio, "figures": figures(options.data)}
+        codec = _codec_of(options, devices[0])
+        settings["codec"] = codec.name
+        about = figures(options.data, codec.frames_per_second)
+        state |= {"audio": options.audio, "figures": about}
     names = {
         name: f"{name}{PARQUET}" if to_parquet else f"{name.replace('/', '-')}.tar"
         for name in shards
@@ -83,7 +85,7 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     }
 
 
-def _codec_name(options: ExportOptions, device: str) -> str:
+def _codec_of(options: ExportOptions, device: str) -> Codec:
     """The codec that made the data, to decode them with."""
     records = recorded_codecs(options.data)
     name = options.codec
@@ -96,7 +98,7 @@ def _codec_name(options: ExportOptions, device: str) -> str:
         )
     codec = build_codec(name, device)
     check_codec(codec, options.data)
-    return codec.name
+    return codec
 
 
 def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:

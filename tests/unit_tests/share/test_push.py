@@ -84,6 +84,19 @@ def test_the_card_tells_what_the_indexes_do(data, tmp_path):
     (data / "README.md").write_text("mine")
     assert main(["data", "push", str(data), "me/corpus", "--card-only"]) == 0
     assert (data / "README.md").read_text() == "mine"
+    # Nothing but prepare.json, or the codec, tells how long a frame is.
+    (data / "prepare.json").rename(tmp_path / "kept.json")
+    (data / "README.md").unlink()
+    assert main(["data", "push", str(data), "me/corpus", "--card-only"]) == 0
+    _, text = front_matter(data)
+    assert "hours of train | **to fill in** " in text
+    assert "128 channels, frames per second **to fill in** " in text
+    audio = tmp_path / "audio"
+    options = ["--to=audio-tars", "--codec=mel_dct", "--workers=1"]
+    assert main(["data", "export", str(data), str(audio), *options]) == 0
+    assert main(["data", "push", str(audio), "me/corpus", "--card-only"]) == 0
+    assert "hours of train | 0.002 " in front_matter(audio)[1]
+    (tmp_path / "kept.json").rename(data / "prepare.json")
     out = tmp_path / "parquet"
     for options in (["--to=parquet", "--references=drop"], ["--to=audio-tars"]):
         shutil.rmtree(out, ignore_errors=True)
