@@ -8,7 +8,11 @@ from titan_tts.prepare.encode_text import make_shard_features
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.text.feature_store import feature_kind, open_text_features
+from torchtitan.models.dit_tts.text.feature_store import (
+    feature_kind,
+    find_feature_file,
+    open_text_features,
+)
 from torchtitan.models.dit_tts.text.hf_tokenizer import load_subword_tokenizer
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
 
@@ -32,7 +36,8 @@ class Made:
 
     def make(self, shards=None) -> None:
         for shard in range(len(self.dataset.tar_paths)) if shards is None else shards:
-            make_shard_features(self.dataset, shard, self.module, self.tokenizer, self.kind)
+            if find_feature_file(self.dataset, shard, self.kind) is None:
+                make_shard_features(self.dataset, shard, self.module, self.tokenizer, self.kind)
 
     def ids(self, sample: int) -> list[int]:
         return self.tokenizer.text_ids(self.dataset.metadata(sample)["text"])

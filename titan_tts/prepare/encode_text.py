@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from titan_tts.prepare.executors import codec_devices, open_engine
-from titan_tts.prepare.work_folder import locked
+from titan_tts.prepare.work_folder import cannot_write, locked
 from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -21,7 +21,6 @@ from torchtitan.models.dit_tts.text.feature_store import (
     FeatureKind,
     feature_kind,
     feature_path,
-    find_feature_file,
     find_feature_files,
     longest_text,
     with_stored_fingerprint,
@@ -83,6 +82,8 @@ def encode_shard(tar_path: str, settings: str, device: str) -> dict[str, Any]:
         make_shard_features(dataset, 0, encoder, tokenizer, kind)
     except InputError as error:
         return {"error": str(error)}
+    except OSError as error:
+        return {"error": cannot_write(tar_path, error)}
     return {"texts": len(dataset)}
 
 
@@ -93,14 +94,7 @@ def make_shard_features(
     tokenizer: SubwordTokenizer,
     kind: FeatureKind,
 ) -> None:
-    """Encodes the texts of one shard that has no features of this kind yet.
-
-    Args:
-        shard: number in the dataset.
-        kind: with the encoder's fingerprint.
-    """
-    if find_feature_file(dataset, shard, kind) is not None:
-        return
+    """Encodes the texts of a shard of this number. `kind`: with the encoder's fingerprint."""
     first, end = np.searchsorted(dataset.shard, [shard, shard + 1]).tolist()
     texts: list[list[int]] = []
     for sample, text in enumerate(read_texts(dataset, range(first, end))[0], first):
@@ -123,13 +117,7 @@ def make_shard_features(
         f"{kind.stored_dtype}; choose another [encoder] cache_dtype or dtype",
     )
     path = feature_path(tar_path, kind.folder_name)
-    try:
-        write_feature_file(path, kind, digest, tokens, features, encoder.width)
-    except OSError as error:
-        raise InputError(
-            f"{path}: text features cannot be written ({error.strerror or error}); free space "
-            f"or fix that, and start again; complete files are kept"
-        ) from error
+    write_feature_file(path, kind, digest, tokens, features, encoder.width)
 
 
 @lru_cache(maxsize=1)

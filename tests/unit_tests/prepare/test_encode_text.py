@@ -1,11 +1,13 @@
 """Text features of a prepared output, made by workers."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.encoded_shards import SAMPLES, SHARDS, write_shards
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
+from tests.helpers.sentences import refused
 from titan_tts.prepare import encode_text
 from torchtitan.models.dit_tts.config.job_config import Encoder
 
@@ -26,6 +28,14 @@ def shards(tmp_path, monkeypatch) -> Path:
 def encode(model: Path) -> tuple[int, int]:
     config = Encoder(model=str(model), dtype="float32")
     return encode_text.encode_texts(Path("train"), TARS, config, "cpu", "local")
+
+
+def test_a_full_disk_is_one_sentence(shards, gemma, monkeypatch):
+    def full(*args):  # as a disk; rights do not bind root
+        raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr(encode_text, "write_feature_file", full)
+    refused(lambda: encode(gemma), "000000.tar: cannot be written (No space left); free space")
 
 
 @pytest.mark.long
