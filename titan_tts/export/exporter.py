@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -70,7 +71,7 @@ def export(options: Options, out: Path) -> str:
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder that appears as `out` when it is complete."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.mkdir(parents=True)
         yield temporary

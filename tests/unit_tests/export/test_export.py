@@ -1,6 +1,7 @@
 """`titan-tts export`: what is in the folder, that it is the model to the bit, and what is refused."""
 
 import json
+import os
 import shutil
 import tomllib
 
@@ -12,6 +13,7 @@ from tests.helpers.exported_run import as_by_a_stranger, export
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
 from titan_tts.cli import main
+from titan_tts.export.exporter import new_folder
 from titan_tts.speak.lengths import open_lengths
 from titan_tts.speak.load_run import load_run
 from titan_tts.speak.speech_data import open_speech_data
@@ -39,6 +41,14 @@ def trained(train, tmp_path, tmp_path_factory):
         assert train("run", "--training.steps=2", "--checkpoint.interval=1", *CONDITIONED) == 0
         shutil.copytree(tmp_path / "run", kept)
     return shutil.copytree(kept, tmp_path / "run", dirs_exist_ok=True)
+
+
+def test_what_a_killed_export_has_left_is_in_nobodys_way(tmp_path):
+    """In a container the same command has the same process number at each start."""
+    (tmp_path / f".out.{os.getpid()}.tmp").mkdir()
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "a").touch()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
 
 
 def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys):
