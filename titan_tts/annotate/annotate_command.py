@@ -48,8 +48,14 @@ def run(options: Options) -> int:
     from titan_tts.annotate.assignment import Assignments
     from titan_tts.annotate.segments import read_segments, write_annotated
     from titan_tts.annotate.store import database_path
+    from titan_tts.collect.collection import COLLECTION_NAME
+    from titan_tts.collect.folder import RECORD_NAME
 
     target = Path(options.output)
+    require(
+        target.name != COLLECTION_NAME or not target.with_name(RECORD_NAME).exists(),
+        f"{target} is made again by every titan-tts collect, without what is decided here; give its folder",
+    )
     segments, path = read_segments(target), database_path(target)
     if options.export and not path.exists():
         raise InputError(f"{target} has no annotations; run titan-tts annotate without --export")
@@ -76,8 +82,8 @@ def _serve(options: Options, target: Path, assignments: "Assignments", tokens: l
     app = build_app(target, assignments, {"title": target.resolve().name, "tokens": tokens})
     listening.listen()  # clients may connect once the line is printed
     address = f"http://{options.host}:{listening.getsockname()[1]}/#{assignments.token}"
-    show(f"annotate {len(assignments.segments)} segments at {address}")
-    show("Ctrl-C ends the server and writes the annotated list")
     interrupt_on_signals()
-    with suppress(KeyboardInterrupt):  # the usual end
+    with suppress(KeyboardInterrupt):  # the usual end, from here on
+        show(f"annotate {len(assignments.segments)} segments at {address}")
+        show("Ctrl-C ends the server and writes the annotated list")
         server(app).run([listening])

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations, show_left_out
-from titan_tts.collect.collection import COLLECTION_NAME, write_collection
-from titan_tts.collect.folder import FILES, RECORD_NAME, is_complete, read_lines, read_record
+from titan_tts.collect.collection import COLLECTION_NAME, known_speakers, write_collection
+from titan_tts.collect.folder import FILES, RECORD_NAME, is_complete, read_record
 from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats.manifest import Manifest
 from titan_tts.prepare.recordings import Unusable, json_object
@@ -73,9 +73,7 @@ def read_segments(target: Path) -> dict[str, Segment]:
         names = read_record(target)["files"] if (target / RECORD_NAME).exists() else {}
         files = [file for file in sorted(names) if is_complete(target, file)]
         lists = {target / FILES / file / "segments.jsonl": names[file] for file in files}
-        known = target / COLLECTION_NAME
-        rows = read_lines(known) if known.exists() else []
-        speakers = {row["id"]: row["speaker"] for row in rows}
+        speakers = {name: f"s{number:04d}" for name, number in known_speakers(target).items()}
     require(
         bool(lists),
         f"{target} has no segments; give a folder that `titan-tts collect` wrote, or a .jsonl file with audio and text",
@@ -107,10 +105,6 @@ def _read(path: Path) -> Iterator[Segment]:
 def annotated_segments(manifest: Path) -> list[Segment]:
     """The rows of a manifest that people have annotated. Those whose audio is another one since are left out, and their
     number is printed."""
-    is_list = manifest.suffix == MANIFEST_SUFFIX
-    require(
-        is_list, f"{manifest} is no .jsonl file; give the collection.jsonl of titan-tts annotate"
-    )
     found = [each for each in read_segments(manifest).values() if each.row.get("annotated") is True]
     same = [each for each in found if each.row.get("annotated_audio", each.place) == each.place]
     show_left_out(len(found) - len(same))

@@ -12,8 +12,8 @@ that the annotator heard; what was decided about other audio than the segment's 
 import secrets
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,9 @@ class History:
 
     def read(self, connection: sqlite3.Connection) -> None:
         """Adds each new row that is about a segment's present audio."""
-        for row in connection.execute("SELECT * FROM edits WHERE id > ? ORDER BY id", [self._last]):
+        columns = ", ".join(field.name for field in fields(Edit))
+        statement = f"SELECT {columns} FROM edits WHERE id > ? ORDER BY id"
+        for row in connection.execute(statement, [self._last]):
             edit = Edit(*row)
             self._last = edit.id
             if self._audio.get(edit.segment, edit.audio) != edit.audio:
@@ -98,18 +100,17 @@ def database_path(target: Path) -> Path:
 @contextmanager
 def opened(path: Path, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
     """A transaction, on disk when the block ends and undone where it raises. By default no other writer interleaves."""
-    connection = sqlite3.connect(path, timeout=30, isolation_level=None)
     try:
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(begin)
-        yield connection
-        connection.execute("COMMIT")
+        # Which rolls back what was not committed.
+        with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(begin)
+            yield connection
+            connection.execute("COMMIT")
     except sqlite3.DatabaseError as error:
         raise InputError(
             f"{path} cannot be used ({error}); check the disk and its rights, or restore a copy of it"
         ) from error
-    finally:
-        connection.close()  # which rolls back what was not committed
 
 
 def create(path: Path) -> str:

@@ -13,6 +13,8 @@ from tyro.conf import Positional, arg
 from titan_tts.collect.settings import Settings
 from titan_tts.html import counted
 from torchtitan.models.dit_tts.errors import check_range, require, require_modules, show
+from torchtitan.models.dit_tts.factories import find_factory
+from torchtitan.models.dit_tts.files import check_writable
 
 if TYPE_CHECKING:
     from titan_tts.collect.queue import Queue
@@ -72,16 +74,19 @@ class Options:
 def run(options: Options) -> int:
     options.check()
     require_modules("soundfile", "soxr", "av")
-    if not options.analyzer:
+    if options.analyzer:
+        find_factory(options.analyzer, "analyzer", "none")
+    else:
         options.analysis.check_packages()
-    from titan_tts.collect.folder import locked, open_folder
+    from titan_tts.collect.folder import RECORD_NAME, locked, open_folder
     from titan_tts.collect.worker import Job
     from titan_tts.prepare.executors import library_versions
 
     output, alone = Path(os.path.realpath(options.output)), not options.queue
+    check_writable(output / RECORD_NAME, "OUTPUT")
     with locked(output, alone):
         settings = asdict(options.analysis) | {"analyzer": options.analyzer}
-        record = open_folder(output, settings, library_versions())
+        record = open_folder(output, settings, library_versions(), alone)
     limits = options.lease_seconds, options.attempts
     job = Job(str(output), options.queue, record["collection"], settings, *limits)
     with locked(output, alone) if alone else nullcontext(), closing(job.open_queue()) as queue:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from titan_tts.annotate.store import annotations
 from titan_tts.collect.folder import (
@@ -18,6 +19,8 @@ from titan_tts.collect.folder import (
     read_record,
     read_recording,
 )
+from titan_tts.prepare.recordings import json_object
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 
 COLLECTION_NAME, SPEAKERS_NAME = "collection.jsonl", "speakers.json"
@@ -30,6 +33,21 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     Speakers keep the names that they have in speakers.json. Rejected segments take part in finding the
     speakers, so that these do not change with every judgement.
     """
+    # `annotate` and other machines make it, too: what one of them wrote is read by the next.
+    with FileLock(output / ".collection.lock"):
+        return _write(output)
+
+
+def known_speakers(output: Path) -> dict[str, int]:
+    """{SEGMENT_ID: number of its speaker}, also of recordings that are left out now: they may come back."""
+    path = output / SPEAKERS_NAME
+    known = json_object(path.read_bytes()) if path.exists() else {}
+    if known is None or {type(number) for number in known.values()} - {int}:
+        raise InputError(f"{path}: is damaged; restore it, or remove it: speakers get new names")
+    return known
+
+
+def _write(output: Path) -> list[dict[str, Any]]:
     from titan_tts.collect.quality import speaker_weights  # they import torch
     from titan_tts.collect.speakers import cluster
 
@@ -43,18 +61,18 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
             if records:
                 vectors.append(embeddings)
                 owners += [number] * len(records)
-    path = output / SPEAKERS_NAME
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = known_speakers(output)
     labels, similarity = cluster(
         np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32),
         np.array(owners, np.int64),
         made_of["settings"]["speaker_threshold"],
         np.array([known.get(row["id"], 0) for row in rows], np.int64),
+        max(known.values(), default=0),
     )
     for row, label, cosine in zip(rows, labels, similarity, strict=True):
         row |= {"speaker": f"s{label:04d}", "speaker_similarity": round(float(cosine), 4)}
         known[row["id"]] = int(label)
-    write_atomic(path, json.dumps({row["id"]: known[row["id"]] for row in rows}, indent=0))
+    write_atomic(output / SPEAKERS_NAME, json.dumps(known, indent=0))
     rows = edited(rows, annotations(output))
     weights = speaker_weights(np.array([row["speaker"] for row in rows]))
     for row, weight in zip(rows, weights, strict=True):

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from titan_tts.prepare.recordings import json_object
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
-from torchtitan.models.dit_tts.files import sync_folder, write_atomic
+from torchtitan.models.dit_tts.files import read_json, sync_folder, write_atomic
 
 if TYPE_CHECKING:
     from titan_tts.collect.analyze import Segment
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 RECORD_NAME = "collect.json"
 FILES, PARTIAL = "files", "partial"
-_MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
+MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
 _LOCK_SECONDS = 60
 _DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "loudness": 2}
 _DIGITS |= {"chars_per_second": 2, "overlap": 4}
@@ -65,8 +64,11 @@ def locked(output: Path, alone: bool) -> Iterator[None]:
 _FREE = {"speaker_threshold": None, "batch_size": None}  # they decide nothing in files/
 
 
-def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> dict[str, Any]:
-    """The content of collect.json, which is made in an empty folder. Once there are segments, other settings are refused."""
+def open_folder(
+    output: Path, settings: dict[str, Any], versions: dict[str, str], alone: bool = True
+) -> dict[str, Any]:
+    """The content of collect.json, which is made in an empty folder. Other settings are refused once there are segments,
+    and always where other machines may be at work by them."""
     if not (output / RECORD_NAME).exists():
         foreign = [each.name for each in output.iterdir() if not each.name.startswith(".")]
         require(
@@ -76,7 +78,7 @@ def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]
         _write_record(output, new | {"versions": versions, "files": {}})
     record = read_record(output)
     changed = difference(record["settings"] | _FREE, settings | _FREE)
-    if changed and any((output / FILES).glob("*")):
+    if changed and (not alone or any((output / FILES).glob("*"))):
         raise InputError(
             f"{output}: was collected with other settings ({changed}); give those again, or another OUTPUT"
         )
@@ -87,7 +89,7 @@ def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]
 
 def read_record(output: Path) -> dict[str, Any]:
     path = output / RECORD_NAME
-    record = (json_object(path.read_bytes()) if path.exists() else None) or {}
+    record = read_json(path, collection=str, settings=dict, files=dict)
     require(
         record.get("format") == FORMAT,
         f"{path}: is none of this version of titan-tts collect; give a folder that it wrote, or a new one",
@@ -164,35 +166,45 @@ def write_recording(
 
 
 def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """The records and embeddings of a recording's folder. Raises InputError where a record's id, times and audio do not
-    agree with one another: a text must never come to stand with another segment's audio."""
+    """The records and embeddings of a recording's folder. Raises InputError where something cannot be read, or where a
+    record's id, times and audio do not agree: a text must never come to stand with another segment's audio."""
+    try:
+        return _checked(folder, file)
+    except Exception as error:  # each library has its own
+        known = isinstance(error, InputError)
+        what = str(error) if known else f"is damaged ({first_line(error)})"
+        again = f"remove {folder} and run titan-tts collect again"
+        raise InputError(f"{folder}: {what}; {again}") from error
+
+
+def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]:
     import soundfile
 
-    records = read_lines(folder / "segments.jsonl")
+    # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
+    lines = (folder / "segments.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    records = [json.loads(line) for line in lines]
     embeddings = np.load(folder / "embeddings.npy")
-    seconds = min(read_seconds(folder) + 0.001, _MAX_SECONDS)
-    again = f"remove {folder} and run titan-tts collect again"
+    seconds = min(read_seconds(folder) + 0.001, MAX_SECONDS)
     require(
         len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
-        f"{folder}: has {len(records)} records and other numbers of audio files or embeddings; {again}",
+        f"has {len(records)} records and other numbers of audio files or embeddings",
     )
     last = 0.0
     for record in records:
+        if lacking := {"id", "audio", *_FIELDS} - record.keys():
+            raise InputError(f"a record has no {min(lacking)}")
         start, stop = record["start"], record["stop"]
         name = segment_id(file, start, stop)
         require(
             record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
-            f"{folder}: {record['id']} has the times and audio of {name} and {record['audio']}; {again}",
+            f"{record['id']} has the times and audio of {name} and {record['audio']}",
         )
-        audio, length = folder / f"{name}.flac", -1.0
-        if audio.is_file():
-            header = soundfile.info(audio)
-            length = header.frames / header.samplerate
+        header = soundfile.info(folder / f"{name}.flac")
+        length = header.frames / header.samplerate
         # As times rise, no id is there twice.
         require(
             last <= start < stop <= seconds and abs(length - (stop - start)) < 0.0015,
-            f"{folder}: the segment {name} overlaps another one, ends after the recording or has {length:.3f} s of audio; "
-            f"{again}",
+            f"{name} overlaps another segment, ends after the recording or has {length:.3f} s of audio",
         )
         last = stop
     return records, embeddings
@@ -200,11 +212,6 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
 
 def as_lines(records: Sequence[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 def read_seconds(folder: Path) -> float:

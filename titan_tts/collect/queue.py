@@ -254,7 +254,7 @@ class SqliteQueue(Queue):
             connection.execute("PRAGMA journal_mode = WAL")
             return connection
 
-        advice = "it must be on a local disk with free space"
+        advice = "it must be on a local disk with free space; if it is damaged or of another version, remove it"
         super().__init__(connect, str(path), advice, max_attempts)
 
 

@@ -1,11 +1,9 @@
 """Settings of the analysis of recordings, as options of the command: they import without torch."""
 
-import os
-import pkgutil
-import sys
 from dataclasses import dataclass
 
-from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules
+from torchtitan.models.dit_tts.errors import check_range, require, require_modules
+from torchtitan.models.dit_tts.factories import find_factory
 
 _PACKAGES = {"whisper": "transformers", "faster-whisper": "faster_whisper", "words": "pocketsphinx"}
 _PACKAGES |= {"xvector": "transformers", "resemblyzer": "resemblyzer"}  # that a kind of model needs
@@ -66,15 +64,7 @@ class Settings:
         recordings are read."""
         require_modules("silero_vad")
         for spec in filter(None, (self.recognizer, self.verbatim_recognizer, self.speaker_encoder)):
-            kind, *rest = spec.split(":")
-            if kind in _PACKAGES:
-                require_modules(_PACKAGES[kind])
-                continue
-            sys.path += {os.getcwd()} - {*sys.path}  # the console script does not look there
-            try:
-                pkgutil.resolve_name(":".join([kind, *rest[:1]]))
-            except Exception as error:
-                raise InputError(
-                    f"'{spec}' cannot be imported ({error}); take one that the help names, or a function that Python "
-                    "can import"
-                ) from error
+            if package := _PACKAGES.get(spec.partition(":")[0]):
+                require_modules(package)
+            else:
+                find_factory(spec, "model", "one that the help names")

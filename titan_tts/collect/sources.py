@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from titan_tts.collect.folder import RECORD_NAME
 from titan_tts.collect.queue import Queue, Source
 from titan_tts.prepare.formats import find_files, has_pattern
 from titan_tts.prepare.recordings import is_utf8
@@ -38,7 +39,7 @@ def list_source(source: str, output: Path) -> dict[str, str]:
     if path.endswith(LIST_SUFFIXES) and os.path.isfile(path):
         found = _listed(path)
     else:
-        paths, is_folder = _in_store(path) if is_remote(path) else _on_disk(path, output)
+        paths, is_folder = _in_store(path) if is_remote(path) else _on_disk(path)
         fixed = list(takewhile(lambda part: not has_pattern(part), path.rstrip("/").split("/")))
         root = "/".join(fixed if is_folder or has_pattern(path) else fixed[:-1]) + "/"
         found = {each: plain_name(each).removeprefix(plain_name(root)) for each in paths}
@@ -75,14 +76,14 @@ def _is_audio(path: str) -> bool:
     return path.lower().endswith(AUDIO_SUFFIXES)
 
 
-def _on_disk(path: str, output: Path) -> tuple[list[str], bool]:
+def _on_disk(path: str) -> tuple[list[str], bool]:
     """Files of a path or a glob, and whether it is a folder."""
     if not os.path.isdir(path):
         return find_files(path, ("",)), False
-    found: list[str] = []
-    seen = {str(output)}
+    found, seen = list[str](), set[str]()
     for folder, folders, names in os.walk(os.path.abspath(path), followlinks=True):
-        if (real := os.path.realpath(folder)) in seen:  # links may lead in a circle
+        # Links may lead in a circle; an output of this command, of whatever SOURCE, has parts of recordings.
+        if (real := os.path.realpath(folder)) in seen or RECORD_NAME in names:
             folders.clear()
             continue
         seen.add(real)
@@ -163,11 +164,11 @@ def local_copy(source: Source, folder: Path) -> Iterator[str]:
         store, name = remote.filesystem(source.path)
         folder.mkdir(parents=True, exist_ok=True)
         copy = folder / "recording"
-        remote.call(source.path, "downloaded", lambda: store.get_file(name, str(copy)))
         try:
+            remote.call(source.path, "downloaded", lambda: store.get_file(name, str(copy)))
             yield str(copy)
         finally:
-            copy.unlink()
+            copy.unlink(missing_ok=True)
     else:
         yield source.path
     check()

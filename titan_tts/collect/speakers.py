@@ -117,6 +117,7 @@ def cluster(
     files: np.ndarray,
     threshold: float,
     previous: np.ndarray | None = None,
+    highest: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the mean of its cluster).
 
@@ -129,6 +130,7 @@ def cluster(
         embeddings: (n, E), of any length but zero where there is a voice.
         files: (n,) number of each segment's file.
         previous: (n,) labels of an earlier call, 0 for new segments.
+        highest: label up to which others may be in use for segments that are not here now.
     """
     if not len(embeddings):
         return np.zeros(0, np.int64), np.zeros(0)
@@ -144,7 +146,7 @@ def cluster(
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
     parts = (slice(start, start + _ROWS) for start in range(0, len(unit), _ROWS))
     cosines = [np.einsum("ij,ij->i", unit[part], means[groups[part]]) for part in parts]
-    labels = _named(groups, np.zeros_like(groups) if previous is None else previous)
+    labels = _named(groups, np.zeros_like(groups) if previous is None else previous, highest)
     return labels, np.concatenate(cosines)
 
 
@@ -209,7 +211,7 @@ def _merge(means: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarra
     return np.unique(owner, return_inverse=True)[1]
 
 
-def _named(groups: np.ndarray, previous: np.ndarray) -> np.ndarray:
+def _named(groups: np.ndarray, previous: np.ndarray, highest: int) -> np.ndarray:
     """(n,) labels from 1 of clusters; see `cluster`."""
     _, first, groups, sizes = np.unique(
         groups, return_index=True, return_inverse=True, return_counts=True
@@ -222,5 +224,5 @@ def _named(groups: np.ndarray, previous: np.ndarray) -> np.ndarray:
             names[group] = name
     new = np.flatnonzero(names == 0)
     new = new[np.lexsort((first[new], -sizes[new]))]
-    names[new] = max(int(previous.max()), int(names.max())) + 1 + np.arange(len(new))
+    names[new] = max(highest, int(previous.max())) + 1 + np.arange(len(new))
     return names[groups]

@@ -37,9 +37,8 @@ class SpeechDetector:
 
     def __init__(self, device: str = "cpu") -> None:
         require_modules("silero_vad")
-        spec = find_spec("silero_vad")
-        folders = (spec.submodule_search_locations if spec else None) or []
-        path = Path(next(iter(folders), ""), "data", "silero_vad.jit")
+        package = find_spec("silero_vad")
+        path = Path(str(package and package.origin)).parent / "data" / "silero_vad.jit"
         try:
             self.network: Any = torch.jit.load(path, map_location=device).eval()
         except (ValueError, RuntimeError) as error:

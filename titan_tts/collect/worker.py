@@ -5,6 +5,7 @@ finds a folder of a job that is not done acknowledges it. What a worker makes wh
 """
 
 import os
+import shutil
 import threading
 import time
 import traceback
@@ -15,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.collect.folder import PARTIAL, is_complete, write_recording
+from titan_tts.collect.folder import MAX_SECONDS, PARTIAL, is_complete, write_recording
 from titan_tts.collect.queue import Claim, LostClaim, Queue, open_queue
 from titan_tts.collect.sources import local_copy
 from titan_tts.prepare.work_folder import cannot_write
-from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.errors import InputError, first_line, require
 from torchtitan.models.dit_tts.factories import call_factory
 from torchtitan.models.dit_tts.speech.audio import decode
 
@@ -81,6 +82,8 @@ def collect_recording(job: Job, queue: Queue, claim: Claim, analyzer: Any) -> No
         try:
             samples, rate = _decoded(output, queue, claim)
             seconds = heart.length = len(samples) / rate
+            hours = f"{seconds / 3600:.1f} hours"
+            require(seconds <= MAX_SECONDS, f"has {hours}, but 27 are the most; cut it")
             heart.progress("decoding", seconds)
             segments = analyzer.analyze(samples, rate, heart.progress)
             heart.progress("figures", seconds)
@@ -98,6 +101,8 @@ def collect_recording(job: Job, queue: Queue, claim: Claim, analyzer: Any) -> No
         try:
             write_recording(output, claim.id, claim.token, segments, seconds, rate)
         except OSError as error:
+            # Else the queue, on the same full disk, could not give the claim back.
+            shutil.rmtree(output / PARTIAL / f"{claim.id}.{claim.token}", ignore_errors=True)
             # Raises LostClaim where the folder was removed for that; else it is the disk's fault, not the job's.
             queue.heartbeat(claim, job.lease_seconds)
             raise InputError(cannot_write(output, error)) from error

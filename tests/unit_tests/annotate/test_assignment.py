@@ -4,16 +4,19 @@ import json
 import random
 import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 
 from tests.helpers.collected import FILE, segment_id, write_collected, write_list
 from tests.helpers.sentences import refused
-from titan_tts.annotate import assignment
+from titan_tts.annotate import annotate_command, assignment
 from titan_tts.annotate.agreement import agreement, cohens_kappa, differences
+from titan_tts.annotate.annotate_command import Options
 from titan_tts.annotate.assignment import Assignments
 from titan_tts.annotate.segments import annotated_segments, read_segments, write_annotated
 from titan_tts.annotate.store import annotations, database_path
+from titan_tts.collect.collection import write_collection
 from torchtitan.models.dit_tts.errors import InputError
 
 
@@ -276,5 +279,16 @@ def test_what_cannot_be_annotated(tmp_path, folder):
     refused(lambda: read_segments(path), "two rows have the id 'k0'")
     path.write_text('{"audio": "a.wav"}\n')
     refused(lambda: read_segments(path), "list.jsonl", "a string is needed")
-    database_path(folder).write_bytes(b"no database at all" * 100)
+    path = database_path(folder)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE edits RENAME COLUMN audio TO place")
+    refused(lambda: opened(folder).next("ann"), "annotations.sqlite cannot be used (no such column")
+    path.write_bytes(b"no database at all" * 100)
     refused(lambda: opened(folder), "annotations.sqlite cannot be used")
+    path.unlink()
+    path.mkdir()
+    refused(lambda: opened(folder), "annotations.sqlite cannot be used")
+    path.rmdir()
+    write_collection(folder)
+    options = Options(output=str(folder / "collection.jsonl"), export=True)
+    refused(lambda: annotate_command.run(options), "give its folder")

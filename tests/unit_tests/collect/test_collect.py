@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import soundfile
 
 from tests.helpers.collecting import COUNT, STAND_IN, queue_of, read_rows, seconds, tree
+from tests.helpers.sentences import refused
 from titan_tts.collect import collection, sources
 from titan_tts.collect.collect_command import Options, _list
 from titan_tts.collect.collection import edited, write_collection
@@ -79,7 +82,7 @@ def test_speakers_are_found_anew_by_another_threshold(source, output, collect, m
     files = tree(output / "files")
     assert len({row["speaker"] for row in read_rows(output)}) == 4
 
-    def one_speaker(vectors, owners, threshold, known):
+    def one_speaker(vectors, owners, threshold, known, highest):
         assert threshold == 0.05
         return np.ones(len(vectors), int), np.ones(len(vectors))
 
@@ -150,8 +153,11 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     assert f"analyzer was '{STAND_IN}', is '{STAND_IN}:1'; max_seconds was 30.0, is 20.0" in said
     assert collect(source, output, "--batch-size", "2") == 0  # decides nothing
     assert "and no collect.json" in error(source, source)
-    (output / "collect.json").write_text("{}")
-    assert "none of this version" in error(source, output)
+    for content in ("{}", '{"format": 1}'):
+        (output / "collect.json").write_text(content)
+        assert "none of this version" in error(source, output)
+    (tmp_path / "file").touch()
+    assert "cannot be written" in error(source, tmp_path / "file" / "out")
     assert "--lease-seconds = 0.0" in error(source, output, "--lease-seconds", "0")
     assert "names no recording" in error(tmp_path / "none", tmp_path / "new")
 
@@ -162,7 +168,8 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
         (["--speaker-encoder", "resemblyzer"], "pip install --no-deps resemblyzer"),
         (["--speaker-encoder", "encoder_of_mine:Voices"], "No module named 'not_there'"),
         (["--recognizer", "json:nothing"], "'json:nothing' cannot be imported"),
-        (["--recognizer", "whisperr"], "'whisperr' cannot be imported"),
+        (["--recognizer", "whisperr"], "'whisperr' names no model"),
+        (["--analyzer", "not_there:mine"], "No module named 'not_there'"),
     ],
 )
 def test_a_model_that_cannot_be_opened_is_told_before_recordings_are_read(
@@ -172,10 +179,10 @@ def test_a_model_that_cannot_be_opened_is_told_before_recordings_are_read(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "content_id", lambda path: pytest.fail("read"))
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "resemblyzer" else 1)
-    others = {"--speaker-encoder": "json:loads", "--recognizer": "json:loads"}
+    others = {"--speaker-encoder": "json:loads", "--recognizer": "json:loads", "--analyzer": ""}
     chosen = others | {options[0]: options[1]}
     given = [part for pair in chosen.items() for part in pair]
-    assert collect(source, output, "--analyzer", "", *given) == 2
+    assert collect(source, output, *given) == 2
     assert words in capsys.readouterr().err
 
 
@@ -201,6 +208,46 @@ def test_a_speaker_whose_segments_are_rejected_keeps_its_name(source, output, co
     loudest.write_bytes(kept)
     collect(source, output)
     assert {row["speaker"] for row in read_rows(output)} == {"s0001", "s0002", "s0004"}
+
+
+def test_speakers_of_recordings_that_come_back_keep_their_names(source, output, collect):
+    def collected(*numbers: int) -> dict[str, str]:
+        listed = source / "list.txt"
+        listed.write_text("".join(f"{number:03d}.wav\n" for number in numbers))
+        assert collect(listed, output, "--prune") == 0
+        return {row["source"]: row["speaker"] for row in read_rows(output)}
+
+    first = collected(0, 1, 2)
+    assert sorted(first.values()) == ["s0001", "s0002", "s0003"]
+    assert collected(0, 3) == {"000.wav": first["000.wav"], "003.wav": "s0004"}
+    assert collected(0, 1, 2, 3) == first | {"003.wav": "s0004"}
+
+
+def test_one_at_a_time_makes_the_collection(source, output, collect, monkeypatch):
+    collect(source, output)
+    at_work, most = [], []
+
+    def slow(folder):
+        at_work.append(1)
+        most.append(len(at_work))
+        time.sleep(0.1)
+        at_work.pop()
+        return {}
+
+    monkeypatch.setattr(collection, "annotations", slow)
+    threads = [threading.Thread(target=write_collection, args=(output,)) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert most == [1, 1, 1]
+
+
+def test_machines_that_share_a_folder_have_the_same_settings(output):
+    output.mkdir()
+    for settings, alone in (({"a": 1}, False), ({"a": 2}, True)):  # nothing is there yet
+        assert open_folder(output, settings, {}, alone)["settings"] == settings
+    refused(lambda: open_folder(output, {"a": 1}, {}, False), "a was 2, is 1")
 
 
 def test_annotations_change_their_own_rows_and_nothing_else(source, output, collect, monkeypatch):

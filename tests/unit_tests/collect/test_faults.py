@@ -1,6 +1,7 @@
 """What fails, is killed or is damaged: nothing is lost, half done or done twice, and the sentence names it."""
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -139,8 +140,18 @@ def test_a_disk_that_fails_is_no_fault_of_a_recording(
             assert collect(source, output, "--attempts", "1") == 2
             said = capsys.readouterr().err
             assert "cannot be written" in said and "free space" in said
+            assert not list((output / "partial").glob("*"))  # the queue needs its space
     assert queue_of(output).counts()["pending"] == COUNT
     assert collect(source, output) == 0
+
+
+def test_a_recording_that_is_too_long_fails_alone(source, output, collect, monkeypatch, capsys):
+    monkeypatch.setattr(worker, "MAX_SECONDS", 3.5)
+    assert collect(source, output) == 1
+    assert "0.0 hours, but 27 are the most" in capsys.readouterr().out
+    too_long = sum(seconds(path) > 3 for path in source.glob("*.wav"))
+    assert 0 < queue_of(output).counts()["dead"] == too_long < COUNT
+    assert queue_of(output).counts()["done"] == COUNT - too_long
 
 
 def test_a_worker_that_lost_its_claim_writes_nothing(source, output, collect, monkeypatch):
@@ -190,7 +201,7 @@ def damages(folder: Path, rng: random.Random) -> str:
     path = folder / "segments.jsonl"
     lines, kind = (
         path.read_text().splitlines(),
-        rng.choice(["shuffle", "drop", "double", "audio", "swap"]),
+        rng.choice(["shuffle", "drop", "double", "audio", "swap", "key", "cut"]),
     )
     one, other = rng.sample(range(len(lines)), 2)
     records = [json.loads(line) for line in lines]
@@ -202,8 +213,14 @@ def damages(folder: Path, rng: random.Random) -> str:
         lines.insert(other, lines[one])
     elif kind == "audio":
         (folder / f"{records[one]['id']}.flac").unlink()
+    elif kind == "cut":
+        names = f"{records[one]['id']}.flac", "embeddings.npy", "recording.json"
+        os.truncate(folder / rng.choice(names), 9)
     else:  # a text with the times of one and the audio of another
-        records[one]["audio"] = records[other]["audio"]
+        if kind == "swap":
+            records[one]["audio"] = records[other]["audio"]
+        else:
+            del records[one][rng.choice(sorted(records[one].keys() - {"source", "speaker"}))]
         lines = [json.dumps(record) for record in records]
     path.write_text("\n".join(lines) + "\n")
     return kind
@@ -213,7 +230,7 @@ def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect
     collect(source, output)
     folders = [f for f in (output / "files").iterdir() if len(list(f.glob("*.flac"))) > 1]
     seen = set()
-    for number in range(40):
+    for number in range(60):
         rng = random.Random(number)
         folder = rng.choice(folders)
         kept = tree(folder)
@@ -222,5 +239,7 @@ def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect
         refused(lambda: write_collection(output), folder.name)
         for name, content in kept.items():
             (folder / name).write_bytes(content)
-    assert len(seen) == 5
+    assert len(seen) == 7
     write_collection(output)
+    (output / "speakers.json").write_text('{"a": 1')
+    refused(lambda: write_collection(output), "speakers.json", "new names")

@@ -190,7 +190,7 @@ def test_two_folders_in_one_database(postgres, tmp_path):
 
 def test_a_queue_that_cannot_be_used_is_one_sentence(tmp_path):
     (tmp_path / "queue.sqlite").write_bytes(b"no database, but a text of some length" * 9)
-    refused(lambda: open_queue("", tmp_path, "c"), "queue.sqlite", "not a database")
+    refused(lambda: open_queue("", tmp_path, "c"), "queue.sqlite", "not a database", "remove it")
     refused(lambda: open_queue("mysql://x", tmp_path, "c"), "--queue", "postgresql://")
     gone = "postgresql://u@/d?host=/nowhere"
     refused(lambda: open_queue(gone, tmp_path, "c"), "--queue", "cannot be used", "start again")

@@ -11,6 +11,7 @@ from tests.helpers.sentences import refused
 from titan_tts.collect import sources
 from titan_tts.collect.queue import Queue, Source, open_queue
 from titan_tts.collect.sources import list_source, local_copy, register
+from torchtitan.models.dit_tts.data import remote
 
 OUTPUT = Path("/no/output")
 FILES = ["a.mp3", "B.WAV", "deep/er/c.m4b", "deep/d.flac"]
@@ -70,6 +71,12 @@ def test_what_is_in_the_output_is_no_recording(folder, tmp_path):
     refused(lambda: list_source(inside, folder / "deep"), "no recording outside OUTPUT")
 
 
+def test_what_another_collection_is_made_of_is_no_recording(folder):
+    (folder / "deep" / "collect.json").touch()
+    assert names(folder) == ["B.WAV", "a.mp3"]
+    assert names(folder / "deep" / "*.flac") == ["d.flac"]
+
+
 def test_links_in_a_circle_and_lines_with_any_character(folder, tmp_path):
     for number in range(3):
         os.symlink(folder, folder / f"{number}")
@@ -91,7 +98,7 @@ def test_what_names_no_recording_is_one_sentence(folder, tmp_path):
     refused(lambda: names(folder), "not UTF-8", "\\xff.mp3")
 
 
-def test_a_bucket(tmp_path, queue):
+def test_a_bucket(tmp_path, queue, monkeypatch):
     store = fsspec.filesystem("memory")
     for name in ("x/a.mp3", "x/y/b.wav", "x/notes.md"):
         store.pipe(f"/bucket/{name}", f"content of {name}".encode())
@@ -103,6 +110,12 @@ def test_a_bucket(tmp_path, queue):
     assert found[url].file == sha("content of x/y/b.wav")
     with local_copy(found[url], tmp_path / "copies") as path:
         assert Path(path).read_text() == "content of x/y/b.wav"
+    assert not os.path.exists(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(remote, "TRIES", 1)
+        patch.setattr(type(store), "get_file", lambda self, name, path: Path(path).touch() or 1 / 0)
+        fetching = local_copy(found[url], tmp_path / "copies")
+        refused(lambda: fetching.__enter__(), "b.wav: cannot be downloaded")
     assert not os.path.exists(path)
     store.pipe("/bucket/x/y/b.wav", b"another")
     with pytest.raises(sources.InputError, match="b.wav: has changed since it was listed"):

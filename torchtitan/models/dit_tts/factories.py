@@ -26,6 +26,18 @@ def call_factory(
         kind, known: what it makes, and the names of the program's own, for messages.
         members: what the result must have; `protocol` is the file that says so.
     """
+    factory, *argument = find_factory(spec, kind, known)
+    made = failures_named(kind, spec)(factory)(device, *argument)
+    missing = [each for each in members if not hasattr(made, each)]
+    if missing:
+        raise InputError(
+            f"the {kind} of '{spec}' lacks {', '.join(missing)}; see {protocol} for what it needs"
+        )
+    return made
+
+
+def find_factory(spec: str, kind: str, known: str) -> tuple[Any, ...]:
+    """The function of this name, and its argument, if there is one."""
     if not is_factory(spec):
         raise InputError(f"'{spec}' names no {kind}; use {known} or package.module:factory")
     module, _, rest = spec.partition(":")
@@ -39,13 +51,7 @@ def call_factory(
         raise InputError(
             f"the {kind} '{spec}' cannot be imported ({error}); take {known} or a function that Python can import"
         ) from error
-    made = failures_named(kind, spec)(factory)(device, *([argument] if colon else []))
-    missing = [each for each in members if not hasattr(made, each)]
-    if missing:
-        raise InputError(
-            f"the {kind} of '{spec}' lacks {', '.join(missing)}; see {protocol} for what it needs"
-        )
-    return made
+    return (factory, argument) if colon else (factory,)
 
 
 @contextmanager
