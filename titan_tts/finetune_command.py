@@ -4,7 +4,6 @@ Every step is a command of its own, which is printed: prepare, train, evaluate. 
 continues where it was.
 """
 
-import json
 import os
 import shlex
 import shutil
@@ -229,11 +228,14 @@ def _config_of(base: Path) -> "JobConfig":
 
 
 def _train(options: Options, base: Path, data: Path) -> None:
+    from titan_tts.prepare.work_folder import RECORD_NAME, read_record
     from torchtitan.models.dit_tts.config.exported import FINE_TUNE
 
     out, config = Path(options.out), _config_of(base)
     of_base = tomllib.loads((base / FINE_TUNE).read_text(encoding="utf-8"))
-    record = json.loads((data / "prepare.json").read_text(encoding="utf-8"))
+    record = read_record(data)
+    if record is None:
+        raise InputError(f"{data / RECORD_NAME} is no record of titan-tts prepare; prepare again")
     minutes = 60 * record["summary"]["train"]["hours"]
     steps = options.steps or next(
         (steps for limit, steps in _MINUTES_TO_STEPS if minutes <= limit), _MINUTES_TO_STEPS[-1][1]

@@ -8,7 +8,7 @@ import json
 import math
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ import tyro
 from filelock import FileLock, Timeout
 
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules, show
-from torchtitan.models.dit_tts.files import check_writable, fingerprint, write_atomic
+from torchtitan.models.dit_tts.files import check_writable, fingerprint, read_json, write_atomic
 
 if TYPE_CHECKING:
     from titan_tts.annotate.segments import Segment
@@ -68,6 +68,7 @@ class Options:
 
 
 def run(options: Options) -> int:
+    options = replace(options, out=str(Path(options.out)))  # without a slash at its end
     lock = Path(f"{options.out}.lock")
     check_writable(lock, "OUT")
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +100,7 @@ def _run(options: Options) -> int:
     rows, heldout = _examples(options, base)
     path, content = work / "settings.json", Path(options.manifest).read_bytes()
     settings = asdict(options) | {"out": "", "manifest": fingerprint(content)}
-    if path.exists() and (changed := difference(json.loads(path.read_text()), settings)):
+    if path.exists() and (changed := difference(read_json(path), settings)):
         raise InputError(f"{work} was begun otherwise ({changed}); give that again, or remove it")
     write_atomic(path, json.dumps(settings))
     before = _word_error_rate(base, heldout)
@@ -145,6 +146,10 @@ def _examples(
     from titan_tts.prepare.recordings import drawn
 
     manifest, config = Path(options.manifest), recognizer.model.config
+    require(
+        manifest.suffix == ".jsonl" and manifest.is_file(),
+        f"{manifest} is no .jsonl file; give the collection.jsonl of titan-tts collect",
+    )
     every = read_segments(manifest).values() if options.all else annotated_segments(manifest)
     found = [_example(options, manifest, segment, recognizer) for segment in every]
     most = config.max_target_positions

@@ -98,6 +98,9 @@ def test_a_step_that_fails_ends_the_command(base, tmp_path):
     assert "$ titan-tts prepare" in said and "no0.wav" in said
     status, said = finetune(base, tmp_path / "list.jsonl", tmp_path / "out", "--keep=nowhere")
     assert status == 2 and "nowhere" in said and "$" not in said
+    (tmp_path / "prepare.json").write_text("{}")
+    status, said = finetune(base, tmp_path, tmp_path / "out")
+    assert status == 2 and "prepare.json is no record of titan-tts prepare" in said
 
 
 def test_a_stop_is_passed_on_and_nothing_is_lost(base, recordings, tmp_path):

@@ -121,7 +121,10 @@ def test_an_interrupted_run_continues_to_the_same_weights(whisper, tmp_path, mon
 def test_two_at_once_do_not_share_a_work_folder(whisper, tmp_path):
     with FileLock(tmp_path / "out.lock"):
         refused(lambda: run(options(write_rows(tmp_path), tmp_path / "out", whisper)), "at work")
-    assert not (tmp_path / "out.work").exists()
+        refused(
+            lambda: run(options(tmp_path / "list.jsonl", f"{tmp_path}/out/", whisper)), "at work"
+        )
+    assert not (tmp_path / "out.work").exists() and not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_learned(whisper, tmp_path, capsys):
@@ -131,6 +134,7 @@ def test_what_cannot_be_learned(whisper, tmp_path, capsys):
 
     path = write_list(tmp_path, 6)
     sentence('has no row with "annotated": true', "titan-tts annotate")
+    sentence("is no .jsonl file", path=tmp_path, all=True)
     sentence("k0 has the language ''", "give --language", all=True)
     sentence("k0 has no verbatim text", all=True, language="en", text="verbatim")
     lines = path.read_text().splitlines()
