@@ -251,7 +251,9 @@ class SqliteQueue(Queue):
     def __init__(self, path: Path, max_attempts: int):
         def connect() -> sqlite3.Connection:
             connection = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None)
-            connection.execute("PRAGMA journal_mode = WAL")
+            # Refused at once, without a wait, where another process makes the file; that one sets it.
+            with suppress(sqlite3.OperationalError):
+                connection.execute("PRAGMA journal_mode = WAL")
             return connection
 
         advice = "it must be on a local disk with free space; if it is damaged or of another version, remove it"

@@ -1,5 +1,6 @@
 """The queue, the same on both engines: no job is lost, none is done by two."""
 
+import sqlite3
 import threading
 import uuid
 from collections import Counter
@@ -8,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from tests.helpers.sentences import refused
-from titan_tts.collect.queue import Claim, LostClaim, Queue, Source, open_queue
+from titan_tts.collect.queue import QUEUE_NAME, Claim, LostClaim, Queue, Source, open_queue
 
 LONG = 3600.0
 EXPIRED = 0.0  # a lease that has ended when the next statement runs
@@ -179,6 +180,16 @@ def test_workers_at_the_same_time_share_the_jobs(connect):
     assert errors == []
     assert Counter(claim.id for claim in taken) == Counter(ids)
     assert len({claim.token for claim in taken}) == len(ids)
+
+
+def test_a_file_that_another_process_makes_is_waited_for(tmp_path):
+    """Whoever changes SQLite's journal at that time gets an error at once."""
+    other = sqlite3.connect(tmp_path / QUEUE_NAME, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.1, other.execute, ("COMMIT",)).start()
+    with closing(other), closing(open_queue("", tmp_path, "x")) as queue:
+        queue.add([("a", 1)])
+        assert queue.counts() == numbers(pending=1)
 
 
 def test_two_folders_in_one_database(postgres, tmp_path):
