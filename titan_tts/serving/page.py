@@ -46,7 +46,8 @@ def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
             )
             check_sampling(chosen_sampling)
             requests = synthesizer.requests(pieces)
-            spoken = synthesizer.speak_sorted(requests, int(seed), _BATCH, chosen_sampling)
+            seed_of_noise = int(seed or 0)  # None: the field is empty
+            spoken = synthesizer.speak_sorted(requests, seed_of_noise, _BATCH, chosen_sampling)
             sounds = {index: speech.waveform for index, speech in spoken}
         except InputError as error:
             raise gr.Error(str(error), print_exception=False) from None
@@ -56,7 +57,8 @@ def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
         about = f"{len(waveform) / rate:.2f} s in {counted(len(pieces), 'piece')}"
         return (rate, samples), draw_spectrograms([(text[:80], waveform)], rate), about
 
-    with gr.Blocks(title=f"titan-tts: {name}", analytics_enabled=False) as page:
+    title, hour = f"titan-tts: {name}", 3600  # older recordings and speech are deleted
+    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as page:
         gr.Markdown(f"# {name}")
         with gr.Row():
             with gr.Column():

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "TITAN_TTS_API_KEY"
 
+GRACE_SECONDS = 20
+"""that answers in progress may take once the server is to end; a client may never read its own"""
+
 
 @dataclass(kw_only=True)
 class Options(ServerOptions):
@@ -77,5 +80,5 @@ def server(app: Any) -> "uvicorn.Server":
     """The web server of an application."""
     import uvicorn
 
-    config = uvicorn.Config(app, ws="none", log_level="warning", timeout_keep_alive=60)
-    return uvicorn.Server(config)
+    limits: Any = {"timeout_keep_alive": 60, "timeout_graceful_shutdown": GRACE_SECONDS}
+    return uvicorn.Server(uvicorn.Config(app, ws="none", log_level="warning", **limits))

@@ -41,6 +41,7 @@ def listening_with(app):
     yield listening.getsockname()
     server.should_exit = True
     thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -255,6 +256,23 @@ def test_a_body_has_a_limit(server, chunked):
     assert head.startswith(b"HTTP/1.1 413") and b"connection: close" in head.lower()
     error = json.loads(body)["error"]
     assert error["code"] == "request_too_large" and "the 66736 bytes" in error["message"]
+
+
+def test_a_server_ends_though_an_answer_does_not(monkeypatch):
+    """As one to a client that does not read it."""
+    from titan_tts.serving import serve_command
+
+    monkeypatch.setattr(serve_command, "GRACE_SECONDS", 1)
+    asked = threading.Event()
+
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        asked.set()
+        await asyncio.sleep(100)
+
+    with listening_with(app) as address, socket.create_connection(address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert asked.wait(20)
 
 
 def test_others_are_answered_while_long_texts_wait(server, synthesizer, monkeypatch):

@@ -68,6 +68,8 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     batches.clear()
     *_, about = answer("One two one. Two one two. One one. Two two.")
     assert max(batches) == 2 and about.endswith(f"{sum(batches)} pieces")
+    answer("one", knobs=(2, 0.0, 0.0, None))  # somebody has emptied the field of the seed
+    assert given.pop()[1] == 0
     for text, words in ((" ", "empty"), ("one " * 25 + "t", "at most 100")):
         with pytest.raises(Exception, match=words):
             answer(text)
@@ -83,7 +85,10 @@ def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
     monkeypatch.setattr(served, "load_synthesizer", lambda *_: synthesizer)
     seen = []
 
+    original = page.build_page
+
     def build_page(*given):
+        assert original(*given).delete_cache == (3600, 3600)  # or the disk fills
         assert given == (served.Served(synthesizer, {}, 4096), "voice", 5)
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
         seen.append((folder, folder.stat().st_mode & 0o777, folder.stat().st_uid))
