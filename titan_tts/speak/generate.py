@@ -66,8 +66,8 @@ class Narrator:
         """Raises InputError for a text that the model cannot say and for a voice that cannot be loaded. `warn`: also
         warn about requests unlike the training data."""
         tokenizer, data = self.synthesizer.run.tokenizer, self.synthesizer.run.config.data
-        check_text(request.text, tokenizer, request.where)
         try:
+            check_text(request.text, tokenizer, request.where)
             utterance = self._utterance(request)
             tokenizer.encode(request.text)
             unicode_bytes(request.reference_text)

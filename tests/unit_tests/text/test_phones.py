@@ -76,6 +76,8 @@ def test_a_run_has_the_vocabulary_of_its_phones(config, tmp_path):
     assert tokenizer.unknown_characters("pay") == ["e"] and not tokenizer.unknown_characters(
         TEXTS[1]
     )
+    # Before its ids are asked for.
+    refused(lambda: tokenizer.unknown_characters("a\ud83d"), "half of a surrogate pair")
     counts = tokenizer.max_tokens(open_dataset(config.data.path))
     assert counts.tolist() == [len(each) + 2 for each in PHONES]
     stored = load_tokenizer(tmp_path / "run", config)

@@ -246,7 +246,10 @@ class UnitTokenizer(ConditionedTokenizer):
         self._id_of_added = {token: number for number, token in numbered}
 
     def spoken(self, text: str) -> str:
-        return self._phones(text) if self._phones is not None else super().spoken(text)
+        if self._phones is None:
+            return super().spoken(text)
+        unicode_bytes(text)
+        return self._phones(text)
 
     def spans(self, text: str) -> np.ndarray:
         text = self.spoken(text)
