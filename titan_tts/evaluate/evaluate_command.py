@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_tts.evaluate.options import Options, check_options, first_config, scorer_specs
+from titan_tts.evaluate.options import Options, check_options, read_configs, scorer_specs
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
@@ -32,7 +32,8 @@ def run(options: Options) -> int:
     checkpoints = find_checkpoints((options.run, *options.more), options.step, options.weights)
     folder = output_folder(options, checkpoints)
     check_writable(folder / "evaluation.json", "--out")
-    config = first_config(options, [each.folder for each in checkpoints])
+    configs = read_configs(options, [each.folder for each in checkpoints])
+    config = configs[0]
     specs: Any = scorer_specs(options, config)
     samples = replace(config.samples, **specs)
     kind, tests = read_tests(options, config)
@@ -55,7 +56,7 @@ def run(options: Options) -> int:
             "left_out": tests.left_out,
             "without_reference": sum(prompt.reference is None for prompt in tests.prompts),
             "without_recording": sum(prompt.load_recording is None for prompt in tests.prompts),
-            "is_training_data": is_training_data(options, config),
+            "is_training_data": any(is_training_data(options, each) for each in configs),
         },
         "scorers": {
             name: None if scorer is None else scorer.name
@@ -74,7 +75,7 @@ def run(options: Options) -> int:
 
 
 def is_training_data(options: Options, config: "JobConfig") -> bool:
-    """Whether --test is the run's [data] path, as far as their names tell."""
+    """Whether --test is a run's [data] path, as far as their names tell."""
     paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
     return Path(options.test).resolve() in {Path(path).resolve() for path in paths if path}
 

@@ -86,8 +86,8 @@ def check_options(options: Options) -> None:
     check_range("--on-page", options.on_page, 0, 500)
 
 
-def first_config(options: Options, folders: list[str]) -> "JobConfig":
-    """The first run's config. Raises InputError where the runs' codecs differ."""
+def read_configs(options: Options, folders: list[str]) -> list["JobConfig"]:
+    """The runs' configs. Raises InputError where their codecs differ."""
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
@@ -104,7 +104,7 @@ def first_config(options: Options, folders: list[str]) -> "JobConfig":
             f"the runs have different codecs ({', '.join([*codecs.values()] or sorted(kinds))}); evaluate "
             "them apart"
         )
-    return configs[0]
+    return configs
 
 
 def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:

@@ -205,7 +205,7 @@ def warnings(report: dict[str, Any]) -> list[str]:
         0 < missing < test["utterances"]
         and f"{missing} utterances have no recording, so there is no row of the recordings",
         test["is_training_data"]
-        and "the run was trained on these utterances, so the figures praise memory",
+        and "a system was trained on these utterances, so its figures praise memory",
         report["unfit_recognizer"],
     )
     return [sentence for sentence in found if sentence]

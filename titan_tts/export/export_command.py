@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from titan_tts.export.options import Options
-from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.files import check_writable
 
 
@@ -12,6 +12,11 @@ def run(options: Options) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"OUT = {out} exists already; give a new folder")
     check_writable(out / "config.json", "OUT")
+    unused = options.voices or options.push or options.dtype != Options.dtype
+    require(
+        not (options.adapter and unused),
+        "--adapter writes what was trained alone, without --voices, --dtype and --push; leave these out",
+    )
     from titan_tts.export.exporter import export
     from titan_tts.speak.hub import FILES, is_hub_name, upload_folder
 

@@ -1,6 +1,7 @@
 """README.md of an exported folder: what the model is, its figures, its data, and the licences to fill in."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,18 @@ def _heldout_loss(loaded: LoadedRun) -> dict[str, str]:
 
 
 def _word_errors(loaded: LoadedRun) -> dict[str, str]:
-    """Word errors of this step with these weights, by test set."""
+    """Word errors of this step with these weights and the run's own sampling, by test set that it was not trained on."""
     found = {}
+    own: dict[str, Any] = {"step": loaded.step, "weights": loaded.weights}
+    own["sampling"] = asdict(loaded.config.sampling) | {"codec": ""}
     for path in sorted(loaded.folder.glob("evaluation/*/evaluation.json")):
         try:
             report: dict[str, Any] = json.loads(path.read_text())
             test, by = report["test"], report["scorers"]["recognizer"]
-            for row in report["rows"]:
-                if (row.get("step"), row.get("weights")) == (loaded.step, loaded.weights):
+            for row in () if test["is_training_data"] else report["rows"]:
+                row["sampling"] = row.get("sampling", {}) | {"codec": ""}  # which may have moved
+                of_run = Path(row.get("run", "")).name == loaded.folder.name
+                if of_run and own.items() <= row.items():
                     wer = row["figures"]["wer"]
                     found[f"word errors on `{_short(test['source'])}`"] = (
                         f"{wer['value']:.1%} ({wer['low']:.1%} to {wer['high']:.1%}), "

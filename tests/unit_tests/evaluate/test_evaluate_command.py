@@ -13,7 +13,7 @@ from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up,
 from tests.helpers.sentences import refused
 from titan_tts.evaluate import evaluate as evaluate_module
 from titan_tts.evaluate.evaluate_command import _print, is_training_data
-from titan_tts.evaluate.options import Options, first_config, scorer_specs
+from titan_tts.evaluate.options import Options, read_configs, scorer_specs
 from titan_tts.speak import hub
 from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.speech.codec import record
@@ -94,11 +94,11 @@ def test_codecs_are_compared_by_what_they_are(monkeypatch):
     monkeypatch.setattr(hub, "find_folder", Path)
     monkeypatch.setattr(record, "recorded_codecs", records)
     options = SimpleNamespace(codec="")
-    assert first_config(options, ["a", "b"]).data.path == "a"
+    assert [each.data.path for each in read_configs(options, ["a", "b"])] == ["a", "b"]
     for other in ("c", "d"):
-        refused(lambda other=other: first_config(options, ["a", other]), "different codecs")
+        refused(lambda other=other: read_configs(options, ["a", other]), "different codecs")
     options.codec = "mel_dct"  # of all runs
-    assert first_config(options, ["d", "a"]).data.path == "d"
+    assert read_configs(options, ["d", "a"])[0].data.path == "d"
 
 
 def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
@@ -114,6 +114,17 @@ def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
     arguments = ["--test", tree, "--recognizer", SPEC, "--seeds=1", "--on-page=0", "--out=out"]
     assert evaluate("a@7", "b@5", *arguments) == 2
     assert "b@5 has another codec than a@7; evaluate them separately" in capsys.readouterr().err
+
+
+def test_a_later_run_that_was_trained_on_the_test_is_told(tree, loaded, monkeypatch, capsys):
+    data = replace(loaded.config.data, path=str(tree / "test-clean"))
+    configs = {"a": loaded.config, "b": replace(loaded.config, data=data)}
+    monkeypatch.setattr(manager, "load_run_config", lambda folder: configs[folder.name])
+    arguments = ["--test", tree / "test-clean", "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
+    warning = "warning: a system was trained on these utterances"
+    for systems, told in ((["a@5", "a@7"], False), (["a@7", "b@5"], True)):
+        assert evaluate(*systems, *arguments, "--out=out") == 0
+        assert (warning in capsys.readouterr().err) is told
 
 
 def test_defaults():
@@ -138,7 +149,7 @@ def test_warnings_of_what_figures_do_not_say(capsys):
         "warning: utterances left out: 2 silent, 1 undecodable",
         "warning: 3 utterances have no reference, so their voice is arbitrary",
         "warning: 4 utterances have no recording, so there is no row of the recordings",
-        "warning: the run was trained on these utterances, so the figures praise memory",
+        "warning: a system was trained on these utterances, so its figures praise memory",
         "warning: it is unfit",
     ]
     assert "recognizer: r\n" in printed.out and "opinion" not in printed.out

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tomllib
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -142,14 +143,24 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     losses = {"heldout_loss": 0.1234, "heldout_loss_raw": 0.5}
     rows.append({"step": 2, "weights": "ema:0.999"} | losses)
     wer = {"value": 0.021, "low": 0.0, "high": 0.06}
-    row = {"step": 2, "weights": "raw", "figures": {"wer": wer}}
-    other = {"step": 1, "weights": "raw", "figures": {"wer": None}}
-    report = {
-        "test": {"source": "/secret/place/heldout", "utterances": 9},
-        "scorers": {"recognizer": "the referee"},
-        "rows": [{"name": "codec", "figures": {}}, row, other],
+    sampling = asdict(load_run_config(trained).sampling)
+    row = {
+        "step": 2,
+        "weights": "raw",
+        "run": "moved/run",
+        "sampling": sampling | {"codec": "gone"},
     }
-    for name, content in (("step-2", json.dumps(report)), ("broken", "{")):
+    row["figures"] = {"wer": wer}
+    other = {"figures": {"wer": wer | {"value": 0.5}}}  # of other runs, steps and settings
+    others = [{"run": "b"}, {"step": 1}, {"sampling": sampling | {"steps": 1}}]
+    report = {
+        "test": {"source": "/secret/place/heldout", "utterances": 9, "is_training_data": False},
+        "scorers": {"recognizer": "the referee"},
+        "rows": [{"name": "codec", "figures": {}}, row, *(row | other | each for each in others)],
+    }
+    train = {"source": "/secret/place/train", "utterances": 9, "is_training_data": True}
+    of_train = json.dumps(report | {"test": train})
+    for name, content in (("2", json.dumps(report)), ("3", of_train), ("broken", "{")):
         path = trained / "evaluation" / name / "evaluation.json"
         path.parent.mkdir(parents=True)
         path.write_text(content)
@@ -174,6 +185,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     assert "| held-out loss | 0.5000 at step 2 |" in card and "license: mit" in card
     errors = "2.1% (0.0% to 6.0%), 9 utterances, heard by the referee"
     assert f"| word errors on `place/heldout` | {errors} |" in card and "secret" not in card
+    assert card.count("word errors") == 1
     assert "generate two --speaker s1 --text" in card and 'from_pretrained("two")' in card
     assert 'voices=["s1"]' in card and "| weights | the trained weights (raw) |" in card
     # Of another step, with a voice of other shards: 16 utterances of an hour each.
@@ -195,6 +207,8 @@ def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):
         ([str(trained), str(folder)], "exists already"),
         ([str(folder), new], "exported folder already"),
         ([str(trained), new, "--push=x"], "OWNER/NAME"),
+        ([str(trained), new, "--adapter", "--push=a/b"], "without --voices, --dtype and --push"),
+        ([str(trained), new, "--adapter", "--voices=s0"], "without --voices, --dtype and --push"),
     ):
         assert main(["export", *arguments]) == 2 and not (tmp_path / "new").exists()
         assert words in capsys.readouterr().err
