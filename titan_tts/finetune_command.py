@@ -100,6 +100,13 @@ class Options:
 def run(options: Options) -> int:
     if Path(options.out).is_file():
         raise InputError(f"OUT = {options.out} is a file; give a folder")
+    if Path(options.recordings, "prepare.json").is_file():
+        for name in ("only", "where", "language", "speaker", "heldout_fraction"):
+            require(
+                getattr(options, name) == getattr(Options, name),
+                f"--{name.replace('_', '-')} is for recordings, but RECORDINGS = {options.recordings} is prepared already; "
+                f"give the recordings, or leave it out",
+            )
     if options.recognizer:  # before training
         from torchtitan.models.dit_tts.config.job_config import Samples
         from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained

@@ -101,6 +101,9 @@ def test_a_step_that_fails_ends_the_command(base, tmp_path):
     (tmp_path / "prepare.json").write_text("{}")
     status, said = finetune(base, tmp_path, tmp_path / "out")
     assert status == 2 and "prepare.json is no record of titan-tts prepare" in said
+    for given in ("--only=annotated", "--speaker=me"):
+        status, said = finetune(base, tmp_path, tmp_path / "out", given)
+        assert status == 2 and f"{given.partition('=')[0]} is for recordings" in said, said
 
 
 def test_a_stop_is_passed_on_and_nothing_is_lost(base, recordings, tmp_path):

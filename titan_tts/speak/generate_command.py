@@ -21,7 +21,7 @@ from titan_tts.speak.sampling_options import (
     load_synthesizer,
 )
 from torchtitan.models.dit_tts.config.trust import chosen_scorer
-from torchtitan.models.dit_tts.errors import InputError, check_range, show
+from torchtitan.models.dit_tts.errors import InputError, check_range, require, show
 from torchtitan.models.dit_tts.files import check_writable, read_json
 from torchtitan.models.dit_tts.run.launcher import launcher_number
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_cut
@@ -116,6 +116,10 @@ def check_options(options: Options) -> None:
     if sum(given) != 1:
         raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
     check_range("--takes", options.takes, 1, 1000)
+    require(
+        options.takes > 1 or not options.recognizer,
+        "--recognizer chooses among takes, but --takes = 1; give more takes, or leave it out",
+    )
     check_range("--batch-size", options.batch_size, 1, 4096)
     if options.text_list:
         if options.out in (STANDARD_OUTPUT, Options.out) or options.format == "pcm":
@@ -133,7 +137,8 @@ def check_options(options: Options) -> None:
             raise InputError(
                 "--format is for --text-list and --out - only; a file's name sets its format"
             )
-        if options.out in (*options.reference, options.text_file):
+        inputs = map(os.path.realpath, filter(None, (*options.reference, options.text_file)))
+        if os.path.realpath(os.path.expanduser(options.out)) in inputs:
             raise InputError(
                 f"--out = {options.out}, but that is the input file; give another name"
             )
