@@ -10,6 +10,7 @@ from torchtitan.models.dit_tts.errors import (
     quiet_known_warnings,
     require_modules,
 )
+from torchtitan.models.dit_tts.files import check_writable
 
 
 @dataclass
@@ -66,6 +67,7 @@ def run(options: Options) -> int:
         for line in grid_run.list(options.price):
             print(line, flush=True)
         return 0
+    check_writable(grid_run.folder / "grid.toml", "[grid] dump_folder")
     interrupt_on_signals()
     status = grid_run.run(path.read_text())
     if not options.no_analysis:

@@ -11,6 +11,7 @@ from torchtitan.models.dit_tts.files import check_writable, local_path, write_at
 def run(options: Options) -> int:
     """Searches, prints the keys, and writes them to `--out`. Returns the exit status."""
     check_range("--nproc", options.nproc, 1, 10**6)
+    check_range("--timeout-minutes", options.timeout_minutes, 0.1, 10**6)
     path = find_config(options.config)
     from titan_tts.grids.autotune import Autotune
     from titan_tts.launch.supervisor import interrupt_on_signals
@@ -20,6 +21,7 @@ def run(options: Options) -> int:
     check_writable(options.out, "--out")
     config = load_config([f"--job.config_file={path}", *options.config_args])
     work = Path(local_path(options.work or f"outputs/autotune/{path.stem}"))
+    check_writable(work / "trials", "--work")
     interrupt_on_signals()
     found = Autotune(config, options, work / "trials").run()
     write_atomic(options.out, found.toml())

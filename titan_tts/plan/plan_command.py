@@ -10,6 +10,7 @@ import tyro
 
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError, check_range
+from torchtitan.models.dit_tts.files import check_writable
 
 
 @dataclass
@@ -79,6 +80,8 @@ def run(options: Options) -> int:
     if options.out and (not options.suggest or options.out.exists()):
         why = "exists; give another file" if options.suggest else "needs --suggest"
         raise InputError(f"--out {options.out} {why}")
+    if options.out:
+        check_writable(options.out, "--out")
     path = find_config(options.config)
     # torch takes seconds to import.
     from titan_tts.plan.calibration import load_factor

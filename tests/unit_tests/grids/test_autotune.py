@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from tests.helpers.fixed_sets import write_rows
 from tests.helpers.instant_runs import InstantRun, write_report
+from titan_tts.cli import main
 from titan_tts.grids import runner
 from titan_tts.grids.autotune import Autotune
 from titan_tts.grids.autotune_command import Options
@@ -46,6 +47,15 @@ def tune(tmp_path, monkeypatch):
         return Autotune(load_config([*start, *arguments]), options, tmp_path / "work")
 
     return made
+
+
+def test_options_are_checked_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for given, words in (
+        (["--timeout-minutes", "0"], "--timeout-minutes = 0.0, but it must be from 0.1"),
+        (["--work", "/proc/x"], "--work = /proc/x/trials cannot be written"),
+    ):
+        assert main(["autotune", "debug", *given]) == 2 and words in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -123,6 +123,10 @@ def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
     assert main([*command, "--dry-run", "--retry", "oom"]) == 0
     assert "done: 3 runs" in capsys.readouterr().out
     assert main([*command, "--dry-run", "--price", "nan"]) == 2
+    nowhere = tmp_path / "nowhere.toml"
+    nowhere.write_text(path.read_text().replace(str(tmp_path), "/proc"))
+    assert main(["ablate", str(nowhere), "--no-analysis"]) == 2
+    assert "[grid] dump_folder = /proc/nowhere/grid.toml cannot be" in capsys.readouterr().err
     assert main(["ablate", str(path)]) == 1
     assert (tmp_path / "mine/analysis/summary.csv").exists()
 

@@ -234,6 +234,7 @@ def test_what_the_command_passes_on(monkeypatch, capsys, tmp_path):
         ([str(DEBUG), "--gpus", "-1"], "--gpus = -1, but it must be from 0"),
         ([str(DEBUG), "--gpus", "12"], "--gpus 12 must be whole nodes of 8 H200"),
         ([str(DEBUG), "--out", "x.toml"], "--out x.toml needs --suggest"),
+        ([str(DEBUG), "--suggest", "--out", "/proc/x.toml"], "/proc/x.toml cannot be written"),
         ([str(DEBUG), "--gpus-per-node", "1"], "mixed_precision_param = 'float32'"),
         ([str(DEBUG), "--gpus-per-node", "1", *SMALL, "--attention.backend=flex"], "'flex' needs"),
         (["--calibrate", "nowhere"], "--calibrate nowhere"),
