@@ -100,7 +100,6 @@ def test_two_workers_give_the_same_bytes_as_one(engine, tmp_path):
         output = tmp_path / f"{name}{workers}"
         record = corpora.prepare(source, output, **SETTINGS, engine=name, workers=workers)
         found.append((record["shards"], record["summary"]))
-        assert record["throughput"]["engine"] == name
     assert found[0] == found[1]
 
 

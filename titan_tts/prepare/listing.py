@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from titan_tts.prepare.recordings import Item, SourceError, Unusable, unreadable
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file, is_remote
+from torchtitan.models.dit_tts.files import atomic_file
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
 SHOWN_PROBLEMS = 20
@@ -88,14 +89,9 @@ def source_digest(reader: Reader) -> str:
     """
     digest = hashlib.sha256()
     for name, path in reader.files().items():
-        if is_remote(path):
-            source = open_source(path)
-            size, time = source.size, source.version
-            source.close()
-        else:
-            status = os.stat(path)
-            size, time = status.st_size, status.st_mtime_ns
-        digest.update(f"{name}\0{size}\0{time}\n".encode("utf-8", "backslashreplace"))
+        with closing(open_source(path)) as file:
+            line = f"{name}\0{file.size}\0{file.version}\n"
+        digest.update(line.encode("utf-8", "backslashreplace"))
     if not reader.self_contained:
         for item, size, time in list_items(reader):
             line = item.to_json() if isinstance(item, Item) else json.dumps(item)

@@ -17,7 +17,6 @@ the recordings and the settings, never on the number of workers, the engine or t
 
 import json
 import os
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +48,6 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
 
     The record gets "reused": True where the output was complete already and nothing was done.
     """
-    began = time.monotonic()
     options.check()
     # Through links: the work folder lies beside the output itself, and is renamed to it.
     output = Path(os.path.realpath(options.output))
@@ -91,7 +89,7 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
             run = Run(reader.root, reader.files(), *shape, options)
             write_run(folder, run)
             try:
-                _build(folder, reader, run, state, devices, began)
+                _build(folder, reader, run, state, devices)
             except InputError:
                 if read_plan(folder) is None:  # not even listed
                     work_folder.clear(folder)
@@ -140,7 +138,7 @@ def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str
 
 
 def _build(
-    folder: Path, reader: Reader, run: Run, state: dict[str, Any], devices: list[str], began: float
+    folder: Path, reader: Reader, run: Run, state: dict[str, Any], devices: list[str]
 ) -> None:
     """All stages in the work folder, up to prepare.json."""
     options = run.options
@@ -170,7 +168,6 @@ def _build(
             )
         work_folder.keep_shards_of(folder, chunks.fingerprint)
         shards = _shard_stage(folder, total, options, runner)
-    seconds = time.monotonic() - began
     record = {
         **state,
         "sample_rate": run.sample_rate,
@@ -179,11 +176,7 @@ def _build(
         "summary": report.summarize(
             shards, run.sample_rate / run.hop_length, len(chunks.labels("speaker")[1]), total
         ),
-        "throughput": {
-            "seconds": round(seconds, 2),
-            "recordings_encoded": encoded,
-            "engine": options.engine,
-        },
+        "encoded_now": encoded,
     }
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
 

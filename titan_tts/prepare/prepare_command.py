@@ -32,8 +32,7 @@ def run(options: Options) -> int:
         check_encoder(encoder)
     record = prepare_corpus(options)
     state = "was complete already" if record["reused"] else "is complete"
-    figures = lines(record["summary"], None if record["reused"] else record["throughput"])
-    show("\n  ".join([f"{options.output} {state}:", *figures]))
+    show("\n  ".join([f"{options.output} {state}:", *lines(record["summary"])]))
     if encoder.model:
         texts, made = encode_texts(
             Path(options.output), list(record["shards"]), encoder, options.device, options.engine

@@ -29,7 +29,7 @@ def summarize(
     return summary | {"problems": total.problems[:SHOWN_PROBLEMS]}
 
 
-def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[str]:
+def lines(summary: dict[str, Any]) -> list[str]:
     """The summary in words."""
     out = []
     for split in SPLITS:
@@ -61,9 +61,4 @@ def lines(summary: dict[str, Any], throughput: dict[str, Any] | None) -> list[st
     if summary["problems"]:
         out.append("the first corrupt recordings:")
         out += [without_secrets(f"  {key}: {sentence}") for key, sentence in summary["problems"]]
-    if throughput and throughput["seconds"]:
-        out.append(
-            f"this run: {throughput['recordings_encoded']} recordings encoded in "
-            f"{throughput['seconds']:.1f} s"
-        )
     return out

@@ -158,7 +158,7 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
         content = (tmp_path / "out" / name).read_bytes()
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert shard["bytes"] == len(content) and (tmp_path / "out" / f"{name}.idx").exists()
-    assert "no other recording: 1 (12.5%)" in "\n".join(report.lines(summary, None))
+    assert "no other recording: 1 (12.5%)" in "\n".join(report.lines(summary))
 
 
 def test_no_references_are_stored_where_none_are_wanted(corpus, tmp_path):
@@ -282,7 +282,7 @@ def test_every_reason_is_counted(tmp_path):
     ]
     assert summary["dropped"] == dict.fromkeys(sorted(REASONS), 1)
     assert summary["train"]["samples"] == 2 and summary["problems"][0][0] == "undecodable"
-    printed = report.lines(summary, None)
+    printed = report.lines(summary)
     assert {"  too_long: 1 (above --max-seconds)", "the first corrupt recordings:"} <= {*printed}
     assert prepare(source, out, **settings, **SKIP)["reused"]
     # Without --on-error skip no recording may be missing.

@@ -80,12 +80,11 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     first = capsys.readouterr().out
     assert "codec mel_dct: 16000 Hz, 25 latent frames per second" in first
     assert "train: samples 1, 0.0 minutes, shards 1" in first and "speakers: 1\n" in first
-    assert "this run: 1 recordings encoded in" in first
     assert f"titan-tts data inspect '{tmp_path}/o ut/train'" in first
     assert f"titan-tts train small --data.path '{tmp_path}/o ut/train'" in first
     assert prepare_command.run(options) == 0
     again = capsys.readouterr().out
-    assert "was complete already" in again and "this run" not in again
+    assert "was complete already" in again
     tests = replace(options, output=str(tmp_path / "test"), heldout_fraction=1.0)
     assert prepare_command.run(tests) == 0
     printed = capsys.readouterr().out
@@ -113,7 +112,7 @@ def test_figures_in_words():
     total = Chunk({}, {"too_long": 3, "empty_text": 22}, problems, counts)
     summary = summarize(shards, 25.0, 7, total)
     assert summary["problems"] == problems[:20]
-    assert lines(summary, {"seconds": 8.0, "recordings_encoded": 120}) == [
+    assert lines(summary) == [
         "train: samples 60, 2.0 hours, shards 2",
         "train samples without a reference, as --references is 0 or their speaker has no other recording: 3 (5.0%)",
         "heldout: samples 40, 1.5 minutes, shards 1",
@@ -126,7 +125,6 @@ def test_figures_in_words():
         "  too_long: 3 (above --max-seconds)",
         "the first corrupt recordings:",
         *(f"  k{number}: bad" for number in range(20)),
-        "this run: 120 recordings encoded in 8.0 s",
     ]
 
 

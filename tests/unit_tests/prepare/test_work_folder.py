@@ -115,7 +115,7 @@ def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch, capsys):
         prepare(corpus, out, **OTHER)
     capsys.readouterr()
     record = prepare(corpus, out, **SMALL)
-    assert record["throughput"]["recordings_encoded"] == 4
+    assert record["encoded_now"] == 4
     assert "| 2/6 [" in capsys.readouterr().err.rpartition("\rencoding")[0]
     assert shards(out) == shards(out.with_name("complete"))
     assert all(record[name] == complete[name] for name in ("shards", "summary"))
@@ -180,7 +180,7 @@ def test_a_chunk_that_is_killed_half_way_is_encoded_again(corpus, out, monkeypat
     for name in ("load_index", "write_atomic"):
         killed(monkeypatch, encode, name, corpus, out, **SMALL)
     record = prepare(corpus, out, **SMALL)
-    assert record["throughput"]["recordings_encoded"] == 6
+    assert record["encoded_now"] == 6
     assert shards(out) == shards(out.with_name("complete"))
 
 

@@ -7,6 +7,7 @@ checked, so that a corrupt tar is never a short list (see `data/tar_reader`).
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 
 from titan_tts.prepare.formats import common_folder, find_files
 from titan_tts.prepare.recordings import (
@@ -60,11 +61,8 @@ class WebDataset:
 
     def items(self) -> Iterator[Item | Unusable]:
         for name, path in self.tars.items():
-            source = open_source(path)
-            try:
+            with closing(open_source(path)) as source:
                 yield from self._tar_items(source, name)
-            finally:
-                source.close()
 
     def _tar_items(self, source: ShardFile, name: str) -> Iterator[Item | Unusable]:
         problems: list[str] = []
