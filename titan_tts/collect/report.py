@@ -51,10 +51,12 @@ def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> 
     agreements = [row["agreement"] for row in rows if row["agreement"] is not None]
     speakers = _parts(rows, "speaker")
     failed = [(f"{names[id]}: {job.message}",) for id, job in jobs.items() if job.state == "dead"]
+    without = len({*complete} - {row["id"].partition("-")[0] for row in rows})
     hours_in = sum(read_seconds(output / FILES / file) for file in complete) / 3600
     mean = sum(agreements) / max(1, len(agreements))
     figures = {
         "recordings": f"{len(complete):,} of {len(names):,}",
+        "without a segment": f"{without:,}",
         "hours in": f"{hours_in:.2f}",
         "hours kept": f"{sum(map(_hours, rows)):.2f}",
         "segments": f"{len(rows):,}",

@@ -9,7 +9,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import soundfile
 
 from tests.helpers.collecting import COUNT, analyzed_jobs, queue_of, read_rows, seconds, tree
 from tests.helpers.sentences import refused
@@ -143,6 +145,15 @@ def test_a_disk_that_fails_is_no_fault_of_a_recording(
             assert not list((output / "partial").glob("*"))  # the queue needs its space
     assert queue_of(output).counts()["pending"] == COUNT
     assert collect(source, output) == 0
+
+
+def test_recordings_without_a_segment_are_counted(source, output, collect, capsys):
+    for name, samples in (("empty", 0), ("one", 1), ("short", RATE // 2)):
+        soundfile.write(source / f"{name}.wav", np.zeros(samples), RATE)
+    assert collect(source, output) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "recordings 8 of 9 without a segment 2 hours in" in said
+    assert "failed 1 failed (--retry-dead tries again) empty.wav: the audio has 0 samples" in said
 
 
 def test_a_recording_that_is_too_long_fails_alone(source, output, collect, monkeypatch, capsys):
