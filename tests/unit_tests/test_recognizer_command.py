@@ -1,6 +1,7 @@
 """`titan-tts recognizer finetune`: what Whisper learns from, that it learns it, and a continued run."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -143,5 +144,7 @@ def test_what_cannot_be_learned(whisper, tmp_path, capsys):
     capsys.readouterr()
     sentence("5 rows to train on and 0", all=True, language="en", heldout_fraction=0.01)
     assert "1 rows are too long for Whisper" in capsys.readouterr().out
+    os.truncate(tmp_path / "2.wav", 500)
+    sentence("list.jsonl: k2: the audio is cut short", all=True, language="en")
     assert main(["recognizer", "finetune", str(path), str(tmp_path / "o")]) == 2
     assert "needs --model" in capsys.readouterr().err

@@ -118,7 +118,10 @@ def annotated_segments(manifest: Path) -> list[Segment]:
 def load_audio(target: Path, segment: Segment) -> Recording:
     """A segment's samples. Paths are relative to the collected folder, or to the manifest's."""
     root = target.parent if target.suffix == MANIFEST_SUFFIX else target
-    found = Loader(str(root)).load(segment.audio, 0)
+    try:
+        found = Loader(str(root)).load(segment.audio, 0)
+    except InputError as error:
+        raise InputError(f"{target}: {segment.id}: {error}") from error
     assert isinstance(found, Recording)
     return found
 
