@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
-from filelock import FileLock, Timeout
 
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules, show
-from torchtitan.models.dit_tts.files import check_writable, fingerprint, read_json, write_atomic
+from torchtitan.models.dit_tts.files import (
+    check_writable,
+    fingerprint,
+    held,
+    read_json,
+    write_atomic,
+)
 
 if TYPE_CHECKING:
     from titan_tts.annotate.segments import Segment
@@ -72,12 +77,9 @@ def run(options: Options) -> int:
     lock = Path(f"{options.out}.lock")
     check_writable(lock, "OUT")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(lock, timeout=0):
-            return _run(options)
-    except Timeout:
-        sentence = "another titan-tts recognizer is at work there; wait for it, or give another OUT"
-        raise InputError(f"{options.out}.work: {sentence}") from None
+    sentence = "another titan-tts recognizer is at work there; wait for it, or give another OUT"
+    with held(lock, f"{options.out}.work: {sentence}"):
+        return _run(options)
 
 
 def _run(options: Options) -> int:

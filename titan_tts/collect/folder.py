@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
-from torchtitan.models.dit_tts.files import read_json, sync_folder, write_atomic
+from torchtitan.models.dit_tts.files import held, read_json, sync_folder, write_atomic
 
 if TYPE_CHECKING:
     from titan_tts.collect.analyze import Segment
@@ -51,14 +50,10 @@ _FIELDS = (*_DIGITS, "text", "text_verbatim", "language", "quality")  # of a seg
 def locked(output: Path, alone: bool) -> Iterator[None]:
     """Makes the folder; `alone`: no other command may work in it until the block ends."""
     output.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(output / ".collect.lock", timeout=0 if alone else _LOCK_SECONDS):
-            yield
-    except Timeout:
-        raise InputError(
-            f"{output}: another titan-tts collect is at work there; wait for it, or let several share the work through "
-            "--queue postgresql://..."
-        ) from None
+    refusal = f"{output}: another titan-tts collect is at work there; wait for it, or let several share the work through "
+    refusal += "--queue postgresql://..."
+    with held(output / ".collect.lock", refusal, 0 if alone else _LOCK_SECONDS):
+        yield
 
 
 _FREE = {"speaker_threshold": None, "batch_size": None}  # they decide nothing in files/

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from filelock import FileLock, Timeout
 
 from titan_tts.grids.cells import Cell, Cells
 from titan_tts.grids.forecast import Forecaster
@@ -22,7 +21,7 @@ from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges, select_samples
 from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
 from torchtitan.models.dit_tts.errors import InputError, printable, require
-from torchtitan.models.dit_tts.files import fingerprint, read_json
+from torchtitan.models.dit_tts.files import fingerprint, held, read_json
 
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
 _AXIS_KEYS = {
@@ -99,13 +98,9 @@ class Autotune:
     def run(self) -> Found:
         folder = self.cells.folder
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(folder / ".lock", timeout=0):
-                return self._run()
-        except Timeout:
-            raise InputError(
-                f"{folder}: is in use by another command; give another --work"
-            ) from None
+        refusal = f"{folder}: is in use by another command; give another --work"
+        with held(folder / ".lock", refusal):
+            return self._run()
 
     def _run(self) -> Found:
         frames = self._edges()

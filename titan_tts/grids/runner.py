@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from filelock import FileLock, Timeout
 from torchtitan.tools import utils
 
 from titan_tts.grids.cells import Cell
@@ -14,7 +13,7 @@ from titan_tts.grids.grid_file import AUTO
 from titan_tts.launch.supervisor import Outcome, RunProcess, train_command
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
-from torchtitan.models.dit_tts.files import fingerprint, read_json, write_atomic
+from torchtitan.models.dit_tts.files import fingerprint, held, read_json, write_atomic
 from torchtitan.models.dit_tts.run.run_folder import LOCK
 
 FILE_NAME = "run.json"
@@ -69,18 +68,14 @@ class Runner:
         """Runs a cell and returns its record. An interrupt ends the run, which is then run again."""
         folder = cell.folder
         if self.record(cell):  # of a start that was interrupted; its benchmark cannot be continued
-            try:
-                with FileLock(folder / LOCK, timeout=self.lock_seconds):
-                    # The record stays, and says whose folder it is should this start be killed, too.
-                    for path in folder.iterdir():
-                        if path.is_dir():
-                            shutil.rmtree(path)
-                        elif path.name not in (FILE_NAME, LOCK):
-                            path.unlink()
-            except Timeout:
-                raise InputError(
-                    f"{folder}: a process of an earlier start still runs in it; end it and repeat the command"
-                ) from None
+            refusal = f"{folder}: a process of an earlier start still runs in it; end it and repeat the command"
+            with held(folder / LOCK, refusal, self.lock_seconds):
+                # The record stays, and says whose folder it is should this start be killed, too.
+                for path in folder.iterdir():
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    elif path.name not in (FILE_NAME, LOCK):
+                        path.unlink()
         self.keep(cell, Outcome("running", "", 0.0), forecast)
         config = folder / "config.toml"
         write_atomic(config, tomli_w.dumps(without_secrets(without_none(cell.content))))

@@ -22,19 +22,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import read_json, sync_folder, write_atomic
+from torchtitan.models.dit_tts.files import held, read_json, sync_folder, write_atomic
 
 RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
 RECORD_VERSION = 5
 _REPLACED_NAME, _SHARDS_OF_NAME = "replaced", "shards_of"
 _SPLIT_NAMES = ("train", "heldout")
-# With the report of earlier versions.
-OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, "report.md", _REPLACED_NAME}
+OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, _REPLACED_NAME}
 _SCRATCH = ["chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json"]
 _SCRATCH += [_SHARDS_OF_NAME, STATE_NAME]  # the state goes last
 
@@ -47,9 +44,12 @@ def locked(output: Path) -> Iterator[Path]:
     """
     folder = output.with_name(output.name + ".partial")
     lock = output.with_name(f".{output.name}.lock")
+    running = (
+        "another titan-tts prepare is running there; wait for it or give another output folder"
+    )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock, timeout=0):
+        with held(lock, f"{folder}: {running}"):
             try:
                 folder.mkdir(exist_ok=True)
                 yield folder
@@ -57,11 +57,6 @@ def locked(output: Path) -> Iterator[Path]:
                 with suppress(OSError):
                     folder.rmdir()
                 lock.unlink(missing_ok=True)  # who waits for it sees that it is gone
-    except Timeout:
-        raise InputError(
-            f"{folder}: another titan-tts prepare is running there; wait for it or give another "
-            "output folder"
-        ) from None
     except OSError as error:
         raise InputError(cannot_write(folder, error)) from None
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from filelock import FileLock, Timeout
+
 from torchtitan.models.dit_tts.errors import InputError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -60,6 +62,16 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def held(lock: Path, refusal: str, seconds: float = 0.0) -> Iterator[None]:
+    """Holds a lock. Raises InputError with the sentence `refusal` where another process keeps it for so many seconds."""
+    try:
+        with FileLock(lock, timeout=seconds):
+            yield
+    except Timeout:
+        raise InputError(refusal) from None
 
 
 def read_json(path: Path, **kinds: type) -> dict[str, Any]:
