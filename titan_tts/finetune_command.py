@@ -4,6 +4,7 @@ Every step is a command of its own, which is printed: prepare, train, evaluate. 
 continues where it was.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 _BATCH = 16
 """Samples of a step: a minute of speech has about so many"""
 
-_MINUTES_TO_STEPS = ((5.0, 100), (20.0, 300), (120.0, 1000))
-"""Up to so many minutes of training data -> steps; more have the last. benchmarks/README.md has the trials"""
+_MINUTES_TO_STEPS = ((5.0, 100), (20.0, 300), (math.inf, 1000))
+"""Up to so many minutes of training data -> steps. benchmarks/README.md has the trials"""
 
 _RATES = {"full": 0.1, "lora": 0.3}
 """Method -> fraction of the base's learning rate"""
@@ -244,9 +245,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
     if record is None:
         raise InputError(f"{data / RECORD_NAME} is no record of titan-tts prepare; prepare again")
     minutes = 60 * record["summary"]["train"]["hours"]
-    steps = options.steps or next(
-        (steps for limit, steps in _MINUTES_TO_STEPS if minutes <= limit), _MINUTES_TO_STEPS[-1][1]
-    )
+    steps = options.steps or next(n for limit, n in _MINUTES_TO_STEPS if minutes <= limit)
     if options.method == "lora" and not options.steps:  # 300 forget the other voices
         steps = max(_MINUTES_TO_STEPS[0][1], steps // 3)
     show(f"{minutes:.1f} minutes of speech to train on: {steps} steps")
