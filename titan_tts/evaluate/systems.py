@@ -38,14 +38,14 @@ class System:
     """of its speech so far"""
 
     def speak(self, prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[int, Sound]]:
-        """(index, speech) of each prompt, in batches of similar length."""
+        """(index, speech) of each prompt, in batches of similar length; of long ones in pieces, as `generate` says them."""
         utterances = [
             Utterance(p.text, Voice(p.reference, p.speaker, p.reference_text), p.metadata)
             for p in prompts
         ]
-        requests = self.synthesizer.requests(utterances)
+        pieces = [self.synthesizer.pieces(each) for each in utterances]
         began = time.perf_counter()
-        for index, speech in self.synthesizer.speak_sorted(requests, seed, self.batch_size):
+        for index, speech in self.synthesizer.say(pieces, seed, self.batch_size):
             self.wall_seconds += time.perf_counter() - began
             sound = Sound(speech.waveform, speech.sample_rate, speech.latents)
             self.audio_seconds += sound.seconds

@@ -11,7 +11,6 @@ import numpy as np
 
 from titan_tts.html import counted
 from titan_tts.serving.served import Served
-from titan_tts.speak.joining import join
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.plots import draw_spectrograms
@@ -45,14 +44,11 @@ def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
                 sampling, steps=int(steps), text_scale=text_scale, speaker_scale=speaker_scale
             )
             check_sampling(chosen_sampling)
-            requests = synthesizer.requests(pieces)
             seed_of_noise = int(seed or 0)  # None: the field is empty
-            spoken = synthesizer.speak_sorted(requests, seed_of_noise, _BATCH, chosen_sampling)
-            sounds = {index: speech.waveform for index, speech in spoken}
+            [(_, speech)] = synthesizer.say([pieces], seed_of_noise, _BATCH, chosen_sampling)
         except InputError as error:
             raise gr.Error(str(error), print_exception=False) from None
-        rate = synthesizer.sample_rate
-        waveform = join([sounds[index] for index in range(len(pieces))], rate)
+        waveform, rate = speech.waveform, speech.sample_rate
         samples = np.frombuffer(pcm(waveform), "<i2")
         about = f"{len(waveform) / rate:.2f} s in {counted(len(pieces), 'piece')}"
         return (rate, samples), draw_spectrograms([(text[:80], waveform)], rate), about

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from titan_tts.speak.joining import join, joined
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untrained_tokens
-from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.synthesizer import Synthesizer, by_text
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import write_atomic
@@ -248,14 +248,8 @@ class Narrator:
         self, texts: Sequence[Sequence[Utterance]]
     ) -> Iterator[tuple[int, list[Speech]]]:
         """(index, speech of its pieces) of each text, as soon as it is complete; batched across the texts."""
-        done: list[dict[int, Speech]] = [{} for _ in texts]
-        pieces = [(text, number) for text, each in enumerate(texts) for number in range(len(each))]
-        for index, speech in self._synthesize_each([texts[text][n] for text, n in pieces]):
-            text, number = pieces[index]
-            done[text][number] = speech
-            if len(done[text]) == len(texts[text]):
-                yield text, [done[text][n] for n in range(len(texts[text]))]
-                done[text] = {}
+        pieces = [piece for pieces in texts for piece in pieces]
+        return by_text(texts, self._synthesize_each(pieces))
 
 
 def _badness(speech: Speech) -> tuple[int, int, int]:

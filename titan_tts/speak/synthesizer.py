@@ -1,6 +1,6 @@
 """Texts and voices to waveforms: the one way in which `generate`, `evaluate`, `serve`, `demo` and Python speak."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from titan_tts.speak.adapters import Adapters
-from titan_tts.speak.joining import pause
+from titan_tts.speak.joining import join, pause
 from titan_tts.speak.lengths import Lengths, speech_end
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import split_text
@@ -26,8 +26,25 @@ from torchtitan.models.dit_tts.text.tokenizer import with_duration
 _MAX_SECONDS = 600.0
 """of a reference whose text is known"""
 
+_BATCH = 16
+"""pieces of long texts per batch, where there are fewer texts"""
+
 Files = str | Path | Sequence[str | Path]
 """A file, or several in order"""
+
+
+def by_text(
+    texts: Sequence[Sequence[Utterance]], spoken: Iterable[tuple[int, Speech]]
+) -> Iterator[tuple[int, list[Speech]]]:
+    """(index, speech of its pieces) of each text, as soon as it is complete. `spoken`: (number among all pieces, speech)."""
+    pieces = [(text, number) for text, each in enumerate(texts) for number in range(len(each))]
+    done: list[dict[int, Speech]] = [{} for _ in texts]
+    for index, speech in spoken:
+        text, number = pieces[index]
+        done[text][number] = speech
+        if len(done[text]) == len(texts[text]):
+            yield text, [done[text][n] for n in range(len(texts[text]))]
+            done[text] = {}
 
 
 @dataclass(frozen=True)
@@ -176,8 +193,8 @@ class Synthesizer:
         seed: int = 0,
         sampling: Sampling | None = None,
     ) -> list[Speech]:
-        """Synthesizes texts as one batch. The noise is of the text, the speaker and the seed, so that a row does not depend
-        on the others.
+        """Synthesizes texts as one batch, long ones in pieces. The noise is of the text, the speaker and the seed, so that
+        a row does not depend on the others.
 
         Args:
             voices: of each text, or one for all, as `voice` takes it; empty: none. An `Utterance` has its own.
@@ -192,7 +209,24 @@ class Synthesizer:
             Utterance(text, voice, self.conditions(voice)) if isinstance(text, str) else text
             for text, voice in zip(texts, found if len(found) > 1 else found * len(texts))
         ]
-        return self.speak(self.requests(utterances), seed, sampling) if utterances else []
+        pieces = [self.pieces(each) for each in utterances]
+        spoken = dict(self.say(pieces, seed, max(len(texts), _BATCH), sampling))
+        return [spoken[index] for index in range(len(texts))]
+
+    def say(
+        self,
+        texts: Sequence[Sequence[Utterance]],
+        seed: int,
+        batch_size: int,
+        sampling: Sampling | None = None,
+    ) -> Iterator[tuple[int, Speech]]:
+        """(index, speech) of each text as soon as it is complete; `texts`: the pieces of each, see `pieces`."""
+        requests = self.requests([piece for pieces in texts for piece in pieces])
+        pieces = self.speak_sorted(requests, seed, batch_size, sampling)
+        for index, spoken in by_text(texts, pieces):
+            whole = join([each.waveform for each in spoken], self.sample_rate)
+            latents = torch.cat([each.latents for each in spoken])
+            yield index, Speech(whole, self.sample_rate, latents)
 
     def speak(
         self, requests: Sequence[_Request], seed: int, sampling: Sampling | None = None

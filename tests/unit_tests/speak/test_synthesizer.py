@@ -110,6 +110,13 @@ def test_long_texts_are_said_in_pieces(synthesizer):
     data.max_frames, data.max_text_tokens = 10_000, 20
     lengths = [len(synthesizer.run.tokenizer.encode(p.text)) for p in synthesizer.pieces(whole)]
     assert max(lengths) <= 20 and len(lengths) > 3
+    # So they are from Python, too: in their order, whatever batches their lengths make.
+    short, long = synthesizer.synthesize(["one", whole])
+    parts = [synthesizer.synthesize([piece])[0] for piece in synthesizer.pieces(whole)]
+    joined = join([each.waveform for each in parts], 100)
+    torch.testing.assert_close(long.waveform, joined, atol=1e-5, rtol=0)
+    assert len(long.latents) == sum(len(each.latents) for each in parts)
+    assert len(short.waveform) == HOP * len(short.latents) < len(joined)
     [given] = synthesizer.pieces(replace(whole, frames=25))
     assert given == replace(whole, text=whole.text.strip(), frames=25)
 
