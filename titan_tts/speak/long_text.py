@@ -38,7 +38,7 @@ def split_text(
     """Splits a text into pieces of size 1 at most, as few as possible. Sizes of neighbours are added.
 
     Args:
-        sizes: returns the sizes of several texts; called once for each kind of break.
+        sizes: returns the sizes of several texts; called once for each kind of break and round of joining.
         low_latency: the first piece has one sentence, or as many as make FIRST_CHARACTERS.
 
     >>> split_text("One. Two two. Three, four", lambda texts: [len(each) / 14 for each in texts])
@@ -50,9 +50,8 @@ def split_text(
     if low_latency:
         while first < len(parts) and sum(len(p) for p, _ in parts[:first]) < FIRST_CHARACTERS:
             first += 1
-    pieces = [
-        each for part in (parts[:first], parts[first:]) for each in _joined(_fitting(part, sizes))
-    ]
+    both = parts[:first], parts[first:]
+    pieces = [each for part in both for each in _joined(_fitting(part, sizes), sizes)]
     return [" ".join(each.split()) for each in pieces if each.strip()] or [text]
 
 
@@ -81,8 +80,11 @@ def _fitting(
     return parts
 
 
-def _joined(parts: Sequence[tuple[str, float]]) -> list[str]:
-    """Joins neighbours as far as they fit."""
+def _joined(
+    parts: list[tuple[str, float]], sizes: Callable[[Sequence[str]], list[float]]
+) -> list[str]:
+    """Joins neighbours as far as they fit. What was joined is measured and joined on: it takes less than the sum of its
+    parts, each of which counts a beginning and an end."""
     pieces: list[str] = []
     total = 0.0
     for text, size in parts:
@@ -92,4 +94,6 @@ def _joined(parts: Sequence[tuple[str, float]]) -> list[str]:
         else:
             pieces.append(text)
             total = size
-    return pieces
+    if len(pieces) == len(parts):
+        return pieces
+    return _joined(list(zip(pieces, sizes(pieces), strict=True)), sizes)

@@ -139,6 +139,12 @@ def test_where_a_text_is_split():
     ):
         assert split_text(text, at_most(characters)) == pieces
         assert split_text(text, at_most(99)) == [" ".join(text.split())]
+    # Every part counts a beginning and an end, of two characters here, and the whole but one.
+    words = " ".join(["abc"] * 9)
+    assert split_text(words, lambda each: [(2 + len(e.strip())) / 20 for e in each]) == [
+        *(" ".join(["abc"] * 4),) * 2,
+        "abc",
+    ]
     # At low latency the first piece is short, but not very.
     text = "One two three four. Five six. Seven."
     assert split_text(text, at_most(99), True) == ["One two three four.", "Five six. Seven."]
