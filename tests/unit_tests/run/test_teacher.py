@@ -177,8 +177,10 @@ def test_a_teacher_of_another_codec_vocabulary_or_form(teacher, train, tmp_path,
     assert train("other", *given, f"--distill.teacher={teacher}") == 2
     assert "a teacher cannot teach what it does not know" in capsys.readouterr().err
     assert train("run", "--training.steps=1") == 0
-    assert train("of_run", *given, f"--distill.teacher={tmp_path / 'run'}") == 2
-    assert "is no exported folder; write one: titan-tts export" in capsys.readouterr().err
+    for other in ("run", "missing"):
+        assert train("of_run", *given, f"--distill.teacher={tmp_path / other}") == 2
+        words = f"{other}' is no exported folder; write one from a trained run: titan-tts export outputs/NAME FOLDER"
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
