@@ -255,5 +255,6 @@ def quiet_known_warnings() -> None:
         "DTensor random operators may not have complete support",  # full weights are drawn
         r"DTensor manual_seed\(\) may not have complete support",
         "In CPU autocast, but the target dtype is not supported",  # float32: no autocast is meant
+        "Set timeout is now only supported for either nccl or gloo",  # a mesh of upstream's that nothing uses
     ):
         warnings.filterwarnings("ignore", message=message)
