@@ -259,7 +259,8 @@ class DiTTTSTrainer(Trainer):
             return False
         if self.benchmark is None:
             return super().should_continue_training()
-        left, metrics = self.benchmark.remaining_steps(self.step), self.metrics_processor
+        left = self.benchmark.remaining_steps(self.step, self.stop_signal.group)
+        metrics = self.metrics_processor
         metrics.total_steps, metrics.step_seconds, metrics.seconds_after = self.benchmark.outlook(
             self.step, left
         )

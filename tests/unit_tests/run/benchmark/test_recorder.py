@@ -28,6 +28,7 @@ from torchtitan.models.dit_tts.run.benchmark.figures import (
     summary,
 )
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
+from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
 
 def test_conventions_are_what_they_say():
@@ -334,6 +335,17 @@ def test_a_duration_ends_it_without_counting_warm_up(tmp_path, clock):
         made = recorder(tmp_path, f"--benchmark.duration_seconds={seconds}")
         assert made.outlook(0, made.remaining_steps(0)) == (6 + 5, None, 0.0)
         assert run_steps(made, clock, [1.0]) == 6 + steps
+
+
+def test_ranks_agree_on_the_end_without_their_devices(tmp_path, monkeypatch):
+    """By gloo: an object that NCCL gathers lets the host wait for the device at every step."""
+    asked = []
+    monkeypatch.setattr(recorder_module, "gather_from_ranks", lambda *of: asked.append(of) or of)
+    made = recorder(tmp_path, "--benchmark.steps=7", "--benchmark.duration_seconds=1e9")
+    signal = SimpleNamespace(agreed=lambda: 0, group="gloo")
+    parts = {"benchmark": made, "stop_signal": signal, "metrics_processor": SimpleNamespace()}
+    assert DiTTTSTrainer._should_continue(SimpleNamespace(step=8, **parts))
+    assert asked == [(6 + 7 - 8, "gloo")]
 
 
 def test_the_report_has_what_repeats_the_run_and_no_secret(tmp_path, clock, monkeypatch):

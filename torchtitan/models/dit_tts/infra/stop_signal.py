@@ -44,7 +44,7 @@ class StopSignal:
         self._at_once = at_once
         self._number = 0
         self._armed = False
-        self._group: dist.ProcessGroup | None = None
+        self.group: dist.ProcessGroup | None = None
         self._reader, writer = socket.socketpair()
         writer.setblocking(False)
         self._writer = writer
@@ -55,15 +55,15 @@ class StopSignal:
     def arm(self, timeout: timedelta) -> None:
         """Called on every rank before the first step. `timeout`: maximum time of a step."""
         if dist.get_world_size() > 1:
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            self.group = dist.new_group(backend="gloo", timeout=timeout)
         self._armed = True
 
     def agreed(self) -> int:
         """The number of a signal that any rank has got, the same on all; 0 if there is none. A collective."""
-        if self._group is None:
+        if self.group is None:
             return self._number
         number = torch.tensor(self._number)
-        dist.all_reduce(number, dist.ReduceOp.MAX, self._group)
+        dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
         return int(number)
 
     def close(self) -> None:

@@ -175,13 +175,13 @@ def step_split(ranks: Sequence[Recording]) -> dict[str, float | None]:
     profiled on several ranks."""
     slowest = max(ranks, key=lambda rank: sum(rank.seconds))
     split: dict[str, float | None] = {
-        part: float(np.median([each[part] for each in slowest.parts])) for part in PARTS
+        part or "other": float(np.median([each[part] for each in slowest.parts]))
+        for part in (*PARTS, "")
     }
-    others = [each[""] for each in slowest.parts]
     exchange = 0.0 if len(ranks) == 1 else None
     if slowest.exchange:
         exchange = float(np.median(slowest.exchange))
-    return split | {"other": float(np.median(others)), "exchange": exchange}
+    return split | {"exchange": exchange}
 
 
 SPLIT_NOTE = (

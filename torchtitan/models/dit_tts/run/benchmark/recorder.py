@@ -133,16 +133,17 @@ class BenchmarkRecorder:
                 parts[-1][part] += seconds_between(begin, end)
         return [sum(each.values()) for each in parts], parts
 
-    def remaining_steps(self, step: int) -> int:
+    def remaining_steps(self, step: int, group: dist.ProcessGroup | None = None) -> int:
         """Number of steps after `step`: [benchmark] steps, or as many as fit into the rest of duration_seconds
-        at the median speed, and the profiled ones. Rank 0 decides for all."""
+        at the median speed, and the profiled ones. Rank 0 decides for all, by a group of the hosts: NCCL's would
+        wait for the devices."""
         benchmark = self.job_config.benchmark
         left = max(0, self.warm_up_steps + (benchmark.steps or OPEN_END) - step)
         if benchmark.duration_seconds and step > self.warm_up_steps:
             time_left = benchmark.duration_seconds - (time.perf_counter() - self._began)
             if self._host_seconds:
                 left = min(left, max(0, int(np.ceil(time_left / np.median(self._host_seconds)))))
-            left = gather_from_ranks(left)[0]
+            left = gather_from_ranks(left, group)[0]
         if left == 0 and not self._profiling:
             self._profiling, self._memory = True, self.max_memory_gib()  # profiling needs some too
         return left + self._profiled_steps - len(self.exchange)
