@@ -69,6 +69,12 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     assert "already holds a run's metrics" in again.log.read_text()
 
 
+def test_fp8_by_its_key(tmp_path):
+    arguments = [*BENCHMARK, "--benchmark.steps=1", "--model.converters=float8"]
+    run = runs.run(tmp_path, "bench", [*arguments, "--quantize.linear.float8.emulate"])
+    assert "fp8, recipe tensorwise, emulated: 24 matmuls of the blocks" in run.log.read_text()
+
+
 def test_a_pretrained_encoder_runs_without_its_weights(tmp_path):
     encoder = write_tiny_t5gemma2(tmp_path / "encoder")
     (encoder / "model.safetensors").unlink()

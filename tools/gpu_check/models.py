@@ -10,11 +10,11 @@ import torch._functorch.config
 import torch._inductor.config
 from torch import nn
 from torchtitan.distributed import ParallelDims
-from torchtitan.protocols.model_converter import build_model_converters
 
 from tools.gpu_check.items import NotMeasured
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron
 from torchtitan.models.dit_tts.model import cpu_kernels
@@ -189,15 +189,9 @@ def built(
 
 def _convert(model: nn.Module, config: JobConfig, dims: ParallelDims) -> None:
     try:
-        import torchao  # noqa: F401
-
-        from torchtitan.models.dit_tts.infra import float8  # noqa: F401  registers the converter
-    except ImportError as error:
+        Float8Converter(config, dims).convert(model)
+    except (ImportError, InputError) as error:  # without torchao, or a GPU without fp8
         raise NotMeasured(f"fp8: {error}") from error
-    try:
-        build_model_converters(config, dims).convert(model)
-    except InputError as error:
-        raise NotMeasured(str(error)) from error
 
 
 def autocast(mode: Mode, device: str) -> torch.autocast:

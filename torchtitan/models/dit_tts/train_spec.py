@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
 from torchtitan.models.dit_tts.data.build import build_dataloader, open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.files import write_atomic
@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.infra.collectives import (
     long_timeout_group,
     run_on_all_ranks,
 )
+from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
@@ -39,8 +40,11 @@ from torchtitan.models.dit_tts.text.durations import (
     fit_durations,
     stored_durations,
 )
+from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 from torchtitan.tools.logging import logger
+
+register_model_converter(Float8Converter, FLOAT8_CONVERTER)
 
 
 def _build_tokenizer(job_config: JobConfig) -> BaseTokenizer:

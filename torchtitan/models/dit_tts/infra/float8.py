@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compat import inductor_config
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
-from torchtitan.protocols.model_converter import ModelConverter, register_model_converter
+from torchtitan.protocols.model_converter import ModelConverter
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import has_cuda_capability
 
@@ -83,6 +83,3 @@ class Float8Converter(ModelConverter):
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
         """Does nothing: each matmul computes its scales."""
-
-
-register_model_converter(Float8Converter, FLOAT8_CONVERTER)
