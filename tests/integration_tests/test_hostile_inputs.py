@@ -193,6 +193,7 @@ for _args, _words in [  # rules of single keys are in unit_tests/config
     ("--training.global_batch_size=7", "is not a multiple of local_batch_size"), ("--data.seed=-1", "seed = -1"), ("--optimizer.lr=nan", "lr = nan"),
     ("--ema.decays=nan", r"decays = \[nan\]"), ("--model.flavor=9000b", "allowed are"), ("--encoder.model=/nowhere/encoder", "/nowhere/encoder"), ("--encoder.model={data}", "data"),
     ("--checkpoint.folder=../x", "without '/'"), ("--checkpoint.initial_load_path=/nowhere", "is not a folder"), ("--checkpoint.load_step=7", "step-7"),
+    ("--checkpoint.exclude_from_loading=optimiser", r"= \['optimiser'\], but it must be some of .*'optimizer', 'dataloader'"),
     ("--data.path=", "is empty"), ("--data.path=/nowhere", "matches no .tar"), ("--data.path=/dev/zero", "matches no .tar"), ("--data.path={d}/a\0b", "matches no .tar"),
     ("--data.path={{1..", "matches no .tar|not a pattern"), ("--data.path={data}/000000.tar,{data}", "twice"), ("--data.weights=1,2", "weights has 2 numbers"),
     ("--data.max_frames=4", "none of the 40 samples fits"), ("--data.max_frames=9", "leaves out"), ("--data.latent_channels=64", "8 wide"), ("--data.bucket_frames=8,4", "ascending"),

@@ -17,7 +17,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.infra.adapters import is_trained
 from torchtitan.models.dit_tts.infra.collectives import (
     gather_from_ranks,
@@ -220,6 +220,11 @@ class RunCheckpointer(CheckpointManager):
         if self.writes:
             self._remove_left_behind()
         self._refuse_to_lose_steps(step)
+        excluded = self.config.checkpoint.exclude_from_loading
+        require(
+            not self.enable or set(excluded) <= set(self.states),
+            f"[checkpoint] exclude_from_loading = {excluded}, but it must be some of {[*self.states]}",
+        )
         path = self._checkpoint_to_load() if self.enable else None
         if self.adapts and self.enable:
             self._load_base()

@@ -81,8 +81,8 @@ def misfit(path: Path, error: BaseException, optimizer: str) -> InputError | Non
     what, name = found[0].rstrip("."), found["name"] or ""
     if name.startswith("dataloader."):
         return InputError(
-            f"{path} was written by an earlier version, whose position in the data this one cannot "
-            f"take; start a new run from its weights by [checkpoint] initial_load_path"
+            f"{path} has no position in the data that this version can take, as with [checkpoint] last_save_model_only "
+            f"or of an earlier version; start a new run from its weights by [checkpoint] initial_load_path"
         )
     if name.startswith("optimizer."):
         return InputError(
