@@ -147,12 +147,12 @@ class Synthesizer:
         data, tokenizer = self.run.config.data, self.run.tokenizer
 
         def sizes(texts: Sequence[str]) -> list[float]:
-            tokens = [len(tokenizer.encode(text)) for text in texts]
-            frames = self.lengths.frames([replace(utterance, text=text) for text in texts])
-            return [
-                max(n / data.max_text_tokens, length / utterance.speed / data.max_frames)
-                for n, length in zip(tokens, frames, strict=True)
-            ]
+            tokens = [len(tokenizer.encode(text)) / data.max_text_tokens for text in texts]
+            # A predictor takes minutes for a text far beyond its training.
+            fitting = [replace(utterance, text=t) for t, size in zip(texts, tokens) if size <= 1]
+            frames = iter(self.lengths.frames(fitting))
+            most = utterance.speed * data.max_frames
+            return [size if size > 1 else max(size, next(frames) / most) for size in tokens]
 
         if utterance.frames is not None:
             return [replace(utterance, text=" ".join(utterance.text.split()))]
