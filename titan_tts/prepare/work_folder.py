@@ -24,7 +24,13 @@ from typing import Any
 
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import held, read_json, sync_folder, write_atomic
+from torchtitan.models.dit_tts.files import (
+    check_writable,
+    held,
+    read_json,
+    sync_folder,
+    write_atomic,
+)
 
 RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
@@ -44,9 +50,8 @@ def locked(output: Path) -> Iterator[Path]:
     """
     folder = output.with_name(output.name + ".partial")
     lock = output.with_name(f".{output.name}.lock")
-    running = (
-        "another titan-tts prepare is running there; wait for it or give another output folder"
-    )
+    check_writable(output / RECORD_NAME, "OUTPUT")
+    running = "another titan-tts prepare is running there; wait for it or give another OUTPUT"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with held(lock, f"{folder}: {running}"):

@@ -364,4 +364,6 @@ def test_a_mistake_leaves_nothing_behind(corpus, tmp_path):
         prepare(heldout, tmp_path / "out", **SMALL)
     with pytest.raises(InputError, match="cannot be written"):
         prepare(corpus, "/proc/nowhere/out", **SMALL)
+    with pytest.raises(InputError, match="OUTPUT = /proc/out/prepare.json cannot be written"):
+        prepare(corpus, "/proc/out", **SMALL)
     assert sorted(os.listdir(tmp_path)) == ["corpus.tar", "h.tar"]
