@@ -87,8 +87,12 @@ def test_the_nearest_record_counts_and_none_passes(prepared, tmp_path):
     write_record(prepared / "train", audio=audio)
     assert [one.audio for one in recorded_codecs(str(prepared / "train" / "*.tar"))] == [audio]
     (prepared / "further" / "down").mkdir(parents=True)
-    (tmp_path / "prepare.json").write_text("{")
+    (tmp_path / "prepare.json").write_text("{}")  # another program's
     below = [str(prepared / "further/down"), str(prepared / "further/down/000000.tar")]
     for path in (*below, str(tmp_path), ["s3://bucket/data/", "", str(tmp_path / "x")]):
         assert recorded_codecs(path) == []
         check_kind("mel_dct", path)
+    (tmp_path / "prepare.json").write_text("{")
+    refused(
+        lambda: check_kind("mel_dct", str(tmp_path)), "prepare.json: is damaged", "copy it again"
+    )

@@ -72,8 +72,12 @@ def _read_record(path: str) -> RecordedCodec | None:
             settings = json.load(file)["settings"]
         kind, audio = codec_kind(settings["codec"]), dict(settings.get("audio", {}))
         return RecordedCodec(path, kind, settings["codec_fingerprint"], audio)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError):
         return None
+    except ValueError:
+        raise InputError(
+            f"{path}: is damaged, so that the codec of these latents is not known; copy it again, or remove it"
+        ) from None
 
 
 def check_kind(codec: str, data_path: str | Sequence[str]) -> None:
