@@ -89,6 +89,10 @@ def _run(options: Options) -> int:
     check_range("--batch", options.batch, 1, 4096)
     out, work = Path(options.out), Path(f"{options.out}.work")
     require(not out.exists(), f"OUT = {out} exists already; give a new folder")
+    require(
+        options.manifest.endswith(".jsonl") and Path(options.manifest).is_file(),
+        f"{options.manifest} is no .jsonl file; give the collection.jsonl of titan-tts collect",
+    )
     require_modules("transformers", "accelerate", "soundfile", "soxr", "jiwer")
     import torch
 
@@ -148,10 +152,6 @@ def _examples(
     from titan_tts.prepare.recordings import drawn
 
     manifest, config = Path(options.manifest), recognizer.model.config
-    require(
-        manifest.suffix == ".jsonl" and manifest.is_file(),
-        f"{manifest} is no .jsonl file; give the collection.jsonl of titan-tts collect",
-    )
     every = read_segments(manifest).values() if options.all else annotated_segments(manifest)
     found = [_example(options, manifest, segment, recognizer) for segment in every]
     most = config.max_target_positions

@@ -136,6 +136,8 @@ def test_what_cannot_be_learned(whisper, tmp_path, capsys):
     path = write_list(tmp_path, 6)
     sentence('has no row with "annotated": true', "titan-tts annotate")
     sentence("is no .jsonl file", path=tmp_path, all=True)
+    unseen = options(tmp_path / "none.jsonl", tmp_path / "o", "nowhere")
+    refused(lambda: run(unseen), "none.jsonl is no .jsonl file")  # before a model is loaded
     sentence("k0 has the language ''", "give --language", all=True)
     sentence("k0 has no verbatim text", all=True, language="en", text="verbatim")
     lines = path.read_text().splitlines()

@@ -44,8 +44,6 @@ def agreement(pairs: Sequence[tuple[Segment, Edit, Edit]]) -> str:
 
 def cohens_kappa(labels: Sequence[tuple[str, str]]) -> float | None:
     """(observed - expected) / (1 - expected) agreement of two raters (Cohen 1960); None where that is 0 / 0."""
-    if not labels:
-        return None
     first, second = zip(*labels, strict=True)
     observed = sum(a == b for a, b in labels) / len(labels)
     expected = sum(first.count(x) * second.count(x) for x in set(first)) / len(labels) ** 2

@@ -166,8 +166,7 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
     try:
         return _checked(folder, file)
     except Exception as error:  # each library has its own
-        known = isinstance(error, InputError)
-        what = str(error) if known else f"is damaged ({first_line(error)})"
+        what = error if isinstance(error, InputError) else f"is damaged ({first_line(error)})"
         again = f"remove {folder} and run titan-tts collect again"
         raise InputError(f"{folder}: {what}; {again}") from error
 

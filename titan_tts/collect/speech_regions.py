@@ -38,7 +38,7 @@ class SpeechDetector:
     def __init__(self, device: str = "cpu") -> None:
         require_modules("silero_vad")
         package = find_spec("silero_vad")
-        path = Path(str(package and package.origin)).parent / "data" / "silero_vad.jit"
+        path = Path(str(package and package.origin)).with_name("data") / "silero_vad.jit"
         try:
             self.network: Any = torch.jit.load(path, map_location=device).eval()
         except (ValueError, RuntimeError) as error:

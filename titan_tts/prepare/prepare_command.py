@@ -10,8 +10,6 @@ from torchtitan.models.dit_tts.data.heldout import FEW_SAMPLES
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
 
-__all__ = ["Options", "run"]
-
 
 def run(options: Options) -> int:
     find_format(options.source, options.format)  # before seconds of imports

@@ -3,8 +3,6 @@
 from titan_tts.share.options import ExportOptions as Options
 from torchtitan.models.dit_tts.errors import require_modules, show
 
-__all__ = ["Options", "run"]
-
 
 def run(options: Options) -> int:
     require_modules(*(("pyarrow",) if options.to == "parquet" else ("av", "soundfile")))

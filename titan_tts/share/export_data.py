@@ -41,8 +41,8 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
         devices = codec_devices(options.device)
         codec = _codec_of(options, devices[0])
         settings["codec"] = codec.name
-        about = figures(options.data, codec.frames_per_second)
-        state |= {"audio": options.audio, "figures": about}
+        state["figures"] = figures(options.data, codec.frames_per_second)
+        state["audio"] = options.audio
     names = {
         name: f"{name}{PARQUET}" if to_parquet else f"{name.replace('/', '-')}.tar"
         for name in shards
@@ -112,7 +112,7 @@ def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
     if found is None:
         raise InputError(f"OUT = {out} holds no export; give a new folder")
     complete = found.pop("shards", {})
-    if changed := difference(found, state):
+    if changed := difference(found | {"figures": 0}, state | {"figures": 0}):
         raise InputError(
             f"OUT = {out} holds another export ({changed}); give a new folder or remove it"
         )

@@ -3,8 +3,6 @@
 from titan_tts.share.options import PushOptions as Options
 from torchtitan.models.dit_tts.errors import show
 
-__all__ = ["Options", "run"]
-
 
 def run(options: Options) -> int:
     from titan_tts.share.push import push

@@ -104,7 +104,7 @@ def test_audio_is_what_the_codec_decodes(prepared, tmp_path, kind, monkeypatch):
         assert len(latents) == len(of_first[0]) and metadata["speaker"] == of_first[2]["speaker"]
 
 
-def test_a_stopped_export_is_continued(prepared, tmp_path, monkeypatch):
+def test_a_stopped_export_is_continued(prepared, tmp_path, monkeypatch, capsys):
     out, write, calls = tmp_path / "out", export_shard.write_parquet_shard, []
 
     def failing(path, *rest):
@@ -124,6 +124,8 @@ def test_a_stopped_export_is_continued(prepared, tmp_path, monkeypatch):
     assert main(arguments) == 0 and len(calls) == 5
     # Another export does not mix with it, nor with a folder of something else.
     assert main([*arguments, "--references=drop"]) == 2
+    assert main([*arguments, "--to=audio-tars"]) == 2
+    assert "to was 'parquet', is 'audio-tars');" in capsys.readouterr().err
     assert main(["data", "export", str(prepared), str(prepared), "--to=parquet"]) == 2
 
 
