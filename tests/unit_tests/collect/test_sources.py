@@ -48,6 +48,7 @@ def test_a_folder_a_glob_a_list_and_a_file(folder, tmp_path, monkeypatch):
     assert names(folder) == sorted(FILES)
     assert names(folder / "deep/*") == ["cover.jpg", "d.flac"]  # who names it means it
     assert names(folder / "*/er/*.m4b") == ["deep/er/c.m4b"]
+    assert names(folder / "**/*.[mf]*") == ["a.mp3", "deep/d.flac", "deep/er/c.m4b"]
     assert names(folder / "a.mp3") == ["a.mp3"]
     monkeypatch.chdir(folder)
     assert names("deep") == ["d.flac", "er/c.m4b"]

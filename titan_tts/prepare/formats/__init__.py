@@ -100,7 +100,7 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
     elif has_pattern(source) and not os.path.exists(source):
         paths = []
         for pattern in braceexpand(source):
-            matches = glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
+            matches = glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else [pattern]
             if "{" in source and not (matches and all(map(os.path.isfile, matches))):
                 raise InputError(f"{source}: {pattern} does not exist; correct the pattern")
             paths += matches
