@@ -16,7 +16,6 @@ REPORT_NAME = "report.html"
 _SHOWN_SPEAKERS = 50
 _ON_STDOUT = 3  # tables
 
-
 _Rows = Sequence[tuple[str, ...]]
 Table = tuple[str, tuple[str, ...], _Rows]
 """Title, header, rows"""
@@ -53,7 +52,6 @@ def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> 
     failed = [(f"{names[id]}: {job.message}",) for id, job in jobs.items() if job.state == "dead"]
     without = len({*complete} - {row["id"].partition("-")[0] for row in rows})
     hours_in = sum(read_seconds(output / FILES / file) for file in complete) / 3600
-    mean = sum(agreements) / max(1, len(agreements))
     figures = {
         "recordings": f"{len(complete):,} of {len(names):,}",
         "without a segment": f"{without:,}",
@@ -62,7 +60,7 @@ def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> 
         "segments": f"{len(rows):,}",
         "annotated": f"{sum(bool(row.get('annotated')) for row in rows):,}",
         "speakers": f"{len(speakers):,}",
-        "agreement": f"{mean:.1%}" if agreements else "not measured",
+        "agreement": f"{sum(agreements) / len(agreements):.1%}" if agreements else "not measured",
         "failed": f"{len(failed):,}",
     }
     costs = [(stage, f"{seconds / analyzed:,.1f}") for stage, seconds in stages.items()]

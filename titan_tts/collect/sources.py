@@ -51,7 +51,7 @@ def list_source(source: str, output: Path) -> dict[str, str]:
             raise InputError(f"SOURCE: the name {shown} is not UTF-8; rename the file")
     require(
         bool(found),
-        f"SOURCE = {source} names no recording outside OUTPUT; give a folder or a bucket with audio files below it, "
+        f"SOURCE = {source} names no recording outside OUTPUT and folders like it; give a folder or a bucket with audio files below it, "
         f"a glob, or a text file ({', '.join(LIST_SUFFIXES)}) with a path in each line",
     )
     return dict(sorted(found.items(), key=lambda each: (each[1], each[0])))
@@ -76,12 +76,16 @@ def _is_audio(path: str) -> bool:
     return path.lower().endswith(AUDIO_SUFFIXES)
 
 
+def _say_unlisted(error: OSError) -> None:
+    show(f"{error.filename}: cannot be listed ({error.strerror}), so what it holds is left out")
+
+
 def _on_disk(path: str) -> tuple[list[str], bool]:
     """Files of a path or a glob, and whether it is a folder."""
     if not os.path.isdir(path):
         return find_files(path, ("",)), False
     found, seen = list[str](), set[str]()
-    for folder, folders, names in os.walk(os.path.abspath(path), followlinks=True):
+    for folder, folders, names in os.walk(os.path.abspath(path), True, _say_unlisted, True):
         # Links may lead in a circle; an output of this command, of whatever SOURCE, has parts of recordings.
         if (real := os.path.realpath(folder)) in seen or RECORD_NAME in names:
             folders.clear()

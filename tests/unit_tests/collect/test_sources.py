@@ -1,5 +1,6 @@
 """What SOURCE names, and that contents are read once."""
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -76,6 +77,19 @@ def test_what_another_collection_is_made_of_is_no_recording(folder):
     (folder / "deep" / "collect.json").touch()
     assert names(folder) == ["B.WAV", "a.mp3"]
     assert names(folder / "deep" / "*.flac") == ["d.flac"]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch, capsys):
+    scandir, locked = os.scandir, str(folder / "deep")
+
+    def refuse(path):  # rights do not bind root
+        if path == locked:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert names(folder) == ["B.WAV", "a.mp3"]
+    assert capsys.readouterr().out.startswith(f"{locked}: cannot be listed (Permission denied)")
 
 
 def test_links_in_a_circle_and_lines_with_any_character(folder, tmp_path):
