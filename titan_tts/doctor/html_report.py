@@ -8,12 +8,12 @@ import numpy as np
 from titan_tts.doctor.checks import characters_per_second
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.text_report import (
-    short_number,
     size_text,
     suggestion_lines,
     summary_lines,
 )
 from titan_tts.html import page_template, plot_style, svg_element
+from titan_tts.tables import number
 from torchtitan.models.dit_tts.data.dataset import Dataset
 
 GENERATOR = "titan-tts data doctor"
@@ -22,7 +22,7 @@ _BLUE, _ORANGE = "#3465a4", "#d9730d"
 
 def render(result: dict[str, Any], plots: dict[str, str]) -> str:
     """The page of `examine`'s result, with plots by title."""
-    filters = {"size": size_text, "short": short_number}
+    filters = {"size": size_text, "number": number}
     template = page_template(__package__, "doctor.html.jinja", filters)
     return template.render(
         generator=GENERATOR,

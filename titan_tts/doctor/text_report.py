@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from titan_tts.doctor.summary import QUANTILES
-from titan_tts.tables import aligned
+from titan_tts.tables import aligned, number
 from torchtitan.models.dit_tts.errors import show
 
 _BAR_CELLS = 40
@@ -23,14 +23,6 @@ LENGTHS = {
 def show_json(value: dict[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
     show(re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text))
-
-
-def short_number(value: float | None) -> str:
-    """Integers in full, others with four significant digits; None -> a dash."""
-    if value is None:
-        return "-"
-    in_full = float(value).is_integer() or abs(value) >= 1000
-    return f"{value:,.0f}" if in_full else f"{value:.4g}"
 
 
 def size_text(count: float) -> str:
@@ -52,8 +44,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     dtypes = ", ".join(f"{name} in {n:,} samples" for name, n in summary["dtype"].items())
     facts = {
         "samples": f"{summary['samples']:,} in {summary['shards']} shards",
-        "speech": f"{short_number(summary['hours'])} hours at {fps:g} frames per second",
-        "references": f"{short_number(summary['reference_hours'])} hours",
+        "speech": f"{number(summary['hours'])} hours at {fps:g} frames per second",
+        "references": f"{number(summary['reference_hours'])} hours",
         "size": size_text(summary["bytes"]),
         "arrays": f"{summary['latent_channels']} channels, {dtypes}",
         "characters": f"{summary['characters']:,} different",
@@ -63,13 +55,13 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     if len(summary["sources"]) > 1:
         rows = [["source", "samples", "hours"]]
         for one in summary["sources"]:
-            rows.append([one["path"], f"{one['samples']:,}", short_number(one["hours"])])
+            rows.append([one["path"], f"{one['samples']:,}", number(one["hours"])])
         lines += ["", *_table(rows)]
     rows = [["", "min", *(f"{100 * fraction:g} %" for fraction in QUANTILES), "max", "mean"]]
     for name, title in LENGTHS.items():
         one = summary[name]
         quantiles = [one["quantiles"].get(str(fraction)) for fraction in QUANTILES]
-        rows.append([title, *map(short_number, (one["min"], *quantiles, one["max"], one["mean"]))])
+        rows.append([title, *map(number, (one["min"], *quantiles, one["max"], one["mean"]))])
     lines += ["", *_table(rows), "", *_histogram(summary["frames"]["histogram"], fps)]
     for name, label in summary["labels"].items():
         lines += _label_lines(name, label)
@@ -96,7 +88,7 @@ def _label_lines(name: str, label: dict[str, Any]) -> list[str]:
     title = f"{name}: {label['count']:,} different{without}"
     rows = [[title, "samples", "hours", "fraction"]]
     for one in label["most"]:
-        figures = f"{one['samples']:,}", short_number(one["hours"])
+        figures = f"{one['samples']:,}", number(one["hours"])
         rows.append([f"  {one['value']}", *figures, f"{100 * one['fraction']:.2f} %"])
     if (more := label["count"] - len(label["most"])) > 0:
         rows.append([f"  ... {more:,} more", "", "", ""])

@@ -9,6 +9,7 @@ from titan_tts.grids.published import NOTE, SOURCE
 from titan_tts.grids.runs import COLUMNS, FIGURES
 from titan_tts.grids.verdicts import WITHOUT_REPEATS
 from titan_tts.html import counted, page_template
+from titan_tts.tables import number
 
 MAX_LISTED = 30
 """Rows of a table that may be long; summary.json has all."""
@@ -17,13 +18,6 @@ BADGES = {
     **dict.fromkeys(("pass", "completed"), "good"),
     **dict.fromkeys(("fail", "oom", "failed", "unreadable", "timeout"), "error"),
 }
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number as people read it; None is a dash."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
 
 
 def figure_text(name: str, value: float | None) -> str:

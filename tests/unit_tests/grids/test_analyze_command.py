@@ -13,8 +13,9 @@ from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid,
 from tests.helpers.browser import dom_after_scripts
 from titan_tts import cli
 from titan_tts.grids.drawing import label
-from titan_tts.grids.page import change, figure_text, number, span
+from titan_tts.grids.page import change, figure_text, span
 from titan_tts.grids.plots import _lost_cells
+from titan_tts.tables import number
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = "<script>alert(1)</script>"
