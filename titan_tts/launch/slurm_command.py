@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from titan_tts.launch.slurm_queue import follow, submit
+from titan_tts.launch.slurm_queue import follow, seconds_of, submit
 from titan_tts.launch.supervisor import FIRST_PORT, PORTS
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError, check_range, require
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BODY = Path(__file__).with_name("job.sh")
 _MAX_NODES = 10_000
-_TIME = re.compile(r"\d[\d:-]*", re.ASCII)
+_TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}", re.ASCII)
 
 
 @dataclass
@@ -132,6 +132,12 @@ def _check_numbers(options: Options) -> None:
     require(options.wait or not options.price, "--price needs --wait; give both")
     if not _TIME.fullmatch(options.time):
         raise InputError(f"--time {options.time!r} is no time limit; give HH:MM:SS or D-HH:MM:SS")
+    limit = 60 * int(options.time) if options.time.isdecimal() else seconds_of(options.time)
+    require(
+        "-" in options.time or limit > options.signal_seconds,
+        f"--time {options.time} is over before --signal-seconds = {options.signal_seconds}, so every start would end at "
+        f"once; give more time",
+    )
 
 
 def _check_sizes(config: "JobConfig", options: Options, sizes: range) -> None:

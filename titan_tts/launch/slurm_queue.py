@@ -43,7 +43,7 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
             raise InputError(f"SLURM no longer knows job {job}; its log tells how it ended")
         if done.returncode == 0:
             state, nodes, clock, reason, start = done.stdout.strip().split("|")
-            used = 0 if state == "PENDING" else int(nodes) * gpus_per_node * _seconds(clock)
+            used = 0 if state == "PENDING" else int(nodes) * gpus_per_node * seconds_of(clock)
             earlier, now = earlier + (now if used < now else 0), used
             found = state if reason == "None" else f"{state} ({reason})"
             if state == "PENDING" and start != "N/A":
@@ -64,7 +64,7 @@ def follow(job: str, gpus_per_node: int, price: float) -> int:
             raise KeyboardInterrupt(f"job {job} stays in the queue (scancel {job})") from None
 
 
-def _seconds(text: str) -> int:
+def seconds_of(text: str) -> int:
     """Of SLURM's [D-][HH:]MM:SS."""
     days, _, clock = text.rpartition("-")
     parts = enumerate(reversed(clock.split(":")))
