@@ -208,7 +208,8 @@ def _with_checkpoint(options: Options) -> Options:
 def _settings(options: Options) -> str:
     """All options that change the speech, except a request's own."""
     unsaid = ("text_list", "out", "overwrite", "batch_size")
-    return json.dumps({k: v for k, v in vars(options).items() if k not in unsaid}, sort_keys=True)
+    said = vars(options) | {"run": os.path.normpath(options.run)}
+    return json.dumps({k: v for k, v in said.items() if k not in unsaid}, sort_keys=True)
 
 
 def _without_existing(options: Options, requests: list[Request]) -> list[Request]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from titan_tts.speak.load_run import LoadedRun, find_checkpoint, load_run
 from titan_tts.speak.utterance import Utterance
+from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError, require
@@ -152,6 +153,8 @@ def find_predictor(folder: Path, config: JobConfig) -> Path | None:
             found = load_run_config(candidate)
             find_checkpoint(candidate, found, None)
         except InputError:
+            if is_exported(folder) and candidate.parent == folder and candidate.is_dir():
+                raise  # export writes no other
             continue  # nothing there, or not trained yet
         is_own = candidate.parent == folder or found.data.path == config.data.path
         if found.model.flavor == DURATION_FLAVOR and is_own:

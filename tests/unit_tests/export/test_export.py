@@ -110,7 +110,10 @@ def test_a_predictor_of_lengths_travels_too(trained, train, tmp_path):
     wanted = frames(load_run(trained))
     shutil.rmtree(trained)
     shutil.rmtree(tmp_path / "duration")
-    assert frames(load_run(folder.rename(tmp_path / "moved"))) == wanted
+    moved = folder.rename(tmp_path / "moved")
+    assert frames(load_run(moved)) == wanted
+    (moved / "duration" / exported.WEIGHTS).unlink()  # as after a copy that was cut short
+    refused(lambda: frames(load_run(moved)), str(moved / "duration"))
 
 
 def test_other_weights_and_constants_at_half_the_size(trained, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import torch
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
+from titan_tts.cli import main
 from titan_tts.speak.request_lists import Request, read_requests
 
 
@@ -66,6 +67,8 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     assert complete()
     (new / "a_b.flac").unlink()  # a kill between the two files
     assert not complete() and complete()
+    assert main(["generate", "./run/", *map(str, said)]) == 0
+    assert "complete" in capsys.readouterr().out
     # A file is replaced only with --overwrite; a sound of somebody else has no description.
     (new / "000001.json").unlink()
     assert generate(*said) == 2 and "000001.flac is there from another" in capsys.readouterr().err
