@@ -4,7 +4,7 @@ from pathlib import Path
 
 from titan_tts.grids.options import Options
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import check_range, quiet_known_warnings
+from torchtitan.models.dit_tts.errors import check_range, quiet_known_warnings, require
 from torchtitan.models.dit_tts.files import check_writable, local_path, write_atomic
 
 
@@ -13,6 +13,8 @@ def run(options: Options) -> int:
     check_range("--nproc", options.nproc, 1, 10**6)
     check_range("--timeout-minutes", options.timeout_minutes, 0.1, 10**6)
     path = find_config(options.config)
+    same = options.out.resolve() == path.resolve()
+    require(not same, f"--out = {options.out} is the config, which it would replace; give another")
     from titan_tts.grids.autotune import Autotune
     from titan_tts.launch.supervisor import interrupt_on_signals
     from torchtitan.models.dit_tts.config.manager import load_config

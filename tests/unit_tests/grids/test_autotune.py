@@ -3,6 +3,7 @@
 import re
 import tomllib
 from functools import partial
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -56,6 +57,9 @@ def test_options_are_checked_first(tmp_path, monkeypatch, capsys):
         (["--work", "/proc/x"], "--work = /proc/x/trials cannot be written"),
     ):
         assert main(["autotune", "debug", *given]) == 2 and words in capsys.readouterr().err
+    Path("mine.toml").touch()
+    assert main(["autotune", "mine.toml", "--out", "./mine.toml"]) == 2
+    assert "--out = mine.toml is the config" in capsys.readouterr().err
 
 
 @pytest.mark.long
