@@ -1,7 +1,7 @@
 """Every system synthesizes every prompt; the speech is written and scored, as are recordings and codec."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -43,12 +43,13 @@ class Evaluation:
     """the codec of all systems"""
 
     scored: list[Row] = field(default_factory=list, init=False)
-    """the rows, once they are scored"""
+    """the rows so far"""
 
-    def rows(self) -> list[Row]:
-        """Recordings (where there are any), codec and systems."""
-        self.scored = [row for each in self.checkpoints for row in self._rows_of(each)]
-        return self.scored
+    def rows(self) -> Iterator[list[Row]]:
+        """Recordings (where there are any), codec and the systems so far, after each system."""
+        for each in self.checkpoints:
+            self.scored += self._rows_of(each)
+            yield self.scored
 
     def _rows_of(self, checkpoint: Checkpoint) -> list[Row]:
         """Scores one system, whose model is freed before the next one loads. The first system has the rows that

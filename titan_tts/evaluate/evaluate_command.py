@@ -47,27 +47,29 @@ def run(options: Options) -> int:
         shutil.rmtree(folder / "wavs", ignore_errors=True)
     own_voice = samples.speaker_scorer == "own"
     evaluation = Evaluation(options, folder, checkpoints, tests, scorers, own_voice)
-    rows = evaluation.rows()
-    about = {
-        "test": {
-            "source": options.test,
-            "format": kind,
-            "utterances": len(tests.prompts),
-            "left_out": tests.left_out,
-            "without_reference": sum(prompt.reference is None for prompt in tests.prompts),
-            "without_recording": sum(prompt.load_recording is None for prompt in tests.prompts),
-            "is_training_data": any(is_training_data(options, each) for each in configs),
-        },
-        "scorers": {
-            name: None if scorer is None else scorer.name
-            for name, scorer in vars(evaluation.scorers).items()
-            if name != "added"
-        },
-        "options": asdict(options),
-        "seconds": time.monotonic() - began,
-    }
-    found = report.build(rows, tests.prompts, evaluation.codec.frames_per_second, about)
-    write_atomic(folder / "evaluation.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
+    for rows in evaluation.rows():  # a system that fails leaves the figures of those before
+        about = {
+            "test": {
+                "source": options.test,
+                "format": kind,
+                "utterances": len(tests.prompts),
+                "left_out": tests.left_out,
+                "without_reference": sum(prompt.reference is None for prompt in tests.prompts),
+                "without_recording": sum(prompt.load_recording is None for prompt in tests.prompts),
+                "is_training_data": any(is_training_data(options, each) for each in configs),
+            },
+            "scorers": {
+                name: None if scorer is None else scorer.name
+                for name, scorer in vars(evaluation.scorers).items()
+                if name != "added"
+            },
+            "options": asdict(options),
+            "seconds": time.monotonic() - began,
+        }
+        found = report.build(rows, tests.prompts, evaluation.codec.frames_per_second, about)
+        write_atomic(
+            folder / "evaluation.json", json.dumps(found, indent=1, allow_nan=False) + "\n"
+        )
     html = page.render(found, page.shown_utterances(found, evaluation, options.on_page))
     write_atomic(folder / "evaluation.html", html)
     _print(found, folder, len(html))

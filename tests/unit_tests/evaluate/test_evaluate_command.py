@@ -114,6 +114,8 @@ def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
     arguments = ["--test", tree, "--recognizer", SPEC, "--seeds=1", "--on-page=0", "--out=out"]
     assert evaluate("a@7", "b@5", *arguments) == 2
     assert "b@5 has another codec than a@7; evaluate them separately" in capsys.readouterr().err
+    found = json.loads(Path("out/evaluation.json").read_text())  # what was scored is not lost
+    assert [row["name"] for row in found["rows"]] == ["recordings", "codec", "a@7"]
 
 
 def test_a_later_run_that_was_trained_on_the_test_is_told(tree, loaded, monkeypatch, capsys):
