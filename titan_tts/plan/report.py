@@ -245,7 +245,7 @@ def _time(plan: Plan) -> list[str]:
         f"{'step':22} {_range(scaled(step.seconds, 1e3), '.1f')} ms",
         f"{'MFU':22} {_range(step.mfu, '.1%')} of the bf16 peak, exact FLOPs",
         f"{'samples/s':22} {_range(step.samples_per_second, '.1f')}, all GPUs",
-        f"ranges are +- {plan.factor.error:.0%} of the time",
+        f"ranges: the time divided and multiplied by {1 + plan.factor.error:.2f}",
     ]
 
 
@@ -276,10 +276,10 @@ def _whole_run(plan: Plan, data_hours: float) -> list[str]:
         "audio per step": f"{plan.hours_per_step:,.3g} hours in the mean, without padding",
         "warm-up": f"{config.lr_scheduler.warmup_steps:,} steps, {warmup_hours:,.0f} hours of audio",
         "all": f"{config.training.steps:,} steps, {hours:,.0f} hours of audio: {passes}",
-        "GPU hours": f"{_range(plan.gpu_hours, ',.0f')}, {time}; without validation and restarts",
+        "GPU hours": f"{_range(plan.gpu_hours, ',.1f')}, {time}; without validation and restarts",
     }
     if plan.cost is not None:
-        rows["cost"] = _range(plan.cost, ",.0f")
+        rows["cost"] = _range(plan.cost, ",.2f")
     return [f"{name:15} {text}" for name, text in rows.items()]
 
 

@@ -151,7 +151,9 @@ def test_the_whole_run_in_hours_of_audio_and_of_gpus(by_hand):
         f"{plan.gpu_hours.estimate / 2:,.1f} hours on 2",
         "GPUs: 1 x 2 H200 (H200 SXM: 141 GB, NVLink 900 GB/s): 989 dense bf16 TFLOP/s, 139 GiB, ",
         "4800 GB/s; links 450 GB/s in a node, 100 GB/s between nodes\n",
-        f"cost            {plan.cost.estimate:,.0f} (",
+        f"GPU hours       {plan.gpu_hours.estimate:,.1f} (",  # a small run takes one or two
+        f"cost            {plan.cost.estimate:,.2f} (",
+        "ranges: the time divided and multiplied by 1.25",
     ):
         assert words in lines, lines
     assert "cost " not in "\n".join(plan_lines(replace(plan, cost=None), 4.0))
