@@ -32,7 +32,7 @@ from torchtitan.models.dit_tts.errors import (
     require,
     without_secrets,
 )
-from torchtitan.models.dit_tts.files import JsonLines, write_atomic
+from torchtitan.models.dit_tts.files import JsonLines, read_json, write_atomic
 from torchtitan.models.dit_tts.run.launcher import launcher_number
 
 _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
@@ -187,12 +187,7 @@ class RunFolder:
             write_atomic(self.path / "ranks.json", f"[\n{lines}\n]\n")
 
     def _state(self) -> dict[str, Any]:
-        try:
-            state = json.loads((self.path / "state.json").read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        known = isinstance(state, dict) and isinstance(state.get("step"), int)
-        return state if known else {}
+        return read_json(self.path / "state.json", step=int)
 
     def resume_at(self, step: int) -> None:
         """Drops the lines of steps after `step`, which is the one that was loaded."""
