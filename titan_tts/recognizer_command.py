@@ -98,6 +98,7 @@ def _run(options: Options) -> int:
 
     from titan_tts.launch.supervisor import interrupt_on_signals
     from titan_tts.prepare.settings import difference
+    from torchtitan.models.dit_tts.speech.scoring import statistics
     from torchtitan.models.dit_tts.speech.scoring.whisper import WhisperRecognizer
 
     interrupt_on_signals()
@@ -109,16 +110,19 @@ def _run(options: Options) -> int:
     if path.exists() and (changed := difference(read_json(path), settings)):
         raise InputError(f"{work} was begun otherwise ({changed}); give that again, or remove it")
     write_atomic(path, json.dumps(settings))
-    before = _word_error_rate(base, heldout)
+    before, words = _word_errors(base, heldout)
     trained = _train(options, work, rows, base.processor)
-    after = _word_error_rate(WhisperRecognizer(str(trained), device), heldout)
+    after, _ = _word_errors(WhisperRecognizer(str(trained), device), heldout)
+    rates = [sum(errors) / sum(words) for errors in (before, after)]
     record = asdict(options) | {"rows": len(rows), "heldout_rows": len(heldout)}
-    record |= {"wer_before": before, "wer": after}
+    record |= dict(zip(("wer_before", "wer"), rates))
     write_atomic(trained / "finetune.json", json.dumps(record, indent=1))
     trained.rename(out)
     shutil.rmtree(work)
-    rates = f"{100 * before:.1f} % before, {100 * after:.1f} % after"
-    show(f"word error rate of {len(heldout)} held-out rows: {rates}")
+    change = statistics.difference(after, before, words)
+    chance = ", which may be chance" if change.is_tie else ""
+    said = "{:.1%} before, {:.1%} after".format(*rates).replace("%", " %")
+    show(f"word error rate of {len(heldout)} held-out rows: {said}{chance}")
     show(f"use it: --recognizer whisper:{out}")
     return 0
 
@@ -192,16 +196,19 @@ def _example(
     return Example(segment, manifest, str(text), code, tokens)
 
 
-def _word_error_rate(recognizer: "WhisperRecognizer", examples: list[Example]) -> float:
-    """As `evaluate` counts it."""
-    from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, corpus_scores, score
+def _word_errors(
+    recognizer: "WhisperRecognizer", examples: list[Example]
+) -> tuple[list[int], list[int]]:
+    """(errors, words) of each example, as `evaluate` counts them."""
+    from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 
-    scorers = Scorers(recognizer)
-    scores = [score(each.sound(), each.text, scorers, None, each.language) for each in examples]
-    rate = corpus_scores(scores)["wer"]
-    if rate is None:
-        raise InputError("the held-out rows have no word; give another --seed")
-    return rate
+    found = []
+    for each in examples:
+        heard = recognizer.transcribe(each.sound(), each.language)
+        found.append(count_errors(each.text, heard, each.language, recognizer.spelling))
+    words = [each.words for each in found]
+    require(sum(words) > 0, "the held-out rows have no word; give another --seed")
+    return [each.word_errors for each in found], words
 
 
 def _train(options: Options, work: Path, rows: Any, processor: Any) -> Path:

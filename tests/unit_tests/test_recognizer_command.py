@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -50,6 +51,12 @@ def test_it_learns_the_texts_and_is_a_recognizer(whisper, tmp_path, capsys):
         f"% before, {100 * record['wer']:.1f} % after" in said
         and f"whisper:{tmp_path / 'out'}" in said
     )
+    assert "chance" not in said
+    assert run(options(path, tmp_path / "same", whisper, lr=1e-9, epochs=0.5)) == 0
+    record = json.loads((tmp_path / "same/finetune.json").read_text())
+    same = f"{100 * record['wer_before']:.1f} % before, {100 * record['wer']:.1f} % after"
+    assert f"{same}, which may be chance\n" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "same")
     recognizer = open_recognizer(f"whisper:{tmp_path / 'out'}")
     assert recognizer.spelling == {"colour": "color"}
     assert sorted(each.name for each in tmp_path.iterdir() if each.is_dir()) == ["out"]
