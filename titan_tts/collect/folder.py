@@ -167,7 +167,7 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
         return _checked(folder, file)
     except Exception as error:  # each library has its own
         what = error if isinstance(error, InputError) else f"is damaged ({first_line(error)})"
-        again = f"remove {folder} and run titan-tts collect again"
+        again = "move it away and run titan-tts collect again, which makes it of the recording"
         raise InputError(f"{folder}: {what}; {again}") from error
 
 

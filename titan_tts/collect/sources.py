@@ -13,7 +13,7 @@ from tqdm import tqdm
 from titan_tts.collect.folder import RECORD_NAME
 from titan_tts.collect.queue import Queue, Source
 from titan_tts.prepare.formats import find_files, has_pattern
-from titan_tts.prepare.recordings import is_utf8
+from titan_tts.prepare.recordings import is_utf8, say_unlisted
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.storage import (
     READ_AHEAD_BYTES,
@@ -76,16 +76,12 @@ def _is_audio(path: str) -> bool:
     return path.lower().endswith(AUDIO_SUFFIXES)
 
 
-def _say_unlisted(error: OSError) -> None:
-    show(f"{error.filename}: cannot be listed ({error.strerror}), so what it holds is left out")
-
-
 def _on_disk(path: str) -> tuple[list[str], bool]:
     """Files of a path or a glob, and whether it is a folder."""
     if not os.path.isdir(path):
         return find_files(path, ("",)), False
     found, seen = list[str](), set[str]()
-    for folder, folders, names in os.walk(os.path.abspath(path), True, _say_unlisted, True):
+    for folder, folders, names in os.walk(os.path.abspath(path), True, say_unlisted, True):
         # Links may lead in a circle; an output of this command, of whatever SOURCE, has parts of recordings.
         if (real := os.path.realpath(folder)) in seen or RECORD_NAME in names:
             folders.clear()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import HELDOUT_PREFIXES, split_of
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, show
 
 SPLITS = ("train", "heldout")
 
@@ -33,6 +33,11 @@ NOT_UTF8 = "is not UTF-8; save it as UTF-8"
 
 # Errors of a path, not of the disk that it is on.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def say_unlisted(error: OSError) -> None:
+    """For `os.walk`, which else leaves a folder out without a word."""
+    show(f"{error.filename}: cannot be listed ({error.strerror}), so what it holds is left out")
 
 
 class SourceError(InputError):

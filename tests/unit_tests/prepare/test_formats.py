@@ -1,5 +1,6 @@
 """Every format's reader: what it lists, how it is recognized, and which mistakes it names."""
 
+import errno
 import json
 import os
 import tarfile
@@ -21,7 +22,7 @@ from torchtitan.models.dit_tts.errors import InputError
 
 
 @pytest.mark.long
-def test_folders_of_recordings(recordings, tmp_path):
+def test_folders_of_recordings(recordings, tmp_path, monkeypatch, capsys):
     mine = [one for one in recordings if one.speaker == "slt"]
     folder = corpora.write_ljspeech(tmp_path / "LJ", mine)
     items = items_of(folder)
@@ -51,6 +52,17 @@ def test_folders_of_recordings(recordings, tmp_path):
     (root / "circle").symlink_to(root)
     write_tone(root / "train-clean-100/slt/7/mute.wav")
     assert "no mute.normalized.txt beside it" in problems_of(root)[-1].sentence
+    scandir, locked = os.scandir, str(root / "dev-clean")
+
+    def refuse(path):  # rights do not bind root
+        if path == locked:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    found = [one.metadata for one in listed(root) if isinstance(one, Item)]
+    assert found == [item.metadata for item in wanted]
+    assert f"{locked}: cannot be listed (Permission denied)" in capsys.readouterr().out
 
 
 def test_text_that_is_not_utf8_is_unusable(tmp_path):

@@ -1,12 +1,20 @@
 """Folders of recordings with their texts beside them: LJSpeech and LibriTTS-R."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from titan_tts.prepare.recordings import NOT_UTF8, Item, Unusable, is_utf8, make_item, sample_key
+from titan_tts.prepare.recordings import (
+    NOT_UTF8,
+    Item,
+    Unusable,
+    is_utf8,
+    make_item,
+    sample_key,
+    say_unlisted,
+)
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.errors import InputError
@@ -92,7 +100,7 @@ class LibriTTSR:
         return {}
 
     def items(self) -> Iterator[Item | Unusable]:
-        for folder, names in _walk(self.root):
+        for folder, names in _walk(self.root, say_unlisted):
             present = set(names)
             for name in names:
                 stem, suffix = os.path.splitext(name)
@@ -135,9 +143,12 @@ class LibriTTSR:
         return make_item(row, sample_key(stem), {"file": relative}, self.options)
 
 
-def _walk(root: str) -> Iterator[tuple[str, list[str]]]:
+def _walk(
+    root: str, unlisted: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[str, list[str]]]:
     """(folder relative to root, its sorted file names), sorted, hidden ones left out."""
-    for folder, below, names in os.walk(root, followlinks=True):  # no deeper than _TREE_DEPTH
+    walk = os.walk(root, onerror=unlisted, followlinks=True)  # no deeper than _TREE_DEPTH
+    for folder, below, names in walk:
         relative = os.path.relpath(folder, root)
         below[:] = sorted(name for name in below if not name.startswith("."))
         if relative.count(os.sep) >= _TREE_DEPTH - 1 and relative != ".":
