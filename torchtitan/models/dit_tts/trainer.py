@@ -260,10 +260,8 @@ class DiTTTSTrainer(Trainer):
         if self.benchmark is None:
             return super().should_continue_training()
         left = self.benchmark.remaining_steps(self.step, self.stop_signal.group)
-        metrics = self.metrics_processor
-        metrics.total_steps, metrics.step_seconds, metrics.seconds_after = self.benchmark.outlook(
-            self.step, left
-        )
+        outlook, metrics = self.benchmark.outlook(self.step, left), self.metrics_processor
+        metrics.total_steps, metrics.step_seconds, metrics.seconds_after = outlook
         return left > 0
 
     def train(self) -> None:

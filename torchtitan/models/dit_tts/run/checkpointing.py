@@ -216,7 +216,6 @@ class RunCheckpointer(CheckpointManager):
 
     def load(self, step: int = -1) -> bool:
         """Loads the newest valid checkpoint of the run folder, else the initial weights."""
-        loaded = False
         if self.writes:
             self._remove_left_behind()
         self._refuse_to_lose_steps(step)
@@ -226,16 +225,15 @@ class RunCheckpointer(CheckpointManager):
             f"[checkpoint] exclude_from_loading = {excluded}, but it must be some of {[*self.states]}",
         )
         path = self._checkpoint_to_load() if self.enable else None
+        resumes = path is not None and path.parent == Path(self.folder)
         if self.adapts and self.enable:
             self._load_base()
-            resumes = path is not None and path.parent == Path(self.folder)
             path = path if resumes else None
         if path is not None:
             logger.info(f"Loading {path}")
-            self._load(path, resumes=path.parent == Path(self.folder))
-            loaded = True
+            self._load(path, resumes)
         self.on_load()
-        return loaded
+        return path is not None
 
     def _load_base(self) -> None:
         """Loads the weights that an adapter's run leaves as they are, at every start."""
@@ -281,9 +279,7 @@ class RunCheckpointer(CheckpointManager):
         def remove(rank: int) -> None:
             if rank == 0:
                 for name in storage.remove_left_behind(Path(self.folder)):
-                    logger.warning(
-                        f"Removed {self.folder}/{name}, which an earlier start left behind"
-                    )
+                    logger.warning(f"Removed {self.folder}/{name} of an earlier start")
 
         run_on_all_ranks(remove, "remove what an earlier start left behind")
 
@@ -375,8 +371,7 @@ class RunCheckpointer(CheckpointManager):
         changed = bool(self.config.resume.allow) or "dataloader" in self.exclude_from_loading
         if "divergence" in states and (not resumes or (changed and not self.has_saved)):
             absent.append("divergence")
-        for name in set(absent):
-            del states[name]
+        states = {name: state for name, state in states.items() if name not in absent}
         if self.ema is not None and "ema" in states:
             self.ema.read_from(table)
         try:

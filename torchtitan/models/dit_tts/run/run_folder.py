@@ -221,11 +221,9 @@ class RunFolder:
         known = self._state()
         if not known and self.rank != 0:
             return  # rank 0 has removed the folder
-        failed = (
-            known.get("state") in ("oom", "failed", "timeout") and known["time"] >= self.started
-        )
+        failed = known.get("state") in ("oom", "failed", "timeout")
         # A rank that has lost its peer may write before that peer has; and this one a second time.
-        failed = failed and known.get("rank") != self.rank
+        failed = failed and known["time"] >= self.started and known.get("rank") != self.rank
         if failed and (is_lost_peer(error) or not known.get("error", "").startswith(LOST_PEER)):
             return
         sentence = without_secrets(str(error).split("\n")[0]) or type(error).__name__

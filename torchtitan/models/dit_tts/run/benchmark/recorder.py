@@ -135,8 +135,7 @@ class BenchmarkRecorder:
 
     def remaining_steps(self, step: int, group: dist.ProcessGroup | None = None) -> int:
         """Number of steps after `step`: [benchmark] steps, or as many as fit into the rest of duration_seconds
-        at the median speed, and the profiled ones. Rank 0 decides for all, by a group of the hosts: NCCL's would
-        wait for the devices."""
+        at the median speed, and the profiled ones. Rank 0 decides for all, by gloo: NCCL would wait for devices."""
         benchmark = self.job_config.benchmark
         left = max(0, self.warm_up_steps + (benchmark.steps or OPEN_END) - step)
         if benchmark.duration_seconds and step > self.warm_up_steps:
@@ -161,7 +160,6 @@ class BenchmarkRecorder:
         """The record of this rank."""
         config, args = self.job_config, self.model_args
         allocated, reserved = self._memory or self.max_memory_gib()
-
         seconds, parts = self.seconds()
 
         def of_steps(value: Any) -> list[Any]:
