@@ -4,6 +4,7 @@ Every step is a command of its own, which is printed: prepare, train, evaluate. 
 continues where it was.
 """
 
+import json
 import math
 import os
 import shlex
@@ -20,10 +21,13 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from torchtitan.models.dit_tts.errors import InputError, require, show
+from torchtitan.models.dit_tts.files import check_writable, read_json, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
+
+_RECORD_NAME = "finetune.json"
 
 _BATCH = 16
 """Samples of a step: a minute of speech has about so many"""
@@ -141,7 +145,7 @@ def _finetune(options: Options) -> None:
     from torchtitan.models.dit_tts.config.exported import is_exported
     from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 
-    base = find_folder(options.base)
+    given = base = find_folder(options.base)
     if not is_exported(base):
         # The weights that would speak, and all that they need, whatever becomes of the run.
         exported, of_run = out / "base", ("export", str(base), str(out / "base"))
@@ -149,6 +153,7 @@ def _finetune(options: Options) -> None:
             best = (base / "validation.jsonl").is_file() and _config_of(base).validation.keep_best
             _titan_tts(*of_run, *(("--step", "best") if best else ()), *_codec(options))
         base = exported
+    _remember(given, out)
     if not options.codec:
         refuse_function_as_codec(_config_of(base).sampling.codec, str(base), "--codec")
     data = _prepared(options, base)
@@ -160,6 +165,18 @@ def _finetune(options: Options) -> None:
         alone = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
         _titan_tts(*alone, *_codec(options))
     _compare(options, base, data)
+
+
+def _remember(base: Path, out: Path) -> None:
+    """Refuses a folder that holds a fine-tune of another base, which would go on instead."""
+    record, this = out / _RECORD_NAME, str(base.resolve())
+    had = read_json(record, base=str).get("base", this)
+    require(
+        had == this or not Path(had).exists(),  # it may have moved
+        f"OUT = {out} holds a fine-tune of {had}, not of {base}; give another OUT",
+    )
+    check_writable(record, "OUT")
+    write_atomic(record, json.dumps({"base": this}) + "\n")
 
 
 def _codec(options: Options) -> tuple[str, ...]:

@@ -88,6 +88,8 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     assert read_config(tmp_path / "kept/run")["data"]["weights"] == [1.0, 1.0]
     status, said = finetune(*again, "--method=lora")
     assert status == 2 and "holds a run of --method full" in said
+    status, said = finetune(out / "base", *arguments[1:])
+    assert status == 2 and f"holds a fine-tune of {base}, not of {out / 'base'}" in said
 
 
 def test_a_step_that_fails_ends_the_command(base, tmp_path):
