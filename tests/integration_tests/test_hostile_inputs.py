@@ -222,7 +222,7 @@ for _name, _given, _args, _words in [
     ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"), ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "999999 characters"),
     ("an unknown ending", {}, ["--out={d}/x.doc"], "must end with one of .wav"), ("an output that is a folder", {"../x.wav/y": b""}, [], "cannot be written"),
     ("an output below a file", {}, ["--out={copy}/state.json/x.wav"], "cannot be written"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "cannot be written"),
-    ("an unknown speaker", {}, ["--speaker=nobody"], "no such speaker"), ("an unknown condition", {}, ["--condition=mood=sad"], r"conditioning tokens \(none\)"),
+    ("an unknown speaker", {}, ["--speaker=nobody"], "no such speaker"), ("an unknown condition", {}, ["--condition=mood=sad"], r"has no conditioning tokens; leave it out"),
     ("a step that is not there", {}, ["--step=7"], "no checkpoint step-7"), ("a codec that is not there", {}, ["--codec=/nowhere.pth"], "no file"),
     ("data that is not there", {}, ["--data=/nowhere"], "matches no .tar"), ("a binary config", {"config.toml": b"\0\xff"}, [], "not valid TOML"),
     ("a config of another program", {"config.toml": "[tool]\n"}, [], r"unknown section \[tool\]"), ("a tokenizer that is a list", {"tokenizer.json": "[]"}, [], "tokenizer.json"),

@@ -89,13 +89,13 @@ def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]
     kind = find_kind(options.test, options.test_format)
     tests = read_prompts(options, kind, config.data)
     if options.recordings:
-        add_recordings(tests, options.recordings, options.speaker, options.language)
+        add_recordings(tests, options.recordings, options.test, options.speaker)
     return kind, tests
 
 
 def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
     """Prints the tables, and warnings to stderr."""
-    from titan_tts.evaluate.report import text_tables, warnings
+    from titan_tts.evaluate.report import numbers, text_tables, warnings
 
     test, options = found["test"], found["options"]
     show(f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds")
@@ -106,6 +106,8 @@ def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
         if row["kind"] == "system":
             show(f"{row['name']}: weights {row['weights']}")
     show("\n" + text_tables(found))
+    if sentence := numbers(found):
+        show(f"\n{sentence}")
     for warning in warnings(found):
         show(f"warning: {warning}", sys.stderr)
     size = f"{page_bytes / 2**20:.1f} MiB"

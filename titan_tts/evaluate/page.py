@@ -16,6 +16,7 @@ from titan_tts.evaluate.report import (
     RECORDINGS,
     SPEED,
     SYSTEM,
+    numbers,
     shown_figures,
     warnings,
     worst_first,
@@ -50,6 +51,7 @@ def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
         more_speakers=max(0, len(worst) - MAX_SPEAKERS),
         shown=utterances,
         warnings=warnings(report),
+        numbers=numbers(report),
         **report,
     )
 

@@ -43,11 +43,12 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import PARQUET, file_name, is_remote, unique
 from torchtitan.models.dit_tts.speech.audio import decode, to_mono
 from torchtitan.models.dit_tts.speech.codec import Codec
-from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
+from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME, recorded_codecs
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 PREPARED = "prepared"
 KINDS = (PREPARED, SEED_TTS, LIBRISPEECH_PC, *FORMATS)
+_COLUMNS = ("text_column", "speaker_column", "speaker_pattern", "speaker")
 
 
 @dataclass
@@ -169,7 +170,7 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
     if kind == PREPARED:
         found = _prepared(replace(data, path=_shards_of(source)), wanted)
     elif kind in FORMATS:
-        found = _corpus(Corpus(source, kind, options.speaker, options.language), wanted)
+        found = _corpus(Corpus(source, kind, speaker=options.speaker), wanted)
     else:
         lines = read_list(source, kind, options.audio_root)
         chosen = evenly([line.speaker for line in lines], wanted)
@@ -232,11 +233,12 @@ def _add_reference_texts(prompts: list[Prompt], dataset: Dataset) -> None:
 class Corpus:
     """Recordings of any format that `prepare` reads: the usable `items`, and those left out, by reason."""
 
-    def __init__(self, source: str, kind: str = "auto", speaker: str = "", language: str = ""):
-        reader = open_corpus(Options(source, "", kind, speaker=speaker, language=language))
+    def __init__(self, source: str, kind: str = "auto", **columns: Any):
+        """`columns`: options of prepare that say where texts and speakers are."""
+        reader = open_corpus(Options(source, "", kind, **columns))
         self.source, self.loader, plan = source, Loader(reader.root, reader.files()), Plan()
         self.items = list(usable_items(reader, source, "skip", plan))
-        self.left_out = plan.dropped
+        self.left_out, self.problems = plan.dropped, plan.problems
 
     def load(self, item: Item) -> Sound:
         """The audio of an item, unprocessed."""
@@ -302,15 +304,22 @@ def _decode(where: str, path: Path) -> Sound:
     return Sound(torch.from_numpy(to_mono(samples)), rate)
 
 
-def add_recordings(found: PromptSet, source: str, speaker: str = "", language: str = "") -> None:
-    """Sets the original recordings of a prepared folder's samples, from their corpus, by key."""
-    corpus = Corpus(source, speaker=speaker, language=language)
+def add_recordings(found: PromptSet, source: str, test: str, speaker: str = "") -> None:
+    """Sets the original recordings of a prepared folder's samples, from their corpus, by key. The corpus is read as
+    the prepare.json beside `test` says."""
+    settings = next((record.settings for record in recorded_codecs(_shards_of(test))), {})
+    columns = {name: settings[name] for name in _COLUMNS if settings.get(name)}
+    corpus = Corpus(source, **columns | ({"speaker": speaker} if speaker else {}))
     items = {item.key: item for item in corpus.items}
     missing = [prompt.key for prompt in found.prompts if prompt.key not in items]
     if missing:
+        unusable = "".join(f" ({key}: {why})" for key, why in corpus.problems[:1])
+        kept = (
+            "" if settings else f", and keep the {RECORD_NAME} that names its columns beside --test"
+        )
         raise InputError(
-            f"--recordings {source}: lacks {len(missing)} of the {len(found.prompts)} utterances of "
-            f"--test, the first is {missing[0]}; give the corpus that it was prepared from"
+            f"--recordings {source}: lacks {len(missing)} of the {len(found.prompts)} utterances of --test, the first "
+            f"is {missing[0]}{unusable}; give the corpus that it was prepared from{kept}"
         )
     for prompt in found.prompts:
         prompt.load_recording = partial(corpus.load, items[prompt.key])

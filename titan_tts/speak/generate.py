@@ -265,9 +265,14 @@ def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> d
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
     for name, value in request.conditions.items():
         if name not in known:
+            has = (
+                f"the conditioning tokens {', '.join(known)} only"
+                if known
+                else "no conditioning tokens"
+            )
+            instead = "give --seconds instead" if name == "duration" else "leave it out"
             raise InputError(
-                f"{request.where}: condition {name}={value}, but the run has the conditioning tokens "
-                f"{', '.join(known) or '(none)'} (the length is --seconds)"
+                f"{request.where}: condition {name}={value}, but the run has {has}; {instead}"
             )
         if value not in known[name]:
             raise InputError(

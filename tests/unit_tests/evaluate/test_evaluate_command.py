@@ -145,6 +145,7 @@ def test_warnings_of_what_figures_do_not_say(capsys):
     test |= {"without_reference": 3, "without_recording": 4, "is_training_data": True}
     found = {"test": test, "options": {"seeds": 2}, "scorers": {"recognizer": "r", "opinion": None}}
     found |= {"rows": [], "differences": [], "unfit_recognizer": "it is unfit"}
+    found["utterances"] = [{"language": "de"}]
     _print(found, Path("out"), 3 << 19)
     printed = capsys.readouterr()
     assert printed.err.splitlines() == [
@@ -154,6 +155,7 @@ def test_warnings_of_what_figures_do_not_say(capsys):
         "warning: a system was trained on these utterances, so its figures praise memory",
         "warning: it is unfit",
     ]
+    assert "Numbers in de are compared as they are written" in printed.out
     assert "recognizer: r\n" in printed.out and "opinion" not in printed.out
     assert "evaluation.html (1.5 MiB), evaluation.json, wavs/: out" in printed.out
     test |= {"left_out": {}, "without_reference": 0, "is_training_data": False}

@@ -1,5 +1,6 @@
 """Test sets: prepared folders, corpora and lists."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from tests.helpers.evaluated_run import LengthCodec, frames_of, write_tree
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import SPEAKERS
 from tests.helpers.sentences import refused
-from tests.helpers.speech_corpora import AS_IS, tone
+from tests.helpers.speech_corpora import AS_IS, tone, write_tones
 from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import (
     PREPARED,
@@ -153,13 +154,35 @@ def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
     samples = [Triplet(key, latents, latents, {"text": "one"}) for key in reversed(keys)]
     write_shard(tmp_path / "a.tar", samples)
     found = read(tmp_path / "a.tar")
-    add_recordings(found, str(tree))
+    add_recordings(found, str(tree), str(tmp_path / "a.tar"))
     for prompt in found.prompts:
         frames = round(25 * prompt.load_recording().seconds)
         assert frames == frames_of(keys.index(prompt.key))
     found.prompts[1] = replace(found.prompts[1], key="other")
     words = "lacks 1 of the 5 utterances of --test, the first is other"
-    refused(lambda: add_recordings(found, str(tree)), words)
+    refused(lambda: add_recordings(found, str(tree), str(tmp_path / "a.tar")), words)
+
+
+def test_recordings_are_read_by_the_columns_that_the_shards_were_prepared_with(tmp_path):
+    write_tones(tmp_path / "wavs", "a")
+    write_tones(tmp_path / "wavs", "b", seconds=1.5)
+    table = tmp_path / "list.csv"
+    table.write_text("audio,Satz,Wer\nwavs/a.wav,Hallo,eva\nwavs/b.wav,Guten Tag,eva\n")
+    ones = np.ones((3, CHANNELS), np.float16)
+    shard = tmp_path / "ready/heldout/s.tar"
+    shard.parent.mkdir(parents=True)
+    write_shard(shard, [Triplet("wavs/b", ones, ones, {"text": "Guten Tag"})])
+    settings = {"codec": "mel_dct", "codec_fingerprint": "x", "speaker": "", "speaker_pattern": ""}
+    settings |= {"text_column": "Satz", "speaker_column": "Wer", "audio": {}, "seed": 3}
+    record = tmp_path / "ready/prepare.json"
+    record.write_text(json.dumps({"settings": settings}))
+    for test in (tmp_path / "ready", shard.parent, shard):
+        found = read(test)
+        add_recordings(found, str(table), str(test))
+        assert found.prompts[0].load_recording().seconds == 1.5
+    record.unlink()
+    words = ("lacks 1 of the 1", "the columns ['Satz', 'Wer'", "keep the prepare.json")
+    refused(lambda: add_recordings(read(shard), str(table), str(shard)), *words)
 
 
 def test_kinds_and_even_selections(tmp_path):

@@ -198,7 +198,11 @@ def test_conditions_and_texts_that_the_run_was_trained_with(capsys):
     assert conditions("language=en=gb") == {"language": "en=gb"}
     for condition, *words in (
         ("speaker=x", "speaker=x", "'s00', 's01'", "'s19' and 10 more"),
-        ("mood=sad", "mood=sad", "has the conditioning tokens speaker, language"),
+        (
+            "mood=sad",
+            "mood=sad",
+            "has the conditioning tokens speaker, language only; leave it out",
+        ),
         ("speaker", "--condition = speaker", "FIELD=VALUE"),
         ("duration=3", "--text: condition duration=3", "--seconds"),
     ):

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ class RecordedCodec:
 
     audio: dict[str, Any]
     """prepare's settings of the steps before the codec: loudness, max_silence ..."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """all of prepare's settings; an exported folder has none"""
 
 
 def recorded_codecs(data_path: str | Sequence[str]) -> list[RecordedCodec]:
@@ -71,7 +74,7 @@ def _read_record(path: str) -> RecordedCodec | None:
         with open(path, encoding="utf-8") as file:
             settings = json.load(file)["settings"]
         kind, audio = codec_kind(settings["codec"]), dict(settings.get("audio", {}))
-        return RecordedCodec(path, kind, settings["codec_fingerprint"], audio)
+        return RecordedCodec(path, kind, settings["codec_fingerprint"], audio, settings)
     except (OSError, KeyError, TypeError):
         return None
     except ValueError:
