@@ -7,14 +7,20 @@ from collections.abc import Callable, Sequence
 _CJK = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
 _LINE = re.compile(rf"(?<=[{_CJK}])\s*\n\s*(?=[{_CJK}])")
 
-# Behind sentences, clauses, words, and at last anywhere. Titles and initials end no sentence.
-_TITLES = "".join(rf"(?<!\b{each}\.)" for each in ("Dr", "Mr", "Ms", "St", "Mrs", "Prof", "[A-Z]"))
+# A dot behind these ends no sentence: titles, single letters ("z. B.", and "p. ex."), ordinals of up to three digits;
+# and behind a short word before a number ("No. 5").
+_ABBREVIATIONS = ("Dr", "Mr", "Ms", "St", "Mrs", "Prof", r"\w", r"\w\.\s\w\w", r"\d\d", r"\d\d\d")
+_GOES_ON = "".join(rf"(?<!(?<![^\s\"'„“«(\[.–-]){each}\.)" for each in _ABBREVIATIONS)
+_GOES_ON += r"(?!(?<=\b\w\w\.)\s+\d|(?<=\b\w\w\w\.)\s+\d)"
+
+# Behind sentences, clauses, words but not abbreviations, words, and at last anywhere.
 _BREAKS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?<=[.!?…।؟۔]){_TITLES}\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])(?![。！？”」』）])"
+        rf"(?<=[.!?…।؟۔]){_GOES_ON}\s+|(?<=[.!?…][\"'”’)\]])\s+|(?<=[。！？])(?![。！？”」』）])"
         r"|(?<=[。！？][”」』）])|\n+",
         r"(?<=[,;:–—،])\s+|(?<=[、，；])",
+        rf"{_GOES_ON}\s+",
         r"\s+",
         r"(?<=.)",
     )
