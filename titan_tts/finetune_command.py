@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import InputError, require, show
+from titan_tts.prepare.prepare_command import OF_FINETUNE
+from torchtitan.models.dit_tts.errors import EXIT_INPUT_ERROR, InputError, require, show
 from torchtitan.models.dit_tts.files import check_writable, read_json, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
@@ -187,7 +188,8 @@ def _titan_tts(*arguments: str) -> None:
     """Runs a command and shows it. Raises _Ended where it fails or is stopped; its own sentence stands above."""
     show(f"\n$ {shlex.join(['titan-tts', *arguments])}")
     command = [sys.executable, "-m", "titan_tts", *arguments]
-    process = subprocess.Popen(command, preexec_fn=die_with_parent)
+    environment = os.environ | {OF_FINETUNE: "1"}
+    process = subprocess.Popen(command, preexec_fn=die_with_parent, env=environment)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         # A terminal's Ctrl-C reaches both; the command then saves and ends, and this one waits for it.
@@ -225,7 +227,16 @@ def _prepared(options: Options, base: Path) -> Path:
         if value := getattr(options, name):
             arguments += [f"--{name}", value]
     fraction = options.heldout_fraction or _fraction_held_out(options)
-    _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
+    try:
+        _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
+    except _Ended as end:
+        if end.args[0] == EXIT_INPUT_ERROR:
+            show(
+                f"An option that the error names is one of the command above: run that with it, then finetune with "
+                f"RECORDINGS = {data}.",
+                sys.stderr,
+            )
+        raise
     return data
 
 
@@ -237,7 +248,10 @@ def _fraction_held_out(options: Options) -> float:
     from titan_tts.prepare.settings import Options as Preparing
 
     preparing = Preparing(options.recordings, "", speaker=options.speaker or "any")
-    listed = (item for item in open_corpus(preparing).items() if isinstance(item, Item))
+    try:
+        listed = [item for item in open_corpus(preparing).items() if isinstance(item, Item)]
+    except InputError:
+        return 0.1  # `prepare` tells it, below the command that has the options to name
     items = [item for item in listed if is_wanted(item, options.where)]
     if len(items) < 2 or any(item.split == "heldout" for item in items):
         return 0.0

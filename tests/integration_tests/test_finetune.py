@@ -57,6 +57,7 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     arguments += ["--steps=4", "--training.mixed_precision_param=float32"]
     status, said = finetune(*arguments)
     assert status == 0, said
+    assert "--overwrite" not in said and "titan-tts train small" not in said
     assert (
         "not compared: give --recognizer" in said
         and "minutes of speech to train on: 4 steps" in said
@@ -98,6 +99,9 @@ def test_a_step_that_fails_ends_the_command(base, tmp_path):
     status, said = finetune(base, tmp_path / "list.jsonl", tmp_path / "out")
     assert status == 2 and not (tmp_path / "out/run").exists()
     assert "$ titan-tts prepare" in said and "no0.wav" in said
+    assert f"run that with it, then finetune with RECORDINGS = {tmp_path}/out/data." in said
+    status, said = finetune(base, tmp_path, tmp_path / "out")
+    assert status == 2 and said.index("$ titan-tts prepare") < said.index("--format")
     status, said = finetune(base, tmp_path / "list.jsonl", tmp_path / "out", "--keep=nowhere")
     assert status == 2 and "nowhere" in said and "$" not in said
     (tmp_path / "prepare.json").write_text("{}")

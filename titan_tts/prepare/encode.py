@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
-from titan_tts.prepare.listing import items_of_chunk, unusable
+from titan_tts.prepare.listing import items_of_chunk, read_plan, unusable
 from titan_tts.prepare.processing import COUNTED, REASONS, Processed, length_reason, process
 from titan_tts.prepare.recordings import SPLITS, Item, SourceError
 from titan_tts.prepare.settings import AudioSettings, Options
@@ -118,10 +118,10 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
     """Encode a chunk: {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence}."""
     work = Path(folder)
     run = read_run(work)
-    items = items_of_chunk(work, number)
+    items, plan = items_of_chunk(work, number), read_plan(work)
     try:
         with one_thread():  # one worker per core, and sums in the same order everywhere
-            chunk, samples = _encode(run, items, device)
+            chunk, samples = _encode(run, items, device, plan.items if plan else len(items))
         for split, triplets in samples.items():
             path = _shard_path(work, split, number)
             path.unlink(missing_ok=True)  # of an earlier attempt, that may have dropped others
@@ -137,7 +137,9 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
     return {"items": len(items), "chunk": asdict(chunk)}
 
 
-def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, list[Triplet]]]:
+def _encode(
+    run: Run, items: list[Item], device: str, total: int
+) -> tuple[Chunk, dict[str, list[Triplet]]]:
     chunk, loader = Chunk(), _loader(run)
     samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
     for item in items:
@@ -148,7 +150,7 @@ def _encode(run: Run, items: list[Item], device: str) -> tuple[Chunk, dict[str, 
             raise
         except InputError as error:
             if run.options.on_error == "raise":
-                raise unusable(run.options.source, item.key, error) from None
+                raise unusable(run.options.source, item.key, error, total) from None
             chunk.problems.append([item.key, str(error)])
             outcome = "undecodable"
         if isinstance(outcome, str):

@@ -19,7 +19,7 @@ import xxhash
 from tqdm import tqdm
 
 from titan_tts.prepare.formats import Reader
-from titan_tts.prepare.recordings import Item, SourceError, Unusable, unreadable
+from titan_tts.prepare.recordings import NO_TEXT, Item, SourceError, Unusable, unreadable
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
@@ -127,19 +127,50 @@ def usable_items(
             plan.train_items += item.split == "train"
             yield item
     if on_error == "raise" and plan.problems:
+        _check_text_column(source, plan)
         (key, sentence), *others = plan.problems
-        raise unusable(source, key, sentence, plan.dropped["undecodable"], others)
+        count = plan.dropped["undecodable"]
+        raise unusable(source, key, sentence, plan.items + count, count, others)
+
+
+def _check_text_column(source: str, plan: Plan) -> None:
+    """Raises InputError where no recording has a text: its column is named otherwise."""
+    lacks_text = all(NO_TEXT in sentence for _, sentence in plan.problems)
+    if plan.problems and lacks_text and not plan.items and plan.dropped.keys() == {"undecodable"}:
+        key, sentence = plan.problems[0]
+        raise InputError(
+            f"{source}: {key}: {sentence}; so it is with all {plan.dropped['undecodable']} recordings: name the column "
+            f"of the text with --text-column"
+        )
 
 
 def unusable(
-    source: str, key: str, sentence: object, count: int = 1, others: Sequence[list[str]] = ()
+    source: str,
+    key: str,
+    sentence: object,
+    total: int,
+    count: int = 1,
+    others: Sequence[list[str]] = (),
 ) -> InputError:
-    """The error of unusable recordings where none may be skipped: of the first, and of others that are known."""
-    more = "".join(f"\n  {key}: {sentence}" for key, sentence in others)
+    """The error of `count` unusable recordings of `total` where none may be skipped: of the first, and of others that
+    are known."""
+    skip = ", or leave such recordings out with --on-error skip"
+    if count > Options.max_corrupt_fraction * total:
+        skip += f" --max-corrupt-fraction {allowing(count, total)}"
+    more = ""
+    if others:
+        is_same = all(other == sentence for _, other in others)
+        shown = "".join(f"\n  {key}: {sentence}" for key, sentence in others)
+        more = " for the same reason" if is_same else f", such as{shown}"
+        more = f"\n{count - 1} more cannot be used{more}"
     return InputError(
-        f"{source}: {key}: {sentence}; correct it, or leave such recordings out with --on-error skip"
-        + (f"\n{count - 1} more cannot be used, such as{more}" if others else "")
+        f"{source}: {key}: {sentence}; correct it{skip if count < total else ''}{more}"
     )
+
+
+def allowing(count: int, total: int) -> str:
+    """A --max-corrupt-fraction of full per cent that `count` of `total` recordings do not exceed."""
+    return f"{min(1.0, (100 * count // total + 1) / 100):g}"
 
 
 def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
@@ -155,6 +186,7 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
             line = item.to_json().encode() + b"\n"
             file.write(line)
             position += len(line)
+        _check_text_column(options.source, plan)
         if not plan.train_items and (not plan.items or options.heldout_fraction < 1):
             dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items()) or "none"
             raise InputError(

@@ -34,7 +34,7 @@ from titan_tts.prepare.executors import (
     open_engine,
 )
 from titan_tts.prepare.formats import Reader, find_format, open_corpus
-from titan_tts.prepare.listing import Plan, read_plan, source_digest, write_plan
+from titan_tts.prepare.listing import Plan, allowing, read_plan, source_digest, write_plan
 from titan_tts.prepare.pack_shards import shard_name
 from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.settings import Options, difference
@@ -197,7 +197,8 @@ def _check_corrupt(options: Options, plan: Plan, counted: Chunk) -> None:
     if count > limit * total:
         raise InputError(
             f"{options.source}: {count} of {total} recordings are corrupt, more than "
-            f"--max-corrupt-fraction = {limit} allows; the last is {key}: {sentence}"
+            f"--max-corrupt-fraction = {limit} allows (give {allowing(count, total)}, or correct them); the last is "
+            f"{key}: {sentence}"
         )
 
 

@@ -1,5 +1,6 @@
 """`titan-tts prepare`: recordings of any format to shards of latents."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -9,6 +10,9 @@ from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import FEW_SAMPLES
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
+
+OF_FINETUNE = "TITAN_TTS_OF_FINETUNE"
+"""Environment variable: titan-tts finetune runs this and says what comes next"""
 
 
 def run(options: Options) -> int:
@@ -46,9 +50,11 @@ def run(options: Options) -> int:
     if 0 < held_out < FEW_SAMPLES:
         print(
             f"warning: only {held_out} recordings are held out, by which a training chooses its best step; give a larger "
-            f"--heldout-fraction (and --overwrite)",
+            f"--heldout-fraction (and {'another OUT' if OF_FINETUNE in os.environ else '--overwrite'})",
             file=sys.stderr,
         )
+    if OF_FINETUNE in os.environ:
+        return 0
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
     config, *keys = _config_for(options, trained["hours"])
@@ -56,8 +62,9 @@ def run(options: Options) -> int:
     command = ["titan-tts", "train", config, "--data.path", train, *keys]
     print(f"train on it:  {shlex.join(command)}")
     if trained["hours"] < 1:
-        adapt = ["titan-tts", "finetune", "MODEL", options.output, "TUNED"]
-        print(f"or better, with so little: {shlex.join(adapt)}")
+        adapt = shlex.join(["titan-tts", "finetune", "MODEL", options.output, "TUNED"])
+        first = "" if held_out else "hold some out (--heldout-fraction 0.1 --overwrite), then "
+        print(f"or better, with so little: {first}{adapt}")
     return 0
 
 

@@ -30,6 +30,7 @@ LANGUAGE_NAMES = ("language", "lang", "locale")
 KEY_NAMES = ("key", "id", "utt_id", "utterance_id")
 
 NOT_UTF8 = "is not UTF-8; save it as UTF-8"
+NO_TEXT = "but the text is needed as"
 
 # Errors of a path, not of the disk that it is on.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -116,10 +117,11 @@ def make_item(
     except UnicodeEncodeError:
         return Unusable(key, "has characters that utf-8 cannot encode (half a surrogate pair)")
     text_name, text = _first(metadata, options.text_column, TEXT_NAMES)
+    wanted = options.text_column or " or ".join(TEXT_NAMES)
+    if not text_name:
+        return Unusable(key, f"has the columns {', '.join(sorted(metadata))}, {NO_TEXT} {wanted}")
     if not isinstance(text, str):
-        wanted = options.text_column or " or ".join(TEXT_NAMES)
-        given = f'"{text_name}" = {text!r}' if text_name else f"the columns {sorted(metadata)}"
-        return Unusable(key, f"has {given}, but a string is needed as {wanted}")
+        return Unusable(key, f'has "{text_name}" = {text!r}, but a string is needed')
     speaker_name, speaker = _first(metadata, options.speaker_column, SPEAKER_NAMES)
     if speaker is None or speaker == "":
         speaker = speaker_in(key, options.speaker_pattern) or options.speaker or None

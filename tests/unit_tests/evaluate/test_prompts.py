@@ -181,7 +181,7 @@ def test_recordings_are_read_by_the_columns_that_the_shards_were_prepared_with(t
         add_recordings(found, str(table), str(test))
         assert found.prompts[0].load_recording().seconds == 1.5
     record.unlink()
-    words = ("lacks 1 of the 1", "the columns ['Satz', 'Wer'", "keep the prepare.json")
+    words = ("lacks 1 of the 1", "the columns Satz, Wer", "keep the prepare.json")
     refused(lambda: add_recordings(read(shard), str(table), str(shard)), *words)
 
 

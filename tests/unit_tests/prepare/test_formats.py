@@ -14,7 +14,7 @@ from tests.helpers.corpus_items import items_of, listed, problems_of, table_of, 
 from tests.helpers.tars import write_tar
 from titan_tts.prepare.audio_reader import Loader
 from titan_tts.prepare.formats import open_corpus
-from titan_tts.prepare.listing import Plan, source_digest, usable_items
+from titan_tts.prepare.listing import Plan, source_digest, usable_items, write_plan
 from titan_tts.prepare.recordings import Item, Unusable
 from titan_tts.prepare.settings import Options
 from tools.harness.http_server import FolderServer
@@ -219,12 +219,53 @@ def test_quotes_in_lists(tmp_path):
     with pytest.raises(InputError) as caught:
         list(usable_items(open_corpus(Options(str(path), "")), str(path), "raise", Plan()))
     assert "m.csv line 3" in str(caught.value) and "no.wav" in str(caught.value)
+    # What is not there says how many may be missing, as far as more than the usual are.
+    for recordings, more in (
+        (3, " --max-corrupt-fraction 0.34"),
+        (25, " --max-corrupt-fraction 0.05"),
+        (200, ""),
+    ):
+        path.write_text(f"audio,text,speaker,key\nno.wav,z,s,0\n{''.join(f'a.wav,x,s,k{n}{chr(10)}' for n in range(1, recordings))}")  # fmt: skip
+        with pytest.raises(InputError, match=f"no.wav' .* or leave .* --on-error skip{more}$"):
+            items_of(path)
     # As pandas writes it; an empty text is silence, as in JSON, and no missing column.
     path.write_text(",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n")
     plan = Plan()
     (item,) = usable_items(open_corpus(Options(str(path), "")), str(path), "raise", plan)
     assert item.text == "hello" and "" not in item.metadata
     assert plan.dropped == {"empty_text": 1}
+
+
+def test_lists_without_the_text_s_column(tmp_path):
+    write_tone(tmp_path / "a.wav")
+    path = tmp_path / "m.csv"
+    rows = [f"a.wav,Satz {n},s,k{n},{'x' * (n % 2)}" for n in range(25)]
+    path.write_text("\n".join(["audio,satz,speaker,key,note", *rows]) + "\n")
+    assert items_of(path, text_column="satz")[24].text == "Satz 24"
+    for column, wanted in (("", "text or normalized_text"), ("saz", "saz;")):
+        with pytest.raises(InputError) as caught:
+            items_of(path, text_column=column)
+        said = str(caught.value)
+        assert "\n" not in said and "columns audio, key, satz, speaker, but the text is" in said
+        assert f"needed as {wanted}" in said and "all 25 recordings: name the column" in said
+        assert "--text-column" in said and "skip" not in said
+    with pytest.raises(InputError, match="all 25 recordings: name .* --text-column"):
+        options = Options(str(path), "", on_error="skip")
+        write_plan(open_corpus(options), options, tmp_path)
+    # Another reason that all have is told once, without the advice to leave all of them out.
+    path.write_text("\n".join(["audio,text,key", *(f"a.wav,x,{n}" for n in range(25))]))
+    with pytest.raises(InputError, match="--speaker NAME for all; correct it\n24 more .* reason$"):
+        items_of(path)
+
+
+def test_a_csv_with_semicolons(tmp_path):
+    write_tone(tmp_path / "a.wav")
+    path = tmp_path / "m.csv"
+    for begin in ("", "\ufeff"):
+        path.write_text(f'{begin}audio;text;speaker\na.wav;"Ja; 1,5 Liter, bitte";s\n')
+        assert [item.text for item in items_of(path)] == ["Ja; 1,5 Liter, bitte"]
+    path.write_text("audio,text;new,speaker\na.wav,x,s\n")  # a comma goes first
+    assert items_of(path, text_column="text;new")[0].text == "x"
 
 
 def test_webdataset(recordings, tmp_path):

@@ -273,9 +273,12 @@ def test_every_reason_is_counted(tmp_path):
     filters = AudioSettings(None, None, 0.5, 2, 2, 40, 0.01)
     settings = SMALL | {"audio": filters, "where": "speaker=s"}
     out = tmp_path / "out"
-    with pytest.raises(InputError, match="c.tar: undecodable: the audio cannot.*--on-error skip"):
+    with pytest.raises(
+        InputError,
+        match="c.tar: undecodable: the audio cannot.*--on-error skip --max-corrupt-fraction 0.12$",
+    ):
         prepare(source, out, **settings)
-    with pytest.raises(InputError, match="1 of 9 recordings are corrupt.*0.1 allows"):
+    with pytest.raises(InputError, match="1 of 9 recordings are corrupt.*0.1 allows .give 0.12"):
         prepare(source, out, **settings, on_error="skip", max_corrupt_fraction=0.1)
     summary = prepare(source, out, **settings, on_error="skip", max_corrupt_fraction=1 / 9)[
         "summary"
@@ -298,7 +301,9 @@ def test_corrupt_recordings_of_the_list_and_of_the_chunks_are_one_fraction():
     counted = Chunk({}, {"undecodable": 2}, problems)
     options = Options("in", "out", on_error="skip", max_corrupt_fraction=0.2)
     pipeline._check_corrupt(options, plan, counted)
-    with pytest.raises(InputError, match="2 of 10 .* = 0.19 allows; the last is b: worse"):
+    with pytest.raises(
+        InputError, match="2 of 10 .* = 0.19 allows .give 0.21, .*; the last is b: worse"
+    ):
         pipeline._check_corrupt(replace(options, max_corrupt_fraction=0.19), plan, counted)
 
 

@@ -82,6 +82,9 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     assert "train: samples 1, 0.0 minutes, shards 1" in first and "speakers: 1\n" in first
     assert f"titan-tts data inspect '{tmp_path}/o ut/train'" in first
     assert f"titan-tts train small --data.path '{tmp_path}/o ut/train'" in first
+    adapt = f"titan-tts finetune MODEL '{tmp_path}/o ut' TUNED\n"
+    hold_out = "hold some out (--heldout-fraction 0.1 --overwrite), then "
+    assert f"or better, with so little: {hold_out}{adapt}" in first  # which needs held-out ones
     assert prepare_command.run(options) == 0
     again = capsys.readouterr().out
     assert "was complete already" in again
@@ -100,6 +103,22 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     assert (encoder.model, encoder.dtype, encoder.cache_dtype) == tuple(names.values())
     assert calls[1][1:] == (["train/shard-000000.tar"], encoder, "cpu", "local")
     assert "of a/b: 9 texts, 4 of them encoded now\n" in printed
+
+
+def test_what_it_says_of_held_out_recordings_alone_and_in_finetune(tmp_path, capsys, monkeypatch):
+    write_tones(tmp_path, "ab", speaker="ann")
+    listed = tmp_path / "list.jsonl"
+    listed.write_text(listed.read_text().replace("}", ', "split": "test"}', 1))
+    options = Options(str(listed), str(tmp_path / "out"), workers=1, device="cpu")
+    assert prepare_command.run(options) == 0
+    alone = capsys.readouterr()
+    assert f"with so little: titan-tts finetune MODEL {tmp_path}/out TUNED\n" in alone.out
+    assert "(and --overwrite)" in alone.err
+    monkeypatch.setenv("TITAN_TTS_OF_FINETUNE", "1")
+    assert prepare_command.run(options) == 0
+    inside = capsys.readouterr()
+    assert "train: samples 1" in inside.out and "titan-tts" not in inside.out
+    assert "(and another OUT)" in inside.err and "--overwrite" not in inside.err
 
 
 def test_figures_in_words():

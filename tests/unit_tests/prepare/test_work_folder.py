@@ -101,11 +101,11 @@ def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch, capsys):
     real = encode._encode
     encoded = []
 
-    def breaks(run, items, device):
+    def breaks(*of_chunk):
         if encoded:
             raise InputError("pulled the plug")
-        encoded.append(items)
-        return real(run, items, device)
+        encoded.append(of_chunk)
+        return real(*of_chunk)
 
     with monkeypatch.context() as patched, pytest.raises(InputError, match="plug"):
         patched.setattr(encode, "_encode", breaks)

@@ -93,7 +93,11 @@ class Manifest:
         if self.name.endswith(".tsv"):
             reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
-            reader = csv.reader(file, strict=True)
+            line = file.readline()
+            file.seek(0)
+            # As spreadsheets write it where the comma is in numbers.
+            separator = ";" if ";" in line and "," not in line else ","
+            reader = csv.reader(file, delimiter=separator, strict=True)
         first = 1
         try:
             header = next(reader, [])
