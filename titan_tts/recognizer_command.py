@@ -19,6 +19,7 @@ from torchtitan.models.dit_tts.files import (
     check_writable,
     fingerprint,
     held,
+    nfc,
     read_json,
     write_atomic,
 )
@@ -178,7 +179,7 @@ def _example(
 ) -> Example:
     from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
 
-    text = segment.text if options.text == "clean" else segment.text_verbatim
+    text = nfc((segment.text if options.text == "clean" else segment.text_verbatim) or "")
     code, known = language_code(segment.language or options.language), recognizer.languages
     where = f"{manifest}: {segment.id}"
     require(bool(text), f"{where} has no {options.text} text; correct it, or choose --text")
@@ -193,7 +194,7 @@ def _example(
     written = tokenizer(f" {text}", add_special_tokens=False).input_ids
     end = recognizer.model.config.eos_token_id
     tokens = [*tokenizer.convert_tokens_to_ids(first), *written, end]
-    return Example(segment, manifest, str(text), code, tokens)
+    return Example(segment, manifest, text, code, tokens)
 
 
 def _word_errors(

@@ -16,11 +16,12 @@ from titan_tts.doctor.scan import (
     OTHER,
     READ,
     Measurements,
+    decomposed,
 )
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
-from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.files import is_remote, nfc
 
 RECORD_NAME = "prepare.json"
 # What the tokenizer puts around each text: begin and end.
@@ -60,6 +61,7 @@ def check_dataset(dataset: Dataset, measured: Measurements, limits: Limits) -> l
     check.durations()
     check.references()
     check.duplicates()
+    check.unicode()
     check.held_out()
     return [finding for finding in check.findings.values() if finding.count]
 
@@ -245,6 +247,14 @@ class _Checks:
             "duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"
         )
         self.add_samples("empty_text", blank, lambda one: "its text is empty")
+
+    def unicode(self) -> None:
+        def detail(one: int) -> str:
+            word = decomposed(self.dataset.metadata(one))
+            return f"{ascii(word)}, which prepare writes as {ascii(nfc(word))} ({nfc(word)})"
+
+        rows = self.measured.rows
+        self.add_samples("not_nfc", self.measured.where(rows["decomposed"]), detail)
 
     def held_out(self) -> None:
         """Latents both in a folder with a held-out split's name and in another folder."""

@@ -24,6 +24,7 @@ warning | peak_outlier | Latents with a maximum magnitude far above the others' 
 warning | constant_channel | Channels that are the same in every frame | The codec does not use them, or they were lost in processing.
 warning | chars_per_second_outlier | Speech much faster or slower than the rest | Text and audio probably do not match, or one of them is cut off.
 warning | empty_text | Samples without text | The model learns to speak from nothing: give them their text or remove them.
+warning | not_nfc | Samples with a text or a speaker in decomposed Unicode (not NFC) | Generation composes what it is given, so these are other letters and other speakers: titan-tts prepare into a new folder composes them.
 warning | long_text | Texts above max_text_tokens | Training drops them ([data] on_too_long): raise max_text_tokens or split them.
 warning | long_latents | Latents above max_frames | Training drops or crops them ([data] on_too_long): raise max_frames or split them.
 warning | duration_mismatch | Latents whose length differs from their target_duration | Audio was cut or padded, or the frame rate differs: see --frames-per-second.

@@ -15,6 +15,8 @@ import xxhash
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
+from torchtitan.models.dit_tts.data.members import LABELS, VERBATIM
+from torchtitan.models.dit_tts.files import nfc
 
 CHUNK_SAMPLES = 64
 # Messages of samples that could not be read are kept up to this number; all are counted.
@@ -32,6 +34,7 @@ ROW = np.dtype(
         ("reference", "u1"),
         ("reference_source", "u1"),  # CROP: rows of the target itself, NAMED: by its reference_key
         ("blank_text", "?"),  # nothing but white space
+        ("decomposed", "?"),  # see the function
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
         ("duration", "f8"),  # target_duration in seconds; NaN: none, -1: no positive number
@@ -132,10 +135,18 @@ def _constancy(array: np.ndarray) -> int:
     return CONSTANT if array.any() else ALL_ZERO
 
 
+def decomposed(metadata: dict[str, Any]) -> str:
+    """The first word of a sample's texts and labels that is not NFC; empty: there is none."""
+    values = (metadata.get(name) for name in ("text", VERBATIM, *LABELS))
+    words = (word for value in values if isinstance(value, str) for word in value.split())
+    return next((word for word in words if nfc(word) != word), "")
+
+
 def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:
     text = metadata["text"]
     speaker = metadata.get("speaker")
     row["blank_text"] = not text.strip()
+    row["decomposed"] = bool(decomposed(metadata))
     row["text_hash"] = xxhash.xxh3_64_intdigest(f"{speaker}\0{text}".encode("utf-8", "replace"))
     duration = metadata.get("target_duration")
     if duration is None:

@@ -40,7 +40,7 @@ from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import walk_members
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import PARQUET, file_name, is_remote, unique
+from torchtitan.models.dit_tts.files import PARQUET, file_name, is_remote, nfc, unique
 from torchtitan.models.dit_tts.speech.audio import decode, to_mono
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME, recorded_codecs
@@ -78,6 +78,9 @@ class Prompt:
 
     reference: Tensor | None = None
     """(R, C) of the reference; None without one"""
+
+    def __post_init__(self) -> None:
+        self.text = nfc(self.text)
 
     @property
     def language(self) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from titan_tts.prepare.recordings import SourceError, unreadable
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import path_on_disk
 from torchtitan.models.dit_tts.speech.audio import decode
 
 if TYPE_CHECKING:  # pyarrow takes long to import
@@ -82,7 +83,8 @@ class Loader:
             value = self._cell(place)
             if isinstance(value, bytes):
                 return value
-            path = os.path.join(self.root, os.path.dirname(place["table"]), value)
+            folder = os.path.join(self.root, os.path.dirname(place["table"]))
+            path = os.path.join(folder, path_on_disk(folder, value))
         else:
             path = os.path.join(self.root, place["file"])
         try:

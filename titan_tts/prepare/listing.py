@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from titan_tts.prepare.recordings import NO_TEXT, Item, SourceError, Unusable, u
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import atomic_file
+from torchtitan.models.dit_tts.files import atomic_file, nfc, path_on_disk
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
 SHOWN_PROBLEMS = 20
@@ -66,7 +66,9 @@ def list_items(reader: Reader) -> Iterator[tuple[Item | Unusable, int, int]]:
 
 def _with_file(root: str, item: Item) -> tuple[Item | Unusable, int, int]:
     size, time = 0, 0
-    for name in [item.audio["file"], *item.audio.get("references", [])]:
+    given = item.audio["file"], *item.audio.get("references", [])
+    names = [path_on_disk(root, name) for name in given]
+    for name in names:
         path = os.path.join(root, name)
         try:
             status = os.stat(path)
@@ -78,7 +80,8 @@ def _with_file(root: str, item: Item) -> tuple[Item | Unusable, int, int]:
                 raise problem from None
             return Unusable(item.key, str(problem)), 0, 0
         size, time = size + status.st_size, max(time, status.st_mtime_ns)
-    return item, size, time
+    references = {"references": names[1:]} if names[1:] else {}
+    return replace(item, audio=item.audio | {"file": names[0]} | references), size, time
 
 
 def source_digest(reader: Reader) -> str:
@@ -101,7 +104,7 @@ def source_digest(reader: Reader) -> str:
 
 def is_wanted(item: Item, where: str) -> bool:
     """Whether the columns have the values of --where; true and false are those of JSON."""
-    for column, _, values in (each.partition("=") for each in where.split(";") if where):
+    for column, _, values in (each.partition("=") for each in nfc(where).split(";") if where):
         found = item.metadata.get(column.strip())
         text = str(found).lower() if isinstance(found, bool) else str(found)
         if found is None or text not in map(str.strip, values.split(",")):

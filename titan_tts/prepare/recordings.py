@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import HELDOUT_PREFIXES, split_of
 from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.files import nfc
 
 SPLITS = ("train", "heldout")
 
@@ -124,7 +125,7 @@ def make_item(
         return Unusable(key, f'has "{text_name}" = {text!r}, but a string is needed')
     speaker_name, speaker = _first(metadata, options.speaker_column, SPEAKER_NAMES)
     if speaker is None or speaker == "":
-        speaker = speaker_in(key, options.speaker_pattern) or options.speaker or None
+        speaker = speaker_in(key, nfc(options.speaker_pattern)) or nfc(options.speaker) or None
     if isinstance(speaker, float) and speaker.is_integer():
         speaker = int(speaker)  # a table whose numbers have gaps has floats
     if isinstance(speaker, int) and not isinstance(speaker, bool):
@@ -189,15 +190,17 @@ def sample_key(name: str) -> str:
     A key is a relative path without dots, as readers take a member's kind from its first dot, or from
     its file name's: `./a/b.1` becomes `a/b_1`. Bytes that are no UTF-8 are escaped.
     """
-    cleaned = posixpath.normpath(name.replace("\0", "_")).lstrip("/")
+    cleaned = posixpath.normpath(nfc(name).replace("\0", "_")).lstrip("/")
     while cleaned.startswith("../"):
         cleaned = cleaned[3:]
     return cleaned.replace(".", "_").encode("utf-8", "backslashreplace").decode() or "_"
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: times as ISO 8601; null for infinities, NaN and bytes."""
-    if value is None or isinstance(value, (str, bool, int)):
+    """A value as JSON can hold it: texts in NFC, times as ISO 8601; null for infinities, NaN and bytes."""
+    if isinstance(value, str):
+        return nfc(value)
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -9,6 +9,7 @@ from titan_tts.speak.sampling_options import check_text, load_synthesizer
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.errors import require
+from torchtitan.models.dit_tts.files import known_as
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Served:
         text = clean_text(text)
         check_text(text, self.synthesizer.run.tokenizer, "the text")
         if isinstance(voice, str) and voice:
-            names = ", ".join(self.names) or "none"
+            voice, names = known_as(voice, self.names), ", ".join(self.names) or "none"
             require(voice in self.names, f"there is no voice {voice!r}; there are: {names}")
             if voice not in self.voices:
                 self.voices[voice] = self.synthesizer.speaker(voice)

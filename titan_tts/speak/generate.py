@@ -19,7 +19,7 @@ from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untraine
 from titan_tts.speak.synthesizer import Synthesizer, by_text
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.files import known_as, write_atomic
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     SUFFIXES,
     encoded,
@@ -263,7 +263,8 @@ def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> d
     """Values of the conditioning tokens except duration, named as in a sample's JSON. A field that the request leaves
     out gets the unknown token, as in the fraction [data] conditioning_dropout of the training samples."""
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
-    for name, value in request.conditions.items():
+    found = {name: known_as(v, known.get(name, ())) for name, v in request.conditions.items()}
+    for name, value in found.items():
         if name not in known:
             has = (
                 f"the conditioning tokens {', '.join(known)} only"
@@ -280,6 +281,5 @@ def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> d
                 f"{named(known[name], SHOWN)}"
             )
     # A speaker of other shards gives the reference only: the run has no token for it.
-    if request.speaker in known.get("speaker", ()):
-        return {"speaker": request.speaker} | request.conditions
-    return dict(request.conditions)
+    speaker = known_as(request.speaker, known.get("speaker", ()))
+    return ({"speaker": speaker} if speaker in known.get("speaker", ()) else {}) | found

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Sequence
 
+from torchtitan.models.dit_tts.files import nfc
+
 # Written without blanks between words.
 _CJK = r"\u3000-\u30ff\u3400-\u9fff\uff00-\uffef"
 _LINE = re.compile(rf"(?<=[{_CJK}])\s*\n\s*(?=[{_CJK}])")
@@ -32,8 +34,8 @@ FIRST_CHARACTERS = 16
 
 def clean_text(text: str) -> str:
     """Puts one blank between words, across line breaks; only an empty line, the end of a paragraph, becomes a
-    line break."""
-    paragraphs = re.split(r"\n\s*\n", text)
+    line break. Its characters are composed (NFC), as in the data."""
+    paragraphs = re.split(r"\n\s*\n", nfc(text))
     lines = (" ".join(_LINE.sub("", each).split()) for each in paragraphs)
     return "\n".join(each for each in lines if each)
 

@@ -12,6 +12,7 @@ from titan_tts.prepare.processing import REASONS, process
 from titan_tts.prepare.settings import AudioSettings
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.audio import decode
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
@@ -72,6 +73,7 @@ def load_latents(path: str | Path, channels: int) -> Tensor:
 def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
     """(R, C): the longest reference among a speaker's samples; if none has one, the longest sample."""
     codes, speakers = dataset.labels("speaker")
+    speaker = known_as(speaker, speakers)
     if speaker not in speakers:
         raise InputError(
             f"--speaker = {speaker}, but the data have no such speaker; they have: "

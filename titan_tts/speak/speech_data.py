@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.config.job_config import Data, Encoder, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
     LinearDurationModel,
@@ -74,6 +75,7 @@ class ExportedSpeechData:
 
     def reference(self, speaker: str) -> Tensor:
         """(R, C) latents of a speaker's reference."""
+        speaker = known_as(speaker, self._voices)
         if speaker not in self._voices:
             raise InputError(
                 f"--speaker = {speaker}, but {self.folder} was exported with the voices of: "

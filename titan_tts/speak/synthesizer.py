@@ -18,6 +18,7 @@ from titan_tts.speak.speech_data import SpeechData
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.speech.sampling.sound_files import STREAMED
@@ -94,7 +95,8 @@ class Synthesizer:
 
     def speaker(self, name: str) -> Voice:
         """The voice of one of `speakers`."""
-        return Voice(self.speech_data.reference(name), name)
+        reference = self.speech_data.reference(name)
+        return Voice(reference, known_as(name, self.speakers))
 
     def recording(self, path: Files, text: str = "") -> Voice:
         """The voice in an audio file, or in a .npy of latents (R, C).
@@ -133,7 +135,8 @@ class Synthesizer:
     def conditions(self, voice: Voice) -> dict[str, str]:
         """The speaker's token, where the model was trained with it."""
         known = self.run.tokenizer.vocabulary.conditioning.get("speaker", ())
-        return {"speaker": voice.speaker} if voice.speaker in known else {}
+        speaker = known_as(voice.speaker, known)
+        return {"speaker": speaker} if speaker in known else {}
 
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:
         """Lengths to generate, in latent frames: given, or by `lengths`."""
@@ -179,8 +182,12 @@ class Synthesizer:
     def requests(self, utterances: Sequence[Utterance]) -> list[_Request]:
         """The utterances as requests to the sampler."""
         data, requests = self.run.config.data, list[_Request]()
+        known = self.run.tokenizer.vocabulary.conditioning
         for each, frames in zip(utterances, self.frames(utterances), strict=True):
             conditions = with_duration(each.conditions, frames, data.frames_per_second)
+            for name in known.keys() & conditions.keys():
+                if isinstance(value := conditions[name], str):
+                    conditions[name] = known_as(value, known[name])
             reference = each.voice.latents(data)
             made = each.text, reference, frames, conditions, each.candidate
             requests.append(_Request(*made, adapter=each.voice.adapter))

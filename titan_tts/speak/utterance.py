@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.files import nfc
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
 
 
@@ -27,6 +28,9 @@ class Voice:
     adapter: str = ""
     """name among the synthesizer's adapters; empty: the model as it is"""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", nfc(self.text))
+
     def latents(self, data: Data) -> Tensor:
         """The reference as a model takes it: at most max_speaker_frames; (0, C) without one."""
         if self.reference is None:
@@ -36,7 +40,7 @@ class Voice:
 
 @dataclass(frozen=True)
 class Utterance:
-    """One text to say."""
+    """One text to say. It and the text of its voice are composed (NFC), as in data that `prepare` makes."""
 
     text: str
     voice: Voice = Voice()
@@ -51,6 +55,9 @@ class Utterance:
 
     candidate: int = 0
     """number of the rendition: another number draws other noise"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", nfc(self.text))
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,7 @@ FAULTS = {
     "constant_channel": dead_channel,
     "chars_per_second_outlier": metadata(4, text="hm"),
     "empty_text": metadata(4, text=" \n"),
+    "not_nfc": metadata(4, speaker="Jo\u0308rg"),
     "long_text": metadata(4, text="long " * 60),
     "long_latents": one_sample(4, lambda _: {"latents": speech(np.random.default_rng(1), 800)}),
     "duration_mismatch": metadata(9, target_duration=99.0),
@@ -185,12 +186,14 @@ DETAILS = {
     "long_latents": "800 frames",
     "duration_mismatch": "62 frames for 99.000 seconds, which are 2475.0 frames at 25 per second",
     "std_outlier": "standard deviation 0.195, the median is 0.798",
+    "not_nfc": r"'Jo\u0308rg', which prepare writes as 'J\xf6rg'",
     "duplicate_latents": "the latents of shard-000000:utt001",
     "duplicate_text": "speaker and text of shard-000000:utt000",
     "single_utterance_speaker": "speaker 'once'",
 }
 # Faults that cannot come alone.
 ALSO = {
+    "not_nfc": {"single_utterance_speaker"},
     "long_text": {"chars_per_second_outlier"},
     "long_latents": {"chars_per_second_outlier", "duration_mismatch"},
     "empty_text": {"chars_per_second_outlier"},
@@ -300,6 +303,10 @@ def near_misses():
     yield 3, nothing, ["no_reference"]
     yield 6, {"metadata": {"text": text}}, ["duplicate_text"]  # of the same speaker
     yield 4, {"metadata": {"text": text}}, []
+    long = samples[4].metadata["text"]
+    yield 4, {"metadata": {"text": f"o\u0308{long[1:]}"}}, ["not_nfc"]
+    yield 4, {"metadata": {"text_verbatim": f"o\u0308{long[1:]}"}}, ["not_nfc"]
+    yield 4, {"metadata": {"text": f"\u00f6\ufb01{long[2:]}"}}, []
 
 
 @pytest.mark.parametrize("number, changes, codes", list(near_misses()))

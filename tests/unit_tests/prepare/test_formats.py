@@ -117,6 +117,27 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     assert lengths == [4000, 4000, 4000, 16_000]  # a duration alone is no cut
 
 
+@pytest.mark.parametrize("listed_as, on_disk", [("o\u0308", "\u00f6"), ("\u00f6", "o\u0308")])
+def test_a_list_finds_files_whose_names_are_written_the_other_way(listed_as, on_disk, tmp_path):
+    for name in ("said", "other"):
+        write_tone(tmp_path / f"{on_disk}/{name}.wav")
+    row = {"audio": f"{listed_as}/said.wav", "text": "a", "speaker": "s"}
+    manifest = tmp_path / "m.jsonl"
+    manifest.write_text(json.dumps(row | {"reference": f"{listed_as}/other.wav"}) + "\n")
+    [item] = items_of(manifest)
+    assert item.key == "\u00f6/said"
+    assert item.audio == {"file": f"{on_disk}/said.wav", "references": [f"{on_disk}/other.wav"]}
+    assert len(Loader(str(tmp_path)).load(item.audio, 128).samples) == 1600
+    path = table_of(tmp_path, audio=[{"bytes": None, "path": f"{listed_as}/said.wav"}])
+    place = {"table": "t.parquet", "group": 0, "row": 0, "column": "audio"}
+    for of_table in (items_of(path)[0].audio, place):
+        assert len(Loader(str(tmp_path)).load(of_table, 128).samples) == 1600
+    manifest.write_text(json.dumps(row | {"reference": f"{on_disk}/said.wav"}) + "\n")
+    assert "as its own reference" in problems_of(manifest)[0].sentence
+    manifest.write_text(json.dumps(row | {"audio": f"{listed_as}/gone.wav"}) + "\n")
+    assert f"{listed_as}/gone.wav' cannot be read" in problems_of(manifest)[0].sentence
+
+
 def test_a_manifest_names_references(tmp_path):
     for name in ("said.wav", "ann.wav", "bob.wav"):
         write_tone(tmp_path / name)

@@ -6,6 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from titan_tts.prepare.listing import is_wanted
 from titan_tts.prepare.recordings import Item, Unusable, make_item, plain, sample_key
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import split_of
@@ -39,6 +40,31 @@ def test_columns_become_an_item():
         assert isinstance(item_of({"text": "x", "speaker": speaker}), Unusable)
     item = item_of({"sentence": "a", "text": "b", "client_id": "c", "speaker": "d"})
     assert (item.text, item.speaker) == ("b", "d")  # not the row's first
+
+
+def test_texts_names_and_keys_are_composed():
+    """What macOS writes as o and a combining diaeresis is one letter, and one speaker, however it is given."""
+    row = {
+        "text": "scho\u0308n",
+        "text_verbatim": "a\u0308h",
+        "speaker": "Jo\u0308rg",
+        "tags": ["u\u0308"],
+    }
+    made = item_of(row | {"language": "franc\u0327ais"})
+    expected = {
+        "text": "sch\u00f6n",
+        "text_verbatim": "\u00e4h",
+        "speaker": "J\u00f6rg",
+        "tags": ["\u00fc"],
+    }
+    assert isinstance(made, Item) and (made.text, made.speaker) == ("sch\u00f6n", "J\u00f6rg")
+    assert made.metadata == expected | {"language": "fran\u00e7ais"}
+    assert item_of(expected).metadata == expected
+    assert item_of({"text": "\ufb01 \u00b2"}, speaker="x").text == "\ufb01 \u00b2"  # not NFKC
+    assert sample_key("Jo\u0308rg/1.wav") == sample_key("J\u00f6rg/1.wav") == "J\u00f6rg/1_wav"
+    for given in ({"speaker": "Jo\u0308rg"}, {"speaker_pattern": "(Jo\u0308rg)"}):
+        assert item_of({"text": "x"}, "J\u00f6rg_1", **given).metadata["speaker"] == "J\u00f6rg"
+    assert is_wanted(made, "speaker=Jo\u0308rg") and not is_wanted(made, "speaker=Jorg")
 
 
 @pytest.mark.parametrize(

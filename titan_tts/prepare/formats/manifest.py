@@ -26,6 +26,7 @@ from titan_tts.prepare.recordings import (
 )
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import nfc
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _FOLDER_NAMES = ("manifest.jsonl", "manifest.csv", "manifest.tsv", "metadata.jsonl")
@@ -164,7 +165,7 @@ def _references(row: dict[str, Any], audio: str) -> list[str]:
     paths = [given] if isinstance(given, str) else given or []
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise ValueError(f'has "reference" = {given!r}; a path is needed, or a list of paths')
-    if audio in paths:
+    if nfc(audio) in map(nfc, paths):
         raise ValueError(f"names {audio} as its own reference; name another recording")
     return [path for path in paths if path]
 

@@ -10,7 +10,7 @@ import stat
 import tempfile
 import unicodedata
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -266,6 +266,26 @@ def file_name(key: str) -> str:
     kept = (c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "\0" for c in key)
     cleaned = re.sub("\0+", "_", "".join(kept)).lstrip(".") or "_"
     return cleaned.encode()[:120].decode(errors="ignore")
+
+
+def nfc(text: str) -> str:
+    """The text in composed Unicode: "o" and a combining diaeresis become the one character "ö"."""
+    return unicodedata.normalize("NFC", text)
+
+
+def known_as(name: str, known: Iterable[str]) -> str:
+    """A name as `known` writes it, composed or not; itself if that has it so, or not at all."""
+    if name.isascii() or name in known:
+        return name
+    return next((each for each in known if nfc(each) == nfc(name)), name)
+
+
+def path_on_disk(folder: str, name: str) -> str:
+    """A path below `folder`, or that composed or decomposed (as macOS writes names) if only this exists."""
+    if name.isascii():
+        return name
+    forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
+    return next((each for each in forms if os.path.exists(os.path.join(folder, each))), name)
 
 
 def unique(names: Sequence[str], alike: Callable[[str], str] = str) -> list[str]:
