@@ -30,11 +30,16 @@ EXTRA_TEXT_TOKENS = 2
 DURATION_TOLERANCE = 2.0
 # However alike the other samples are, a value within this factor of the median is no outlier.
 MIN_OUTLIER_RATIO = 2.0
-# Correlation of characters and frames below which texts are taken for those of other recordings; of read
-# sentences it is 0.9 and more. Fewer samples, or texts or recordings of nearly one length, can have any.
+# Correlation of characters and frames below which texts are taken for those of other recordings, at most; of read
+# sentences it is 0.9 and more, of sentences of similar length about 0.5.
 MIN_TEXT_CORRELATION = 0.3
-MIN_CORRELATED = 30
-MIN_TEXT_SPREAD = 0.25
+# The least correlation to expect of right texts: nothing can be told from less, nor from single words.
+MIN_EXPECTED_CORRELATION = 0.3
+MIN_TEXT_CHARS = 12
+# Standard deviations of chance between no correlation and the expected one.
+MIN_CORRELATION_SIGMAS = 6
+# Characters that a digit is said in, beyond itself: "1998" takes as long as some 24 letters.
+DIGIT_CHARS = 5
 # Peaks spread more than levels do.
 MIN_PEAK_RATIO = 4.0
 
@@ -145,16 +150,21 @@ class _Checks:
 
     def texts_of_others(self, samples: np.ndarray, language: str) -> None:
         """Whether longer texts are longer speech, among the samples (k,) of one language."""
-        characters, frames = self.dataset.text_chars[samples], self.dataset.frames[samples]
-        if len(samples) < MIN_CORRELATED:
-            return
-        if any(each.std() < MIN_TEXT_SPREAD * each.mean() for each in (characters, frames)):
-            return
-        found = float(np.corrcoef(characters, frames)[0, 1])
-        if found < MIN_TEXT_CORRELATION:
-            said = f"correlation of characters and length {found:.2f}, of matching texts about 0.9"
-            example = Example(f"language {language!r}" if language else "all texts", said)
-            self.add("texts_of_others", len(samples), [example])
+        rows = self.measured.rows[samples]
+        samples, rows = samples[rows["state"] == READ], rows[rows["state"] == READ]
+        frames, characters = self.dataset.frames[samples], self.dataset.text_chars[samples]
+        spoken = characters + DIGIT_CHARS * rows["digits"].astype(np.int64)
+        where, count = f"language {language!r}" if language else "all texts", len(samples)
+        expected = expected_correlation(spoken, frames)
+        needed = np.tanh(MIN_CORRELATION_SIGMAS / np.sqrt(max(1, count - 3)))
+        if expected < max(needed, MIN_EXPECTED_CORRELATION):
+            said = f"{count} texts are too few, too short or too alike in length"
+            return self.add("texts_not_compared", count, [Example(where, said)])
+        # A language may say a digit in one character.
+        found = max(float(np.corrcoef(each, frames)[0, 1]) for each in (characters, spoken))
+        if found < min(MIN_TEXT_CORRELATION, np.tanh(np.arctanh(expected) / 2)):
+            said = f"correlation of characters and length {found:.2f}, of matching texts about {expected:.1f}"
+            self.add("texts_of_others", count, [Example(where, said)])
 
     def speakers(self) -> None:
         codes, values = self.dataset.labels("speaker")
@@ -294,6 +304,19 @@ def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:
 def characters_per_second(dataset: Dataset, frames_per_second: float) -> np.ndarray:
     """(n,) characters of the text per second of latents."""
     return dataset.text_chars * frames_per_second / np.maximum(dataset.frames, 1)
+
+
+def expected_correlation(characters: np.ndarray, frames: np.ndarray) -> float:
+    """What the spreads of text lengths (k,) and frames (k,) let expect of right texts, 0 to 0.8.
+
+    A character's time differs by half of the mean, which hides small differences of short texts; the rest of the
+    frames' spread is the speakers'.
+    """
+    if not len(frames) or characters.mean() < MIN_TEXT_CHARS or not characters.std():
+        return 0.0
+    told = (characters.std() / characters.mean()) ** 2 - 0.25 / characters.mean()
+    spread = float(frames.std() / frames.mean())
+    return 0.8 * min(1.0, np.sqrt(max(0.0, told)) / spread) if spread else 0.0
 
 
 def measured_frame_rate(

@@ -35,6 +35,7 @@ ROW = np.dtype(
         ("reference_source", "u1"),  # CROP: rows of the target itself, NAMED: by its reference_key
         ("blank_text", "?"),  # nothing but white space
         ("decomposed", "?"),  # see the function
+        ("digits", "u2"),  # in the text
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
         ("duration", "f8"),  # target_duration in seconds; NaN: none, -1: no positive number
@@ -147,6 +148,7 @@ def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:
     speaker = metadata.get("speaker")
     row["blank_text"] = not text.strip()
     row["decomposed"] = bool(decomposed(metadata))
+    row["digits"] = min(sum(map(str.isdecimal, text)), 65535)
     row["text_hash"] = xxhash.xxh3_64_intdigest(f"{speaker}\0{text}".encode("utf-8", "replace"))
     duration = metadata.get("target_duration")
     if duration is None:
