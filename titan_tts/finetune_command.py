@@ -160,7 +160,8 @@ def _finetune(options: Options) -> None:
     data = _prepared(options, base)
     _train(options, base, data)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best", *_codec(options)]
-    show(f"speak:   {shlex.join(speak)} --reference VOICE.wav --text '...'")
+    for voice in (*_speakers(data, out / "run"), ("--reference", "VOICE.wav")):
+        show(f"speak:   {shlex.join([*speak, *voice, '--text', '...'])}")
     if options.method != "full":
         shutil.rmtree(out / "adapter", ignore_errors=True)  # another step may be the best now
         alone = ("export", str(out / "run"), str(out / "adapter"), "--step", "best", "--adapter")
@@ -178,6 +179,17 @@ def _remember(base: Path, out: Path) -> None:
     )
     check_writable(record, "OUT")
     write_atomic(record, json.dumps({"base": this}) + "\n")
+
+
+def _speakers(data: Path, run: Path) -> list[tuple[str, str]]:
+    """--speaker with the first name of the new data, where their samples have any."""
+    from torchtitan.models.dit_tts.data.build import open_training_data
+
+    settings = replace(_config_of(run).data, path=str(data / "train"), weights=[])
+    return [
+        ("--speaker", name)
+        for name in sorted(open_training_data(settings).labels("speaker")[1])[:1]
+    ]
 
 
 def _codec(options: Options) -> tuple[str, ...]:

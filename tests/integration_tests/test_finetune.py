@@ -62,6 +62,8 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
         "not compared: give --recognizer" in said
         and "minutes of speech to train on: 4 steps" in said
     )
+    speak = f"speak:   titan-tts generate {out / 'run'} --step best"
+    assert f"{speak} --speaker me --text" in said and f"{speak} --reference VOICE.wav" in said
     config = read_config(out / "run")
     assert config["optimizer"]["lr"] == pytest.approx(0.001) and config["training"]["steps"] == 4
     assert "new for the weights" in said and "'T'" in said

@@ -1,6 +1,7 @@
 """README.md of an exported folder: what the model is, its figures, its data, and the licences to fill in."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,20 @@ from typing import Any
 from titan_tts.export.options import Options
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
-from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.config.job_config import (
+    LEARNED_SUBWORDS,
+    PHONES,
+    is_pretrained,
+)
+from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.vocabulary import named
 from torchtitan.models.dit_tts.validation.history import read_rows
 
 _SHOWN = 12
+_MANY_SPEAKERS = 100
+"""Fewer are too few for voices that were not trained: measured for three and four, a rule of thumb beyond"""
+
 _FILL_IN = "**to fill in**"
 
 
@@ -53,6 +62,7 @@ A diffusion transformer ({loaded.config.model.flavor}) that turns text and a ref
 titan-tts.
 
 ```bash
+pip install 'titan-tts[{",".join(extras(encoder, codec.name))}]'
 titan-tts generate {name} {voice} --text "..." --out speech.wav
 ```
 
@@ -60,7 +70,7 @@ titan-tts generate {name} {voice} --text "..." --out speech.wav
 from titan_tts import from_pretrained
 
 model = from_pretrained("{name}")
-[speech] = model.synthesize(["..."], voices=[{json.dumps(options.voices[0] if options.voices else "voice.wav")}])
+[speech] = model.synthesize(["..."], voices=[{json.dumps(options.voices[0] if options.voices else "voice.wav", ensure_ascii=False)}])
 speech.waveform, speech.sample_rate
 ```
 
@@ -72,8 +82,8 @@ speech.waveform, speech.sample_rate
 
 | | |
 |---|---|
-| text | {letters if encoder == "chars" else "any, as utf-8 bytes" if encoder == "bytes" else "as its text encoder reads it"}; only texts similar to the training data sound well |
-| voices | of any reference; trained on {len(speakers):,} {"speaker" if len(speakers) == 1 else "speakers"}{f": {named(sorted(speakers), _SHOWN)}" if speakers else " (not named)"} |
+| text | {letters if encoder == "chars" else "any, as utf-8 bytes" if encoder == "bytes" else "as the phones that espeak-ng has for its language " + encoder.partition(":")[2] if encoder.startswith(PHONES) else "as its text encoder reads it"}; only texts similar to the training data sound well |
+| voices | {voices(speakers, bool(loaded.config.checkpoint.initial_load_path))} |
 | languages | {named(sorted(languages), _SHOWN) if languages else _FILL_IN} |
 | conditioning tokens | {", ".join(loaded.tokenizer.fields) or "none"} |
 
@@ -87,6 +97,35 @@ speech.waveform, speech.sample_rate
 
 Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """
+
+
+def extras(encoder: str, codec: str) -> list[str]:
+    """What of titan-tts a model needs beside the package itself."""
+    found = ["speech"]
+    if encoder.startswith(PHONES):
+        found.append("phones")
+    if (
+        codec_kind(codec) == "dac_vae"
+        or encoder.startswith(LEARNED_SUBWORDS)
+        or is_pretrained(encoder)
+    ):
+        found.append("pretrained")
+    return found
+
+
+def voices(speakers: Sequence[str], fine_tuned: bool) -> str:
+    """Whose voice the model can take; `speakers`: those of its training data."""
+    if not speakers:
+        return (
+            "of a reference, as far as its training data had many speakers, which they do not name"
+        )
+    known = f"{len(speakers):,} {'speaker' if len(speakers) == 1 else 'speakers'}: {named(sorted(speakers), _SHOWN)}"
+    if len(speakers) >= _MANY_SPEAKERS:
+        return f"of its {known}; others from a reference, the better the more voices and hours it has heard"
+    others = "too few to take another voice from a reference"
+    return f"of its {known}; {others}" + (
+        ", unless the model that it started from could" if fine_tuned else ""
+    )
 
 
 def _short(path: str) -> str:

@@ -145,6 +145,10 @@ class Options:
                 limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
                 option = "--" + name.replace("_", "-")
                 raise InputError(f"{option} = {value}, but it must be {limit} and finite")
+        require(
+            re.fullmatch("([A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*)?", self.language) is not None,
+            f"--language = {self.language!r} is no language code; give one such as en, de, en-us or zh-Hant",
+        )
         if self.where and not all(re.fullmatch("[^=]+=.+", each) for each in self.where.split(";")):
             raise InputError(
                 f"--where = {self.where!r}; give COLUMN=VALUE, such as 'speaker=anna; quality=high,medium'"

@@ -14,6 +14,7 @@ from tests.helpers.exported_run import as_by_a_stranger, export
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
 from titan_tts.cli import main
+from titan_tts.export import model_card
 from titan_tts.export.exporter import new_folder
 from titan_tts.speak.lengths import open_lengths
 from titan_tts.speak.load_run import load_run
@@ -177,7 +178,8 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
         "| training steps | 2 |",
         "| weights | averaged weights (ema:0.999) |",
         "| training data | 0.0 h in 40 utterances |",
-        "trained on 4 speakers: 's0', 's1', 's2', 's3' |",
+        "| voices | of its 4 speakers: 's0', 's1', 's2', 's3'; too few to take another voice from a reference |",
+        "pip install 'titan-tts[speech]'",
         "| conditioning tokens | speaker |",
         "| codec | fixed transform, no weights | none needed |",
     ):
@@ -200,7 +202,27 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     monkeypatch.setattr("titan_tts.export.exporter.load_run", at_a_frame_per_100_seconds)
     card = (export(trained, tmp_path / "three", *other) / exported.CARD).read_text()
     assert "| training steps | 1 |" in card and "| held-out loss | 0.7000 at step 1 |" in card
-    assert "| training data | 16.0 h in 16 utterances |" in card and "1 speaker: 's9' |" in card
+    assert (
+        "| training data | 16.0 h in 16 utterances |" in card and "1 speaker: 's9'; too few" in card
+    )
+
+
+def test_what_the_card_says_of_voices_and_what_is_to_be_installed():
+    many = [f"s{n}" for n in range(150)]
+    assert model_card.voices(many, False).startswith("of its 150 speakers: 's0', 's1', 's10'")
+    assert "others from a reference" in model_card.voices(many, False)
+    assert model_card.voices(["Jörg"], True) == (
+        "of its 1 speaker: 'Jörg'; too few to take another voice from a reference, unless the model that it started from could"
+    )
+    assert "do not name" in model_card.voices([], False)
+    for encoder, codec, needed in (
+        ("chars", "mel_dct", ["speech"]),
+        ("phones:de", "mel_dct", ["speech", "phones"]),
+        ("phones:de", "/w/weights.pth", ["speech", "phones", "pretrained"]),
+        ("subwords:a/b", "mel_dct", ["speech", "pretrained"]),
+        ("google/t5gemma-2-270m-270m", "mel_dct", ["speech", "pretrained"]),
+    ):
+        assert model_card.extras(encoder, codec) == needed
 
 
 def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):

@@ -59,6 +59,8 @@ MISTAKES = [
     ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
     ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression"),
     ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* with parentheses around"),
+    ({"language": "german"}, "--language = 'german' is no language code; give one such as en, de"),
+    ({"language": "d"}, "--language = 'd' is no language code"),
     ({"heldout_by": "speaker"}, "--heldout-by speaker holds nobody out, as --heldout-fraction is"),
 ]
 
@@ -67,6 +69,11 @@ MISTAKES = [
 def test_options_that_cannot_work(options, message):
     with pytest.raises(InputError, match=message):
         Options("in", "out", **options).check()
+
+
+def test_codes_of_languages_with_and_without_a_region_or_a_script():
+    for language in ("", "en", "cmn", "en-us", "en_US", "zh-Hant", "de-CH-1996"):
+        Options("in", "out", language=language).check()
 
 
 def test_what_the_command_prints(tmp_path, capsys, monkeypatch):

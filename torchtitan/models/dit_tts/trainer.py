@@ -269,7 +269,7 @@ class DiTTTSTrainer(Trainer):
             super().train()
         if self.benchmark is not None:
             self._settle(self.divergence.read())  # the loss of the last step
-        self.checkpointer.wait()
+        self.checkpointer.finish()
         if self.step > self.metrics_processor.first_step:
             log_end(self.checkpointer, self.step)
 

@@ -104,6 +104,12 @@ class RunCheckpointer(CheckpointManager):
         self.dcp_save(states, self._create_checkpoint_id(step), AsyncMode.DISABLED)
         self._purge_stale_checkpoints()
 
+    def finish(self) -> None:
+        """Waits for the last save, after which upstream removes no older checkpoint."""
+        self.wait()
+        if self.writes:
+            self._purge_stale_checkpoints()
+
     def keep(self, step: int) -> None:
         """Saves this step, if it is not saved yet, and keeps its checkpoint. The best one before it, if it
         was saved for that alone, is removed."""
