@@ -75,10 +75,11 @@ def test_marks_are_in_the_units_of_the_recognizer(tmp_path, shards, monkeypatch)
     set_up(monkeypatch, sampled_run.make_run(tmp_path, shards))
     source = write_tree(tmp_path / "tree")
     arguments = ["--test", source, "--recognizer", SPEC, "--out", tmp_path / "out"]
-    assert evaluate(tmp_path / "a@7", *arguments) == 0
+    assert evaluate(tmp_path / "a@7", *arguments, "--language=de") == 0
     page = (tmp_path / "out/evaluation.html").read_text()
     (one,) = (part for part in page.split("<section>") if "<h3>Yes!</h3>" in part)
     assert '<span class="missing">sx</span>' in one
+    assert "Numbers in de are compared as they are written" in page
 
 
 @pytest.mark.long
