@@ -12,6 +12,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
 from torchtitan.models.dit_tts.data.build import build_dataloader, open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.adapters import add_adapter
@@ -37,7 +38,9 @@ from torchtitan.models.dit_tts.text.aligner import Aligner, choose_recordings, f
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, origin_of_weights
 from torchtitan.models.dit_tts.text.durations import (
     DURATIONS_FILE,
+    LITTLE_EXPLAINED,
     fit_durations,
+    language_unlike_phones,
     stored_durations,
 )
 from torchtitan.protocols.model_converter import register_model_converter
@@ -69,11 +72,28 @@ def _ready_durations(job_config: JobConfig) -> None:
                 base = stored_durations(origin)
             found = fit_durations(dataset, job_config.encoder, base)
             write_atomic(folder / DURATIONS_FILE, found.to_json())
-            logger.info(f"Texts explain {found.explained:.0%} of the variance of the lengths")
+            _tell_of_texts(found.explained, dataset, job_config.encoder.model)
 
     if origin != folder:
         with long_timeout_group() as group:
             run_on_all_ranks(fit, "read the texts of [data] path", group)
+
+
+def _tell_of_texts(explained: float, dataset: Dataset, model: str) -> None:
+    """Warns of texts that seem to belong to other recordings, or are of another language than the phones of `model`."""
+    said = f"Texts explain {explained:.0%} of the variance of the lengths"
+    if explained < LITTLE_EXPLAINED:
+        logger.warning(
+            f"{said}, but right texts explain most of it: they may belong to other recordings; check them with "
+            f"titan-tts data doctor"
+        )
+    else:
+        logger.info(said)
+    if language := language_unlike_phones(dataset, model):
+        logger.warning(
+            f"most samples have the language {language!r}, but [encoder] model = {model!r} reads their texts by the rules "
+            f"of another; give 'phones:{language}', or start from a model of that language"
+        )
 
 
 def _new_aligner(job_config: JobConfig, spoken: Callable[[str], str]) -> Aligner:

@@ -25,6 +25,9 @@ from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 DURATIONS_FILE = "durations.json"
 
+LITTLE_EXPLAINED = 0.3
+"""of the variance: right texts of similar length explain 0.74 and more, those of other recordings 0.1 to 0.4 of hundreds"""
+
 _RIDGE = 1.0
 _MAX_SAMPLES = 20_000
 _OUTLIER = 6.0
@@ -100,6 +103,29 @@ class LinearDurationModel:
             "added": self.added,
         }
         return json.dumps(content) + "\n"
+
+
+def language_unlike_phones(dataset: Dataset, model: str) -> str:
+    """The language that most samples of one path have, if it is another than that of the phones of [encoder] model;
+    else empty. Only codes of two letters are compared: espeak-ng's "cmn" may be a list's "zh"."""
+    phones = _code_of(language_of(model))
+    if not phones:
+        return ""
+    labels, names = dataset.labels("language")
+    # The last is of samples without a label, -1.
+    languages, codes = np.unique([*map(_code_of, names), ""], return_inverse=True)
+    for path in np.unique(dataset.source):
+        counts = np.bincount(codes[labels[dataset.source == path]])
+        most = str(languages[counts.argmax()])
+        if most not in ("", phones) and 2 * counts.max() > counts.sum():
+            return most
+    return ""
+
+
+def _code_of(language: str) -> str:
+    """de of de-AT or de_AT; empty for what has no code of two letters. Norwegian has three."""
+    code = language.lower().replace("_", "-").partition("-")[0]
+    return {"nb": "no", "nn": "no"}.get(code, code) if len(code) == 2 else ""
 
 
 def stored_durations(folder: Path) -> LinearDurationModel:
