@@ -22,6 +22,9 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.files import is_remote, nfc
+from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
+from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 RECORD_NAME = "prepare.json"
 # What the tokenizer puts around each text: begin and end.
@@ -296,8 +299,11 @@ def _recorded_sizes(folder: str) -> dict[str, int]:
 
 
 def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:
-    """(n,) tokens of every text."""
-    units = dataset.text_chars if limits.text_unit == "chars" else dataset.text_bytes
+    """(n,) tokens of every text, as training counts them. Phones are counted once and stored beside the indexes."""
+    if language := language_of(limits.text_unit):
+        units = count_text_tokens(dataset, Phonemizer(language))
+    else:
+        units = dataset.text_chars if limits.text_unit == "chars" else dataset.text_bytes
     return units.astype(np.int64) + EXTRA_TEXT_TOKENS
 
 

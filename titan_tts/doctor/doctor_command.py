@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
 from titan_tts.html import check_page
-from torchtitan.models.dit_tts.errors import require_modules, show
+from torchtitan.models.dit_tts.errors import require, require_modules, show
 from torchtitan.models.dit_tts.files import (
     SHARD_SUFFIXES,
     is_remote,
@@ -46,6 +46,15 @@ def run(options: Options) -> int:
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)
+    unit, _, language = limits.text_unit.partition(":")
+    require(
+        limits.text_unit in ("bytes", "chars") or bool(unit == "phones" and language),
+        f"--text-unit = {limits.text_unit!r} is not known; give bytes, chars or phones:LANGUAGE such as phones:en-us",
+    )
+    if language:
+        from torchtitan.models.dit_tts.text.phones import Phonemizer
+
+        Phonemizer(language)
     # Whatever would fail at the end fails before hours of reading.
     require_modules("matplotlib")
     output = Path(options.output or default_output(options.path)).expanduser().absolute()

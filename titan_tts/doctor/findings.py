@@ -1,7 +1,6 @@
 """The kinds of faults that the doctor knows, and the limits beyond which something is one."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 # Severity, code (a stable name in the JSON), title, advice; the worst first. An error is corrupt or leaking data, a warning
 # is valid data that is likely to harm a training, a note is worth knowing.
@@ -52,8 +51,8 @@ class Limits:
     max_text_tokens: int = 192
     """Maximum length of the text with its begin and end token, as [data] max_text_tokens."""
 
-    text_unit: Literal["bytes", "chars"] = "bytes"
-    """Unit of text tokens, as [encoder] model."""
+    text_unit: str = "bytes"
+    """Unit of text tokens, as [encoder] model: bytes, chars or phones:LANGUAGE."""
 
     outlier_sigmas: float = 5.0
     """Robust standard deviations of the logarithm beyond which a value is an outlier."""

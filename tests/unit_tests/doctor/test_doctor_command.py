@@ -62,12 +62,19 @@ def test_inspect_prints_a_table_or_json(folder, capsys):
 @pytest.mark.parametrize("command", ["inspect", "doctor"])
 def test_bad_input_is_one_sentence(folder, capsys, command):
     write_shards(folder / "prepared" / "train", sound_samples())
+    units = [
+        ("words", "'words' is not known"),
+        ("phones:", "phones:LANGUAGE"),
+        ("phones:xx", "'xx'"),
+    ]
+    units = units if command == "doctor" else []
     for arguments, words in (
         (["nowhere", *WIDTH], "nowhere"),
         (["set"], "8 wide"),
         ([], "[data] path is empty"),
         (["prepared"], "/prepared/train"),
         (["set", "--frames-per-second=0"], "--frames-per-second = 0.0, but"),
+        *((["set", f"--text-unit={unit}"], words) for unit, words in units),
     ):
         assert main(["data", command, *arguments]) == 2
         [line] = capsys.readouterr().err.strip().splitlines()

@@ -12,6 +12,8 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.buckets import make_batch_policy, select_samples
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
 
 @pytest.fixture
@@ -52,6 +54,22 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     for stream in ("", "text_", "reference_"):
         padding = 1 - getattr(policy, f"useful_{stream}fraction")
         assert suggestion[f"{stream}padding_fraction"] == pytest.approx(padding, abs=1e-6)
+
+
+def test_a_limit_of_phones_is_that_of_the_tokenizer_of_training(tmp_path):
+    """Numbers have more phones than characters: a limit of bytes would leave most of these texts out."""
+    pytest.importorskip("espeakng_loader")
+    text = "Am 24.12.1998 um 17:45"
+    samples = [changed(each, metadata={"text": text, "language": "de"}) for each in sound_samples()]
+    write_shards(tmp_path / "dates", samples)
+    dataset = open_dataset(str(tmp_path / "dates"), CHANNELS)
+    in_bytes = suggestion_of(dataset)["max_text_tokens"]
+    found = suggestion_of(dataset, Limits(text_unit="phones:de"))
+    vocabulary = Vocabulary("phones", "a", {}, 0.0, None, "de", (), "")
+    needed = len(UnitTokenizer(vocabulary).encode(text))
+    assert in_bytes < needed <= found["max_text_tokens"] < needed + 8
+    short = suggestion_of(dataset, Limits(text_unit="phones:de", max_text_tokens=in_bytes))
+    assert short is None
 
 
 def test_without_stored_references_no_limit_of_them_is_suggested(tmp_path):
