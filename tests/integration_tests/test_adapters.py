@@ -55,7 +55,7 @@ def adapter_of(folder, step=6, entry=""):
 
 @pytest.mark.parametrize("layout", [FSDP, DDP])
 def test_killed_runs_on_other_ranks_train_the_same(made, layout):
-    name = "killed" + layout[-1][-1]
+    name = "killed_ddp" if layout is DDP else "killed_fsdp"
     started = runs.start(made.folder, name, made.arguments(*LORA, *layout), 2)
     saved = made.folder / name / "checkpoint/step-2/manifest.json"
     runs.wait_until(saved.is_file, 120)

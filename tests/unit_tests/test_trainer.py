@@ -330,7 +330,9 @@ def test_a_single_process_does_not_wait_for_other_ranks(
     trainer.parallel_dims = SimpleNamespace(world_size=ranks)
     trainer.step, trainer.dataloader = 5, []
     trainer.stop_signal = SimpleNamespace(agreed=lambda: 0)
-    trainer.checkpointer = SimpleNamespace(load=lambda step: None, wait=lambda: slept.append("end"))
+    trainer.checkpointer = SimpleNamespace(
+        load=lambda step: None, finish=lambda: slept.append("end")
+    )
     trainer.metrics_processor.first_step = 5
     trainer.train()
     assert slept == [*sleeps, "end"] and not list(tmp_path.iterdir())

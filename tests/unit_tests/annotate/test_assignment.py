@@ -278,7 +278,7 @@ def test_what_cannot_be_annotated(tmp_path, folder):
     path.write_text(path.read_text() * 2)
     refused(lambda: read_segments(path), "two rows have the id 'k0'")
     path.write_text('{"audio": "a.wav"}\n')
-    refused(lambda: read_segments(path), "list.jsonl", "a string is needed")
+    refused(lambda: read_segments(path), "list.jsonl", "the columns audio, but the text is needed")
     path = database_path(folder)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("ALTER TABLE edits RENAME COLUMN audio TO place")
