@@ -8,6 +8,8 @@ from titan_tts.cli import main
 from torchtitan.models.dit_tts.config.exported import files_read
 from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
 
+CONDITIONED = ["--data.conditioning=speaker", "--model.text_positions=aligned"]
+
 
 def export(run: Path, out: Path, *arguments: str) -> Path:
     """The folder that `titan-tts export` writes."""

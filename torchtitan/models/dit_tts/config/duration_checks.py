@@ -17,7 +17,7 @@ _NEEDED: dict[str, tuple[Any, str]] = {
 
 
 def check_duration(config: JobConfig) -> None:
-    """Refuses settings that a predictor of lengths would ignore or misunderstand."""
+    """Refuses settings that a duration predictor would ignore or misunderstand."""
     if config.model.flavor != DURATION_FLAVOR:
         return
     for name, (needed, why) in _NEEDED.items():

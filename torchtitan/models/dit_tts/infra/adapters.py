@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torchtitan.components.checkpoint import ModelWrapper
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.matmul_weights import projections
 
@@ -72,6 +73,13 @@ def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> 
 def is_trained(name: str) -> bool:
     """Whether an adapter's run trains, and saves, the parameter of this name."""
     return name.endswith((f".{_A}", f".{_B}"))
+
+
+class TrainedWeights(ModelWrapper):
+    """A model of which checkpoints have what an adapter's run trains."""
+
+    def _get_state_dict(self) -> dict[str, Any]:
+        return {name: v for name, v in super()._get_state_dict().items() if is_trained(name)}
 
 
 @torch.no_grad()

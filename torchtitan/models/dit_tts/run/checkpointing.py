@@ -18,7 +18,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError, require
-from torchtitan.models.dit_tts.infra.adapters import is_trained
+from torchtitan.models.dit_tts.infra.adapters import TrainedWeights, is_trained
 from torchtitan.models.dit_tts.infra.collectives import (
     gather_from_ranks,
     one_thread_on_cpu_ranks,
@@ -38,13 +38,6 @@ from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
-
-
-class _TrainedWeights(ModelWrapper):
-    """A model of which checkpoints have what an adapter's run trains."""
-
-    def _get_state_dict(self) -> dict[str, Any]:
-        return {name: v for name, v in super()._get_state_dict().items() if is_trained(name)}
 
 
 class RunCheckpointer(CheckpointManager):
@@ -85,7 +78,7 @@ class RunCheckpointer(CheckpointManager):
             **parts,
         )
         if self.adapts:
-            self.states[MODEL] = _TrainedWeights(parts["model_parts"])
+            self.states[MODEL] = TrainedWeights(parts["model_parts"])
 
     # Saving
 

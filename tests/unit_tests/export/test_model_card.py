@@ -1,0 +1,106 @@
+"""The card of an exported model: figures of its own run, voices, and what is to be installed."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from tests.helpers.exported_run import export
+from titan_tts.export import model_card
+from titan_tts.speak.load_run import load_run
+from tools.harness.synthetic import make_samples
+from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.config.manager import load_run_config
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.files import JsonLines
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
+
+
+def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, monkeypatch):
+    def at_a_frame_per_100_seconds(*given):
+        loaded = load_run(*given)
+        loaded.config.data.frames_per_second = 0.01
+        return loaded
+
+    rows = JsonLines(trained / "validation.jsonl")
+    rows.append({"step": 1, "weights": "ema:0.999", "heldout_loss": 0.7})
+    losses = {"heldout_loss": 0.1234, "heldout_loss_raw": 0.5}
+    rows.append({"step": 2, "weights": "ema:0.999"} | losses)
+    wer = {"value": 0.021, "low": 0.0, "high": 0.06}
+    sampling = asdict(load_run_config(trained).sampling)
+    row = {
+        "step": 2,
+        "weights": "raw",
+        "run": "moved/run",
+        "sampling": sampling | {"codec": "gone"},
+    }
+    row["figures"] = {"wer": wer}
+    other = {"figures": {"wer": wer | {"value": 0.5}}}  # of other runs, steps and settings
+    others = [{"run": "b"}, {"step": 1}, {"sampling": sampling | {"steps": 1}}]
+    report = {
+        "test": {"source": "/secret/place/heldout", "utterances": 9, "is_training_data": False},
+        "scorers": {"recognizer": "the referee"},
+        "rows": [{"name": "codec", "figures": {}}, row, *(row | other | each for each in others)],
+    }
+    train = {"source": "/secret/place/train", "utterances": 9, "is_training_data": True}
+    of_train = json.dumps(report | {"test": train})
+    for name, content in (("2", json.dumps(report)), ("3", of_train), ("broken", "{")):
+        path = trained / "evaluation" / name / "evaluation.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    card = (export(trained, tmp_path / "one") / exported.CARD).read_text()
+    assert "| held-out loss | 0.1234 at step 2 |" in card and "word errors" not in card
+    assert "license: unknown" in card and card.count("to fill in") >= 4
+    assert 'generate one --reference voice.wav --text "..."' in card
+    parameters = sum(p.numel() for p in load_run(trained).model.parameters())
+    for row in (
+        f"| parameters | {parameters:,} |",
+        "| training steps | 2 |",
+        "| weights | averaged weights (ema:0.999) |",
+        "| training data | 0.0 h in 40 utterances |",
+        "| voices | of its 4 speakers: 's0', 's1', 's2', 's3'; too few to take another voice from a reference |",
+        "pip install 'titan-tts[speech]'",
+        "| conditioning tokens | speaker |",
+        "| codec | fixed transform, no weights | none needed |",
+    ):
+        assert row in card, row
+    voices = ["--voices=s1", "--voices=s0"]
+    folder = export(trained, tmp_path / "two", "--weights=raw", "--license=mit", *voices)
+    card = (folder / exported.CARD).read_text()
+    assert "| held-out loss | 0.5000 at step 2 |" in card and "license: mit" in card
+    errors = "2.1% (0.0% to 6.0%), 9 utterances, heard by the referee"
+    assert f"| word errors on `place/heldout` | {errors} |" in card and "secret" not in card
+    assert card.count("word errors") == 1
+    assert "generate two --speaker s1 --text" in card and 'from_pretrained("two")' in card
+    assert 'voices=["s1"]' in card and "| weights | the trained weights (raw) |" in card
+    # Of another step, with a voice of other shards: 16 utterances of an hour each.
+    samples = make_samples(16, channels=8, frames=lambda _: 36)
+    for sample in samples:
+        sample.metadata["speaker"] = "s9"
+    write_shard(tmp_path / "new.tar", samples)
+    other = ["--step=1", f"--data={tmp_path / 'new.tar'}", "--voices=s9"]
+    monkeypatch.setattr("titan_tts.export.exporter.load_run", at_a_frame_per_100_seconds)
+    card = (export(trained, tmp_path / "three", *other) / exported.CARD).read_text()
+    assert "| training steps | 1 |" in card and "| held-out loss | 0.7000 at step 1 |" in card
+    assert (
+        "| training data | 16.0 h in 16 utterances |" in card and "1 speaker: 's9'; too few" in card
+    )
+
+
+def test_what_the_card_says_of_voices_and_what_is_to_be_installed():
+    many = [f"s{n}" for n in range(150)]
+    assert model_card.voices(many, False).startswith("of its 150 speakers: 's0', 's1', 's10'")
+    assert "others from a reference" in model_card.voices(many, False)
+    assert model_card.voices(["Jörg"], True) == (
+        "of its 1 speaker: 'Jörg'; too few to take another voice from a reference, unless the model that it started from could"
+    )
+    assert "do not name" in model_card.voices([], False)
+    for encoder, codec, needed in (
+        ("chars", "mel_dct", ["speech"]),
+        ("phones:de", "mel_dct", ["speech", "phones"]),
+        ("phones:de", "/w/weights.pth", ["speech", "phones", "pretrained"]),
+        ("subwords:a/b", "mel_dct", ["speech", "pretrained"]),
+        ("google/t5gemma-2-270m-270m", "mel_dct", ["speech", "pretrained"]),
+    ):
+        assert model_card.extras(encoder, codec) == needed
