@@ -124,7 +124,7 @@ def build_app(service: SpeechService, api_key: str = "") -> FastAPI:
     """The application. `api_key`: what requests must have; empty: none. The caller closes the batcher."""
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
     add_refusals(app)
-    # JSON may write a character as two \uXXXX.
+    # JSON may write a character as two escapes of six bytes.
     app.add_middleware(BodyLimit, limit=2**16 + 12 * service.served.max_characters)
     if api_key:  # checked before a body is read
         app.add_middleware(KeyCheck, key=api_key)

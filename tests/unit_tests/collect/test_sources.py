@@ -1,6 +1,5 @@
 """What SOURCE names, and that contents are read once."""
 
-import errno
 import hashlib
 import os
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from tests.helpers.locked_folder import lock
 from tests.helpers.sentences import refused
 from titan_tts.collect import sources
 from titan_tts.collect.queue import Queue, Source, open_queue
@@ -80,14 +80,7 @@ def test_what_another_collection_is_made_of_is_no_recording(folder):
 
 
 def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch, capsys):
-    scandir, locked = os.scandir, str(folder / "deep")
-
-    def refuse(path):  # rights do not bind root
-        if path == locked:
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
+    locked = lock(folder / "deep", monkeypatch)
     assert names(folder) == ["B.WAV", "a.mp3"]
     assert capsys.readouterr().out.startswith(f"{locked}: cannot be listed (Permission denied)")
 

@@ -1,6 +1,5 @@
 """Every format's reader: what it lists, how it is recognized, and which mistakes it names."""
 
-import errno
 import json
 import os
 import tarfile
@@ -11,6 +10,7 @@ import pytest
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.corpus_items import items_of, listed, problems_of, table_of, write_tone
+from tests.helpers.locked_folder import lock
 from tests.helpers.tars import write_tar
 from titan_tts.prepare.audio_reader import Loader
 from titan_tts.prepare.formats import open_corpus
@@ -52,14 +52,7 @@ def test_folders_of_recordings(recordings, tmp_path, monkeypatch, capsys):
     (root / "circle").symlink_to(root)
     write_tone(root / "train-clean-100/slt/7/mute.wav")
     assert "no mute.normalized.txt beside it" in problems_of(root)[-1].sentence
-    scandir, locked = os.scandir, str(root / "dev-clean")
-
-    def refuse(path):  # rights do not bind root
-        if path == locked:
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse)
+    locked = lock(root / "dev-clean", monkeypatch)
     found = [one.metadata for one in listed(root) if isinstance(one, Item)]
     assert found == [item.metadata for item in wanted]
     assert f"{locked}: cannot be listed (Permission denied)" in capsys.readouterr().out
