@@ -61,7 +61,6 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "ablate": ("grids.ablate_command", "Run or continue a grid of benchmarks."),
     "autotune": ("grids.autotune_command", "Find the fastest layout and the largest batches."),
     "analyze": ("grids.analyze_command", "Compare the speed and memory of runs, as one HTML page."),
-    "launch": ("launch.slurm_command", "Print, write or submit the SLURM job of a run."),
     "generate": ("speak.generate_command", "Synthesize speech from text with a trained run."),
     "serve": ("serving.serve_command", "Serve a model over HTTP, as OpenAI's speech API does."),
     "demo": ("serving.demo_command", "Open a page to type a text and hear it."),

@@ -1,7 +1,6 @@
-"""`titan-tts launch` under SLURM's own daemons, and several machines without SLURM."""
+"""`scripts/train_tts.slurm` under SLURM's own daemons, and several machines without SLURM."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -41,23 +40,23 @@ while True:
 """
 
 
-def launch(folder: Path, *arguments: object) -> Path:
-    """The script of a job on both nodes, one process each."""
-    script = folder / "job.sh"
-    nodes = ["--nodes", 2, "--gpus-per-node", 1, "--cpus-per-node", 1, "--out", script]
-    ended = forked.titan_tts("launch", CONFIG, *nodes, *arguments)
-    assert ended.returncode == 0 and ended.stdout == "", ended.stderr
-    return script
+NODES = ("--nodes=2", "--gpus-per-node=1", "--cpus-per-task=1", "--mem=100", "--time=10")
 
 
-def launch_stub(folder: Path, *arguments: object) -> Path:
-    run = folder / "run"
-    run.mkdir()
+def submit(slurm, python, *arguments: str, **variables: str) -> str:  # noqa: F811
+    """Puts the job into the queue, on both nodes with one process each. Returns its id."""
+    common = {"CONFIG": str(CONFIG), "GPUS": "1", "PYTHON": str(python)}
+    script = forked.ROOT / "scripts/train_tts.slurm"
+    return slurm.submit(script, *NODES, "--oversubscribe", "--", *arguments, **common | variables)
+
+
+def submit_stub(slurm, folder: Path, *arguments: str, **variables: str) -> str:  # noqa: F811
+    (folder / "run").mkdir()
     stub = folder / "stub"
-    stub.write_text(STUB.format(python=sys.executable, folder=run))
+    stub.write_text(STUB.format(python=sys.executable, folder=folder / "run"))
     stub.chmod(0o755)
     place = [f"--job.dump_folder={folder}", "--job.experiment=run"]
-    return launch(folder, "--python", shlex.quote(str(stub)), *arguments, *place)
+    return submit(slurm, stub, *arguments, *place, **variables)
 
 
 def wait_until_it_trains(slurm, job, starts=1):  # noqa: F811
@@ -72,7 +71,7 @@ def signal_as_at_the_time_limit(slurm, job):  # noqa: F811
 
 
 def test_a_job_is_requeued_at_its_time_limit_as_often_as_allowed(slurm, tmp_path):  # noqa: F811
-    job = slurm.submit(launch_stub(tmp_path, "--max-requeues", 1))
+    job = submit_stub(slurm, tmp_path, MAX_REQUEUES="1")
     wait_until_it_trains(slurm, job)
     signal_as_at_the_time_limit(slurm, job)
     slurm.wait_for(job, "exit status 138; the run is preempted at step 3")
@@ -86,7 +85,7 @@ def test_a_job_is_requeued_at_its_time_limit_as_often_as_allowed(slurm, tmp_path
 
 
 def test_a_preempted_job_saves_and_is_requeued(slurm, tmp_path):  # noqa: F811
-    job = slurm.submit(launch_stub(tmp_path))
+    job = submit_stub(slurm, tmp_path)
     wait_until_it_trains(slurm, job)
     urgent = tmp_path / "urgent.sh"
     urgent.write_text("#!/bin/sh\n")
@@ -97,76 +96,42 @@ def test_a_preempted_job_saves_and_is_requeued(slurm, tmp_path):  # noqa: F811
     slurm.command("scancel", job)
 
 
-@pytest.mark.matrix  # half a minute of waiting for the controller
-def test_a_job_is_waited_for_until_it_is_cancelled(slurm, tmp_path):  # noqa: F811
-    """The nodes are another's at first; then the run is stopped once. Cancelled it saves and is not requeued."""
-    log, blocking = tmp_path / "waiting", tmp_path / "blocking.sh"
-    blocking.write_text("#!/bin/sh\nsleep 1000\n")
-    blocker = slurm.submit(blocking, "--nodes=2", "--exclusive")
-    slurm.wait_for_state(blocker, "RUNNING")
-    launch_stub(tmp_path)
-    more = "--nodes 2 --gpus-per-node 1 --cpus-per-node 1 --submit --wait --price 3600".split()
-    more += ["--python", shlex.quote(str(tmp_path / "stub")), "--job.experiment=run"]
-    more += [f"--sbatch=output={slurm.folder}/%j.log", f"--job.dump_folder={tmp_path}"]
-    words = [sys.executable, "-m", "titan_tts", "launch", str(CONFIG), *more]
-    with open(log, "wb") as output:
-        options = {"cwd": forked.ROOT, "env": slurm.environment(), "stderr": output}
-        waiting = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **options)
-
-    def says(text: str) -> None:
-        runs.wait_until(lambda: text in log.read_text(), 120, log.read_text)
-
-    try:
-        says("PENDING (Resources)")
-        slurm.command("scancel", blocker)
-        says("RUNNING; 0.00 GPU hours")
-        job = waiting.stdout.readline().strip()
-        wait_until_it_trains(slurm, job)
-        signal_as_at_the_time_limit(slurm, job)
-        says("PENDING (BeginTime)")
-        slurm.start_requeued(job)
-        wait_until_it_trains(slurm, job, starts=2)
-        slurm.command("scancel", job)
-        slurm.wait_for(job, "exit status 143; the run is preempted")
-        slurm.wait_for(job, "not requeued by this script: the job is ")
-        says("CANCELLED")
-        assert waiting.wait(30) == 1
-    finally:
-        waiting.kill()
-    costs = [float(each) for each in re.findall(r"cost: (\d+\.\d+)$", log.read_text(), re.M)]
-    # One GPU of each of two nodes, by seconds, of both starts.
-    assert costs == sorted(costs) and costs[0] == costs[-1] % 2 == 0.0
-    assert costs[-1] > 2 * int(slurm.job(job)["RunTime"].rpartition(":")[2])
-
-
 @pytest.mark.parametrize("state", ["oom", "failed"])
 def test_a_job_that_has_failed_is_not_requeued(slurm, tmp_path, state):  # noqa: F811
-    job = slurm.submit(launch_stub(tmp_path), STUB_STATE=state)
+    job = submit_stub(slurm, tmp_path, STUB_STATE=state)
     slurm.wait_for_state(job, "FAILED")
     assert f"the run is {state} at step 3 for a reason" in slurm.log(job)
     assert "requeued;" not in slurm.log(job) and slurm.job(job)["Restarts"] == "0"
 
 
 def test_a_state_of_an_earlier_start_does_not_count(slurm, tmp_path):  # noqa: F811
-    script = launch_stub(tmp_path)
+    (tmp_path / "run").mkdir()
     old = json.dumps({"state": "preempted", "step": 3, "time": 1e9})
     (tmp_path / "run" / "state.json").write_text(old)
-    (tmp_path / "stub").write_text('#!/bin/sh\ncase $1 in -c) exec python3 "$@";; esac; exit 2')
-    job = slurm.submit(script)
+    stub = tmp_path / "stub"
+    stub.write_text(f'#!/bin/sh\ncase $1 in -c) exec {sys.executable} "$@";; esac; exit 2')
+    stub.chmod(0o755)
+    job = submit(slurm, stub, f"--job.dump_folder={tmp_path}", "--job.experiment=run")
     slurm.wait_for_state(job, "FAILED")
     assert "exit status 2; the run is unstarted" in slurm.log(job)
 
 
+def test_a_mistake_in_the_config_ends_the_job_before_its_nodes_start(slurm, tmp_path):  # noqa: F811
+    job = submit_stub(slurm, tmp_path, "--training.stepss=3")
+    slurm.wait_for_state(job, "FAILED")
+    assert "stepss" in slurm.log(job) and "it trains" not in slurm.log(job)
+    assert slurm.job(job)["ExitCode"] == "2:0"
+
+
 def test_hostile_arguments_reach_the_process_unchanged(slurm, tmp_path):  # noqa: F811
     hostile = "a 'b' \"c\" $HOME $(touch x) `d` \\ * #\n--e;f &"
-    folder = tmp_path / "with a space'"
-    folder.mkdir()
-    setup = f"export NCCL_DEBUG={shlex.quote(hostile)}"
-    script = launch_stub(folder, "--setup", setup, f"--job.description={hostile}")
-    job = slurm.submit(script, STUB_STATE="completed")
+    setup = tmp_path / "setup of the site.sh"
+    setup.write_text(f"export NCCL_DEBUG={shlex.quote(hostile)}")
+    arguments = {"STUB_STATE": "completed", "SETUP": str(setup)}
+    job = submit_stub(slurm, tmp_path, f"--job.description={hostile}", **arguments)
     slurm.wait_for_state(job, "COMPLETED")
     assert slurm.job(job)["Restarts"] == "0"
-    found = json.loads((folder / "run" / "arguments.json").read_text())
+    found = json.loads((tmp_path / "run" / "arguments.json").read_text())
     assert found[-1] == hostile and f"--job.description={hostile}" in found
     assert found[:4] == ["-m", "titan_tts", "train", str(CONFIG)]
 
@@ -196,10 +161,10 @@ def of_run(folder: Path, name: str, log: Path) -> runs.Run:
 
 @pytest.mark.slow
 def test_a_run_that_slurm_interrupts_equals_the_unbroken_one(slurm, tmp_path, unbroken):  # noqa: F811
-    """Two starts of a job on two nodes, and one of train_tts.slurm on a single node."""
+    """Two starts of a job on two nodes, and a new job on a single node."""
     wanted, arguments = unbroken
     arguments = [*arguments, f"--job.dump_folder={tmp_path}", "--job.experiment=run"]
-    job = slurm.submit(launch(tmp_path, "--max-requeues", 1, *arguments))
+    job = submit(slurm, sys.executable, *arguments, MAX_REQUEUES="1")
     run = of_run(tmp_path, "run", slurm.folder / f"{job}.log")
 
     def interrupt(step: int) -> None:

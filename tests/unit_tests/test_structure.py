@@ -43,10 +43,9 @@ COMMAND_LAYERS = [
     {"plan", "prepare", "doctor", "annotate.store"},
     {"speak", "grids", "collect"},
     {"evaluate", "export", "serving", "share"},
-    {"launch.torchrun", "launch.slurm_queue", "convert", "annotate"},
+    {"launch.torchrun", "convert", "annotate"},
     {
         "launch.train_command",
-        "launch.slurm_command",
         "checkpoint_command",
         "configs_command",
         "finetune_command",

@@ -26,7 +26,7 @@ ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-FIRST_PORT, PORTS = 15_000, 15_000
+_FIRST_PORT, _PORTS = 15_000, 15_000
 """at which nodes meet, below Linux's ephemeral ports, which begin at 32768; the job's id selects one"""
 _POLL_SECONDS = 0.05
 
@@ -78,7 +78,7 @@ def train_command(
     if nodes == 1:
         count = ["--nproc", str(processes)] if processes > 1 else []
         return [*train, *count, *arguments]
-    port = FIRST_PORT + int(os.environ.get("SLURM_JOB_ID", "0")) % PORTS
+    port = _FIRST_PORT + int(os.environ.get("SLURM_JOB_ID", "0")) % _PORTS
     meeting = f"{socket.gethostname()}:{port}"
     return [
         *("srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1"),

@@ -34,7 +34,7 @@ OLD_KEYS = {
     "data_parallel_replicate_degree (DDP); both are HSDP",
     "tp": "use [parallelism] tensor_parallel_degree",
     "tp_size": "use [parallelism] tensor_parallel_degree",
-    "num_nodes": "start the processes by titan-tts train --nodes or titan-tts launch; "
+    "num_nodes": "start the processes by titan-tts train --nodes or scripts/train_tts.slurm; "
     "[parallelism] data_parallel_shard_degree divides them",
     "num_gpus": "start the processes by titan-tts train --nproc or torchrun; [parallelism] "
     "data_parallel_shard_degree divides them",
