@@ -50,7 +50,6 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
         "Inspect, check, export and publish a dataset of shards.",
     ),
     "annotate": ("annotate.annotate_command", "Open a page to correct the texts of segments."),
-    "recognizer": ("recognizer_command", "Train Whisper on corrected transcripts."),
     "checkpoint": ("checkpoint_command", "Compare a run's checkpoints with their manifests."),
     "export": ("export.export_command", "Write a trained model to a folder of its own."),
     "convert": (

@@ -49,7 +49,6 @@ COMMAND_LAYERS = [
         "checkpoint_command",
         "configs_command",
         "finetune_command",
-        "recognizer_command",
     },
     {"cli"},
 ]

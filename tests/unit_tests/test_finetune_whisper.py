@@ -1,0 +1,84 @@
+"""`examples/finetune_whisper.py`: Whisper learns the corrected texts, and a killed run continues to the same weights."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from transformers import Seq2SeqTrainer, WhisperForConditionalGeneration
+
+from tests.helpers.collected import write_list
+from tests.helpers.speech_checkpoints import write_tiny_whisper
+from tools.harness import forked
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def example():
+    path = forked.ROOT / "examples/finetune_whisper.py"
+    spec = importlib.util.spec_from_file_location("finetune_whisper", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    return write_tiny_whisper(tmp_path_factory.mktemp("tiny"))
+
+
+def write_rows(folder):
+    path = write_list(folder, 20, annotated=True, language="de")
+    rows = [json.loads(line) | {"text": "Ja!"} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_it_learns_the_texts_and_is_a_recognizer(example, whisper, tmp_path, capsys):
+    command = [str(write_rows(tmp_path)), str(tmp_path / "out"), "--model", str(whisper)]
+    assert example.main([*command, "--lr", "0.02", "--batch", "4", "--epochs", "4"]) == 0
+    said = capsys.readouterr().out.split()
+    before, after = (float(said[said.index(word) - 1]) for word in ("before,", "after"))
+    assert before > 2 and after <= 1  # it babbles before, and then writes the word or nothing
+    assert open_recognizer(f"whisper:{tmp_path / 'out'}").spelling == {"colour": "color"}
+    assert example.main(command) == 2
+    assert "out exists already; give a new folder" in capsys.readouterr().err
+
+
+def test_its_loss_is_of_what_generation_writes(example, whisper):
+    recognizer = open_recognizer(f"whisper:{whisper}")
+    tokenizer = recognizer.processor.tokenizer
+    start = ["<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+    text = tokenizer(" ja", add_special_tokens=False).input_ids
+    expected = [
+        *tokenizer.convert_tokens_to_ids(start),
+        *text,
+        recognizer.model.config.eos_token_id,
+    ]
+    assert example.tokens_of(recognizer, "ja", "de") == expected
+
+
+def test_an_interrupted_run_continues_to_the_same_weights(example, whisper, tmp_path, monkeypatch):
+    path, steps, save = write_rows(tmp_path), [], Seq2SeqTrainer._save_checkpoint
+    options = ["--model", str(whisper), "--lr", "0.02", "--batch", "4", "--epochs", "2"]
+    assert example.main([str(path), str(tmp_path / "whole"), *options]) == 0
+
+    def save_and_stop(self, *arguments):
+        save(self, *arguments)
+        steps.append(self.state.global_step)
+        if len(steps) == 2:
+            (tmp_path / "out.checkpoints/checkpoint-999").mkdir()  # cut while it was written
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Seq2SeqTrainer, "_save_checkpoint", save_and_stop)
+    command = [str(path), str(tmp_path / "out"), *options]
+    assert example.main(command) == 130
+    assert example.main(command) == 0
+    assert steps[2] > steps[1] and len(steps) == len(set(steps))
+    whole, continued = (
+        WhisperForConditionalGeneration.from_pretrained(tmp_path / name).state_dict()
+        for name in ("whole", "out")
+    )
+    assert all(torch.equal(weight, continued[name]) for name, weight in whole.items())
