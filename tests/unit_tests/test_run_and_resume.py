@@ -299,8 +299,6 @@ def test_no_file_and_no_log_of_a_run_holds_a_secret(
         url = server.url.replace("://", "://itsuser:itspassword@")
         given = [
             f"--data.path={url}/{{000000..000001}}.tar?X-Amz-Signature=itssignature",
-            f"--data.cache_folder={tmp_path}/cache",
-            "--data.cache_gib=0",
             "--metrics.enable-tensorboard",
         ]
         assert train("run", "--training.steps=2", *given) == 0

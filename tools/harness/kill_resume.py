@@ -113,8 +113,6 @@ def everything_at_once(folder: Path) -> Iterator[list[str]]:
             "--training.batch_ramp=2",
             "--training.batch_ramp_steps=4",
             "--objective.logit_mean=2.193",
-            "--data.cache_folder",
-            str(folder / "cache"),
         ]
 
 

@@ -271,12 +271,6 @@ class Data:
     max_corrupt_fraction: Fraction = 0.01
     """With on_error = "skip", fraction of corrupt samples above which the run ends"""
 
-    cache_folder: str = ""
-    """Cache of data read from URLs; empty: titan-tts/data in the user's cache folder"""
-
-    cache_gib: Annotated[float, Bounds(0, 10**6)] = 16.0
-    """Maximum size of cache_folder, in GiB; 0: nothing is cached"""
-
     seed: int = 0
     """Seed of the order, the parts of long references, the noise, the times and the condition dropout"""
 

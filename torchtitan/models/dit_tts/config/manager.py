@@ -18,7 +18,7 @@ from torchtitan.config.manager import ConfigManager
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, REMOVED
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, changes_nothing
 from torchtitan.models.dit_tts.config.options import (
     check_command_line,
     describe,
@@ -53,7 +53,7 @@ def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str 
         if key not in fields:
             inside = value if isinstance(value, dict) else {key: value}
             section = key if isinstance(value, dict) else name
-            if inside and all(REMOVED.get(f"{section}.{k}", ...) == v for k, v in inside.items()):
+            if inside and all(changes_nothing(f"{section}.{k}", v) for k, v in inside.items()):
                 continue
             close = difflib.get_close_matches(key, fields, n=1)
             hint = OLD_KEYS.get(key) or (

@@ -81,3 +81,11 @@ REMOVED: dict[str, Any] = {
     "alignment.ctc_layer": 0,
 }
 """section.key that runs of earlier versions recorded -> the value that changes nothing, which is still read"""
+
+WITHOUT_EFFECT = {"data.cache_folder", "data.cache_gib"}
+"""section.key of earlier versions that changed no result; still read, whatever the value"""
+
+
+def changes_nothing(key: str, value: Any) -> bool:
+    """Says whether this version can do without `section.key = value` of an earlier version's config."""
+    return key in WITHOUT_EFFECT or REMOVED.get(key, ...) == value

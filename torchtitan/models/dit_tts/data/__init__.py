@@ -8,7 +8,7 @@ Read the files in the order a sample travels through them:
 `parquet_shard`    the same as a Parquet file, written and walked
 `shard`, `index`   where every sample of a shard lies; stored beside it as a sidecar
 `dataset`          `open_dataset`, and reading any sample by offset
-`storage`, `remote`, `remote_cache`   files and URLs, and the cache of the latter
+`storage`, `remote`, `range_reader`   files and URLs, and samples of the latter in any order
 `buckets`          which few static shapes and batch sizes a run uses
 `batch_sampler`    which samples make up global batch number k
 `row_loader`       loads a sample into its row of a padded batch

@@ -92,8 +92,6 @@ def open_training_data(data: Data, part: tuple[int, int] = (0, 1)) -> Dataset:
         data.latent_channels,
         on_error=data.on_error,
         max_corrupt_fraction=data.max_corrupt_fraction,
-        cache_folder=data.cache_folder,
-        cache_bytes=int(data.cache_gib * 2**30),
         part=part,
         verbatim=data.verbatim_fraction > 0,
     )

@@ -28,11 +28,12 @@ from torchtitan.models.dit_tts.data.index import (
 )
 from torchtitan.models.dit_tts.data.local_reader import ExtentTable, LocalFiles, SampleExtents, fill
 from torchtitan.models.dit_tts.data.members import LABELS
-from torchtitan.models.dit_tts.data.remote_cache import Extent, RangeReader
+from torchtitan.models.dit_tts.data.range_reader import RangeReader
+from torchtitan.models.dit_tts.data.remote import Extent
 from torchtitan.models.dit_tts.data.shard import Problem
 from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote, user_cache_folder, without_shard_suffix
+from torchtitan.models.dit_tts.files import is_remote, without_shard_suffix
 
 # Without the checks of `json.loads`, which take as long as a sample's JSON: the index made them.
 _decode_json = json.JSONDecoder().raw_decode
@@ -63,8 +64,6 @@ def open_dataset(
     *,
     on_error: str = "raise",
     max_corrupt_fraction: float = 0.01,
-    cache_folder: str = "",
-    cache_bytes: int = 0,
     part: tuple[int, int] = (0, 1),
     verbatim: bool = False,
 ) -> "Dataset":
@@ -76,7 +75,6 @@ def open_dataset(
         latent_channels: width C that the stored latents must have.
         on_error: "raise"; "skip" leaves corrupt samples out; "report" does so even if no sample is left.
         max_corrupt_fraction: above which "skip" raises, too.
-        cache_folder, cache_bytes: as of `RangeReader`.
         part: (number, count) of processes that start together: each begins with other shards, so
             that together they make every missing index about once. The first shows progress.
         verbatim: see `Dataset`.
@@ -102,9 +100,7 @@ def open_dataset(
                 f"'{index.key(0)}') but [data] latent_channels = {latent_channels}; set it to "
                 f"{index.channels} or use another dataset"
             )
-    reader = None
-    if any(map(is_remote, tar_paths)):
-        reader = RangeReader(cache_folder or user_cache_folder("data"), cache_bytes)
+    reader = RangeReader() if any(map(is_remote, tar_paths)) else None
     dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader, verbatim)
     _judge_problems(dataset, on_error, max_corrupt_fraction)
     return dataset
@@ -350,10 +346,10 @@ class Dataset:
         except CorruptSampleError:
             if not self.is_remote(sample):
                 raise
-        # Perhaps the cache or the way here corrupted them: once more, from their origin.
+        # Perhaps they were corrupted on the way here: once more, from their origin.
         assert self._reader is not None
         for extent in self._remote_extents(sample, extents):
-            self._reader.forget(extent)
+            self._reader.suspect(extent)
         return self._checked(sample, extents, self._read(sample, extents))
 
     def _checked(self, sample: int, extents: SampleExtents, data: memoryview) -> list[memoryview]:

@@ -5,7 +5,7 @@
 >>> source = open_source("/data/train/shard-000000.tar")
 >>> header = source.pread(512, 0)
 
-A remote source is for reading a tar once from front to back, as an index is built; `remote_cache` reads
+A remote source is for reading a tar once from front to back, as an index is built; `range_reader` reads
 samples in any order.
 """
 
