@@ -3,7 +3,7 @@
 #   scripts/test.sh [--quick | --slow | --matrix | --documents] [pytest arguments]
 #     --quick  while you work: the unit tests that take less than about half a second each
 #     --slow   what the others leave out: Inductor's kernels, plans of compiled blocks, Ray, the GPU check
-#     --matrix layouts of up to eight ranks against each other, with their checkpoints; autotune on two ranks
+#     --matrix layouts of up to eight ranks against each other, with their checkpoints
 #     --documents  every command of README and docs, as printed, page by page
 # (-n 0 for one process, -n 8 on a larger machine)
 set -euo pipefail

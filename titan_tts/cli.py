@@ -58,7 +58,6 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     ),
     "plan": ("plan.plan_command", "Predict time, memory and MFU of a run on a named GPU."),
     "ablate": ("grids.ablate_command", "Run or continue a grid of benchmarks."),
-    "autotune": ("grids.autotune_command", "Find the fastest layout and the largest batches."),
     "analyze": ("grids.analyze_command", "Compare the speed and memory of runs, as one HTML page."),
     "generate": ("speak.generate_command", "Synthesize speech from text with a trained run."),
     "serve": ("serving.serve_command", "Serve a model over HTTP, as OpenAI's speech API does."),

@@ -1,19 +1,14 @@
-"""A real grid: killed, continued, one run out of memory and one that fails; its page; and autotune."""
+"""A real grid: killed, continued, one run out of memory and one that fails; and its page."""
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
-
-import pytest
 
 from tests.helpers.analysis_table import check_page, check_table
 from tests.helpers.browser import dom_after_scripts
-from titan_tts.grids.search import smaller
 from titan_tts.launch.supervisor import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,90 +88,3 @@ def test_a_grid_killed_and_continued(tmp_path):
     dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
     assert check_page(dom, analysis) >= 2 * 6
     assert all(name in dom for name in runs)
-
-
-LIMITS = """
-import os, resource
-limit = {"0": 3.1, "1": 2.9}.get(os.environ.get("LOCAL_RANK", ""))
-if limit:
-    resource.setrlimit(resource.RLIMIT_AS, (int(limit * 2**30),) * 2)
-"""
-
-
-@pytest.mark.matrix
-def test_autotune_with_one_rank_tighter_than_the_other(tmp_path):
-    """What a linear search finds, and a run that takes the sizes together."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(LIMITS)  # each rank's own limit, at its start
-    out, work = tmp_path / "found.toml", tmp_path / "work"
-    frames = [384]
-    options = ["autotune", "debug", "--nproc", "2", "--buckets", *map(str, frames)]
-    options += ["--work", str(work), "--out", str(out), "--data.max_frames", "384"]
-    options += ["--training.global_batch_size", "512", "--data.batch_multiple", "2"]
-    tune = start(*options, "--data.num_workers", "0", PYTHONPATH=f"{site}:{ROOT}")
-    try:
-        printed, _ = tune.communicate(timeout=560)
-    finally:
-        kill_tree(tune)
-    assert tune.returncode == 0, printed
-    tried: dict[int, dict[int, set[str]]] = {}
-    for path in work.glob("trials/own/frames*/bs*/run.json"):
-        edge = int(path.parents[1].name.removeprefix("frames"))
-        run = json.loads(path.read_text())
-        states = tried.setdefault(edge, {}).setdefault(run["factors"]["batch"], set())
-        states.add(run["state"])
-    assert set(tried) == set(frames)
-    text = out.read_text()
-    [alone] = map(int, re.findall(r"^# .*: micro-batch (\d+),", text, re.MULTILINE))
-    [sizes] = re.findall(
-        rf"^# largest .* of {re.escape(str(frames))} frames: (.*)$", text, re.MULTILINE
-    )
-    [together] = json.loads(sizes)
-    for edge in frames:
-        # A linear search from 1 ends at the first that does not fit; after one that fits for some steps
-        # only, the next to be tried is a sixteenth smaller.
-        too_large = min(n for n, states in tried[edge].items() if "oom" in states)
-        assert tried[edge][alone] == {"completed"} and alone in (too_large - 1, smaller(too_large))
-        for n, states in tried[edge].items():
-            assert states == {"completed"} if n < too_large else "oom" in states
-        assert 0 < together <= alone
-    checks = work.glob("trials/all_buckets/*/run.json")
-    assert "completed" in {json.loads(path.read_text())["state"] for path in checks}
-    keys = tomllib.loads(text)
-    blocks = keys["data"]["batch_multiple"]
-    assert keys["data"]["bucket_frames"] == frames
-    micro_batch = keys["training"]["local_batch_size"]
-    assert keys["data"]["bucket_batch_sizes"] == [micro_batch * blocks]
-    assert micro_batch <= together
-    assert keys["training"]["global_batch_size"] >= 12
-
-
-SRUN = """#!/usr/bin/env bash
-# Starts the command twice, as for two nodes.
-while [[ $1 == -* ]]; do shift 2; done
-"$@" & "$@"; status=$?; wait; exit $status
-"""
-
-
-@pytest.mark.matrix
-def test_the_runs_of_a_table_in_a_job_of_two_nodes(tmp_path):
-    """One on the first node; one by two launchers that meet, on one machine; and one that needs four."""
-    srun = tmp_path / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
-    text = GRID.partition("[[exclude]]")[0].format(folder=tmp_path)
-    text = text.replace("gpus = [1, 2]\nbatch = [1, 2]", "gpus = [1, 2, 4]\nbatch = [1]")
-    (tmp_path / "mine.toml").write_text(text.replace("[grid]", "[grid]\ngpus_per_node = 1"))
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2"}
-    grid = start("ablate", str(tmp_path / "mine.toml"), **variables)
-    try:
-        printed, _ = grid.communicate(timeout=400)
-    finally:
-        kill_tree(grid)
-    assert grid.returncode == 0, printed
-    assert "skipped: it needs 4 nodes; start the grid with --retry skipped" in printed
-    summary = json.loads((tmp_path / "mine/analysis/summary.json").read_text())
-    (curve,) = summary["scaling"]
-    assert [(point["gpus"], point["nodes"]) for point in curve["points"]] == [(1, 1), (2, 2)]
-    assert curve["configuration"] == {"layout": "fsdp"}
