@@ -17,14 +17,15 @@ from titan_tts.doctor.scan import (
     READ,
     Measurements,
     decomposed,
+    unspoken,
 )
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.files import is_remote, nfc
-from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.text.phones import Phonemizer, lost_letters
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
-from torchtitan.models.dit_tts.text.vocabulary import language_of
+from torchtitan.models.dit_tts.text.vocabulary import language_of, named
 
 RECORD_NAME = "prepare.json"
 # What the tokenizer puts around each text: begin and end.
@@ -70,6 +71,7 @@ def check_dataset(dataset: Dataset, measured: Measurements, limits: Limits) -> l
     check.references()
     check.duplicates()
     check.unicode()
+    check.spoken()
     check.held_out()
     return [finding for finding in check.findings.values() if finding.count]
 
@@ -268,6 +270,15 @@ class _Checks:
 
         rows = self.measured.rows
         self.add_samples("not_nfc", self.measured.where(rows["decomposed"]), detail)
+
+    def spoken(self) -> None:
+        """What is written and not said, or cannot be."""
+        dataset = self.dataset
+        parts = self.measured.where(self.measured.rows["unspoken"])
+        self.add_samples("unspoken_parts", parts, lambda one: unspoken(dataset.metadata(one)))
+        if language := language_of(self.limits.text_unit):
+            lost = lost_letters(dataset, Phonemizer(language))
+            self.add_samples("lost_letters", np.array([*lost], int), lambda one: named(lost[one]))
 
     def held_out(self) -> None:
         """Latents both in a folder with a held-out split's name and in another folder."""

@@ -5,6 +5,7 @@ order in which they lie in the shards. Memory holds `ROW.itemsize` bytes per sam
 one sample (a chunk where it is fetched from a URL), however large the dataset is.
 """
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ CHUNK_SAMPLES = 64
 # Messages of samples that could not be read are kept up to this number; all are counted.
 MAX_MESSAGES = 1000
 
+_UNSPOKEN = re.compile(
+    r"<[^<>]{1,60}>|\[[^][]{1,60}\]|\{[^{}]{1,60}\}|\*\w[^*]{0,60}\*"
+    r"|\([^\W\d_]+( [^\W\d_]+)?\)|(?:^|[.?!…]\s*)\([^()]{1,60}\)\s*$"
+)
+
 NOT_READ, READ, CORRUPT = range(3)
 CHANGING, ALL_ZERO, CONSTANT = range(3)
 OTHER, CROP, NAMED = range(3)
@@ -35,6 +41,7 @@ ROW = np.dtype(
         ("reference_source", "u1"),  # CROP: rows of the target itself, NAMED: by its reference_key
         ("blank_text", "?"),  # nothing but white space
         ("decomposed", "?"),  # see the function
+        ("unspoken", "?"),  # likewise
         ("digits", "u2"),  # in the text
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
@@ -143,11 +150,19 @@ def decomposed(metadata: dict[str, Any]) -> str:
     return next((word for word in words if nfc(word) != word), "")
 
 
+def unspoken(metadata: dict[str, Any]) -> str:
+    """The first part of a sample's text that is written like <beep>, [S1], {pause}, *sighs* or (laughs); empty: there is
+    none. Other words in round brackets are often read aloud."""
+    found = _UNSPOKEN.search(metadata["text"])
+    return found[0] if found else ""
+
+
 def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:
     text = metadata["text"]
     speaker = metadata.get("speaker")
     row["blank_text"] = not text.strip()
     row["decomposed"] = bool(decomposed(metadata))
+    row["unspoken"] = bool(unspoken(metadata))
     row["digits"] = min(sum(map(str.isdecimal, text)), 65535)
     row["text_hash"] = xxhash.xxh3_64_intdigest(f"{speaker}\0{text}".encode("utf-8", "replace"))
     duration = metadata.get("target_duration")

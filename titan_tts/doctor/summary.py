@@ -1,15 +1,22 @@
-"""Statistics of a dataset from its indexes alone, as plain JSON: no array and no JSON is read."""
+"""Statistics of a dataset from its indexes and, for rare characters, some of its texts, as plain JSON: no array is read."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from titan_tts.doctor.scan import choose_samples
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.members import LABELS
+from torchtitan.models.dit_tts.files import is_remote
+from torchtitan.models.dit_tts.text.token_counts import read_texts
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 HISTOGRAM_BINS = 24
+COUNTED_TEXTS = 20_000
+RARE = 0.01
+"""Fraction of the texts below which a character is listed, but for letters and digits of ASCII"""
 
 
 def summarize(
@@ -43,12 +50,28 @@ def summarize(
         "text_chars": distribution(dataset.text_chars),
         "chars_per_second": distribution(dataset.text_chars / seconds),
         "characters": len(dataset.characters),
+        "rare_characters": rare_characters(dataset),
         "labels": {name: _label(dataset, name, frames_per_second, top) for name in LABELS},
         "sources": [
             {"path": path, "samples": int(samples[number]), "hours": _number(hours[number])}
             for number, path in enumerate(paths)
         ],
     }
+
+
+def rare_characters(dataset: Dataset) -> dict[str, int]:
+    """Character -> how many texts have it, the rarest first, counted in at most `COUNTED_TEXTS` of the local shards, of which
+    some may have none; {} where all are remote."""
+    local = np.array([not is_remote(path) for path in dataset.tar_paths], bool)
+    samples = np.flatnonzero(local[dataset.shard])
+    chosen = samples[choose_samples(len(samples), COUNTED_TEXTS)].tolist()
+    if not chosen:
+        return {}
+    found, *_ = read_texts(dataset, chosen)
+    counts = Counter(character for text in found for character in set(text or ""))
+    few = (c for c in dataset.characters if counts[c] < max(2, RARE * len(chosen)))
+    listed = [c for c in few if not (c.isascii() and c.isalnum())]
+    return {c: counts[c] for c in sorted(listed, key=lambda c: (counts[c], c))}
 
 
 def distribution(values: np.ndarray) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torchtitan.models.dit_tts.errors import show
 
 _BAR_CELLS = 40
 _EXAMPLES = 3
+_RARE = 60
 LENGTHS = {
     "frames": "frames",
     "reference_frames": "reference frames",
@@ -51,6 +52,10 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         "characters": f"{summary['characters']:,} different",
         "fingerprint": summary["fingerprint"],
     }
+    if rare := summary["rare_characters"]:
+        listed = [f"{character!r} {count}" for character, count in rare.items()]
+        more = f" and {len(rare) - _RARE:,} more" if len(rare) > _RARE else ""
+        facts["characters"] += f"; in few texts: {', '.join(listed[:_RARE])}{more}"
     lines = [", ".join(summary["path"]), *(f"  {name:13}{text}" for name, text in facts.items())]
     if len(summary["sources"]) > 1:
         rows = [["source", "samples", "hours"]]

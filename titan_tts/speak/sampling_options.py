@@ -199,10 +199,8 @@ def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text
 
     unknown = tokenizer.unknown_characters(text.replace("\n", ""))
     if unknown:
-        known = tokenizer.vocabulary.characters
-        knows = (
-            f"it knows {known!r}" if known else f"{tokenizer.vocabulary.model} has no ids for them"
-        )
+        model, known = tokenizer.vocabulary.model, tokenizer.vocabulary.characters
+        knows = f"{model} knows {known!r}" if known else f"{model} has no ids for them"
         raise InputError(
             f"{name} has characters that the run was not trained with ({named(unknown, SHOWN)}); "
             f"{knows}"

@@ -44,10 +44,21 @@ def test_a_number_is_refused_with_its_bounds(bounds, words):
     class Section:
         key: Annotated[float, bounds]
 
-    check_numbers(Section(25.0 if bounds.high == 50 else 75.0), "section")
-    with pytest.raises(InputError) as refusal:
-        check_numbers(Section(-1.0 if bounds.low > -1 else 75.0), "section")
-    assert str(refusal.value).endswith(f"but it must {words}")
+    def refusal(value):
+        try:
+            return check_numbers(Section(value), "section")
+        except InputError as error:
+            return str(error).partition("but it must ")[2]
+
+    # The limits themselves and what is next to them, on both sides.
+    for limit, is_open, inside in (
+        (bounds.low, bounds.open_low, 1),
+        (bounds.high, bounds.open_high, -1),
+    ):
+        if limit in (0, 50):
+            at, within = [refusal(limit + step * inside) for step in (0, 1e-6)]
+            assert (at, within) == (words if is_open else None, None)
+            assert refusal(limit - 1e-6 * inside) == words
 
 
 def test_a_bound_is_shown_with_two_digits():

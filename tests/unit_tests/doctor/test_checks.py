@@ -19,7 +19,7 @@ from tests.helpers.sound_samples import (
 )
 from titan_tts.doctor.checks import check_dataset, log_distance
 from titan_tts.doctor.findings import Example, Limits, all_kinds
-from titan_tts.doctor.scan import choose_samples, measure
+from titan_tts.doctor.scan import choose_samples, measure, unspoken
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 
@@ -227,6 +227,7 @@ FAULTS = {
     "constant_channel": dead_channel,
     "chars_per_second_outlier": metadata(4, text="hm"),
     "empty_text": metadata(4, text=" \n"),
+    "unspoken_parts": metadata(4, text="Press the pound key. (simple tone sound plays)"),
     "not_nfc": metadata(4, speaker="Jo\u0308rg"),
     "long_text": metadata(4, text="long " * 60),
     "long_latents": one_sample(4, lambda _: {"latents": speech(np.random.default_rng(1), 800)}),
@@ -248,6 +249,7 @@ DETAILS = {
     "long_latents": "800 frames",
     "duration_mismatch": "62 frames for 99.000 seconds, which are 2475.0 frames at 25 per second",
     "std_outlier": "standard deviation 0.195, the median is 0.798",
+    "unspoken_parts": "(simple tone sound plays)",
     "not_nfc": r"'Jo\u0308rg', which prepare writes as 'J\xf6rg'",
     "duplicate_latents": "the latents of shard-000000:utt001",
     "duplicate_text": "speaker and text of shard-000000:utt000",
@@ -279,8 +281,34 @@ def test_fault_is_found(code, folder):
     assert set(findings) - {code} <= ALSO.get(code, set())
 
 
+def test_letters_without_phones(folder):
+    """Both words would be "Chinese letter Chinese letter". Letters have to be told by the word: Malayalam is read."""
+    samples = sound_samples()
+    for number, text in ((3, "in 東京 today"), (5, "in 京都 today"), (7, "in മലയാളം today")):
+        samples[number].metadata["text"] = text
+    write_shards(folder, samples)
+    assert "lost_letters" not in examine_all(folder)
+    found = examine_all(folder, limits=Limits(text_unit="phones:en-us"))["lost_letters"]
+    assert found.count == 2 and "'東', '京'" in found.examples[0].detail
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("<beep ascending>", "<beep ascending>"),
+        ("Oh no! *sighs* Well. [music]", "*sighs*"),
+        ("So (laughs) what", "(laughs)"),
+        ("(1 second of silence)", "(1 second of silence)"),
+        ("Two (as he always said) went by, at 3 < 4 * 2.", ""),
+    ],
+)
+def test_what_is_written_but_not_said(text, found):
+    assert unspoken({"text": text}).strip() == found
+
+
 def test_valid_dataset_has_no_finding(folder):
-    assert set(FAULTS) | {"heldout_in_training", "texts_of_others"} | {FEW} == set(all_kinds())
+    of_lists = {"heldout_in_training", "texts_of_others", "lost_letters", FEW}
+    assert set(FAULTS) | of_lists == set(all_kinds())
     assert Limits() == Limits(25.0, 768, 192, "bytes", 5.0, 20)
     paths = write_shards(folder, sound_samples())
     record(folder, paths)

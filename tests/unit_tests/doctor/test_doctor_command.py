@@ -59,6 +59,19 @@ def test_inspect_prints_a_table_or_json(folder, capsys):
     assert "titan-tts data doctor" in capsys.readouterr().out
 
 
+def test_inspect_lists_rare_characters_with_their_texts(folder, capsys):
+    """A letter of another script in one text, quotes in two, a blank in all."""
+    samples = sound_samples(300)
+    for number, sample in enumerate(samples):
+        sample.metadata["text"] += " a." + {7: "\u200bЖЖ", 9: "“q”", 250: "“"}.get(number, "")
+    write_shards(folder / "other", samples)
+    assert data("inspect", "other", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["rare_characters"]
+    assert found == {"\u200b": 1, "Ж": 1, "”": 1, "“": 2}
+    assert data("inspect", "other") == 0
+    assert r"in few texts: 'Ж' 1, '\u200b' 1, '”' 1, '“' 2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["inspect", "doctor"])
 def test_bad_input_is_one_sentence(folder, capsys, command):
     write_shards(folder / "prepared" / "train", sound_samples())

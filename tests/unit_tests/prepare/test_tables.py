@@ -53,6 +53,49 @@ def test_rows_of_a_foreign_shard(tmp_path):
         items_of(path(SHARD_ROW | {"latents": large}))
 
 
+def shard_cells(kind, count):
+    """{column: cells} of two samples of `count` and one frames, and their latents (frames, 128)."""
+    latents = [np.arange(n * 128, dtype=kind).reshape(n, 128) / 64 - n for n in (count, 1)]
+    return {
+        "key": ["a", "b"],
+        "frames": pyarrow.array([count, 1], pyarrow.int32()),
+        "latents": [each.tobytes() for each in latents],
+        "reference_frames": pyarrow.array([0, count], pyarrow.int32()),
+        "reference": [b"", latents[0].astype("<f2").tobytes()],
+        "metadata": ['{"text": "a", "speaker": "s"}', '{"text": "b", "speaker": "s"}'],
+    }, latents
+
+
+@pytest.mark.parametrize("kind", ["<f2", "<f4"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_latents_of_a_foreign_shard(kind, count, tmp_path):
+    cells, latents = shard_cells(kind, count)
+    parquet.write_table(pyarrow.table(cells), tmp_path / "t.parquet")
+    loader = Loader(str(tmp_path))
+    loaded = [loader.load(item.audio, 128) for item in items_of(tmp_path / "t.parquet")]
+    for one, expected in zip(loaded, latents, strict=True):
+        np.testing.assert_array_equal(one.latents, expected)
+    assert len(loaded[0].reference) == 0
+    np.testing.assert_array_equal(loaded[1].reference, latents[0])
+
+
+@pytest.mark.parametrize(
+    "cell, message",
+    [
+        (np.full((1, 128), np.nan, "<f2"), "not finite in float16"),
+        (np.full((1, 128), 1e9, "<f4"), "not finite in float16"),
+        (np.zeros((1, 127), "<f4"), "508 bytes for 1 frames of 128 channels"),
+    ],
+)
+def test_bad_latents_of_a_foreign_shard(cell, message, tmp_path):
+    parquet.write_table(
+        pyarrow.table(SHARD_ROW | {"latents": [cell.tobytes()]}), tmp_path / "t.parquet"
+    )
+    (item,) = items_of(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=message):
+        Loader(str(tmp_path)).load(item.audio, 128)
+
+
 @pytest.mark.parametrize(
     "cell, message",
     [

@@ -96,8 +96,17 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
     assert frames("--seconds=30.8") == 770
     warning = "--seconds = 30.8, but no utterance of training is longer than 30.72 s"
     assert warning in capsys.readouterr().err
-    assert frames("--seconds=0.01") == 1
-    assert "characters that no training text has" not in capsys.readouterr().err
+    for seconds, length, warned in (
+        (0.01, 1, True),
+        (0.2, 5, False),
+        (0.6, 15, False),
+        (3, 75, True),
+    ):
+        assert frames(f"--seconds={seconds}") == length
+        err = capsys.readouterr().err
+        assert "characters that no training text has" not in err
+        said = f"--seconds = {seconds:g}, but the text takes about 0.4 s, and between 0.2 and 0.8 s"
+        assert (said in err) == warned == ("--seconds" in err)
     known = ["--reference=voice.wav", "--reference-text=ooooo"]
     assert frames(*known) == 25
     assert generate.asked[-1][0][0].reference.shape == (6, CHANNELS)

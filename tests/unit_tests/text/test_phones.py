@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.sentences import refused
+from titan_tts.speak.sampling_options import check_text
 from tools.harness.synthetic import make_samples
-from torchtitan.models.dit_tts.config.data_checks import check_text
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.config.data_checks import check_text as check_encoder
 from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -18,6 +20,7 @@ from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
 from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.train_spec import get_train_spec
 
 TEXTS = ["Three, four!", "434 pebbles", "", "naïve"]
 # Of espeak-ng 1.52.
@@ -58,6 +61,61 @@ def test_threads_get_the_same(phones):
     alone = list(map(phones._phones, texts))
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(phones._phones, texts * 4)) == alone * 4
+
+
+@pytest.mark.parametrize(
+    "language, text, lost",
+    [
+        # What the language reads, some of it by the rules of another one.
+        ("ja", "「コーヒー」、と いいました。 ジャズ ABC", ""),
+        ("cmn", "你好，世界！二 Hello", ""),
+        ("yue", "廣東話 喺度", ""),
+        ("ko", "안녕하세요 꿨다 쓸쓸 ㅋㅋ", ""),
+        ("ml", "മലയാളം കേരളം ൽ", ""),
+        ("hi", "नमस्ते ज़िंदगी अक्षर", ""),
+        ("ru", "Съешь ёлку, буква ь hello", ""),
+        ("ar", "مرحبا العربيّة ء", ""),
+        ("he", "שָׁלוֹם עולם", ""),
+        ("el", "γράμμα Αθήνα ΰ", ""),
+        ("th", "ภาษาไทย ๆ", ""),
+        ("ka", "გამარჯობა", ""),
+        ("vi", "Những người phụ nữ", ""),
+        ("de", "Buchstabe, schöne Straße, Łódź, αβγ", ""),
+        ("en-us", "the letter ñ: naïve café, മലയാളം, 안녕, Москва, α-particle, 😀", ""),
+        # What it does not: "Chinese letter", "Hebrew shin", "letter 1 e c 5", and nothing.
+        ("ja", "1984年、私は ー", "年私ー"),
+        ("ko", "大韓 서울", "大韓"),
+        ("cmn", "こん 々", "こん々"),
+        ("hak", "北京", "北京"),
+        ("ru", "日本", "日本"),
+        ("de", "Москва שלום", "Москваשלום"),
+        ("en-us", "മ שלום ไทย Nguyễn 東京 京都", "മשלוםไทยễ東京都"),
+        ("chr-US-Qaaa-x-west", "ᏣᎳᎩ", "ᏣᎳᎩ"),
+    ],
+)
+def test_letters_that_are_not_read(language, text, lost):
+    assert Phonemizer(language).lost(text) == list(lost)
+
+
+def test_added_tokens_are_not_letters():
+    phones = Phonemizer("en-us", AddedTokens(["(笑)"]))
+    assert not phones.lost("hello(笑) there") and phones.lost("笑 there") == ["笑"]
+
+
+def test_a_run_refuses_what_its_phones_lose(config, tmp_path):
+    """In training before anything is written, in generation by name."""
+    start = get_train_spec().build_tokenizer_fn
+    tokenizer = start(config)
+    assert (tmp_path / "run/durations.json").exists()
+    check_text("three pebbles", tokenizer)
+    refused(lambda: check_text("three 日", tokenizer), "'日'")
+    samples = make_samples(3, seed=1)
+    for sample, text in zip(samples, ["three", "in 東京 and 京都", "in 京都"], strict=True):
+        sample.metadata["text"] = text
+    write_shard(tmp_path / "data/000001.tar", samples)
+    config.encoder.vocab_size, config.job.dump_folder = 0, str(tmp_path / "other")
+    refused(lambda: start(config), "2 of 7 texts", "'京', '都', '東'", samples[1].key, "'chars'")
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_is_missing_is_said(monkeypatch):
@@ -121,4 +179,6 @@ def test_weights_of_another_language_are_refused(config, tmp_path):
     config.encoder.model, config.encoder.vocab_size = "phones:de", 0
     refused(lambda: build_tokenizer(config), "phones:de", "phones:en-us")
     refused(lambda: load_tokenizer(tmp_path / "run", config), "phones:de", "phones of en-us")
-    refused(lambda: check_text(load_config(["--encoder.model=phones"])), "'phones'", "phones:en-us")
+    refused(
+        lambda: check_encoder(load_config(["--encoder.model=phones"])), "'phones'", "phones:en-us"
+    )

@@ -234,7 +234,7 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = 
             raise InputError(
                 f"column {name} has {len(data)} bytes for {rows} frames of {channels} channels"
             )
-        return np.frombuffer(data, kind).astype(np.float32).reshape(-1, channels)
+        return _finite(np.frombuffer(data, kind).astype(np.float32), channels, name)
     values = cell.values
     if types.is_nested(values.type):
         lengths = pyarrow.compute.list_value_length(values)  # type: ignore[attr-defined]
@@ -251,6 +251,11 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = 
         raise InputError(
             f"column {name} has {len(numbers)} values, not a multiple of the {channels} per frame"
         )
+    return _finite(numbers, channels, name)
+
+
+def _finite(numbers: np.ndarray, channels: int, name: str) -> np.ndarray:
+    """Values as (T, channels)."""
     if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0) > np.finfo(np.float16).max:
         raise InputError(f"column {name} has values that are not finite in float16")
     return numbers.reshape(-1, channels)

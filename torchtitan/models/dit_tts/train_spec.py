@@ -1,7 +1,6 @@
 """The functions that upstream's trainer builds a run from."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,13 @@ from typing import Any
 import torch.distributed as dist
 
 from torchtitan.distributed import ParallelDims
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
-from torchtitan.models.dit_tts.data.build import build_dataloader, open_training_data
+from torchtitan.models.dit_tts.data.build import (
+    build_dataloader,
+    open_training_data,
+    training_samples,
+)
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.files import write_atomic
@@ -43,6 +47,9 @@ from torchtitan.models.dit_tts.text.durations import (
     language_unlike_phones,
     stored_durations,
 )
+from torchtitan.models.dit_tts.text.phones import Phonemizer, check_letters
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import language_of
 from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.protocols.train_spec import BaseTokenizer, TrainSpec
 from torchtitan.tools.logging import logger
@@ -67,6 +74,9 @@ def _ready_durations(job_config: JobConfig) -> None:
         ranks = dist.get_world_size() if dist.is_initialized() else 1
         dataset = open_training_data(job_config.data, (rank, ranks))
         if rank == 0:
+            if language := language_of(job_config.encoder.model):
+                added = AddedTokens(job_config.encoder.added_tokens)
+                check_letters(dataset, Phonemizer(language, added))
             base = None
             if origin is not None and (origin / DURATIONS_FILE).is_file():
                 base = stored_durations(origin)
@@ -96,16 +106,20 @@ def _tell_of_texts(explained: float, dataset: Dataset, model: str) -> None:
         )
 
 
-def _new_aligner(job_config: JobConfig, spoken: Callable[[str], str]) -> Aligner:
-    """Learned by rank 0 from the recordings of [data] path. `spoken`: a text's characters that are placed."""
+def _new_aligner(job_config: JobConfig, tokenizer: ConditionedTokenizer) -> Aligner:
+    """Learned by rank 0 from the recordings of [data] path."""
 
     def fit(rank: int) -> Aligner | None:
         data = job_config.data
         if rank != 0:
             return None
-        recordings = choose_recordings(open_training_data(data), data.max_frames)
+        dataset = open_training_data(data)
+        training_samples(
+            data, dataset, tokenizer.max_tokens(dataset)
+        )  # refused before minutes of work
+        recordings = choose_recordings(dataset, data.max_frames)
         logger.info(f"Learning from {len(recordings)} recordings where their texts are spoken")
-        return fit_aligner([(spoken(text), latents) for text, latents in recordings])
+        return fit_aligner([(tokenizer.spoken(text), latents) for text, latents in recordings])
 
     with long_timeout_group() as group:
         aligner = run_on_all_ranks(fit, "align the texts of [data] path", group)[0]

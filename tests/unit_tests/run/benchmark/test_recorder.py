@@ -224,8 +224,9 @@ def test_on_a_gpu_parts_are_between_events(tmp_path, clock, monkeypatch):
         ("selective op", {"selective": 4}),
         ("selective op --attention.backend=matmul", "fp8 matmuls and attention by matmuls"),
         ("selective op --model.converters=float8", "fp8 matmuls and attention by matmuls"),
-        ("memory_budget --activation_checkpoint.memory_budget=0.9", {}),
-        ("memory_budget --activation_checkpoint.memory_budget=0.3", "(memory_budget 0.3)"),
+        ("full --attention.backend=matmul", {"full": 4}),
+        ("memory_budget --activation_checkpoint.memory_budget=0.8", {}),
+        ("memory_budget --activation_checkpoint.memory_budget=0.79", "(memory_budget 0.79)"),
     ],
 )
 def test_hfu_counts_what_checkpointing_repeats(tmp_path, clock, options, blocks):

@@ -11,6 +11,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from tests.helpers.benchmark_mode import config, loader_of
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data
 from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler
 from torchtitan.models.dit_tts.data.members import ArrayMember
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run.benchmark.synthetic import (
@@ -82,6 +83,19 @@ def test_every_shape_comes_in_the_warm_up_and_then_the_order(tmp_path):
     assert shapes[:6] == [shape for shape in reversed(loader.policy.shapes) for _ in range(2)]
     assert len(set(shapes[6:])) == 3 and shapes[6:12] != shapes[:6]
     assert job.training.steps == 6 + 5
+    # Behind it the batches of real training, from its first one on and into its second epoch.
+    order, given = loader.order, job.data
+    inside = [np.flatnonzero(loader.policy.bucket_of(loader.dataset.frames) == n) for n in range(3)]
+    plain = GlobalBatchSampler(inside, loader.policy.batch_sizes, given.seed)
+    first_of_next = plain.batches_before_epoch(1)
+    for number in (0, 1, 2, first_of_next - 1, first_of_next):
+        expected, found = plain.batch(number), order.batch(6 + number)
+        assert (found.number, found.epoch, found.bucket) == (
+            6 + number,
+            expected.epoch,
+            expected.bucket,
+        )
+        assert np.array_equal(found.samples, expected.samples)
 
 
 def test_other_batches(tmp_path):

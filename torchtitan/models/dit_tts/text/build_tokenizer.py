@@ -46,7 +46,7 @@ _PHONE_TEXTS = 5000
 
 
 def build_tokenizer(
-    config: JobConfig, find_aligner: Callable[[Callable[[str], str]], Aligner] | None = None
+    config: JobConfig, find_aligner: Callable[[ConditionedTokenizer], Aligner] | None = None
 ) -> ConditionedTokenizer:
     """The run's tokenizer, as upstream's `build_tokenizer_fn`: from the run's own files, from the files of
     its initial weights, or from its data and its encoder.
@@ -54,8 +54,8 @@ def build_tokenizer(
     Every rank builds the same one by itself. Rank 0 writes the files where there are no weights
     yet. Upstream sizes the model from the config right after this call and hands nothing else on,
     so the number of ids is written to `config.encoder.vocab_size`. `find_aligner`: called on every rank
-    at once where there are no weights yet and [model] text_positions = "aligned", with what gives the
-    characters of a text that are spoken; None: the tokenizer has none.
+    at once where there are no weights yet and [model] text_positions = "aligned", with the tokenizer without one;
+    None: the tokenizer has none.
     """
     import torch.distributed as dist
 
@@ -82,7 +82,7 @@ def build_tokenizer(
         if aligned and (weights == folder or (known and (weights / ALIGNER_FILE).exists())):
             aligner = load_aligner(weights)
     if aligner is None and find_aligner is not None and aligned:
-        aligner = find_aligner(_tokenizer_of(vocabulary, text, config).spoken)
+        aligner = find_aligner(_tokenizer_of(vocabulary, text, config))
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
         raise InputError(

@@ -2,14 +2,32 @@
 
 import logging
 import threading
+import unicodedata
+from collections import Counter
 from functools import cached_property, lru_cache
+from itertools import chain
+from os.path import commonprefix
 from typing import Any
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.text.token_counts import read_texts
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 _KEPT = 2**18
 """texts whose phones stay in memory, about 60 MB: a text comes again in every epoch"""
+
+_TEXTS_AT_ONCE = 1024
+
+_UNREAD = "𐌰ⲁߒ"
+"""letters that no language of espeak-ng reads, whose code points begin with different digits: it says "letter 1 0 3 ..." """
+
+_STEPS = (610, 377, 233, 144, 89, 55, 34, 21, 13, 8, 5, 3, 2, 1)
+"""distances to other letters of a script, the far ones first: neighbours may begin alike, as Korean syllables do"""
+
+_OTHERS, _NAME_PHONES = 4, 4
+"""letters to compare one with, and phones that all of them begin with where these name the script: "Hebrew shin" """
 
 
 class Phonemizer:
@@ -52,6 +70,7 @@ class Phonemizer:
         )
         self._lock = threading.Lock()  # espeak-ng has one state per process
         self._kept = lru_cache(_KEPT)(self._phones)
+        self._name_instead = lru_cache(_KEPT)(self._find_name)
 
     def __call__(self, text: str) -> str:
         return self._kept(" ".join(text.split()))
@@ -65,6 +84,47 @@ class Phonemizer:
                 spoken.append(part.strip())
         return "".join(spoken)
 
+    def lost(self, text: str) -> list[str]:
+        """The text's letters that espeak-ng does not read, each once: it says what their script is called, which is the
+        same for all words ("Chinese letter Chinese letter"), or nothing."""
+        found: dict[str, None] = {}
+        for word in self._added.without(text).split():
+            if self.may_lose(word):
+                said, names = self._sounds(word), {c: self._name_instead(c) for c in word}
+                lost = (
+                    c for c, n in names.items() if n is not None and (n in said if n else not said)
+                )
+                found |= dict.fromkeys(lost)
+        return list(found)
+
+    def may_lose(self, letters: str) -> bool:
+        """False where espeak-ng reads all of these letters, in whatever word they are."""
+        return any(self._name_instead(letter) is not None for letter in letters)
+
+    def _find_name(self, letter: str) -> str | None:
+        """What espeak-ng says to a letter alone that is shared by others, "Hebrew" or "letter"; empty: nothing; None: it
+        reads the letter. In a word, some of these are read by the rules of another language."""
+        script = _script_of(letter)
+        if not script or letter.isascii():
+            return None
+        said = self._sounds(letter)
+        points = (ord(letter) + sign * step for step in _STEPS for sign in (1, -1))
+        near = (chr(point) for point in points if 0 < point < 0x110000)
+        others = [c for c in near if _script_of(c) == script and c.lower() != letter.lower()]
+        name = commonprefix([said, *map(self._sounds, others[:_OTHERS])])
+        if not said or (others and len(name) >= _NAME_PHONES):
+            return name
+        return self._letter if self._letter and self._letter in said else None
+
+    @cached_property
+    def _letter(self) -> str:
+        """The word that espeak-ng says to unknown letters."""
+        return commonprefix(list(map(self._sounds, _UNREAD)))
+
+    def _sounds(self, text: str) -> str:
+        """The phones without stress and blanks."""
+        return self(text).translate({ord(mark): None for mark in "ˈˌ "})
+
     @cached_property
     def fingerprint(self) -> str:
         """Of language, version of espeak-ng and added tokens."""
@@ -74,3 +134,34 @@ class Phonemizer:
     def counts(self, texts: list[str]) -> list[int]:
         """Number of phones of each text."""
         return [len(self(text)) for text in texts]
+
+
+def _script_of(character: str) -> str:
+    """HEBREW or CJK; empty for what is no letter."""
+    is_letter = unicodedata.category(character).startswith("L")
+    return unicodedata.name(character, "").partition(" ")[0] if is_letter else ""
+
+
+def lost_letters(dataset: Dataset, phones: Phonemizer) -> dict[int, list[str]]:
+    """The samples whose texts have letters that `phones` loses, and these letters. Texts are read only where the data
+    has a letter that may be lost."""
+    found: dict[int, list[str]] = {}
+    if phones.may_lose(dataset.characters):
+        for first in range(0, len(dataset), _TEXTS_AT_ONCE):
+            chunk = range(first, min(first + _TEXTS_AT_ONCE, len(dataset)))
+            for texts in read_texts(dataset, chunk):
+                lost = map(phones.lost, (text or "" for text in texts))
+                found |= {sample: letters for sample, letters in zip(chunk, lost) if letters}
+    return found
+
+
+def check_letters(dataset: Dataset, phones: Phonemizer) -> None:
+    """Raises InputError where texts have letters that `phones` loses, for a model could not tell their words apart."""
+    lost = lost_letters(dataset, phones)
+    letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
+    require(
+        not lost,
+        f"[encoder] model = 'phones:{phones.language}', but in {len(lost)} of {len(dataset)} texts espeak-ng reads letters "
+        f"as the name of their script or not at all ({named(letters)}; {dataset.sample_id(min(lost, default=0))}); set it to "
+        f"'chars' or 'bytes', or prepare texts without them, with these words written as they are said",
+    )

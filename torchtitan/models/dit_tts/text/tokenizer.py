@@ -171,7 +171,7 @@ class ConditionedTokenizer(BaseTokenizer):
 
     @abstractmethod
     def unknown_characters(self, text: str) -> list[str]:
-        """The text's characters that the vocabulary does not have, each once."""
+        """The text's characters that the vocabulary does not have or that phones lose, each once."""
 
     def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
         """Which conditions training drops: a pure function of a sample's position in the stream.
@@ -321,4 +321,6 @@ class UnitTokenizer(ConditionedTokenizer):
 
     def unknown_characters(self, text: str) -> list[str]:
         known = {*self.vocabulary.characters, *self.added.characters}
+        if self._phones is not None and (lost := self._phones.lost(text)):
+            return lost
         return [] if self._bytes else sorted(set(self.spoken(text)) - known)
