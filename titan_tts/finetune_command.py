@@ -93,7 +93,7 @@ class Options:
     recognizer: str = ""
     """Recognizer of the comparison, as of `titan-tts evaluate`; empty: the models are not compared."""
 
-    speaker_scorer: str = "own"
+    speaker_scorer: str = "resemblyzer"
     """Scorer of voices in the comparison, as of `titan-tts evaluate`."""
 
     max_utterances: int = 40
