@@ -144,7 +144,7 @@ def test_warnings_of_what_figures_do_not_say(capsys):
     test = {"source": "t", "utterances": 5, "left_out": {"silent": 2, "undecodable": 1}}
     test |= {"without_reference": 3, "without_recording": 4, "is_training_data": True}
     found = {"test": test, "options": {"seeds": 2}, "scorers": {"recognizer": "r", "opinion": None}}
-    found |= {"rows": [], "differences": [], "unfit_recognizer": "it is unfit"}
+    found |= {"rows": [], "differences": [], "unfit_recognizer": "it is unfit", "void": {}}
     found["utterances"] = [{"language": "de"}]
     _print(found, Path("out"), 3 << 19)
     printed = capsys.readouterr()
