@@ -9,8 +9,8 @@ predictor, which has heard the voice. A text by far too long or short for the re
 corrects nothing.
 """
 
-from collections.abc import Callable, Container, Sequence
 import sys
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
