@@ -24,7 +24,8 @@ COPY pyproject.toml ./
 RUN python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 print(*p["dependencies"], *(d for e in sys.argv[1].split(",") for d in p["optional-dependencies"][e]), sep="\n")' \
     "$EXTRAS" > requirements.txt \
-    && pip install --requirement requirements.txt
+    && pip install --requirement requirements.txt \
+    && pip install --no-deps resemblyzer==0.1.4
 COPY README.md LICENSE ./
 COPY titan_tts titan_tts
 COPY torchtitan torchtitan

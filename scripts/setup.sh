@@ -42,6 +42,8 @@ constraint=$(mktemp)
 trap 'rm -f "$constraint"' EXIT
 echo "torch==$torch" >"$constraint"
 "$python" -m pip install --quiet --no-compile --constraint "$constraint" --editable ".[$extra]"
+# Its weights judge voices (collect, finetune). Its requirements, which have no wheels, are not needed.
+"$python" -m pip install --quiet --no-compile --no-deps resemblyzer==0.1.4
 # pip would compile 14,000 files, most of which nothing imports. Python compiles what it imports, the first time;
 # for the usual commands here, also where PYTHONDONTWRITEBYTECODE keeps later starts from doing it.
 env --unset PYTHONDONTWRITEBYTECODE "$python" - <<'EOF'

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from titan_tts.prepare.prepare_command import OF_FINETUNE
-from torchtitan.models.dit_tts.errors import EXIT_INPUT_ERROR, InputError, require, show
+from torchtitan.models.dit_tts.errors import (
+    EXIT_INPUT_ERROR,
+    InputError,
+    require,
+    require_modules,
+    show,
+)
 from torchtitan.models.dit_tts.files import check_writable, read_json, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
@@ -93,7 +99,7 @@ class Options:
     recognizer: str = ""
     """Recognizer of the comparison, as of `titan-tts evaluate`; empty: the models are not compared."""
 
-    speaker_scorer: str = "own"
+    speaker_scorer: str = "resemblyzer"
     """Scorer of voices in the comparison, as of `titan-tts evaluate`."""
 
     max_utterances: int = 40
@@ -118,6 +124,7 @@ def run(options: Options) -> int:
         from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
 
         scorer = options.speaker_scorer
+        require_modules("swift_f0")
         check_pretrained(Samples(recognizer=options.recognizer, speaker_scorer=scorer))
     from torchtitan.models.dit_tts.data.storage import find_shards
 

@@ -3,6 +3,7 @@ words, as a perfect recognizer does. The voices of two sounds are as
 similar as the reference is long, in seconds."""
 
 SPEC = "tests.helpers.duration_recognizer:factory"
+LOUD_SPEC = "tests.helpers.duration_recognizer:loud_factory"
 SPEAKER_SPEC = "tests.helpers.duration_recognizer:speaker_factory"
 
 spoken: dict[int, str] = {}
@@ -32,3 +33,16 @@ class DurationSpeakers:
 
 def speaker_factory(device):
     return DurationSpeakers()
+
+
+class LoudSpeakers:
+    """Prefers loud sounds, so a system's noise to recordings."""
+
+    name = "loudness"
+
+    def similarity(self, sound, reference):
+        return float(sound.waveform.abs().max()) - 0.1 * reference.seconds
+
+
+def loud_factory(device):
+    return LoudSpeakers()

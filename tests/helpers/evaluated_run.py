@@ -64,7 +64,7 @@ def write_tree(folder: Path) -> Path:
         chapter = folder / "test-clean" / speaker / "7"
         chapter.mkdir(parents=True, exist_ok=True)
         stem = chapter / f"{speaker}_7_{number:06d}_000000"
-        samples = tone(frames_of(number) / 25, rate=24_000, level=0.1 + 0.1 * number)
+        samples = tone(frames_of(number) / 25, rate=24_000, level=0.1 + 0.05 * number, hertz=200)
         soundfile.write(f"{stem}.wav", samples, 24_000)
         stem.with_name(stem.name + ".normalized.txt").write_text(text)
     return folder
@@ -82,9 +82,9 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
         return Synthesizer(found, LengthCodec(), known, sampling, lambda: lengths, path)
 
     def speak(self, prompts, seed):
-        """Step 5 says the next utterance instead of the first two, with seed 0."""
+        """Step 5 says the next utterance instead of the first two, with even seeds."""
         for place in reversed(range(len(prompts))):
-            wrong = self.name.endswith("@5") and place < 2 and seed == 0
+            wrong = self.name.endswith("@5") and place < 2 and seed % 2 == 0
             frames = len(prompts[place + wrong].latents)
             self.wall_seconds += 0.1
             self.audio_seconds += frames / 25

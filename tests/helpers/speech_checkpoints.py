@@ -22,6 +22,20 @@ _SPECIAL = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{each}|>" for each i
 _SPECIAL += _TASKS.split()
 
 
+def write_resemblyzer(folder: Path) -> Path:
+    """A package with random weights beside which nothing of Resemblyzer is needed; returns the folder for the path."""
+    from torchtitan.models.dit_tts.speech.scoring.voice_encoder import VoiceEncoder
+
+    package = folder / "resemblyzer"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('nobody needs to import it')\n")
+    torch.manual_seed(0)
+    other = {"similarity_weight": torch.ones(1), "similarity_bias": torch.ones(1)}
+    state = VoiceEncoder().state_dict() | other
+    torch.save({"step": 1, "model_state": state}, package / "pretrained.pt")
+    return folder
+
+
 def noise(seconds: float, seed: int = 0) -> torch.Tensor:
     """At 16 kHz."""
     generator = torch.Generator().manual_seed(seed)

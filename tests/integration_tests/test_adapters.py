@@ -154,14 +154,20 @@ def refusal(made, name, *more):
 @pytest.mark.parametrize(
     "more, said",
     [
-        ([*LORA, "--lora.rank=4"], "lora.rank = 4, but"),
-        ([], "lora.rank = 0, but"),
+        ([*LORA, "--lora.rank=4"], "with 3; give --lora.rank 3, or another [job] experiment"),
+        (["--resume.allow=lora.rank"], "with 3; give --lora.rank 3, or another [job] experiment"),
         ([*LORA, "--optimizer.name=Muon"], "with [optimizer] name = 'Muon' is not supported"),
         ([*LORA, "--checkpoint.initial_load_path="], "set [checkpoint] initial_load_path"),
     ],
 )
 def test_it_refuses(made, more, said):
     assert said in refusal(made, "lora", *more)
+
+
+def test_an_adapter_alone_is_no_base(made):
+    start = f"--checkpoint.initial_load_path={made.folder / 'lora/checkpoint/step-6'}"
+    for name, more in (("lora-over-lora", LORA), ("full-over-lora", [])):
+        assert "holds an adapter alone ([lora] rank = 3)" in refusal(made, name, *more, start)
 
 
 def test_it_is_never_added_to_other_weights(made, tmp_path, capsys):

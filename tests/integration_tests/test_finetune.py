@@ -3,16 +3,20 @@
 import json
 import os
 import signal
+import sys
 import tomllib
 
 import numpy as np
 import pytest
 import soundfile
 
+from tests.helpers.speech_checkpoints import write_resemblyzer
 from tests.helpers.speech_corpora import tone
 from tools.harness import runs
 from tools.harness.forked import start_titan_tts, titan_tts
 from tools.harness.synthetic import make_shards
+from torchtitan.models.dit_tts import errors
+from torchtitan.models.dit_tts.text.durations import stored_durations
 
 WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine,ten"
 
@@ -51,8 +55,10 @@ def recordings(tmp_path_factory):
     return folder / "list.jsonl"
 
 
-def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
-    out = tmp_path / "out"
+def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch):
+    out, packages = tmp_path / "out", str(write_resemblyzer(tmp_path / "packages"))
+    monkeypatch.setattr(sys, "path", [packages, *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     arguments = [base, recordings, out, "--speaker=me", "--language=en", "--only=annotated"]
     arguments += ["--steps=4", "--training.mixed_precision_param=float32"]
     status, said = finetune(*arguments)
@@ -71,6 +77,12 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     heldout = samples["heldout"]["samples"]
     assert (samples["train"]["samples"], heldout) == (8, 4)  # a third of less than 15
     first = (out / "run/metrics.jsonl").read_text()
+    # The base's voices keep their pace beside the new one.
+    before, after = stored_durations(base), stored_durations(out / "run")
+    assert "me" in after.speaker_scale and len(before.speaker_scale) > 1
+    for name in before.speaker_scale:
+        for text in ("the", "an old voice"):
+            assert after.estimate(text, name) == pytest.approx(before.estimate(text, name), rel=0.1)
     # The same command does only what is missing: the comparison, here with held-out data of the base, too.
     data = base.parent / "data"
     compared = [f"--recognizer={WORDS}", f"--keep-test={data}", "--max-utterances=2"]
@@ -83,6 +95,9 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
         systems = [row["name"] for row in found["rows"] if row["kind"] == "system"]
         assert len(systems) == 2 and systems[0].startswith("base")
         assert np.isfinite(found["rows"][0]["figures"]["wer"]["value"])
+        heard_by = found["scorers"]["speaker"], found["scorers"]["pitch"]
+        assert heard_by == ("voice encoder of Resemblyzer", "SwiftF0")
+        assert found["rows"][0]["figures"]["speaker_similarity"] is not None
     # Half of the samples are the base's, from prepared shards and an exported model.
     again = [out / "base", out / "data", tmp_path / "kept", f"--keep={data}", "--steps=1"]
     again += ["--training.mixed_precision_param=float32", "--data.max_dropped_fraction=1"]
@@ -93,6 +108,17 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path):
     assert status == 2 and "holds a run of --method full" in said
     status, said = finetune(out / "base", *arguments[1:])
     assert status == 2 and f"holds a fine-tune of {base}, not of {out / 'base'}" in said
+
+
+@pytest.mark.parametrize("package", ["resemblyzer", "swift_f0"])
+def test_what_compares_is_there_before_anything_is_trained(
+    base, recordings, tmp_path, monkeypatch, package
+):
+    find = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find(name))
+    found = finetune(base, recordings, tmp_path / "out", "--speaker=me", f"--recognizer={WORDS}")
+    assert found[0] == 2 and f"{package} is not installed; run: pip install" in found[1], found
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_step_that_fails_ends_the_command(base, tmp_path):

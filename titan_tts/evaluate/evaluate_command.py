@@ -26,6 +26,7 @@ def run(options: Options) -> int:
     from titan_tts.evaluate.evaluate import Evaluation, output_folder
     from titan_tts.evaluate.systems import find_checkpoints
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
+    from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
 
     began = time.monotonic()
@@ -43,6 +44,8 @@ def run(options: Options) -> int:
         device_type,
         ((prompt.text, prompt.language) for prompt in tests.prompts),
     )
+    if samples.speaker_scorer:
+        scorers = replace(scorers, pitch=PitchTracker())
     if (folder / "evaluation.json").is_file():  # wavs of an earlier evaluation are not of this one
         shutil.rmtree(folder / "wavs", ignore_errors=True)
     own_voice = samples.speaker_scorer == "own"

@@ -35,7 +35,7 @@ class Options(SamplingOptions):
     package.module:factory; the run's [samples] recognizer by default."""
 
     speaker_scorer: str = ""
-    """Scorer of voices: own, xvector:NAME or package.module:factory; the run's [samples] speaker_scorer by default."""
+    """Scorer of voices: resemblyzer, xvector:NAME, own or package.module:factory; the run's [samples] speaker_scorer by default."""
 
     opinion: str = ""
     """Predictor of opinion scores: dnsmos or package.module:factory; the run's [samples] opinion by default."""

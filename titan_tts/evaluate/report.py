@@ -6,7 +6,7 @@ utterances); recordings and codec have one seed.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any
@@ -60,21 +60,26 @@ class Figure:
     errors_per: str = ""
     """word or character: errors over the counts of all texts; empty: a mean over the utterances"""
 
-    higher_is_better: bool = False
+    higher_is_better: bool | None = False
+    """None: it describes, and no system is better by it"""
 
-    def text(self, value: float | None, signed: bool = False) -> str:
-        """The value as people read it; a dash for None."""
+    def text(self, value: float | None, signed: bool = False, more: int = 0) -> str:
+        """The value as people read it, without the sign of a zero; a dash for None. `more`: digits than usual."""
         if value is None:
             return "-"
-        sign = "+" if signed else ""
-        return f"{100 * value:{sign}.1f} %" if self.percent else f"{value:{sign}.{self.digits}f}"
+        number, digits = (100 * value, 1) if self.percent else (value, self.digits)
+        text = f"{number:{'+' if signed else ''}.{digits + more}f}"
+        return (text if float(text) else text.lstrip("+-")) + (" %" if self.percent else "")
 
     def limits(self, interval: dict[str, Any] | None, signed: bool = False) -> str:
-        """The limits of an interval; empty where there are none."""
+        """The limits of an interval; empty where there are none, or of equal values."""
         if interval is None or interval["low"] is None:
             return ""
-        low, high = (self.text(interval[name], signed) for name in ("low", "high"))
-        return f"{low.removesuffix(' %')} to {high}"
+        for more in range(4):  # "+0.0 to +0.0 %" says nothing
+            low, high = (self.text(interval[name], signed, more) for name in ("low", "high"))
+            if low != high:
+                return f"{low.removesuffix(' %')} to {high}"
+        return ""
 
 
 FIGURES = {
@@ -83,6 +88,8 @@ FIGURES = {
     "speaker_similarity": Figure("speaker similarity", digits=3, higher_is_better=True),
     "opinion": Figure("opinion", higher_is_better=True),
     "duration_error": Figure("duration error", percent=True),
+    "pitch": Figure("F0 (Hz)", digits=0, higher_is_better=None),
+    "pitch_range": Figure("F0 range (semitones)", digits=1, higher_is_better=None),
 }
 SPEED = Figure("real-time factor")
 
@@ -131,13 +138,17 @@ def _plain(interval: Interval) -> dict[str, float | None]:
     return {name: float(v) if math.isfinite(v) else None for name, v in values.items()}
 
 
-def differences(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float) -> list[dict[str, Any]]:
-    """Each system's figures minus each later one's, with intervals; better is the name of a system, or
-    None for a tie."""
+def differences(
+    rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, void: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Each system's figures minus each later one's, with intervals, without those that are `void`; better is the name of
+    a system, or None for a tie."""
     found = []
     systems = [row for row in rows if row.kind == SYSTEM]
     for first, second in combinations(systems, 2):
         for name, figure in FIGURES.items():
+            if figure.higher_is_better is None or name in void:
+                continue
             values, counts = _terms(first, name, prompts, fps)
             others, _ = _terms(second, name, prompts, fps)
             if np.isnan(values).all() or np.isnan(others).all():
@@ -195,6 +206,24 @@ def unfit(rows: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
+def void_figures(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """{"speaker_similarity": sentence} where a system has more of it than the recordings, or the codec's copies of them,
+    have: a scorer that finds it more like the speaker than the speaker does not know the voice."""
+    name = "speaker_similarity"
+    known = [row for row in rows if row["figures"][name] is not None]
+    copies = [row for row in known if row["kind"] != SYSTEM]
+    for system in (row for row in known if row["kind"] == SYSTEM):
+        for copy in copies:
+            values = [row["figures"][name]["value"] for row in (system, copy)]
+            if values[0] > values[1]:
+                high, low = (FIGURES[name].text(value) for value in values)
+                return {
+                    name: f"the scorer of voices puts {system['name']} ({high}) above the {copy['name']} ({low}), so it "
+                    "does not know this voice and compares no system; give another --speaker-scorer, and listen"
+                }
+    return {}
+
+
 def warnings(report: dict[str, Any]) -> list[str]:
     """Sentences about what the figures do not say."""
     test = report["test"]
@@ -208,6 +237,7 @@ def warnings(report: dict[str, Any]) -> list[str]:
         test["is_training_data"]
         and "a system was trained on these utterances, so its figures praise memory",
         report["unfit_recognizer"],
+        *report["void"].values(),
     )
     return [sentence for sentence in found if sentence]
 
@@ -237,10 +267,12 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
         }
         for row in rows
     ]
+    void = void_figures(table)
     return {
         **about,
         "rows": table,
-        "differences": differences(rows, prompts, fps),
+        "differences": differences(rows, prompts, fps, void),
+        "void": void,
         "unfit_recognizer": unfit(table),
         "utterances": [
             {

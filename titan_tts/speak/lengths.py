@@ -5,11 +5,13 @@ speech, where `speech_end` cuts.
 Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
 the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w with w = r / (r + k): the deviation
 of a short reference is mostly chance. k is 50 for the fit (measured: benchmarks/sentences/rates.py) and 100 for a
-predictor, which has heard the voice.
+predictor, which has heard the voice. A text by far too long or short for the reference is not its text: that is said, and
+corrects nothing.
 """
 
+import sys
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -22,7 +24,7 @@ from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
@@ -35,6 +37,10 @@ FOLDER = "duration"
 
 _HALF_TRUSTED_FIT, _HALF_TRUSTED_PREDICTOR = 50, 100
 """k of the correction, see above"""
+
+_MAX_PACE, _MIN_DEVIATION = 2.0, 20
+"""factor and frames beyond which a reference is not of its text: one in a hundred right texts of recordings of 1 to 5 s
+is, and one in five of other recordings"""
 
 _MAX_FRAMES, _FRAMES_PER_CHARACTER = 4096, 25
 """limit of a text, before --duration-scale. Speech takes less; a fit or a predictor may be a stranger's, or know
@@ -82,6 +88,9 @@ class Lengths:
     unseen: Callable[[str], list[str]] = lambda text: []
     """characters of a text that the estimate ignores, as no training text had them"""
 
+    _told: set[str] = field(default_factory=set, init=False)
+    """texts of references that do not fit, each said once"""
+
     def generate(self, utterances: Sequence[Utterance]) -> list[int]:
         """Latent frames to generate of each utterance, at least 1, at its speed."""
         if not self.generated:
@@ -102,7 +111,7 @@ class Lengths:
         of_references = self.estimate(list(known.values()))
         for (index, each), estimate in zip(known.items(), of_references, strict=True):
             real = 0 if each.voice.reference is None else len(each.voice.reference)
-            if real and estimate > 0:
+            if real and estimate > 0 and self._fits(each.text, real / estimate, real - estimate):
                 estimates[index] *= (real / estimate) ** (real / (real + self.half_trusted))
         for each, frames in zip(utterances, estimates, strict=True):
             limit = _MAX_FRAMES + _FRAMES_PER_CHARACTER * len(each.text)
@@ -112,6 +121,19 @@ class Lengths:
                     f"characters may have at most {limit}; give --seconds, or another --duration"
                 )
         return [max(1, round(self.scale * frames)) for frames in estimates]
+
+    def _fits(self, text: str, pace: float, deviation: float) -> bool:
+        """Says what the text of a reference is not, if it is not; `pace`: real over estimated frames."""
+        if 1 / _MAX_PACE <= pace <= _MAX_PACE or abs(deviation) <= _MIN_DEVIATION:
+            return True
+        if text not in self._told:
+            self._told.add(text)
+            show(
+                f"warning: the reference is {pace:.2g} times as long as its text {text[:60]!r} takes, so it says another, and "
+                f"the pace does not follow it; give the words of the recording as the reference text",
+                sys.stderr,
+            )
+        return False
 
 
 def open_lengths(

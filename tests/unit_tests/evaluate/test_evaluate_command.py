@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 
-from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC
+from tests.helpers.duration_recognizer import LOUD_SPEC, SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
 from tests.helpers.sentences import refused
 from titan_tts.evaluate import evaluate as evaluate_module
@@ -53,6 +53,23 @@ def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, cap
     wavs = sorted(Path("out/wavs").rglob("*.wav"))
     assert len(wavs) == 2 * 5 and {path.parent.name for path in wavs} == {"seed-0", "seed-1"}
     assert soundfile.info(wavs[0]).samplerate == 1000
+
+
+def test_a_scorer_that_puts_a_system_above_the_recordings_says_nothing(tree, capsys):
+    """Another one does; F0 is beside both, and decides nothing."""
+    for spec, void in ((LOUD_SPEC, True), (SPEAKER_SPEC, False), ("", False)):
+        scorers = ["--recognizer", SPEC, "--speaker-scorer", spec]
+        assert evaluate("run@5", "run@7", "--test", tree, *scorers, "--out=out") == 0
+        found = json.loads(Path("out/evaluation.json").read_text())
+        compared = {each["figure"] for each in found["differences"]}
+        assert ("speaker_similarity" in compared) is (bool(spec) and not void)
+        assert {"wer", "duration_error"} <= compared and not {"pitch", "pitch_range"} & compared
+        page, said = Path("out/evaluation.html").read_text(), capsys.readouterr()
+        for text in (page, said.err):
+            assert ("the scorer of voices puts run@5 (" in text) is void
+        assert ("F0 (Hz)" in said.out) is ("F0 (Hz)" in page) is bool(spec)
+        pitch = found["rows"][0]["figures"]["pitch"]
+        assert pitch["value"] == pytest.approx(200, rel=0.02) if spec else pitch is None
 
 
 WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
@@ -144,7 +161,7 @@ def test_warnings_of_what_figures_do_not_say(capsys):
     test = {"source": "t", "utterances": 5, "left_out": {"silent": 2, "undecodable": 1}}
     test |= {"without_reference": 3, "without_recording": 4, "is_training_data": True}
     found = {"test": test, "options": {"seeds": 2}, "scorers": {"recognizer": "r", "opinion": None}}
-    found |= {"rows": [], "differences": [], "unfit_recognizer": "it is unfit"}
+    found |= {"rows": [], "differences": [], "unfit_recognizer": "it is unfit", "void": {}}
     found["utterances"] = [{"language": "de"}]
     _print(found, Path("out"), 3 << 19)
     printed = capsys.readouterr()

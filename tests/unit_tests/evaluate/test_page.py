@@ -11,20 +11,24 @@ import soundfile
 
 from tests.helpers import sampled_run
 from tests.helpers.browser import dom_after_scripts
-from tests.helpers.duration_recognizer import SPEC, DurationRecognizer
+from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC, DurationRecognizer
 from tests.helpers.evaluated_run import SCRIPT, UTTERANCES, evaluate, frames_of, set_up, write_tree
 from titan_tts.evaluate.page import marks
 
-HEADS = {"wer": "WER", "cer": "CER", "duration_error": "duration error"}
+HEADS = {"wer": "WER", "cer": "CER", "speaker_similarity": "speaker similarity"}
+HEADS |= {"duration_error": "duration error", "pitch": "F0 (Hz)"}
+HEADS |= {"pitch_range": "F0 range (semitones)"}
+DIGITS = {"speaker_similarity": 3, "pitch": 0, "pitch_range": 1}
 
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, shards):
-    """Two steps compared, on a tree with a hostile text; three utterances on the page."""
+    """Two steps compared, on a tree with a hostile text; three utterances on the page. Of the seeds the second is worse."""
     folder = tmp_path_factory.mktemp("evaluated")
     with pytest.MonkeyPatch.context() as monkeypatch:
         set_up(monkeypatch, sampled_run.make_run(folder, shards))
         arguments = ["--test", write_tree(folder / "tree"), "--recognizer", SPEC, "--on-page=3"]
+        arguments += ["--seed=3", "--speaker-scorer", SPEAKER_SPEC]
         assert evaluate(folder / "a@5", folder / "a@7", *arguments, "--out", folder / "out") == 0
     return folder / "out"
 
@@ -51,10 +55,15 @@ def test_each_panel_plays_what_it_names(evaluated):
         for content in re.findall(r'src="data:audio/flac;base64,(.*?)"', one)
     ]
     assert [sound.samplerate for sound in sounds] == [24_000, 24_000, 1000, 1000, 1000]
-    # Seed 0, with more errors, is shown: step 5 says the next utterance then.
+    # Seed 4, with more errors, is shown: step 5 says the next utterance then.
     lengths = [round(25 * sound.duration) for sound in sounds]
     assert lengths[1:] == [frames_of(0), frames_of(0), frames_of(1), frames_of(0)]
-    assert one.count("data:image/png;base64,") == 5 and "seed 0" in one
+    assert one.count("data:image/png;base64,") == 5 and "seed 4" in one
+    # Under each sound its own scores: step 5 with that seed, and not with the other one, errs.
+    wrong = re.findall(r'class="badge (\w+)">(\d+) errors? in', one)
+    assert [kind for kind, _ in wrong] == ["good", "good", "error", "good"]
+    assert all((kind == "error") == (count != "0") for kind, count in wrong)
+    assert one.count("similarity ") == 4
     widths = [float(each) for each in re.findall(r'style="width: ([\d.]+)%"', one)]
     assert widths == pytest.approx([100 * n / max(lengths) for n in lengths], abs=1e-3)
 
@@ -88,7 +97,7 @@ def test_the_page_in_a_browser(evaluated, tmp_path):
     dom = dom_after_scripts(evaluated / "evaluation.html", tmp_path / "profile")
     found = json.loads((evaluated / "evaluation.json").read_text())
     assert "<title>Evaluation of a@5, a@7</title>" in dom and dom.count("<audio") == 3 * 5
-    assert re.findall("<th>(.*?)</th>", dom)[1:5] == [*HEADS.values(), "real-time factor"]
+    assert re.findall("<th>(.*?)</th>", dom)[1:8] == [*HEADS.values(), "real-time factor"]
     cells = re.findall(
         r'<td data-figure="(\w+)" data-row="(.*?)">\s*<b>(.*?)</b><small>(.*?)</small>', dom, re.S
     )
@@ -96,9 +105,15 @@ def test_the_page_in_a_browser(evaluated, tmp_path):
     assert len(cells) == len(HEADS) * 4  # recordings, codec and two systems
     for figure, row, value, interval in cells:
         wanted = rows[row][figure]
-        assert value == (f"{100 * wanted['value']:.1f} %" if wanted else "-")
-        limits = f"{100 * wanted['low']:.1f} to {100 * wanted['high']:.1f} %" if wanted else ""
-        assert interval.replace("&nbsp;", "") == limits
+        factor, digits = (1, DIGITS[figure]) if figure in DIGITS else (100, 1)
+        unit = "" if figure in DIGITS else " %"
+        texts = {
+            k: "" if v is None else f"{factor * v:.{digits}f}" for k, v in (wanted or {}).items()
+        }
+        assert value == (texts["value"] + unit if wanted else "-")
+        limits = f"{texts['low']} to {texts['high']}{unit}" if wanted else ""
+        if not wanted or texts["low"] != texts["high"]:
+            assert interval.replace("&nbsp;", "") == limits
     wer = {row: figures["wer"]["value"] for row, figures in rows.items()}
     assert wer["a@5"] > wer["a@7"] == wer["codec"] == wer["recordings"]
     (difference,) = re.findall(r'data-difference="wer">(.*?)<', dom)

@@ -75,6 +75,52 @@ def test_differences_name_the_better_system_or_a_tie():
     assert {one["better"] for one in report.differences([good, bad], many, FPS)} == {"good@1", None}
 
 
+@pytest.mark.parametrize(
+    "recordings, codec, systems, void",
+    [
+        (0.912, 0.895, (0.591, 0.720), ""),
+        (0.9, 0.777, (0.729, 0.844), "b@1 (0.844) above the codec (0.777)"),
+        (None, 0.777, (0.844, 0.729), "a@1 (0.844) above the codec (0.777)"),
+        (0.7, None, (0.5, 0.71), "b@1 (0.710) above the recordings (0.700)"),
+        (None, None, (0.5, 0.7), ""),  # nothing to judge the scorer by
+        (0.7, 0.7, (0.7, None), ""),
+    ],
+)
+def test_a_scorer_of_voices_needs_the_recordings_at_the_top(recordings, codec, systems, void):
+    """Else its order of the systems is not told, whatever their interval; other figures are."""
+    given = [("recordings", recordings, RECORDINGS), ("codec", codec, CODEC)]
+    given = [each for each in given if each[1] is not None]
+    given += [(name, value, SYSTEM) for name, value in zip(("a@1", "b@1"), systems, strict=True)]
+    rows = [row([score(0, 4, value)] * 9, name=name, kind=kind) for name, value, kind in given]
+    found = report.build(rows, prompts(*["ann"] * 9), FPS, {"test": QUIET})
+    [sentence] = found["void"].values() or [""]
+    assert void in sentence and bool(void) == bool(sentence)
+    assert report.warnings(found) == ([sentence] if void else [])
+    compared = {each["figure"] for each in found["differences"]}
+    assert ("speaker_similarity" in compared) is (not void and None not in systems)
+    assert "wer" in compared
+
+
+QUIET = {"left_out": {}, "without_reference": 0, "without_recording": 0, "utterances": 9}
+QUIET |= {"is_training_data": False}
+
+
+@pytest.mark.parametrize(
+    "figure, value, low, high, texts",
+    [
+        ("wer", 0.0, 0.0, 0.0, ("0.0 %", "")),
+        ("wer", -1e-5, -2e-4, 4e-4, ("0.0 %", "-0.02 to +0.04 %")),
+        ("wer", 4e-4, 1e-4, 4e-4, ("0.0 %", "+0.01 to +0.04 %")),
+        ("wer", -0.163, -0.485, 0.059, ("-16.3 %", "-48.5 to +5.9 %")),
+        ("speaker_similarity", -1e-4, -3e-4, -2e-4, ("0.000", "-0.0003 to -0.0002")),
+        ("speaker_similarity", 0.1, None, None, ("+0.100", "")),
+    ],
+)
+def test_a_difference_that_is_printed_says_something(figure, value, low, high, texts):
+    figure, limits = report.FIGURES[figure], {"low": low, "high": high}
+    assert (figure.text(value, True), figure.limits(limits, True)) == texts
+
+
 def test_the_worst_utterances_come_first():
     """By the systems alone, over all seeds; the voice decides between equals."""
     recordings = row([score(4, 4), score(0, 4), score(0, 4), score(0, 4)], kind=RECORDINGS)

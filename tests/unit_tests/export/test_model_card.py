@@ -21,6 +21,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     def at_a_frame_per_100_seconds(*given):
         loaded = load_run(*given)
         loaded.config.data.frames_per_second = 0.01
+        loaded.config.checkpoint.initial_load_path = "base"
         return loaded
 
     rows = JsonLines(trained / "validation.jsonl")
@@ -76,8 +77,8 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     assert 'voices=["s1"]' in card and "| weights | the trained weights (raw) |" in card
     # Of another step, with a voice of other shards: 16 utterances of an hour each.
     samples = make_samples(16, channels=8, frames=lambda _: 36)
-    for sample in samples:
-        sample.metadata["speaker"] = "s9"
+    for number, sample in enumerate(samples):
+        sample.metadata.update(speaker="s9", language=("en", "de")[number % 2])
     write_shard(tmp_path / "new.tar", samples)
     other = ["--step=1", f"--data={tmp_path / 'new.tar'}", "--voices=s9"]
     monkeypatch.setattr("titan_tts.export.exporter.load_run", at_a_frame_per_100_seconds)
@@ -86,6 +87,8 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     assert (
         "| training data | 16.0 h in 16 utterances |" in card and "1 speaker: 's9'; too few" in card
     )
+    assert "from a reference, unless the model that it started from could |" in card
+    assert "| languages | 'de', 'en' |" in card and "| training data | `three" not in card
 
 
 def test_what_the_card_says_of_voices_and_what_is_to_be_installed():

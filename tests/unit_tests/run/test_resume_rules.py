@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfi
         ("model.flavor", "small", True),
         ("model.text_positions", "absolute", True),
         ("objective.prediction", "noise", True),
+        ("lora.rank", 7, False),
         ("ema.decays", [0.9], False),
         ("megatron.fp8", True, False),
         ("training.max_norm", 7.0, False),
@@ -42,13 +43,15 @@ def test_what_a_resume_and_a_new_run_may_change(tmp_path, key, value, of_weights
         check_trained_with(tmp_path, trained_with(changed), allowed, resumes)
 
     # Weights of another size fit nowhere: nobody is told to allow them.
-    remedy = "give --model.flavor debug" if key == "model.flavor" else f".*allow {key}"
+    never = {"model.flavor": "give --model.flavor debug", "lora.rank": "give --lora.rank 0, or .*"}
+    remedy = never.get(key, f".*allow {key}")
     refused = pytest.raises(InputError, match=f"^{key} = .* was trained with .*{remedy}$")
     with nullcontext() if of_weights is None else refused:
         check([], True)
     with refused if of_weights else nullcontext():
         check([], False)
-    check([key], True)
+    with refused if key == "lora.rank" else nullcontext():
+        check([key], True)
 
 
 @pytest.mark.parametrize(

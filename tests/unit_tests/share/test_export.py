@@ -11,7 +11,9 @@ import soundfile
 from tests.helpers import speech_corpora as corpora
 from titan_tts.cli import main
 from titan_tts.share import export_shard
+from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.codec import build_codec
 
@@ -48,7 +50,14 @@ def test_parquet_files_are_the_same_dataset(prepared, parquet):
             for number, path in enumerate(ours.tar_paths)
         )
     record = json.loads((parquet / "prepare.json").read_text())
-    assert record["shards"]["heldout/shard-000000.parquet"]["samples"] == 2
+    assert {name: each["samples"] for name, each in record["shards"].items()} == {
+        "train/shard-000000.parquet": 5,
+        "train/shard-000001.parquet": 5,
+        "train/shard-000002.parquet": 2,
+        "heldout/shard-000000.parquet": 2,
+    }
+    state = json.loads((parquet / "export.json").read_text())["shards"]
+    assert state == {name: (parquet / name).stat().st_size for name in record["shards"]}
     # Exactly latents and texts, but for the names of columns and pages: hardly larger.
     sizes = [
         sum(p.stat().st_size for p in each.rglob("shard-*[rt]")) for each in (parquet, prepared)
@@ -80,7 +89,10 @@ def test_references_are_dropped(prepared, tmp_path, capsys):
 def test_audio_is_what_the_codec_decodes(prepared, tmp_path, kind, monkeypatch):
     out = export(prepared, tmp_path / "out", "--to=audio-tars", f"--audio={kind}")
     first, codec, found = samples_of(prepared), build_codec("mel_dct"), {}
-    for path in sorted(out.rglob("*.tar")):
+    tars = sorted(out.rglob("*.tar"))
+    names = ["heldout-shard-000000", *(f"train-shard-00000{n}" for n in range(3))]
+    assert [path.stem for path in tars] == names
+    for path in tars:
         with tarfile.open(path) as tar:
             for member in tar:
                 key, suffix = member.name.split(".")
@@ -102,6 +114,25 @@ def test_audio_is_what_the_codec_decodes(prepared, tmp_path, kind, monkeypatch):
     for key, (latents, _, metadata) in again.items():
         of_first = first[key.split("/")[-1]]
         assert len(latents) == len(of_first[0]) and metadata["speaker"] == of_first[2]["speaker"]
+
+
+def test_nothing_of_a_stored_reference_is_told_with_the_sound(prepared, tmp_path):
+    """Of one recording or of several, by any of the names."""
+    told, stored = (
+        {},
+        {"reference_key": "a", "reference_keys": ["a", "b"], "reference_parts": [2, 2]},
+    )
+    samples = make_samples(3, channels=128)
+    kept = [set(sample.metadata) - stored.keys() for sample in samples]
+    for sample, (name, value) in zip(samples, stored.items(), strict=True):
+        sample.metadata[name] = value
+    write_shard(tmp_path / "two.tar", samples)
+    options = ["--to=audio-tars", "--audio=flac", "--codec=mel_dct"]
+    with tarfile.open(export(tmp_path / "two.tar", tmp_path / "out", *options) / "two.tar") as tar:
+        for member in tar:
+            if member.name.endswith(".json"):
+                told[member.name] = set(json.load(tar.extractfile(member)))
+    assert [told[f"{sample.key}.json"] for sample in samples] == kept
 
 
 def test_a_stopped_export_is_continued(prepared, tmp_path, monkeypatch, capsys):

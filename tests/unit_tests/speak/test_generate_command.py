@@ -107,8 +107,8 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
         assert "characters that no training text has" not in err
         said = f"--seconds = {seconds:g}, but the text takes about 0.4 s, and between 0.2 and 0.8 s"
         assert (said in err) == warned == ("--seconds" in err)
-    known = ["--reference=voice.wav", "--reference-text=ooooo"]
-    assert frames(*known) == 25
+    known = ["--reference=voice.wav", "--reference-text=oooooooooo"]
+    assert frames(*known) == round(10 * 2 ** (100 / 150))
     assert generate.asked[-1][0][0].reference.shape == (6, CHANNELS)
     # Of a text that is not known no more is encoded than the model takes.
     assert treated == [(-16.0, 6), (-16.0, 15_000)]

@@ -18,7 +18,7 @@ WEIGHTS = np.zeros(257)
 WEIGHTS[ord("a")], WEIGHTS[ord("b")] = 2.0, 5.0
 FIT = LinearDurationModel(WEIGHTS, {"ann": 3.0})
 NOBODY = Utterance("aab")
-SAID = replace(NOBODY, voice=Voice(torch.zeros(100, CHANNELS), text="bbbbb"))
+SAID = replace(NOBODY, voice=Voice(torch.zeros(50, CHANNELS), text="bbbbb"))
 
 
 @pytest.fixture
@@ -44,12 +44,27 @@ def test_the_fit_is_the_default_and_lengths_are_scaled(alone):
 
 
 def test_a_reference_whose_text_is_known_corrects_the_estimate(alone):
-    """It takes 100 frames where the fit says 25: by two thirds, as 50 would count half. A speaker's own rate is known
+    """It takes 50 frames where the fit says 25: by the root, as 50 count half. A speaker's own rate is known
     better from all of the training data."""
-    assert asked(alone).frames([SAID, NOBODY]) == [round(9 * 4 ** (2 / 3)), 9]
+    assert asked(alone).frames([SAID, NOBODY]) == [round(9 * 2 ** (1 / 2)), 9]
     assert asked(alone).frames([of(SAID, speaker="ann")]) == [27]
     assert asked(alone).frames([of(SAID, text="zz")]) == [9]  # the fit knows none of its letters
     assert asked(alone).frames([of(SAID, reference=None)]) == [9]
+
+
+@pytest.mark.parametrize("frames, text", [(100, "bbbbb"), (25, "b" * 20), (51, "bbbbb")])
+def test_a_text_that_is_not_of_the_reference_is_said_and_changes_no_pace(
+    alone, frames, text, capsys
+):
+    """Whoever asks: each of several voices once. Short ones may deviate by what a pause takes."""
+    other = of(SAID, reference=torch.zeros(frames, CHANNELS), text=text)
+    short = of(SAID, reference=torch.zeros(30, CHANNELS), text="bb")
+    found = asked(alone)
+    for _ in range(2):
+        assert found.frames([SAID, other, short])[:2] == [round(9 * 2 ** (1 / 2)), 9]
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1 and repr(text) in said
+    assert found.frames([short]) == [round(9 * 3 ** (3 / 8))]
 
 
 def test_a_model_may_end_the_speech_itself(alone):

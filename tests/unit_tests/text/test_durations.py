@@ -114,7 +114,16 @@ def test_a_few_texts_leave_what_the_base_knows(fit, tmp_path):
     started, alone = fit_durations(data, Encoder(), fit), fit_durations(data, Encoder())
     for text in ("fghij", "jjjjjjjj", "abcdefghij"):
         assert started.frames(text, "new") == pytest.approx(3 * frames_of(text), rel=0.1)
-    assert alone.unseen("fghij") and not started.unseen("fghij")
+    assert started.explained > 0.8 and alone.unseen("fghij") and not started.unseen("fghij")
+    # Rates belong to voices: the base's keep theirs, and a voice without a name has the base's.
+    for name, rate in (("fast", 1), ("slow", 3), (None, 2)):
+        assert started.frames("fghij", name) == pytest.approx(rate * frames_of("fghij"), rel=0.05)
+    unnamed = [(frames, {"text": each["text"]}) for frames, each in samples]
+    others = [(frames, each | {"speaker": f"{n}"}) for n, (frames, each) in enumerate(samples)]
+    for number, given in enumerate((unnamed, others)):  # what every voice has, or most voices
+        spread = fit_durations(write_samples(tmp_path / f"{number}.tar", given), Encoder(), fit)
+        for name, rate in ((None, 3), ("fast", 1)):
+            assert spread.frames("fghij", name) == pytest.approx(rate * frames_of("fghij"), rel=0.1)
     # Of more texts than the base counts for, they are what decides.
     texts = ["".join(generator.choice(list(LETTERS), size=12)) for _ in range(3000)]
     other = [(500 - frames_of(text), {"text": text}) for text in texts]

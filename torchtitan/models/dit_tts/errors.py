@@ -47,7 +47,10 @@ LEFT_OUT = "***"
 # Module -> the extra of titan-tts that installs it.
 _EXTRAS = {
     **dict.fromkeys(
-        ("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx", "matplotlib", "av", "jiwer"),
+        (
+            *("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx", "matplotlib", "av"),
+            *("jiwer", "swift_f0"),
+        ),
         "speech",
     ),
     **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),

@@ -78,7 +78,12 @@ def test_a_users_own(tmp_path, monkeypatch):
         (open_recognizer, "words:one,,two", "", "word '' is not in"),
         (open_recognizer, "words:one,blorptang", "", "'blorptang' is not in"),
         (open_recognizer, "words:read(2)", "", "'read(2)' is not in"),
-        (open_speaker_scorer, "xvector", "", "names no speaker scorer; use own, xvector:"),
+        (
+            open_speaker_scorer,
+            "xvector",
+            "",
+            "names no speaker scorer; use own, resemblyzer, xvector:",
+        ),
         (open_speaker_scorer, "own", "", "has no speaker encoder of its own"),
         (open_recognizer, "words:one", "pocketsphinx", "titan-tts[speech]'"),
         (open_recognizer, "whisper:tiny", "transformers", "titan-tts[pretrained]'"),

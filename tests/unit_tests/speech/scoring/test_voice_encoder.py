@@ -7,26 +7,23 @@ import pytest
 import torch
 
 from tests.helpers.sentences import refused
-from tests.helpers.speech_checkpoints import noise
+from tests.helpers.speech_checkpoints import noise, write_resemblyzer
+from torchtitan.models.dit_tts.config.job_config import Samples
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_encoder
-from torchtitan.models.dit_tts.speech.scoring.voice_encoder import VoiceEncoder
+from torchtitan.models.dit_tts.speech.scoring.plugins import (
+    check_pretrained,
+    open_speaker_encoder,
+    open_speaker_scorer,
+)
 
 RATE = 16_000
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    folder = tmp_path / "resemblyzer"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("raise RuntimeError('nobody needs to import it')\n")
-    torch.manual_seed(0)
-    state = VoiceEncoder().state_dict()
-    other = {"similarity_weight": torch.ones(1), "similarity_bias": torch.ones(1)}
-    torch.save({"step": 1, "model_state": state | other}, folder / "pretrained.pt")
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(write_resemblyzer(tmp_path)), *sys.path])
     monkeypatch.delitem(sys.modules, "resemblyzer", raising=False)
-    return folder
+    return tmp_path / "resemblyzer"
 
 
 def slaney_bank():
@@ -78,6 +75,11 @@ def test_each_sound_has_its_own_vector(package):
     long = Sound(sounds[1].waveform.repeat(3)[: 16 * RATE // 10], RATE)
     np.testing.assert_allclose(encoder.embed([long])[0], found[1], atol=1e-5)
     assert encoder.embed([]).shape == (0, 256)
+    # The same network compares two voices, in evaluate, finetune and validation.
+    scorer = open_speaker_scorer("resemblyzer")
+    assert scorer.similarity(sounds[0], sounds[3]) == pytest.approx(found[0] @ found[3], abs=1e-5)
+    assert scorer.similarity(sounds[1], sounds[1]) == pytest.approx(1, abs=1e-5)
+    assert -1 <= scorer.similarity(sounds[2], sounds[0]) <= 1
 
 
 def test_without_the_package_or_with_other_weights(package, monkeypatch):
@@ -86,5 +88,7 @@ def test_without_the_package_or_with_other_weights(package, monkeypatch):
     (package / "pretrained.pt").unlink()
     refused(lambda: open_speaker_encoder("resemblyzer"), "does not hold the weights of Resemblyzer")
     monkeypatch.setattr("torchtitan.models.dit_tts.errors.find_spec", lambda name: None)
-    refused(lambda: open_speaker_encoder("resemblyzer"), "pip install --no-deps resemblyzer==0.1.4")
+    words = "resemblyzer is not installed", "pip install --no-deps resemblyzer==0.1.4"
+    refused(lambda: open_speaker_encoder("resemblyzer"), *words)
+    refused(lambda: check_pretrained(Samples(speaker_scorer="resemblyzer")), *words)
     refused(lambda: open_speaker_encoder("nothing"), "'nothing' names no speaker encoder")

@@ -572,8 +572,8 @@ class Samples:
     words:zero,one,... (offline, for texts of these words only), package.module:factory; empty: nothing"""
 
     speaker_scorer: str = ""
-    """Scorer that compares a sample's voice with its reference: xvector:microsoft/wavlm-base-plus-sv (or a
-    folder), own (the model's own speaker encoder), package.module:factory; empty: nothing"""
+    """Scorer that compares a sample's voice with its reference: resemblyzer, xvector:microsoft/wavlm-base-plus-sv (or
+    a folder), own (the model's own speaker encoder, which is not independent), package.module:factory; empty: nothing"""
 
     opinion: str = ""
     """Predictor of listeners' opinion: dnsmos, package.module:factory; empty: nothing"""

@@ -7,7 +7,7 @@ from torchtitan.models.dit_tts.factories import is_factory
 
 _SHIPPED = {
     "recognizer": ("words:", "whisper:", "faster-whisper:"),
-    "speaker_scorer": ("own", "xvector:"),
+    "speaker_scorer": ("own", "resemblyzer", "xvector:"),
     "opinion": ("dnsmos",),
 }
 """Key of [samples] -> our own scorers, which are no function of a user's; anything may follow a colon"""

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ _MISFIT = re.compile(
     r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"
 )
 """DCP's messages about tensors that do not fit"""
+
+_OTHER_SIZES = {"model.flavor": "", "lora.rank": ", or another [job] experiment"}
+"""Key of which weights of another value fit nowhere, so that nobody is told to allow it -> what else to do"""
 
 
 def trained_with(config: JobConfig) -> dict[str, Any]:
@@ -55,7 +59,8 @@ def check_trained_with(
     except InputError:
         return  # initial weights of another program; the caller has said so
     for key, value in {**training, **REMOVED}.items():
-        if saved.get(key) == value or key in allowed or (key == BASE and not resumes):
+        accepted = key in allowed and key != "lora.rank"
+        if saved.get(key) == value or accepted or (key == BASE and not resumes):
             continue
         if resumes or key in marked(WEIGHTS):
             remedy = "this version has no such key;" if key in REMOVED else "set it back, or"
@@ -65,8 +70,8 @@ def check_trained_with(
                     f"{path} is an adapter of other weights than [checkpoint] initial_load_path names; give those "
                     f"that it was trained over"
                 )
-            if key == "model.flavor":  # weights of another size fit nowhere
-                remedy = f"give --model.flavor {saved[key]}"
+            if key in _OTHER_SIZES:
+                remedy = f"give --{key} {saved[key]}{_OTHER_SIZES[key]}"
             raise InputError(
                 f"{key} = {value!r}, but {path} was trained with {saved[key]!r}; {remedy}"
             )
@@ -90,6 +95,12 @@ def misfit(path: Path, error: BaseException, optimizer: str) -> InputError | Non
             f"state this one cannot take; set name as it was, or start a new run from its weights by "
             f"[checkpoint] initial_load_path"
         )
+    with suppress(InputError):
+        if rank := checkpoint_storage.read_manifest(path)["trained_with"].get("lora.rank"):
+            return InputError(
+                f"{path} holds an adapter alone ([lora] rank = {rank}), not the weights that it is for; titan-tts export its "
+                f"run, and start from that folder"
+            )
     return InputError(
         f"{path} does not fit this config's model ({what}); set [model] and [encoder] as they were"
     )

@@ -24,10 +24,15 @@ from torchtitan.models.dit_tts.speech.scoring.interface import (
 )
 from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
+from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import (
+    EmbeddingScorer,
+    own_scorer,
+    xvector_scorer,
+)
 
 RECOGNIZERS = "words:zero,one,..., whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
-SPEAKER_SCORERS = "own, xvector:HUB_NAME_OR_FOLDER"
 SPEAKER_ENCODERS = "resemblyzer, xvector:HUB_NAME_OR_FOLDER"
+SPEAKER_SCORERS = f"own, {SPEAKER_ENCODERS}"
 OPINION_PREDICTORS = "dnsmos"
 
 
@@ -48,6 +53,8 @@ def check_pretrained(samples: Samples) -> None:
             from transformers import AutoConfig
 
             from_folder_or_hub(partial(AutoConfig.from_pretrained, model), model, spec)
+        elif spec == "resemblyzer":
+            require_modules("resemblyzer")
 
 
 def open_scorers(
@@ -99,32 +106,31 @@ def open_speaker_scorer(
     """A speaker scorer by its spec: one of SPEAKER_SCORERS or package.module:factory. `own`:
     own(latents (T, C)) -> embedding (E,) of the trained model's speaker encoder, for "own".
     """
-    from torchtitan.models.dit_tts.speech.scoring import speaker_similarity
-
-    kind, _, argument = spec.partition(":")
     if spec == "own":
         if own is None:
             raise InputError(
-                "the model has no speaker encoder of its own; take xvector:FOLDER as the speaker scorer"
+                "the model has no speaker encoder of its own; take resemblyzer as the speaker scorer"
             )
-        return speaker_similarity.own_scorer(own)
-    if kind == "xvector" and argument:
-        return speaker_similarity.xvector_scorer(argument, device)
-    return _from_factory(spec, device, "speaker scorer", SPEAKER_SCORERS, "similarity")
+        return own_scorer(own)
+    shipped = _shipped_encoder(spec, device)
+    return shipped or _from_factory(spec, device, "speaker scorer", SPEAKER_SCORERS, "similarity")
 
 
 def open_speaker_encoder(spec: str, device: str = "cpu") -> SpeakerEncoder:
     """A speaker encoder by its spec: one of SPEAKER_ENCODERS or package.module:factory."""
+    shipped = _shipped_encoder(spec, device)
+    return shipped or _from_factory(spec, device, "speaker encoder", SPEAKER_ENCODERS, "embed")
+
+
+def _shipped_encoder(spec: str, device: str) -> EmbeddingScorer | None:
     kind, _, argument = spec.partition(":")
     if spec == "resemblyzer":
         from torchtitan.models.dit_tts.speech.scoring.voice_encoder import ResemblyzerEncoder
 
         return ResemblyzerEncoder(device)
     if kind == "xvector" and argument:
-        from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import xvector_scorer
-
         return xvector_scorer(argument, device)
-    return _from_factory(spec, device, "speaker encoder", SPEAKER_ENCODERS, "embed")
+    return None
 
 
 def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:

@@ -11,6 +11,7 @@ from torchtitan.models.dit_tts.speech.scoring.interface import (
     Sound,
     SpeakerScorer,
 )
+from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_errors
 
 
@@ -23,6 +24,8 @@ class Scorers:
     opinion: OpinionPredictor | None = None
     added: AddedTokens = NO_TOKENS
     """of the run, which no one should hear as words"""
+
+    pitch: PitchTracker | None = None
 
     def expected(self, text: str) -> str:
         """What the recognizer should hear of a text, in its units."""
@@ -41,6 +44,12 @@ class UtteranceScore:
     seconds: float
     """length of the sound"""
 
+    pitch: float | None = None
+    """median of the fundamental frequency in Hz"""
+
+    pitch_range: float | None = None
+    """in semitones, see `PitchTracker`"""
+
 
 def score(
     sound: Sound, text: str, scorers: Scorers, reference: Sound | None = None, language: str = ""
@@ -55,7 +64,8 @@ def score(
         similarity = _finite(scorers.speaker.similarity(sound, reference))
     if scorers.opinion is not None:
         opinion = _finite(scorers.opinion.score(sound))
-    return UtteranceScore(heard, errors, similarity, opinion, sound.seconds)
+    pitch = scorers.pitch.measure(sound) if scorers.pitch is not None else (None, None)
+    return UtteranceScore(heard, errors, similarity, opinion, sound.seconds, *pitch)
 
 
 def _finite(value: float) -> float | None:
