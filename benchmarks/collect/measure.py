@@ -229,9 +229,10 @@ def main(args: list[str]) -> int:
     judged = collect(recordings, options.folder)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = sum(len(each.samples) for each in recordings) / RATE
-    vectors, files = (
+    vectors, files, lengths = (
         np.stack([j.embedding for j in judged]),
         np.array([j.recording for j in judged]),
+        np.array([j.row["stop"] - j.row["start"] for j in judged]),
     )
     report = {
         "recordings": len(recordings),
@@ -248,7 +249,7 @@ def main(args: list[str]) -> int:
         "boundaries": boundaries(recordings, judged),
         "speakers": speakers(judged, np.array([int(j.row["speaker"][1:]) for j in judged])),
         "speakers by threshold": {
-            threshold: speakers(judged, cluster(vectors, files, threshold)[0])
+            threshold: speakers(judged, cluster(vectors, files, lengths, threshold)[0])
             for threshold in (0.7, 0.75, 0.8)
         },
         "texts": texts(judged),

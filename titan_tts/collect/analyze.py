@@ -67,7 +67,7 @@ class Analyzer:
         regions = speech_regions(self.detector.probabilities(heard, progress), duration)
         threshold = self.settings.change_threshold
         changes = speaker_changes(
-            heard, power, regions, self.encoder, threshold, limits.pause, progress
+            heard, power, regions, self.encoder, threshold, limits.joined, progress
         )
         spans = cut(regions, duration, changes, power, limits)
         embeddings = embed(self.encoder, heard, spans)

@@ -65,6 +65,7 @@ def _write(output: Path) -> list[dict[str, Any]]:
     labels, similarity = cluster(
         np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32),
         np.array(owners, np.int64),
+        np.array([row["stop"] - row["start"] for row in rows]),
         made_of["settings"]["speaker_threshold"],
         np.array([known.get(row["id"], 0) for row in rows], np.int64),
         max(known.values(), default=0),

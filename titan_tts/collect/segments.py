@@ -13,6 +13,8 @@ import numpy as np
 PADDING = 60
 """ms of silence that a segment has before and after its speech, where the pause is long enough"""
 
+_LEAST, _MOST = 3000, 12_000  # ms that a segment shall have, where the pauses allow it
+_JOINED = 1000  # ms: over a shorter pause a segment goes on while it has less than `_LEAST`
 _SMOOTHING = 5  # frames of 10 ms over which the quietest place is looked for
 
 
@@ -21,7 +23,12 @@ class Limits(NamedTuple):
 
     shortest: int
     longest: int
-    pause: int  # one as long as this ends a segment
+    pause: int  # one as long as this may end a segment
+
+    @property
+    def joined(self) -> int:
+        """A pause as long as this always ends one."""
+        return max(self.pause, _JOINED)
 
 
 def cut(
@@ -30,8 +37,9 @@ def cut(
     """(start, stop) of each segment, in order. A recording that is shorter than `limits.shortest` has none.
 
     Cuts come in this order, and none that would leave less than `shortest` between two cuts: changes of speaker;
-    pauses of at least `limits.pause`, the longest first; of what is still longer than `longest` its longest pause, or,
-    where it has none, its quietest place.
+    pauses of at least `limits.joined`, the longest first. Then those that leave no less than 3 s: pauses of at least
+    `limits.pause`, and of what is still longer than 12 s its longest pause. At last, of what is longer than
+    `longest`, its longest pause, or, where it has none, its quietest place.
 
     Args:
         regions: (n, 2) start and stop of speech, in order, with pauses between.
@@ -41,21 +49,28 @@ def cut(
     cuts = [0, duration]
     if not len(regions) or duration < limits.shortest:
         return []
+    least = max(limits.shortest, min(_LEAST, limits.longest // 2))
     pauses = [
         (stop - start, (start + stop) // 2)
         for start, stop in zip(regions[:-1, 1].tolist(), regions[1:, 0].tolist(), strict=True)
     ]
     pauses.sort(key=lambda pause: (-pause[0], pause[1]))
-    for time in [*changes, *(middle for length, middle in pauses if length >= limits.pause)]:
+    for time in changes:
         _cut_at(cuts, time, limits.shortest)
+    for length, middle in pauses:
+        if length >= limits.pause:
+            _cut_at(cuts, middle, limits.shortest if length >= limits.joined else least)
     middles = [middle for _, middle in pauses]
     cell = 0
     while cell < len(cuts) - 1:
         begin, end = cuts[cell], cuts[cell + 1]
-        segment = _segment(regions, begin, end, limits.shortest)
-        if segment is None or segment[1] - segment[0] <= limits.longest:
+        segment = _segment(regions, begin, end, limits.shortest) or (begin, begin)
+        length, inside = segment[1] - segment[0], [m for m in middles if begin < m < end]
+        if length > min(_MOST, limits.longest) and any(_cut_at(cuts, m, least) for m in inside):
+            continue
+        if length <= limits.longest:
             cell += 1
-        elif not any(begin < m < end and _cut_at(cuts, m, limits.shortest) for m in middles):
+        elif not any(_cut_at(cuts, m, limits.shortest) for m in inside):
             first = max(segment[0] + limits.longest // 2, begin + limits.shortest)
             last = min(segment[0] + limits.longest, end - limits.shortest)
             insort(cuts, quietest(power, first, last))

@@ -20,7 +20,8 @@ class Settings:
     """Longest segment; at least twice the shortest."""
 
     pause_seconds: float = 0.5
-    """Pause that ends a segment; speech that is too long is also cut at shorter ones."""
+    """Pause at which a segment of 3 s or more ends; one of a second ends any, and what is longer than 12 s is also cut
+    at shorter ones."""
 
     recognizer: str = "faster-whisper:large-v3"
     """Recognizer of the text: whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER or package.module:factory."""
@@ -40,8 +41,8 @@ class Settings:
     depends on the encoder."""
 
     speaker_threshold: float = 0.85
-    """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder. With
-    another one the speakers are found anew, and nothing is heard again."""
+    """Cosine of the mean embeddings from which on two groups of segments are one speaker; it depends on the encoder.
+    With another one the speakers are found anew, and nothing is heard again."""
 
     batch_size: int = 16
     """Segments that a recognizer hears at once, if it can."""

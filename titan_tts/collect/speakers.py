@@ -13,9 +13,11 @@ SHORTEST_WINDOW = 800
 STEP = 400
 # Two windows of one speaker are less alike than two groups of segments, the less the shorter they are. A cut inside
 # speech must be surer than one at a pause.
-PAUSE_MARGIN, SPEECH_MARGIN, SHORT_MARGIN = 0.10, 0.13, 0.30
+PAUSE_MARGIN, SPEECH_MARGIN, WINDOW_MARGIN = 0.10, 0.13, 0.30
+LONG_SECONDS = 3.0  # from here on a segment's embedding tells voices apart
+SHORT_MARGIN = 0.10  # that a shorter one may be less like its speaker
 _BATCH = 256  # sounds at once
-_ROWS = 1024  # segments or clusters that are compared at once
+_ROWS = 1024  # segments that are compared with all others at once
 
 
 def speaker_changes(
@@ -69,7 +71,7 @@ def _changes_of_stretch(
     for place in places:
         shorter = min(place, total - place, WINDOW)
         margin = PAUSE_MARGIN if place in pauses else SPEECH_MARGIN
-        bound = threshold - margin - SHORT_MARGIN * (1 - shorter / WINDOW)
+        bound = threshold - margin - WINDOW_MARGIN * (1 - shorter / WINDOW)
         scores[place] = float(vectors[before[place]] @ vectors[after[place]]) - bound
     found = []
     for place, score in scores.items():
@@ -115,98 +117,109 @@ def embed(
 def cluster(
     embeddings: np.ndarray,
     files: np.ndarray,
+    seconds: np.ndarray,
     threshold: float,
     previous: np.ndarray | None = None,
     highest: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the mean of its cluster).
+    """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the voice of its cluster).
 
-    Two clusters become one while the average cosine of their pairs of segments is at least `threshold`, the most
-    alike first: within each file, then the clusters of all files. Labels go from the largest cluster to the smallest,
-    unless `previous` has a segment's earlier label: a cluster takes the one that most of its segments had, and new
-    clusters take the next numbers.
+    A cluster's voice is the mean of its segments' unit vectors, weighted by seconds. Two clusters become one while the
+    cosine of their voices is at least `threshold`, the most alike first. This is done with the segments of a file from
+    `LONG_SECONDS` on. A shorter one, whose embedding tells less, joins the nearest of these clusters, if the cosine is
+    at least `threshold - SHORT_MARGIN`; those left over are clustered for themselves, then the clusters of all files.
+    Labels go from the largest cluster to the smallest, unless `previous` has a segment's earlier label: a cluster takes
+    the one that most of its segments had, and new clusters take the next numbers.
 
     Args:
         embeddings: (n, E), of any length but zero where there is a voice.
         files: (n,) number of each segment's file.
+        seconds: (n,) length of each segment.
         previous: (n,) labels of an earlier call, 0 for new segments.
         highest: label up to which others may be in use for segments that are not here now.
     """
     if not len(embeddings):
         return np.zeros(0, np.int64), np.zeros(0)
-    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    unit = embeddings / np.maximum(norms, 1e-9)
+    unit = _unit(embeddings)
+    sums = unit * seconds[:, None]
     groups, count = np.zeros(len(unit), np.int64), 0
-    for file in np.unique(files):
-        inside = np.flatnonzero(files == file)
-        groups[inside] = count + _average_linkage(unit[inside], np.ones(len(inside)), threshold)
-        count = int(groups[inside].max()) + 1
-    groups = _average_linkage(*_means(unit, groups), threshold)[groups]
-    means, _ = _means(unit, groups)
-    means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
+    order = np.argsort(files, kind="stable")
+    for inside in np.split(order, np.flatnonzero(np.diff(files[order])) + 1):
+        long = seconds[inside] >= LONG_SECONDS
+        rest = inside[~long]
+        if long.any():
+            groups[inside[long]] = count + _linked(sums[inside[long]], threshold)
+            voices = _unit(_sums(sums[inside[long]], groups[inside[long]] - count))
+            cosines = unit[rest] @ voices.T
+            near = cosines.max(axis=1) >= threshold - SHORT_MARGIN
+            groups[rest[near]] = count + cosines[near].argmax(axis=1)
+            count, rest = count + len(voices), rest[~near]
+        if len(rest):
+            groups[rest] = count + _linked(sums[rest], threshold)
+            count = int(groups[rest].max()) + 1
+    groups = _linked(_sums(sums, groups), threshold)[groups]
+    voices = _unit(_sums(sums, groups))
     parts = (slice(start, start + _ROWS) for start in range(0, len(unit), _ROWS))
-    cosines = [np.einsum("ij,ij->i", unit[part], means[groups[part]]) for part in parts]
+    cosines = [np.einsum("ij,ij->i", unit[part], voices[groups[part]]) for part in parts]
     labels = _named(groups, np.zeros_like(groups) if previous is None else previous, highest)
     return labels, np.concatenate(cosines)
 
 
-def _means(rows: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of the rows (n, E) of each group, numbered from 0, and how many it has."""
-    counts = np.bincount(groups).astype(np.float64)
-    sums = np.zeros((len(counts), rows.shape[1]))
+def _unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+
+
+def _sums(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """(groups, E) sum of the rows (n, E) of each group, numbered from 0."""
+    sums = np.zeros((groups.max() + 1, rows.shape[1]))
     np.add.at(sums, groups, rows)
-    return sums / counts[:, None], counts
+    return sums
 
 
-def _average_linkage(means: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
-    """(n,) cluster of each row, from 0. `means`: of unit vectors, so that the product of two means is the average
-    cosine of all pairs between them. A row without a voice (zeros) stays alone.
-
-    The average of two averages is at most the larger: what is not linked by pairs above the threshold is never
-    merged, and each linked part is clustered for itself.
-    """
-    from scipy.sparse import csr_array, vstack
-    from scipy.sparse.csgraph import connected_components
-
-    rows = [
-        csr_array(means[i : i + _ROWS] @ means.T >= threshold) for i in range(0, len(means), _ROWS)
-    ]
-    _, parts = connected_components(vstack(rows), directed=False)
-    order = np.argsort(parts, kind="stable")
-    labels, count = np.empty(len(means), np.int64), 0
-    for part in np.split(order, np.flatnonzero(np.diff(parts[order])) + 1):
-        found = _merge(means[part], counts[part], threshold)
-        labels[part] = found + count
-        count += int(found.max()) + 1
+def _linked(sums: np.ndarray, threshold: float) -> np.ndarray:
+    """(n,) cluster, from 0, of rows (n, E) whose directions are voices and whose sums are those of clusters. A row
+    without a voice (zeros) stays alone. Only rows that a chain of pairs above the threshold connects are compared."""
+    unit, labels, count = _unit(sums), np.full(len(sums), -1), 0
+    while len(left := np.flatnonzero(labels < 0)):
+        part, new = left[:1], left[:1]
+        left = left[1:]
+        while len(new) and len(left):
+            rows = (new[start : start + _ROWS] for start in range(0, len(new), _ROWS))
+            near = np.any([(unit[left] @ unit[some].T >= threshold).any(1) for some in rows], 0)
+            new, left = left[near], left[~near]
+            part = np.concatenate([part, new])
+        part.sort()
+        labels[part] = count + _merge(sums[part], threshold)
+        count = int(labels.max()) + 1
     return labels
 
 
-def _merge(means: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
+def _merge(sums: np.ndarray, threshold: float) -> np.ndarray:
     """(n,) cluster of each row, from 0 in order of first rows: the most alike two are merged, as long as they are alike
     enough. Of equal pairs the first one is."""
-    means, counts = means.astype(np.float64), counts.astype(np.float64)
-    owner = np.arange(len(means))
-    table = means @ means.T
+    sums = sums.astype(np.float64)
+    unit = _unit(sums)
+    owner = rows = np.arange(len(sums))
+    table = unit @ unit.T
     np.fill_diagonal(table, -np.inf)
     best = table.argmax(axis=1)
     while True:
-        values = table[owner_rows := np.arange(len(means)), best]
+        values = table[rows, best]
         first = int(values.argmax())
         if not values[first] >= threshold:
             break
         kept, gone = sorted((first, int(best[first])))
-        total = counts[kept] + counts[gone]
-        means[kept] = (counts[kept] * means[kept] + counts[gone] * means[gone]) / total
-        counts[kept] = total
-        owner[owner == gone] = kept
+        sums[kept] += sums[gone]
+        unit[kept] = _unit(sums[kept : kept + 1])[0]
+        owner = np.where(owner == gone, kept, owner)
         table[gone] = table[:, gone] = -np.inf
         alive = table[kept] > -np.inf
-        table[kept, alive] = table[alive, kept] = means[alive] @ means[kept]
+        table[kept, alive] = table[alive, kept] = unit[alive] @ unit[kept]
         # Only rows whose best was one of the two, or is the merged one now, have another best.
         stale = np.flatnonzero((best == kept) | (best == gone))
         best[stale] = table[stale].argmax(axis=1)
         best[kept] = table[kept].argmax()
-        better = alive & (table[kept] > table[owner_rows, best])
+        better = alive & (table[kept] > table[rows, best])
         best[better] = kept
     return np.unique(owner, return_inverse=True)[1]
 

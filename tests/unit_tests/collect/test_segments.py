@@ -68,19 +68,44 @@ def test_cut_at_pauses_with_a_little_silence():
 
 
 def test_no_padding_where_the_pause_is_shorter_than_it():
-    limits = Limits(1000, 10_000, 50)
-    assert cut_quiet([(1000, 3000), (3080, 5000)], 6000, limits=limits) == [
+    assert cut_quiet([(1000, 3000), (3080, 5000)], 6000, [3040]) == [
         (1000 - PADDING, 3040),
         (3040, 5000 + PADDING),
     ]
 
 
 def test_the_longest_pause_is_cut_where_both_cannot_be():
-    """Cuts at 2300 and 3100 are less than a second apart."""
-    regions = [(0, 2000), (2600, 2800), (3400, 6000)]
-    assert cut_quiet(regions, 6000) == [(0, 2000 + PADDING), (2600 - PADDING, 6000)]
-    regions = [(0, 2000), (2600, 2800), (3401, 6000)]
-    assert cut_quiet(regions, 6000) == [(0, 2800 + PADDING), (3401 - PADDING, 6000)]
+    """Cuts at 3000 and 4200 are less than two seconds apart."""
+    limits = Limits(2000, 10_000, 500)
+    regions = [(0, 2500), (3500, 3700), (4700, 8000)]
+    assert cut_quiet(regions, 8000, limits=limits) == [(0, 2500 + PADDING), (3500 - PADDING, 8000)]
+    regions = [(0, 2500), (3500, 3700), (4701, 8000)]
+    assert cut_quiet(regions, 8000, limits=limits) == [(0, 3700 + PADDING), (4701 - PADDING, 8000)]
+
+
+@pytest.mark.parametrize(
+    ("phrases", "pause", "wanted"),
+    [
+        ([2000, 2000, 2000, 2000], 600, [4600, 4600]),  # 2.6 s each would be too short
+        ([2000, 2000, 2000, 2000], 400, [9200]),  # no pause of half a second
+        ([2000] * 4, 1000, [2000] * 4),  # such a pause always ends a segment
+        ([4000, 1000, 4000], 600, [5600, 4000]),  # a short one goes to a neighbour
+        ([5000] * 3, 200, [5000, 10_200]),  # over 12 s shorter pauses are cut, too
+    ],
+)
+def test_segments_have_3_to_12_seconds_where_the_pauses_allow_it(phrases, pause, wanted):
+    limits = Limits(shortest=1000, longest=30_000, pause=500)
+    edges = np.cumsum([pause, *(x for phrase in phrases for x in (phrase, pause))])
+    found = cut_quiet(edges[:-1].reshape(-1, 2), int(edges[-1]), limits=limits)
+    lengths = [stop - start - 2 * PADDING for start, stop in found]
+    assert sorted(lengths) == sorted(wanted)
+
+
+def test_targets_keep_to_what_was_asked_for():
+    limits = Limits(shortest=500, longest=4000, pause=500)
+    regions = [(k * 2500, k * 2500 + 1900) for k in range(8)]
+    found = cut_quiet(regions, 20_000, limits=limits)
+    assert [stop - start for start, stop in found] == [1960, *[2020] * 7]
 
 
 def test_a_word_in_silence_is_filled_up():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.cluster.hierarchy import fcluster, linkage
 
 from tests.helpers.sentences import refused
 from titan_tts.collect import speakers
@@ -98,65 +97,97 @@ def voices(seed, files=3, each=40, size=16):
     return vectors.astype(np.float32), np.repeat(np.arange(files), each), who
 
 
+def labels_of(vectors, files, previous=None):
+    return cluster(vectors, files, np.full(len(vectors), 3.0), 0.6, previous)[0]
+
+
 def same_partition(a, b):
     return len({*zip(a, b)}) == len({*a}) == len({*b})
 
 
+def by_definition(vectors, seconds, threshold):
+    """{frozenset of rows}: the two clusters with the most alike mean voices are merged, again and again."""
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True) * seconds[:, None]
+    found = [[row] for row in range(len(unit))]
+    while len(found) > 1:
+        voices = np.stack([unit[rows].sum(0) for rows in found])
+        voices /= np.linalg.norm(voices, axis=1, keepdims=True)
+        table = np.triu(voices @ voices.T, 1) - 2 * np.tri(len(found))
+        first, second = np.unravel_index(table.argmax(), table.shape)
+        if table[first, second] < threshold:
+            break
+        found[first] += found.pop(second)
+    return {frozenset(rows) for rows in found}
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("threshold", (0.3, 0.6, 0.85))
-def test_one_file_is_average_linkage(seed, threshold, monkeypatch):
+def test_the_most_alike_clusters_of_a_file_are_merged(seed, threshold, monkeypatch):
     monkeypatch.setattr(speakers, "_ROWS", 7)
     vectors, _, _ = voices(seed)
-    labels, similarity = cluster(vectors, np.zeros(len(vectors), int), threshold)
-    wanted = fcluster(linkage(vectors, "average", "cosine"), 1 - threshold, "distance")
-    assert same_partition(labels.tolist(), wanted.tolist())
+    seconds = np.random.default_rng(seed).uniform(3, 12, len(vectors))
+    labels, similarity = cluster(vectors, np.zeros(len(vectors), int), seconds, threshold)
+    found = {frozenset(np.flatnonzero(labels == label).tolist()) for label in {*labels}}
+    assert found == by_definition(vectors, seconds, threshold)
     sizes = np.bincount(labels)[1:]
     assert (np.diff(sizes) <= 0).all() and len(sizes) == labels.max()
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     for row, label in enumerate(labels):
-        mean = unit[labels == label].mean(axis=0)
+        mean = np.average(unit[labels == label], axis=0, weights=seconds[labels == label])
         assert similarity[row] == pytest.approx(unit[row] @ mean / np.linalg.norm(mean), abs=1e-5)
 
 
-def test_clusters_of_files_are_joined_by_the_average_over_segments():
+def test_clusters_of_files_are_joined_by_their_voices():
     vectors, files, who = voices(1)
-    labels, _ = cluster(vectors, files, 0.6)
+    assert same_partition(labels_of(vectors, files).tolist(), who.tolist())
+    assert same_partition(labels_of(vectors, files[::-1].copy()).tolist(), who.tolist())
+    # The voice of files 0 and 1 is at 10 degrees by seconds, so file 2's is 55 away; by segments it would be 20.
+    angles = np.radians([0, 40, -45])
+    few, files, seconds = np.stack([np.cos(angles), np.sin(angles)], 1), np.arange(3), [9, 3, 3.0]
+    for threshold, wanted in ((0.55, [1, 1, 1]), (0.6, [1, 1, 2])):
+        assert cluster(few, files, np.array(seconds), threshold)[0].tolist() == wanted
+
+
+def test_short_segments_join_the_long_ones_of_their_file_and_make_no_speakers_of_their_own():
+    """Each short one is 0.75 to 0.85 like its own file's voice and hardly like the other short ones."""
+    draw = np.random.default_rng(0)
+    noise = draw.standard_normal((60, 64))
+    noise[:, :2] = 0
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    who = np.arange(60) % 2
+    share = np.where(np.arange(60) < 8, 0.97, draw.uniform(0.78, 0.84, 60))
+    vectors = share[:, None] * np.eye(64)[who] + np.sqrt(1 - share**2)[:, None] * noise
+    seconds = np.where(np.arange(60) < 8, 4.0, 1.2)
+    files = np.arange(60) // 2 % 2
+    labels, _ = cluster(vectors, files, seconds, 0.85)
     assert same_partition(labels.tolist(), who.tolist())
-    again, _ = cluster(vectors, files[::-1].copy(), 0.6)
-    assert same_partition(again.tolist(), who.tolist())
-    # Three segments of one file and one of another make a cluster, to which the third file's has 0.64 on average over
-    # its four segments, and 0.53 over the mean of each file.
-    angles = np.radians([0, 0, 0, 40, -45])
-    few = np.stack([np.cos(angles), np.sin(angles)], 1)
-    labels, _ = cluster(few, np.array([0, 0, 0, 1, 2]), 0.5)
-    assert (
-        np.mean(np.cos(np.radians([45, 45, 45, 85]))) > 0.55 > np.mean(np.cos(np.radians([45, 85])))
-    )
-    assert cluster(few, np.array([0, 0, 0, 1, 2]), 0.55)[0].tolist() == labels.tolist() == [1] * 5
-    assert cluster(few, np.array([0, 0, 0, 1, 2]), 0.6)[0].tolist() == [1, 1, 1, 1, 2]
+    # What is less like them than that is another voice, and two such of a file are compared.
+    other = np.concatenate([vectors, np.eye(64)[[2, 2]]])
+    labels, _ = cluster(other, np.r_[files, 0, 0], np.r_[seconds, 1.0, 1.0], 0.85)
+    assert labels.max() == 3 and labels[-1] == labels[-2] == 3
 
 
 def test_labels_stay_when_files_are_added():
     vectors, files, who = voices(2)
     first = files < 2
-    before, _ = cluster(vectors[first], files[first], 0.6)
+    before = labels_of(vectors[first], files[first])
     previous = np.zeros(len(vectors), np.int64)
     previous[first] = 10 * before  # names with gaps
-    after, _ = cluster(vectors, files, 0.6, previous)
+    after = labels_of(vectors, files, previous)
     assert (after[first] == previous[first]).all()
     voice = -vectors[who == 0].mean(axis=0)
     more = np.concatenate([vectors, [voice] * 7])
-    labels, _ = cluster(more, np.r_[files, [3] * 7], 0.6, np.r_[after, [0] * 7])
+    labels = labels_of(more, np.r_[files, [3] * 7], np.r_[after, [0] * 7])
     assert labels.tolist() == [*after.tolist(), *[after.max() + 1] * 7]
 
 
 def test_silence_stays_alone_and_nothing_has_no_cluster():
     labels, similarity = cluster(
-        np.array([[1.0, 0], [0, 0], [0, 0], [1, 0]]), np.zeros(4, int), 0.8
+        np.array([[1.0, 0], [0, 0], [0, 0], [1, 0]]), np.zeros(4, int), np.array([5, 5, 1, 1]), 0.8
     )
     assert labels[0] == labels[3] == 1 and len(set(labels.tolist())) == 3
     assert similarity.tolist() == [1, 0, 0, 1]
-    labels, similarity = cluster(np.zeros((0, 8)), np.zeros(0, int), 0.8)
+    labels, similarity = cluster(np.zeros((0, 8)), np.zeros(0, int), np.zeros(0), 0.8)
     assert len(labels) == len(similarity) == 0
 
 
