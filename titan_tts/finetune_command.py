@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from titan_tts.prepare.prepare_command import OF_FINETUNE
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import EXIT_INPUT_ERROR, InputError, require, show
-from torchtitan.models.dit_tts.files import check_writable, read_json, write_atomic
+from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules, show
 from torchtitan.models.dit_tts.files import (
     check_writable,
     fingerprint,
     held,
     nfc,
-    read_json,
     write_atomic,
 )
 

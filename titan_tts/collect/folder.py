@@ -18,7 +18,6 @@ other files, are empty there and stand in collection.jsonl.
 
 import io
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from titan_tts.prepare.settings import difference
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
-from torchtitan.models.dit_tts.files import held, read_json, sync_folder, write_atomic
+from torchtitan.models.dit_tts.files import held, sync_folder, sync_tree, write_atomic
 
 if TYPE_CHECKING:
     from titan_tts.collect.analyze import Segment
@@ -145,10 +145,7 @@ def write_recording(
         read_recording(folder, file)
     except Exception as error:
         raise OSError(f"what was written does not read back: {first_line(error)}") from error
-    for path in folder.iterdir():
-        with open(path, "rb") as written:
-            os.fsync(written.fileno())
-    sync_folder(folder)
+    sync_tree(folder)
     target = output / FILES / file
     target.parent.mkdir(exist_ok=True)
     try:

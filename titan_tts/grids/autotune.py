@@ -16,12 +16,13 @@ from titan_tts.grids.grid_file import Options as GridOptions
 from titan_tts.grids.options import Options
 from titan_tts.grids.runner import TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.grids.search import largest_that_fits, smaller
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, JobConfig
 from torchtitan.models.dit_tts.data.buckets import choose_edges, select_samples
 from torchtitan.models.dit_tts.data.build import open_training_data, sample_draws
 from torchtitan.models.dit_tts.errors import InputError, printable, require
-from torchtitan.models.dit_tts.files import fingerprint, held, read_json
+from torchtitan.models.dit_tts.files import fingerprint, held
 
 _MEASURED = {"benchmark.steps": 10, "benchmark.warmup_steps": 5, "benchmark.profile": False}
 _AXIS_KEYS = {

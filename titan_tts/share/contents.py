@@ -12,12 +12,12 @@ import numpy as np
 
 from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.work_folder import RECORD_NAME, read_record
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset, shard_name
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.members import VERBATIM
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
-from torchtitan.models.dit_tts.files import read_json
 from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
 from torchtitan.models.dit_tts.text.vocabulary import named
 
