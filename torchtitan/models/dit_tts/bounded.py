@@ -41,9 +41,9 @@ def check_regular(path: str | os.PathLike, most: int | None = None) -> None:
 
 def _check(found: os.stat_result, most: int | None) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is not a regular file")
+        raise ValueError("not a regular file")
     if most is not None and found.st_size > most:
-        raise ValueError(f"it has {found.st_size} bytes, of at most {most}")
+        raise ValueError(f"{found.st_size} bytes, of at most {most}")
 
 
 def read_bytes(path: str | os.PathLike, most: int = MAX_BYTES) -> bytes:
@@ -58,7 +58,7 @@ def lines(file: IO[str]) -> Iterator[str]:
     """The lines of an open file."""
     while line := file.readline(MAX_LINE + 1):
         if len(line) > MAX_LINE:
-            raise ValueError(f"it has a line of more than {MAX_LINE} characters")
+            raise ValueError(f"a line of more than {MAX_LINE} characters")
         yield line
 
 
@@ -68,7 +68,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         value = json.loads(text, parse_int=_integer)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("nested too deeply") from None
     if text.count("[") + text.count("{") > _MAX_DEPTH:
         _check_depth(value)
     if _HALF_OF_A_PAIR.search(text):
@@ -78,7 +78,7 @@ def parse_json(text: str | bytes) -> Any:
 
 def _integer(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"it has a number of {len(digits)} digits")
+        raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
 
 
@@ -92,7 +92,7 @@ def _check_depth(value: Any) -> None:
     ]:
         depth += 1
         if depth >= _MAX_DEPTH:
-            raise ValueError("it is nested too deeply")
+            raise ValueError("nested too deeply")
 
 
 def read_json_file(path: str | os.PathLike) -> Any:
@@ -116,7 +116,7 @@ def read_toml(path: str | os.PathLike) -> dict[str, Any]:
         found = tomllib.loads(str(read_bytes(path), "utf-8"))
         _check_depth(found)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("nested too deeply") from None
     return found
 
 
@@ -130,7 +130,7 @@ def npy_header(head: bytes) -> tuple[tuple[int, ...], bool, "np.dtype", int]:
         read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
         shape, is_fortran, dtype = read(file)
     except Exception as error:
-        raise ValueError(f"it is not an npy array ({str(error)[:60]!r})") from None
+        raise ValueError(f"not an npy array ({str(error)[:60]!r})") from None
     return shape, is_fortran, dtype, file.tell()
 
 
@@ -140,9 +140,9 @@ def parse_array(data: bytes) -> "np.ndarray":
 
     shape, is_fortran, dtype, start = npy_header(data)
     if dtype.hasobject or dtype.fields or dtype.subdtype:
-        raise ValueError(f"it is an array of {dtype}, not of plain values")
+        raise ValueError(f"an array of {dtype}, not of plain values")
     if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(data) - start:
-        raise ValueError(f"it has {len(data) - start} bytes of values for the shape {shape}")
+        raise ValueError(f"{len(data) - start} bytes of values for the shape {shape}")
     if not math.prod(shape) or not dtype.itemsize:
         return np.zeros(shape, dtype)
     return np.frombuffer(data, dtype, offset=start).reshape(shape, order="F" if is_fortran else "C")
@@ -160,7 +160,7 @@ def _check_members(file: zipfile.ZipFile, most: int) -> None:
     """Reading a member ends at the size that is listed."""
     members = file.infolist()
     if len(members) > _MAX_MEMBERS or sum(each.file_size for each in members) > most:
-        raise ValueError("it grows when it is unpacked")
+        raise ValueError("larger when unpacked than it may be")
 
 
 def read_weights(path: str | os.PathLike) -> tuple[dict[str, "Tensor"], dict[str, str]]:

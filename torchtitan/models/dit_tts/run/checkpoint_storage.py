@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from torchtitan.models.dit_tts.bounded import check_regular, read_bytes, read_json_file
 from torchtitan.models.dit_tts.config.exported import WEIGHTS, files_read, is_exported
-from torchtitan.models.dit_tts.errors import InputError, reading
+from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import one_thread_on_cpu_ranks, single_process
 
@@ -278,8 +278,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
             assert isinstance(each["bytes"], int) and isinstance(each["xxh3"], str)
     except UnreadableError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise InputError(f"{path / MANIFEST} is corrupt") from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise InputError(f"{path / MANIFEST} is corrupt ({first_line(error)})") from None
     return manifest
 
 
@@ -330,8 +330,10 @@ def _corruption(path: Path, number: int, count: int, needed: Collection[str]) ->
 
 
 def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
-    with reading(path):
+    try:
         check_regular(path)
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read ({error})") from None
     digest, size = xxhash.xxh3_64(), 0
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
