@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.data.heldout import HELDOUT_PREFIXES, split_of
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import nfc
@@ -74,8 +75,8 @@ def is_utf8(text: str) -> bool:
 def json_object(text: str | bytes) -> dict[str, Any] | None:
     """The JSON object of a text; None for anything else."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

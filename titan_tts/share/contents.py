@@ -95,7 +95,7 @@ def figures(data: str, rate: float | None = None) -> dict[str, Any]:
     splits = np.array([os.path.dirname(name) for name in shards])[dataset.shard]
     languages, speakers = (sorted(dataset.labels(each)[1]) for each in ("language", "speaker"))
     records = recorded_codecs(data)
-    record = json.loads(Path(records[0].path).read_text()) if records else {}
+    record = read_json(Path(records[0].path)) if records else {}
     rate = rate or record.get("frames_per_second")
     return {
         "languages": languages,

@@ -22,11 +22,11 @@ from titan_tts.prepare.recordings import (
     Unusable,
     first_value,
     is_utf8,
-    json_object,
     make_item,
     sample_key,
 )
 from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import nfc
 
@@ -85,11 +85,15 @@ class Manifest:
             where = f"{self.name} line {number}"
             if not is_utf8(line):
                 yield number, Unusable(where, NOT_UTF8)
-            elif (row := json_object(line)) is None:
-                sentence = "is not a JSON object; a manifest has one per line"
-                yield number, Unusable(where, sentence)
-            else:
+                continue
+            try:
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"but {str(row)[:20]!r}")
                 yield number, row
+            except ValueError as error:
+                sentence = f"is not a JSON object ({error}); a manifest has one per line"
+                yield number, Unusable(where, sentence)
 
     def _records(self) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
         """(number of its first line, columns) of each record.

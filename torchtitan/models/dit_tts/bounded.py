@@ -71,9 +71,17 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
     if text.count("[") + text.count("{") > _MAX_DEPTH:
         _check_depth(value)
-    if _HALF_OF_A_PAIR.search(text):
-        json.dumps(value, ensure_ascii=False).encode()
+    if _HALF_OF_A_PAIR.search(text) and not _has_utf8(value):
+        raise ValueError("half of a surrogate pair, which utf-8 cannot encode")
     return value
+
+
+def _has_utf8(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _integer(digits: str) -> int:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.bounded import parse_json, read_pickle
+from torchtitan.models.dit_tts.bounded import read_weights as read_tensors
+from torchtitan.models.dit_tts.errors import InputError, first_line, reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec.dac_vae_network import (
     DacVae,
@@ -176,12 +177,8 @@ def _sources(stored: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
 
 
 def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        raise InputError(
-            f"{path} cannot be read as weights ({first_line(error)}); copy it again"
-        ) from None
+    with reading(path):
+        content = read_pickle(path)
     stored = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
         raise InputError(f"{path} has no 'state_dict' of tensors; give a released {RELEASED_FILE}")
@@ -190,15 +187,9 @@ def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}
-            header = file.metadata() or {}
-        return stored, _mapping(json.loads(header.get("kwargs", "{}")))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again") from None
+    with reading(path):
+        stored, header = read_tensors(path)
+        return stored, _mapping(parse_json(header.get("kwargs", "{}")))
 
 
 def _mapping(value: Any) -> dict[str, Any]:
