@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import pickle
 import re
 import stat
 import tomllib
@@ -62,8 +63,8 @@ def lines(file: IO[str]) -> Iterator[str]:
         yield line
 
 
-def parse_json(text: str | bytes) -> Any:
-    """A JSON value without halves of surrogate pairs, which no UTF-8 can hold."""
+def parse_json(text: str | bytes, half_pairs: bool = False) -> Any:
+    """A JSON value; without halves of surrogate pairs, which no UTF-8 can hold, unless these are allowed."""
     text = text if isinstance(text, str) else str(text, "utf-8-sig")
     try:
         value = json.loads(text, parse_int=_integer)
@@ -71,7 +72,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
     if text.count("[") + text.count("{") > _MAX_DEPTH:
         _check_depth(value)
-    if _HALF_OF_A_PAIR.search(text) and not _has_utf8(value):
+    if not half_pairs and _HALF_OF_A_PAIR.search(text) and not _has_utf8(value):
         raise ValueError("half of a surrogate pair, which utf-8 cannot encode")
     return value
 
@@ -185,15 +186,27 @@ def read_weights(path: str | os.PathLike) -> tuple[dict[str, "Tensor"], dict[str
                 )
         found = {name: file.get_tensor(name) for name in file.keys()}
         header = file.metadata() or {}
-    return _finite(found), header
+    return as_weights(found), header
 
 
-def _finite(tensors: dict[str, "Tensor"]) -> dict[str, "Tensor"]:
-    # The sum tells without a mask as large as the tensor; infinite it may be of finite values, too.
-    for name, tensor in tensors.items():
-        if not tensor.sum().isfinite() and not tensor.isfinite().all():
+def as_weights(found: Any) -> dict[str, "Tensor"]:
+    """Checks that something is a dictionary of finite tensors of floating-point numbers that are all there."""
+    import torch
+
+    if not isinstance(found, dict):
+        raise ValueError("not a dictionary of tensors")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise ValueError(f"{str(name)[:80]} is no tensor")
+        is_plain = value.layout == torch.strided and value.device.type == "cpu"
+        if not is_plain or not value.is_floating_point():
+            raise ValueError(f"{name} is no tensor of plain floating-point numbers")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise ValueError(f"{name} repeats its values")
+        # The sum tells without a mask as large as the tensor; of finite values it may be infinite, too.
+        if not value.sum().isfinite() and not value.isfinite().all():
             raise ValueError(f"{name} has values that are not finite")
-    return tensors
+    return {name: value.detach() for name, value in found.items()}
 
 
 def read_pickle(path: str | os.PathLike) -> Any:
@@ -204,4 +217,7 @@ def read_pickle(path: str | os.PathLike) -> Any:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             _check_members(file, os.path.getsize(path))  # torch compresses nothing
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch advises to load it otherwise
+        raise ValueError("more than tensors and plain values, which could run code") from None

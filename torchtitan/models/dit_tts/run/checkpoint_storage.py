@@ -319,11 +319,11 @@ def _corruption(path: Path, number: int, count: int, needed: Collection[str]) ->
     ) as bar:
         for name in names:
             with _reading(path / name):
+                if (path / name).stat().st_size != files[name]["bytes"]:
+                    return f"{path / name} has other bytes than {MANIFEST} says"
                 found = _size_and_hash(path / name, bar)
-            expected = files[name]["bytes"], files[name]["xxh3"]
-            if found != expected:
-                what = "bytes" if found[0] != expected[0] else "content"
-                return f"{path / name} has other {what} than {MANIFEST} says"
+            if found != (files[name]["bytes"], files[name]["xxh3"]):
+                return f"{path / name} has other content than {MANIFEST} says"
     if _METADATA in names:
         read_table(path)
     return None

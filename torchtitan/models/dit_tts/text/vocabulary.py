@@ -327,7 +327,7 @@ def to_json(vocabulary: Vocabulary) -> str:
 def from_json(text: str, where: str) -> Vocabulary:
     """The vocabulary that `to_json` wrote. `where`: the file, for messages."""
     try:
-        contents = parse_json(text)
+        contents = parse_json(text, half_pairs=True)
         fields: dict[str, tuple[str, ...]] = {}
         width = 0.0
         for entry in contents["conditioning"]:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.bounded import parse_json, read_pickle
+from torchtitan.models.dit_tts.bounded import as_weights, parse_json, read_pickle
 from torchtitan.models.dit_tts.bounded import read_weights as read_tensors
 from torchtitan.models.dit_tts.errors import InputError, first_line, reading
 from torchtitan.models.dit_tts.files import write_atomic
@@ -39,6 +39,7 @@ RELEASED_FILE = "weights.pth"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Of the released model: a state dict alone does not contain the rate.
 _RELEASED_RATE, _RELEASED_HOP = 48_000, 1920
+_MAX_RATE = 1_000_000
 _NORMED = (
     ("weight_g", "weight_v"),
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
@@ -177,13 +178,10 @@ def _sources(stored: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
 
 
 def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with reading(path):
-        content = read_pickle(path)
-    stored = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
-        raise InputError(f"{path} has no 'state_dict' of tensors; give a released {RELEASED_FILE}")
-    metadata = content.get("metadata")
-    return stored, _mapping(_mapping(metadata).get("kwargs"))
+    with reading(path, f"give a released {RELEASED_FILE}"):
+        content = _mapping(read_pickle(path))
+        stored = as_weights(content["state_dict"])
+    return stored, _mapping(_mapping(content.get("metadata")).get("kwargs"))
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -215,7 +213,7 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
         raise InputError(f"{path} has strides {strides}, but a DAC-VAE's are even")
     released = math.prod(strides) == _RELEASED_HOP
     rate = kwargs.get("sample_rate", _RELEASED_RATE if released else None)
-    if not isinstance(rate, int) or rate <= 0:
+    if not isinstance(rate, int) or not 0 < rate <= _MAX_RATE:
         raise InputError(f"{path}: its metadata has sample_rate = {rate!r}, but it must be in Hz")
     sizes = DacVaeSizes(
         encoder_dim=shape("encoder.block.0")[0],

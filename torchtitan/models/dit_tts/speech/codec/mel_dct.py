@@ -107,7 +107,9 @@ class MelDctCodec(Codec):
     latent_channels = sum(KEPT_COLUMNS)
 
     def __init__(self, statistics_file: Path = STATISTICS_FILE) -> None:
-        with reading(statistics_file, "copy it again, or give mel_dct for the built-in one"):
+        with reading(
+            f"codec = {statistics_file}", "copy it again, or give mel_dct for the built-in one"
+        ):
             text = str(read_bytes(statistics_file), "utf-8")
             statistics = parse_json(text)
             self.mean = torch.tensor(statistics["mean"], dtype=torch.float32)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchtitan.models.dit_tts.bounded import read_pickle
+from torchtitan.models.dit_tts.bounded import as_weights, read_pickle
 from torchtitan.models.dit_tts.errors import reading, require_modules
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
@@ -91,6 +91,6 @@ def _load_weights(network: VoiceEncoder) -> VoiceEncoder:
     folders = (spec.submodule_search_locations if spec else None) or []
     path = Path(next(iter(folders), ""), "pretrained.pt")
     with reading(path, "install Resemblyzer 0.1.4 again"):
-        state = read_pickle(path)["model_state"]
+        state = as_weights(read_pickle(path)["model_state"])
         network.load_state_dict({name: state[name] for name in network.state_dict()})
     return network
