@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -21,14 +20,16 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from titan_tts.prepare.prepare_command import OF_FINETUNE
+from torchtitan.models.dit_tts.bounded import read_json, read_toml
 from torchtitan.models.dit_tts.errors import (
     EXIT_INPUT_ERROR,
     InputError,
+    reading,
     require,
     require_modules,
     show,
 )
-from torchtitan.models.dit_tts.files import check_writable, read_json, write_atomic
+from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 if TYPE_CHECKING:
@@ -290,7 +291,8 @@ def _train(options: Options, base: Path, data: Path) -> None:
     from torchtitan.models.dit_tts.config.exported import FINE_TUNE
 
     out, config = Path(options.out), _config_of(base)
-    of_base = tomllib.loads((base / FINE_TUNE).read_text(encoding="utf-8"))
+    with reading(base / FINE_TUNE):
+        of_base = read_toml(base / FINE_TUNE)
     record = read_record(data)
     if record is None:
         raise InputError(f"{data / RECORD_NAME} is no record of titan-tts prepare; prepare again")

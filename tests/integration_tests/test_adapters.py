@@ -16,6 +16,7 @@ from tools.harness import runs
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths, compiled_graphs
+from torchtitan.models.dit_tts.run.checkpoint_storage import write_manifest
 
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=1"]
@@ -138,6 +139,7 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made):
     values = load_file(broken / "adapter.safetensors")
     values.popitem()
     save_file(values, broken / "adapter.safetensors")
+    write_manifest(broken, ["adapter.json", "adapter.safetensors"], {})
     with pytest.raises(InputError, match="does not fit"):
         served.adapted("broken", broken)
     torch.testing.assert_close(speak(served, [plain])[0], expected["base"], atol=1e-5, rtol=0)

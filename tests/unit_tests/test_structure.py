@@ -15,7 +15,7 @@ FOLDERS = {building: ROOT / building.replace(".", "/") for building in (FAMILY, 
 
 # A module imports from its own room and from lines above its own; a room with a point is a part of a room.
 FAMILY_LAYERS = [
-    {"errors"},
+    {"errors", "bounded"},
     {"files", "factories", "run.launcher", "speech.audio", "streams", "added_tokens"},
     {"config"},
     {"model", "flow", "run.factors", "speech.codec"},

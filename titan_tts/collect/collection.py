@@ -20,6 +20,7 @@ from titan_tts.collect.folder import (
     read_recording,
 )
 from titan_tts.prepare.recordings import json_object
+from torchtitan.models.dit_tts.bounded import read_bytes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 
@@ -41,7 +42,7 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
 def known_speakers(output: Path) -> dict[str, int]:
     """{SEGMENT_ID: number of its speaker}, also of recordings that are left out now: they may come back."""
     path = output / SPEAKERS_NAME
-    known = json_object(path.read_bytes()) if path.exists() else {}
+    known = json_object(read_bytes(path)) if path.exists() else {}
     if known is None or {type(number) for number in known.values()} - {int}:
         raise InputError(f"{path}: is damaged; restore it, or remove it: speakers get new names")
     return known

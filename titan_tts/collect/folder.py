@@ -18,7 +18,6 @@ other files, are empty there and stand in collection.jsonl.
 
 import io
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +28,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from titan_tts.prepare.settings import difference
-from torchtitan.models.dit_tts.errors import InputError, first_line, require
-from torchtitan.models.dit_tts.files import held, read_json, sync_folder, write_atomic
+from torchtitan.models.dit_tts.bounded import (
+    parse_array,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_json_file,
+)
+from torchtitan.models.dit_tts.errors import InputError, first_line, reading, require
+from torchtitan.models.dit_tts.files import held, sync_folder, sync_tree, write_atomic
 
 if TYPE_CHECKING:
     from titan_tts.collect.analyze import Segment
@@ -145,10 +151,7 @@ def write_recording(
         read_recording(folder, file)
     except Exception as error:
         raise OSError(f"what was written does not read back: {first_line(error)}") from error
-    for path in folder.iterdir():
-        with open(path, "rb") as written:
-            os.fsync(written.fileno())
-    sync_folder(folder)
+    sync_tree(folder)
     target = output / FILES / file
     target.parent.mkdir(exist_ok=True)
     try:
@@ -175,9 +178,9 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
     import soundfile
 
     # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
-    lines = (folder / "segments.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-    records = [json.loads(line) for line in lines]
-    embeddings = np.load(folder / "embeddings.npy")
+    lines = str(read_bytes(folder / "segments.jsonl"), "utf-8").split("\n")[:-1]
+    records = [parse_json(line) for line in lines]
+    embeddings = parse_array(read_bytes(folder / "embeddings.npy"))
     seconds = min(read_seconds(folder) + 0.001, MAX_SECONDS)
     require(
         len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
@@ -210,7 +213,8 @@ def as_lines(records: Sequence[Mapping[str, Any]]) -> str:
 
 def read_seconds(folder: Path) -> float:
     """Length of the whole recording."""
-    return json.loads((folder / "recording.json").read_text())["seconds"]
+    with reading(folder / "recording.json", "collect the recording again"):
+        return float(read_json_file(folder / "recording.json")["seconds"])
 
 
 def sweep(output: Path, queue: "Queue") -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from titan_tts.convert.layout import conversion_table, to_ours, to_theirs
@@ -28,11 +26,12 @@ from titan_tts.convert.projects import (
 )
 from titan_tts.export.exporter import about_codec, new_folder, write_codec, write_description
 from titan_tts.speak.hub import find_folder
+from torchtitan.models.dit_tts.bounded import parse_json, read_weights
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config, without_none
-from torchtitan.models.dit_tts.errors import InputError, require
-from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.errors import InputError, reading, require
+from torchtitan.models.dit_tts.files import save_weights, write_atomic
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig, model_flavors
 from torchtitan.models.dit_tts.run.checkpoint_storage import verify
@@ -67,7 +66,7 @@ def convert(options: Options, out: Path) -> str:
     model = _on_meta(config)[0]
     ours = to_ours(conversion_table(model, project is ECHO), model, weights, path)
     with new_folder(out) as folder:
-        save_file(ours, folder / exported.WEIGHTS, {"format": "pt"})
+        save_weights(ours, folder / exported.WEIGHTS, {"format": "pt"})
         if text is not None:
             write_atomic(folder / TEXT_TOKENIZER_FILE, text.to_json())
         _describe(folder, options, project, config, codec, vocabulary)
@@ -98,7 +97,7 @@ def convert_back(options: Options, out: Path) -> str:
     if project is IRODORI:
         header[_HEADER] = json.dumps(header_of(config, args))
     with new_folder(out) as new:
-        save_file(theirs, new / project.file, header)
+        save_weights(theirs, new / project.file, header)
     return f"{out / project.file}: {len(theirs)} tensors in the layout of {project.name}"
 
 
@@ -123,14 +122,12 @@ def _find(source: str) -> Path:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors, and Irodori-TTS's config in the header, if there is one."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
-            if not isinstance(header, dict):
-                raise ValueError(f"its {_HEADER} is no table")
-            return {name: file.get_tensor(name) for name in file.keys()}, header
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again") from None
+    with reading(path):
+        weights, texts = read_weights(path)
+        header = parse_json(texts.get(_HEADER, "{}"))
+        if not isinstance(header, dict):
+            raise ValueError(f"its {_HEADER} is no table")
+        return weights, header
 
 
 def _irodori_texts(

@@ -1,6 +1,5 @@
 """From indexes and measurements to findings. No check reads the arrays."""
 
-import json
 import os
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from titan_tts.doctor.scan import (
     decomposed,
     unspoken,
 )
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
@@ -300,8 +300,7 @@ def _recorded_sizes(folder: str) -> dict[str, int]:
     """Bytes of the shards of `folder` by path, as the nearest prepare.json lists them; else {}."""
     for parent in (folder, os.path.dirname(folder)):
         try:
-            with open(os.path.join(parent, RECORD_NAME), encoding="utf-8") as file:
-                shards = json.load(file)["shards"]
+            shards = read_json_file(os.path.join(parent, RECORD_NAME))["shards"]
             sizes = {os.path.join(parent, name): int(one["bytes"]) for name, one in shards.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue

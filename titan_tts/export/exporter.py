@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 
 from titan_tts.export.model_card import model_card
 from titan_tts.export.options import Options
@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.files import save_weights, sync_folder, sync_tree, write_atomic
 from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import OWN
@@ -75,9 +75,11 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        sync_tree(temporary)
         os.rename(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder(out.parent)
 
 
 def _write(
@@ -116,8 +118,7 @@ def _write_model(
     precision = torch.float32 if dtype == "float32" else torch.bfloat16
     parameters = loaded.model.named_parameters()
     tensors = {name: p.detach().to("cpu", precision).contiguous() for name, p in parameters}
-    save_file(tensors, out / exported.WEIGHTS, {"format": "pt"})
-    (out / exported.WEIGHTS).chmod(out.stat().st_mode & 0o666)
+    save_weights(tensors, out / exported.WEIGHTS, {"format": "pt"})
     kept, vocabulary = exported.kept(config), loaded.tokenizer.vocabulary
     if is_pretrained(config.encoder.model):
         _write_text_encoder(out, loaded, kept["encoder"])

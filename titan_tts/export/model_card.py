@@ -9,6 +9,7 @@ from typing import Any
 from titan_tts.export.options import Options
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import (
     LEARNED_SUBWORDS,
     PHONES,
@@ -151,7 +152,7 @@ def _word_errors(loaded: LoadedRun) -> dict[str, str]:
     own["sampling"] = asdict(loaded.config.sampling) | {"codec": ""}
     for path in sorted(loaded.folder.glob("evaluation/*/evaluation.json")):
         try:
-            report: dict[str, Any] = json.loads(path.read_text())
+            report: dict[str, Any] = read_json_file(path)
             test, by = report["test"], report["scorers"]["recognizer"]
             for row in () if test["is_training_data"] else report["rows"]:
                 row["sampling"] = row.get("sampling", {}) | {"codec": ""}  # which may have moved

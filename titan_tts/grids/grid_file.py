@@ -1,12 +1,12 @@
 """The TOML file of a grid: a base config, axes, exclusions, repeats. docs/ablations.md has an example."""
 
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from torchtitan.models.dit_tts.bounded import read_toml
 from torchtitan.models.dit_tts.config.manager import dataclass_from_dict
 from torchtitan.models.dit_tts.config.shipped import shipped_folder
 from torchtitan.models.dit_tts.errors import InputError
@@ -74,12 +74,12 @@ class GridFile:
 
 def read_grid(path: Path) -> GridFile:
     try:
-        content = tomllib.loads(path.read_text())
+        content = read_toml(path)
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); give the TOML file of a grid"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     grid: GridFile = dataclass_from_dict(GridFile, content, str(path))
     options = grid.grid

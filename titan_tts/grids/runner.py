@@ -11,9 +11,10 @@ from torchtitan.tools import utils
 from titan_tts.grids.cells import Cell
 from titan_tts.grids.grid_file import AUTO
 from titan_tts.launch.supervisor import Outcome, RunProcess, train_command
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
-from torchtitan.models.dit_tts.files import fingerprint, held, read_json, write_atomic
+from torchtitan.models.dit_tts.files import fingerprint, held, write_atomic
 from torchtitan.models.dit_tts.run.run_folder import LOCK
 
 FILE_NAME = "run.json"

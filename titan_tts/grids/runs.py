@@ -3,10 +3,8 @@
 Runs are only read. A run whose files cannot be read has the state "unreadable" and a reason.
 """
 
-import json
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from titan_tts.grids.grid_file import AUTO, flat
+from torchtitan.models.dit_tts.bounded import read_json_file, read_toml
 from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import INPUT, WORKLOAD
 from torchtitan.models.dit_tts.errors import InputError, printable
@@ -197,7 +196,7 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_bytes()))
+        return dict(read_json_file(path))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path.name} is no JSON object: {error}") from error
 
@@ -252,7 +251,7 @@ def _of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _read_config(run: Run, folder: Path, environment: Mapping[str, Any]) -> None:
     """Factors of a training run from config.toml and env.json; without them it is only listed."""
     try:
-        config = tomllib.loads((folder / "config.toml").read_text())
+        config = read_toml(folder / "config.toml")
         gpus = environment["world_size"], environment["gpus_per_node"]
         run.factors |= factors(config, *gpus)
         run.workload = _workload(config)

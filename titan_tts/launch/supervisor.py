@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import ERROR_FILE_VARIABLE
-from torchtitan.models.dit_tts.files import read_json
 from torchtitan.models.dit_tts.run.launcher import RANK_VARIABLES, die_with_parent
 
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")

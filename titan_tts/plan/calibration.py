@@ -11,6 +11,7 @@ import numpy as np
 from titan_tts.plan.devices import Cluster, check_device, device_of, with_peak
 from titan_tts.plan.planner import Batches, Planner
 from titan_tts.plan.step_time import GUESS, MEASURED_ERROR, Factor
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError
@@ -54,7 +55,7 @@ def compare(run: Path) -> list[Comparison]:
     """
     file = run / _REPORT if run.is_dir() else run
     try:
-        content = json.loads(file.read_text())
+        content = read_json_file(file)
         reports = filter(_is_usual, content["runs"]) if "runs" in content else [content]
         found = [_compare_report(report, str(file)) for report in reports]
         if not found:
@@ -141,6 +142,6 @@ def _factors() -> dict[str, Factor]:
     if not path.exists():
         return {}
     try:
-        return {device: Factor(**row) for device, row in json.loads(path.read_text()).items()}
+        return {device: Factor(**row) for device, row in read_json_file(path).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is corrupt ({error}); delete it and calibrate again") from error

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.data.heldout import HELDOUT_PREFIXES, split_of
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import nfc
@@ -24,7 +25,10 @@ from torchtitan.models.dit_tts.files import nfc
 SPLITS = ("train", "heldout")
 
 # The first of these that a row has is taken.
-AUDIO_NAMES = ("audio", "audio_filepath", "audio_path", "path", "file", "file_name", "filename")
+AUDIO_NAMES = (
+    *("audio", "audio_file", "audio_filepath", "audio_path", "path", "file", "file_name"),
+    "filename",
+)
 TEXT_NAMES = ("text", "normalized_text", "transcription", "transcript", "sentence")
 SPEAKER_NAMES = ("speaker", "speaker_id", "speaker_name", "client_id")
 LANGUAGE_NAMES = ("language", "lang", "locale")
@@ -50,6 +54,10 @@ def unreadable(path: str, error: OSError | ValueError) -> InputError:
     """The error of an audio file: a `SourceError` unless the path itself is wrong."""
     reason = getattr(error, "strerror", None) or error
     sentence = f"the audio file {path!r} cannot be read ({reason})"
+    if "\\" in path:
+        sentence += (
+            "; it has backslashes, as on Windows: write paths with / and relative to the list"
+        )
     if isinstance(error, OSError) and error.errno not in _NO_FILE:
         return SourceError(f"{sentence}; check the disk and its rights and start again")
     return InputError(sentence)
@@ -67,8 +75,8 @@ def is_utf8(text: str) -> bool:
 def json_object(text: str | bytes) -> dict[str, Any] | None:
     """The JSON object of a text; None for anything else."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

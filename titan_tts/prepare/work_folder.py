@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from titan_tts.prepare.settings import difference
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import (
     check_writable,
     held,
-    read_json,
     sync_folder,
     write_atomic,
 )

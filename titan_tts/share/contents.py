@@ -12,12 +12,12 @@ import numpy as np
 
 from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.work_folder import RECORD_NAME, read_record
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset, shard_name
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.members import VERBATIM
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
-from torchtitan.models.dit_tts.files import read_json
 from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
 from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -95,7 +95,7 @@ def figures(data: str, rate: float | None = None) -> dict[str, Any]:
     splits = np.array([os.path.dirname(name) for name in shards])[dataset.shard]
     languages, speakers = (sorted(dataset.labels(each)[1]) for each in ("language", "speaker"))
     records = recorded_codecs(data)
-    record = json.loads(Path(records[0].path).read_text()) if records else {}
+    record = read_json(Path(records[0].path)) if records else {}
     rate = rate or record.get("frames_per_second")
     return {
         "languages": languages,

@@ -18,6 +18,7 @@ from titan_tts.prepare.executors import codec_devices, open_engine
 from titan_tts.prepare.settings import difference
 from titan_tts.share.contents import STATE_NAME, figures, open_shards, read_state, shards_of
 from titan_tts.share.options import ExportOptions
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import PARQUET, check_writable, write_atomic
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
@@ -122,7 +123,7 @@ def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
 def _write_record(options: ExportOptions, out: Path, shards: dict[str, Any]) -> None:
     """The record of the data's preparation with the new files, by which a run finds the codec."""
     for found in recorded_codecs(options.data):
-        record = json.loads(Path(found.path).read_text(encoding="utf-8")) | {"shards": shards}
+        record = read_json_file(found.path) | {"shards": shards}
         if options.references == "drop":
             record["settings"]["references"] = 0
         write_atomic(out / RECORD_NAME, json.dumps(record, indent=1) + "\n")

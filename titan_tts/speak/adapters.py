@@ -3,6 +3,7 @@ weights that they are for.
 
     adapter.safetensors    its parameters under the run's names
     adapter.json           format, version, its [lora] section, the base that it is for, step and weights
+    manifest.json          size and XXH3 of both
 """
 
 import json
@@ -12,17 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
+from torchtitan.models.dit_tts.bounded import read_json_file, read_weights
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.config.keys import check_numbers
-from torchtitan.models.dit_tts.errors import InputError, require
-from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.infra.adapters import is_trained, merge
+from torchtitan.models.dit_tts.config.manager import config_from_dict
+from torchtitan.models.dit_tts.errors import InputError, reading, require
+from torchtitan.models.dit_tts.files import save_weights, write_atomic
+from torchtitan.models.dit_tts.infra.adapters import adapter_shapes, is_trained, merge
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
-from torchtitan.models.dit_tts.run.checkpoint_storage import load_checkpoint, read_table
+from torchtitan.models.dit_tts.run.checkpoint_storage import (
+    MANIFEST,
+    load_checkpoint,
+    read_table,
+    verify,
+    write_manifest,
+)
 from torchtitan.models.dit_tts.run.resume_rules import adapter_base
 
 CONFIG, WEIGHTS = "adapter.json", "adapter.safetensors"
@@ -51,39 +58,51 @@ def read_adapter(path: Path, entry: str = "") -> Values:
 
 def write_adapter(folder: Path, options: Lora, values: Values, base: Path, about: dict) -> None:
     """Writes an adapter's folder. `base`: the weights that it is for; `about`: further entries of adapter.json."""
-    save_file({name: value.contiguous() for name, value in values.items()}, folder / WEIGHTS)
+    save_weights({name: value.contiguous() for name, value in values.items()}, folder / WEIGHTS)
     content = {"format": _FORMAT, "version": _VERSION, "lora": asdict(options)}
     content |= adapter_base(base) | about
     write_atomic(folder / CONFIG, json.dumps(content, indent=1) + "\n")
+    write_manifest(folder, (CONFIG, WEIGHTS), {})
 
 
 def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
     """An adapter that `titan-tts export --adapter` wrote for the exported folder `base`."""
-    path = folder / CONFIG
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        known = content["format"], content["version"]
-        options, values = Lora(**content["lora"]), load_file(folder / WEIGHTS)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise InputError(
-            f"{folder} is no adapter that titan-tts export --adapter wrote ({error})"
-        ) from None
-    if known != (_FORMAT, _VERSION):
-        raise InputError(f"{path} is not of version {_VERSION} of this format; export it again")
+    path, again = folder / CONFIG, "export the adapter again"
+    for name in (CONFIG, WEIGHTS, MANIFEST):
+        require(
+            (folder / name).is_file(),
+            f"{folder} is no adapter that titan-tts export --adapter wrote: it has no file {name}; {again}",
+        )
+    with reading(path, again):
+        content = read_json_file(path)
+        known, given = (content["format"], content["version"]), content["lora"]
+    require(known == (_FORMAT, _VERSION), f"{path} is not of version {_VERSION}; {again}")
+    if problem := verify(folder, needed=(CONFIG, WEIGHTS)):
+        raise InputError(f"{problem}; copy the adapter again, or {again}")
+    options = config_from_dict({"lora": given}, str(path)).lora
     check_numbers(options, "lora")
-    require(options.rank > 0, f"{path}: rank = 0; export the adapter again")
+    require(options.rank > 0, f"{path}: rank = 0; {again}")
     if any(content.get(key) != value for key, value in adapter_base(base).items()):
         raise InputError(
             f"{folder} is an adapter of other weights than {base}; give the exported folder that it was trained over"
         )
-    return options, values
+    with reading(folder / WEIGHTS, again):
+        return options, read_weights(folder / WEIGHTS)[0]
 
 
 def add_adapter_to(model: nn.Module, options: Lora, values: Values) -> None:
-    try:
-        merge(model, values, options.alpha / options.rank)
-    except (KeyError, RuntimeError) as error:
-        raise InputError(f"the adapter does not fit the model ({error})") from None
+    """Raises InputError where names or shapes are not the model's, or what comes out is not finite."""
+    wanted = adapter_shapes(model, options.rank)
+    for name in sorted(wanted.keys() | values.keys()):
+        found = tuple(values[name].shape) if name in values else "missing"
+        needed = wanted.get(name, "not there")
+        require(
+            found == needed,
+            f"the adapter does not fit the model: {name} is {found}, but of rank {options.rank} it is {needed}",
+        )
+    merge(model, values, options.alpha / options.rank)
+    finite = all(each.weight.isfinite().all() for each in matmul_weights(model))
+    require(finite, "the adapter makes weights of the model infinite; export the adapter again")
 
 
 class Adapters:
@@ -98,12 +117,14 @@ class Adapters:
 
     def open(self, name: str, folder: Path) -> None:
         """Reads an adapter, in place of one of this name."""
+        opened = open_adapter(folder, self._base)
         self.use("")
-        self._opened[name] = open_adapter(folder, self._base)
         if not self._plain:
             linears = matmul_weights(self._model)
             self._plain = {each: each.weight.detach().clone() for each in linears}
-        self.use(name)  # so that what does not fit is an error now
+        self._present = None
+        add_adapter_to(self._model, *opened)
+        self._opened[name], self._present = opened, name
 
     @torch.no_grad()
     def use(self, name: str) -> None:
@@ -114,5 +135,6 @@ class Adapters:
         for linear, weight in self._plain.items():
             linear.weight.copy_(weight)
         if name:
-            add_adapter_to(self._model, *self._opened[name])
+            options, values = self._opened[name]
+            merge(self._model, values, options.alpha / options.rank)
         self._present = name

@@ -20,9 +20,10 @@ from titan_tts.speak.sampling_options import (
     chosen_config,
     load_synthesizer,
 )
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.config.trust import chosen_scorer
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, show
-from torchtitan.models.dit_tts.files import check_writable, read_json
+from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.run.launcher import launcher_number
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_cut
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_tts.speak.long_text import clean_text
+from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import file_name, fingerprint
 
@@ -129,8 +130,8 @@ def read_requests(path: str, common: Request) -> list[Request]:
 
 def _request(where: str, line: str, root: Path, common: Request) -> Request:
     try:
-        given: Any = json.loads(line)
-    except (ValueError, RecursionError):
+        given: Any = parse_json(line)
+    except ValueError:
         given = None
     if not isinstance(given, dict) or "text" not in given:
         raise InputError(f'{where}: is {line[:100]!r}, but a JSON object with "text" is needed')

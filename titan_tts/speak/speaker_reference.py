@@ -10,8 +10,9 @@ from torch import Tensor
 
 from titan_tts.prepare.processing import REASONS, process
 from titan_tts.prepare.settings import AudioSettings
+from torchtitan.models.dit_tts.bounded import parse_array, read_bytes
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.audio import decode
 from torchtitan.models.dit_tts.speech.codec import Codec
@@ -56,10 +57,8 @@ def encode_reference(
 
 def load_latents(path: str | Path, channels: int) -> Tensor:
     """(R, channels) float32 latents of a .npy file, such as a shard has."""
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"--reference {path}: is not an array ({error})") from None
+    with reading(f"--reference {path}:", "give latents as numpy.save writes them"):
+        found = parse_array(read_bytes(path))
     if found.ndim != 2 or found.shape[1] != channels or not len(found) or found.dtype.kind != "f":
         raise InputError(
             f"--reference {path}: is an array of {found.dtype} {found.shape}, but latents (frames, {channels}) "

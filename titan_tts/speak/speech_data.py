@@ -10,11 +10,12 @@ from pathlib import Path
 from torch import Tensor
 
 from titan_tts.speak.speaker_reference import reference_of_speaker
+from torchtitan.models.dit_tts.bounded import read_weights
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
@@ -53,8 +54,8 @@ class TrainingShards:
 class ExportedSpeechData:
     """Lengths and voices that `titan-tts export` wrote."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, channels: int):
+        self.folder, self.channels = folder, channels
 
     @cached_property
     def durations(self) -> LinearDurationModel:
@@ -65,13 +66,15 @@ class ExportedSpeechData:
         path = self.folder / exported.VOICES
         if not path.is_file():
             return {}
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} cannot be read ({error}); copy it again") from None
+        with reading(path):
+            found = read_weights(path)[0]
+            for name, voice in found.items():
+                if voice.ndim != 2 or not len(voice) or voice.shape[1] != self.channels:
+                    shape = tuple(voice.shape)
+                    raise ValueError(
+                        f"the voice {name} is of shape {shape}, not (R, {self.channels})"
+                    )
+            return found
 
     def reference(self, speaker: str) -> Tensor:
         """(R, C) latents of a speaker's reference."""
@@ -103,7 +106,7 @@ def open_speech_data(
         refit: whether lengths are fitted to them; else they are the folder's own fit.
     """
     if exported.is_exported(folder) and not data_path:
-        return ExportedSpeechData(folder)
+        return ExportedSpeechData(folder, config.data.latent_channels)
     data = config.data
     if data_path:
         whole = Path(data_path, RECORD_NAME).is_file()

@@ -9,7 +9,7 @@ from typing import Any
 from titan_tts.launch.supervisor import RunProcess, train_command
 from tools.gpu_check.items import NotMeasured
 from tools.gpu_check.settings import ROOT, Settings
-from torchtitan.models.dit_tts.files import read_json
+from torchtitan.models.dit_tts.bounded import read_json
 
 _CONFIGS = {
     "debug": "debug.toml",

@@ -181,8 +181,11 @@ def other(path, target) -> None:
             lambda f: (f / "manifest.json").write_text('{"files": {"a": 3}, "trained_with": {}}'),
             "manifest.json is corrupt",
         ),
-        (lambda f: other(f / "manifest.json", ""), "manifest.json is not a regular file"),
-        (lambda f: other(f / ".metadata", "/dev/zero"), ".metadata is not a regular file"),
+        (lambda f: other(f / "manifest.json", ""), "manifest.json is corrupt (not a regular file"),
+        (
+            lambda f: other(f / ".metadata", "/dev/zero"),
+            ".metadata cannot be read (not a regular file",
+        ),
     ],
 )
 def test_corruption_is_named(saved, corrupt, sentence):

@@ -14,7 +14,8 @@ from braceexpand import braceexpand
 
 from titan_tts.prepare.recordings import Item, Unusable
 from titan_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.bounded import lines
+from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import is_remote
 
 
@@ -47,7 +48,7 @@ class Reader(Protocol):
 
 
 FORMATS = {
-    "ljspeech": ("trees:LJSpeech", "folder of metadata.csv (id|text|normalized) and wavs/"),
+    "ljspeech": ("bars:Bars", "metadata.csv, a .txt or .list of path|text or path|speaker|text"),
     "libritts_r": ("trees:LibriTTSR", "SUBSET/SPEAKER/CHAPTER/UTT.wav with UTT.normalized.txt"),
     "manifest": ("manifest:Manifest", "a .csv, .tsv or .jsonl with an audio and a text column"),
     "webdataset": ("webdataset:WebDataset", "tars of KEY.flac (opus, mp3, wav ...) + KEY.json"),
@@ -108,6 +109,16 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
         paths = [source]
     paths = [os.path.abspath(path) for path in paths if path.endswith(suffixes)]
     return sorted({path for path in paths if os.path.isfile(path)})
+
+
+def text_lines(path: str, newline: str | None = None) -> Iterator[str]:
+    """The lines of a list in UTF-8; bytes that are none are escaped. `newline`: as `open` has it."""
+    # A sheet saved by a spreadsheet begins with a byte-order mark.
+    with (
+        reading(path, "give a list with a line for each recording"),
+        open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file,
+    ):
+        yield from lines(file)
 
 
 def common_folder(paths: list[str]) -> str:

@@ -9,8 +9,10 @@ them. All columns are kept in the sample's JSON.
 import csv
 import os
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
+from titan_tts.prepare.formats import text_lines
+from titan_tts.prepare.formats.bars import has_bars
 from titan_tts.prepare.recordings import (
     AUDIO_NAMES,
     KEY_NAMES,
@@ -20,11 +22,11 @@ from titan_tts.prepare.recordings import (
     Unusable,
     first_value,
     is_utf8,
-    json_object,
     make_item,
     sample_key,
 )
 from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import nfc
 
@@ -55,7 +57,10 @@ class Manifest:
     @staticmethod
     def _find(source: str) -> str | None:
         if os.path.isfile(source):
-            return source if source.endswith(SUFFIXES) else None
+            is_list = source.endswith(SUFFIXES) and not (
+                source.endswith(".csv") and has_bars(source)
+            )
+            return source if is_list else None
         there = [name for name in _FOLDER_NAMES if os.path.isfile(os.path.join(source, name))]
         return os.path.join(source, there[0]) if len(there) == 1 else None
 
@@ -63,42 +68,46 @@ class Manifest:
         return {self.name: self.path}
 
     def items(self) -> Iterator[Item | Unusable]:
-        # A sheet saved by a spreadsheet begins with a byte-order mark.
-        with open(self.path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            is_json = not self.name.endswith((".csv", ".tsv"))
-            for line, row in self._json_rows(file) if is_json else self._records(file):
-                try:
-                    yield row if isinstance(row, Unusable) else self._item(row)
-                except ValueError as error:
-                    yield Unusable(f"{self.name} line {line}", str(error))
+        is_json = not self.name.endswith((".csv", ".tsv"))
+        for line, row in self._json_rows() if is_json else self._records():
+            try:
+                yield row if isinstance(row, Unusable) else self._item(row)
+            except ValueError as error:
+                yield Unusable(f"{self.name} line {line}", str(error))
 
-    def _json_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
-        for number, line in enumerate(file, 1):
+    def _lines(self) -> Iterator[str]:
+        return text_lines(self.path, newline="")
+
+    def _json_rows(self) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
+        for number, line in enumerate(self._lines(), 1):
             if not line.strip():
                 continue
             where = f"{self.name} line {number}"
             if not is_utf8(line):
                 yield number, Unusable(where, NOT_UTF8)
-            elif (row := json_object(line)) is None:
-                sentence = "is not a JSON object; a manifest has one per line"
-                yield number, Unusable(where, sentence)
-            else:
+                continue
+            try:
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"but {str(row)[:20]!r}")
                 yield number, row
+            except ValueError as error:
+                sentence = f"is not a JSON object ({error}); a manifest has one per line"
+                yield number, Unusable(where, sentence)
 
-    def _records(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
+    def _records(self) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
         """(number of its first line, columns) of each record.
 
         A CSV has quotes as in RFC 4180; one that is not closed or not doubled is an error of the file, as
         nobody knows which rows are in it. In a TSV, as of Common Voice, a quote is a character of the text.
         """
         if self.name.endswith(".tsv"):
-            reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+            reader = csv.reader(self._lines(), delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
-            line = file.readline()
-            file.seek(0)
+            line = next(self._lines(), "")
             # As spreadsheets write it where the comma is in numbers.
             separator = ";" if ";" in line and "," not in line else ","
-            reader = csv.reader(file, delimiter=separator, strict=True)
+            reader = csv.reader(self._lines(), delimiter=separator, strict=True)
         first = 1
         try:
             header = next(reader, [])

@@ -1,8 +1,7 @@
-"""Folders of recordings with their texts beside them: LJSpeech and LibriTTS-R."""
+"""Folders of recordings with their texts beside them: LibriTTS-R."""
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from titan_tts.prepare.recordings import (
     NOT_UTF8,
     Item,
     Unusable,
-    is_utf8,
     make_item,
     sample_key,
     say_unlisted,
@@ -22,52 +20,6 @@ from torchtitan.models.dit_tts.errors import InputError
 _AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3")
 _TEXT_SUFFIXES = (".normalized.txt", ".original.txt")
 _TREE_DEPTH = 3  # folders between the source and its recordings, at most
-
-
-class LJSpeech:
-    """metadata.csv with lines `id|text|normalized text`, without quotes; wavs/ID.wav.
-
-    One speaker, "LJSpeech", unless --speaker or --speaker-pattern is given.
-    """
-
-    self_contained = False
-
-    def __init__(self, options: Options):
-        self.root = os.path.abspath(options.source)
-        named = options.speaker or options.speaker_pattern
-        self.options = options if named else replace(options, speaker="LJSpeech")
-        if not self.recognizes(self.root):
-            raise InputError(
-                f"{self.root}: has no metadata.csv with wavs/ next to it, as in LJSpeech"
-            )
-
-    @classmethod
-    def recognizes(cls, source: str) -> bool:
-        return os.path.isfile(os.path.join(source, "metadata.csv")) and os.path.isdir(
-            os.path.join(source, "wavs")
-        )
-
-    def files(self) -> dict[str, str]:
-        return {"metadata.csv": os.path.join(self.root, "metadata.csv")}
-
-    def items(self) -> Iterator[Item | Unusable]:
-        path = os.path.join(self.root, "metadata.csv")
-        with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
-            for number, line in enumerate(file, 1):
-                if line := line.rstrip("\r\n"):
-                    yield self._item(f"metadata.csv line {number}", line)
-
-    def _item(self, where: str, line: str) -> Item | Unusable:
-        if not is_utf8(line):
-            return Unusable(where, NOT_UTF8)
-        name, *texts = line.split("|")
-        if not name or not 1 <= len(texts) <= 2:
-            count = len(texts) + 1
-            sentence = f"has {count} fields between bars; id|text or id|text|normalized is needed"
-            return Unusable(where, sentence)
-        row = {"text": texts[-1] or texts[0], "original_text": texts[0]}
-        place = {"file": os.path.join("wavs", f"{name}.wav")}
-        return make_item(row, sample_key(name), place, self.options)
 
 
 class LibriTTSR:

@@ -116,6 +116,20 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
 
 
+@contextmanager
+def reading(path: str | os.PathLike, remedy: str = "copy it again") -> Iterator[None]:
+    """Turns whatever goes wrong in the block, which reads a file by `bounded` and judges it, into an InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # each library has its own kinds, and a crafted file finds them
+        reason = getattr(error, "strerror", None) or first_line(error)
+        if isinstance(error, KeyError):
+            reason = f"it lacks {reason}"
+        raise InputError(f"{path} cannot be read ({reason}); {remedy}") from error
+
+
 def require(condition: bool, message: str) -> None:
     """Raises InputError with the message unless the condition holds."""
     if not condition:

@@ -18,8 +18,10 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
 
+from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
 from torchtitan.models.dit_tts.errors import InputError
 
+_MAX_LINES = 4 << 30  # bytes of a file of JSON lines
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -49,7 +51,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: str | os.PathLike) -> None:
-    """Make the names in a folder, as a rename changes them, survive a power cut."""
+    """Makes the names in a folder, as a rename changes them, or a file's content survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -64,6 +66,20 @@ def write_atomic(path: str | os.PathLike, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def save_weights(tensors: dict[str, Any], path: Path, header: dict[str, str] | None = None) -> None:
+    """Writes tensors as safetensors. Who may read its folder may read the file: the library's own mode is 0600."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, header)
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
+def sync_tree(folder: Path) -> None:
+    """Brings all below a folder, and their names, to the disk: before the folder is renamed into its place."""
+    for path in (*folder.rglob("*"), folder):
+        sync_folder(path)
+
+
 @contextmanager
 def held(lock: Path, refusal: str, seconds: float = 0.0) -> Iterator[None]:
     """Holds a lock. Raises InputError with the sentence `refusal` where another process keeps it for so many seconds."""
@@ -72,16 +88,6 @@ def held(lock: Path, refusal: str, seconds: float = 0.0) -> Iterator[None]:
             yield
     except Timeout:
         raise InputError(refusal) from None
-
-
-def read_json(path: Path, **kinds: type) -> dict[str, Any]:
-    """A JSON object with values of these kinds; empty if the file is missing, incomplete or of another kind."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    known = isinstance(found, dict) and all(isinstance(found.get(k), kinds[k]) for k in kinds)
-    return found if known else {}
 
 
 class JsonLines:
@@ -97,11 +103,11 @@ class JsonLines:
     def _parts(self) -> tuple[list[dict[str, Any]], list[bytes]]:
         """The rows, and the lines that are none."""
         rows, corrupt = [], []
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = read_bytes(self.path, _MAX_LINES) if self.path.exists() else b""
         *lines, torn = content.split(b"\n")
         for line in lines:
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 rows.append({"step": int(row["step"]), **row})
             except (ValueError, TypeError, KeyError):
                 corrupt.append(line)

@@ -58,9 +58,9 @@ def test_shapes_and_what_is_refused(codec, tmp_path):
     for latents in (torch.zeros(0, 128), torch.zeros(3, 64), torch.full((1, 128), torch.inf)):
         refused(lambda: codec.decode(latents), "latents have shape")
     file = tmp_path / "mel_dct_stats.json"
-    refused(lambda: build_codec(str(file)), "cannot be read as mel_dct's", "No such file")
+    refused(lambda: build_codec(str(file)), "codec = ", "No such file")
     file.write_text("{")
-    refused(lambda: build_codec(str(file)), "cannot be read as mel_dct's", "Expecting")
+    refused(lambda: build_codec(str(file)), "codec = ", "Expecting")
 
 
 def test_latents_of_this_fingerprint(codec):

@@ -16,15 +16,15 @@
 It may come from a stranger: nothing in it is code, and its config has only the keys of KEPT.
 """
 
-import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig, Samples
 from torchtitan.models.dit_tts.config.validation_figures import measured_figures
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, reading
 
 FORMAT, VERSION = "titan-tts", 1
 
@@ -144,13 +144,10 @@ def refuse_pickles(folder: Path) -> None:
 def read_exported(folder: Path) -> dict[str, Any]:
     """config.json of an exported folder: format, version, step, weights, codec, audio, config."""
     path = folder / CONFIG
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        found = content["format"], content["version"]
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}); export the run again") from None
-    except (KeyError, TypeError):
-        found = None, None
+    with reading(path, "export the run again"):
+        content = read_json_file(path)
+    is_object = isinstance(content, dict)
+    found = (content.get("format"), content.get("version")) if is_object else None
     if found != (FORMAT, VERSION):
         raise InputError(
             f"{path} is not of titan-tts export, version {VERSION}; give a folder that it wrote"

@@ -6,7 +6,6 @@ import difflib
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import typeguard
 import tyro
 
 from torchtitan.config.manager import ConfigManager
+from torchtitan.models.dit_tts.bounded import read_toml
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
@@ -144,17 +144,13 @@ class TTSConfigManager(ConfigManager):
         if not self._file:
             return None
         try:
-            if os.path.exists(self._file) and not os.path.isfile(self._file):  # without an end
-                raise OSError(0, "is not a regular file")
-            with open(self._file, "rb") as toml:
-                sections = tomllib.load(toml)
+            sections = read_toml(self._file)
         except OSError as error:
             raise InputError(
                 f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
                 f"for example train_configs/debug.toml"
             ) from error
-        # TOML's grammar, bytes that are no utf-8, thousands of brackets
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise InputError(f"{self._file} is not valid TOML: {error}") from error
         if exported.is_exported(Path(self._file).parent):
             check_export_runs_nothing(sections, self._file)

@@ -254,7 +254,7 @@ class Dataset:
                 stored, extents.item_bytes, out, self._is_reference
             )
         ]
-        return LoadedSample(arrays, _decode_json(str(stored[-1], "utf-8").lstrip())[0])
+        return LoadedSample(arrays, self._decoded(sample, stored[-1]))
 
     def load_latents(
         self, sample: int, out: np.ndarray, start: int, fetched: bytearray | None = None
@@ -287,8 +287,19 @@ class Dataset:
         objects = []
         for sample, extents in wanted:
             (stored,) = self._stored(sample, extents, fetched.get(sample))
-            objects.append(json.loads(str(stored, "utf-8")))
+            objects.append(self._decoded(sample, stored))
         return objects
+
+    def _decoded(self, sample: int, stored: memoryview) -> dict[str, Any]:
+        try:
+            found = _decode_json(str(stored, "utf-8").lstrip())[0]
+            assert isinstance(found["text"], str)
+            return found
+        except (ValueError, LookupError, TypeError, AssertionError, RecursionError):
+            raise CorruptSampleError(
+                f"sample '{self.sample_id(sample)}': its JSON in {plain_name(self.tar_paths[int(self.shard[sample])])} "
+                f"has no text, though the index beside the shard says so; remove the .idx, which is made again"
+            ) from None
 
     def fetch(self, samples: Sequence[int] | np.ndarray) -> dict[int, bytearray]:
         """The bytes of those samples that lie behind URLs, all requested at once."""

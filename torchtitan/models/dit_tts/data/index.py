@@ -18,12 +18,12 @@ import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import xxhash
 from tqdm import tqdm
 
+from torchtitan.models.dit_tts.bounded import parse_array, parse_json, read_bytes
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.members import LABELS
 from torchtitan.models.dit_tts.data.shard import Problem, read_shard
@@ -42,6 +42,7 @@ _MAGIC = b"TTSINDEX"
 # version, XXH3 of the member table, tar size, tar version, channels, samples, bytes of
 # keys; before it stand the magic and the XXH3 of all that follows, behind it columns, keys and extras
 _HEADER = struct.Struct("<QQQqQQQ")
+_MAX_BYTES = 4 << 30  # of an index
 _PREFIX_BYTES = len(_MAGIC) + 8
 _COLUMN_KEY_BYTES = 32 + 8  # SHA-256 of the index, XXH3 of the stored array
 # Threads that wait on disks or servers while indexes are opened.
@@ -122,12 +123,12 @@ def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
     """
     for path in _sidecar_paths(tar_path):
         try:
-            stored = Path(f"{path}.{name}").read_bytes()
-        except OSError:
+            stored = read_bytes(f"{path}.{name}")
+            key, data = stored[:_COLUMN_KEY_BYTES], stored[_COLUMN_KEY_BYTES:]
+            if key == digest + xxhash.xxh3_64_digest(data):
+                return parse_array(data)
+        except (OSError, ValueError):
             continue
-        key, data = stored[:_COLUMN_KEY_BYTES], stored[_COLUMN_KEY_BYTES:]
-        if key == digest + xxhash.xxh3_64_digest(data):
-            return np.load(io.BytesIO(data), allow_pickle=False)
     return None
 
 
@@ -240,8 +241,8 @@ def _members_hash() -> int:
 
 def _read_local(path: str) -> ShardIndex | None:
     try:
-        return _parse_sidecar(Path(path).read_bytes())
-    except OSError:
+        return _parse_sidecar(read_bytes(path, _MAX_BYTES))
+    except (OSError, ValueError):
         return None
 
 
@@ -279,19 +280,50 @@ def _parse_sidecar(data: bytes) -> ShardIndex | None:
     dtype = members.index_dtype()
     keys_at = _HEADER.size + samples * dtype.itemsize
     extras_at = keys_at + keys_bytes
-    extras = json.loads(bytes(content[extras_at:]))
-    return ShardIndex(
-        channels=channels,
-        tar_bytes=tar_bytes,
-        tar_version=tar_version,
-        shard_bytes=extras["shard_bytes"],
-        columns=np.frombuffer(content, dtype, samples, _HEADER.size),
-        keys=bytes(content[keys_at:extras_at]),
-        labels=extras["labels"],
-        characters=extras["characters"],
-        verbatim_characters=extras["verbatim_characters"],
-        problems=tuple(Problem(*problem) for problem in extras["problems"]),
-    )
+    try:
+        extras = parse_json(bytes(content[extras_at:]))
+        index = ShardIndex(
+            channels=channels,
+            tar_bytes=tar_bytes,
+            tar_version=tar_version,
+            shard_bytes=extras["shard_bytes"],
+            columns=np.frombuffer(content, dtype, samples, _HEADER.size),
+            keys=bytes(content[keys_at:extras_at]),
+            labels=extras["labels"],
+            characters=extras["characters"],
+            verbatim_characters=extras["verbatim_characters"],
+            problems=tuple(Problem(*problem) for problem in extras["problems"]),
+        )
+        return index if _is_possible(index) else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _is_possible(index: ShardIndex) -> bool:
+    """Whether an index, which may come with a stranger's shards, names nothing outside its shard."""
+    columns, keys = index.columns, np.frombuffer(index.keys, np.uint8)
+    ends = columns["key_end"]
+    starts = np.concatenate([[0], ends[:-1]])
+    stops = [columns["metadata_offset"] + columns["metadata_bytes"]]
+    possible = [index.channels < 2**24, columns["metadata_offset"] >= 0]
+    possible += [columns["metadata_bytes"] >= 0, starts < ends, ends <= len(keys)]
+    for array in members.ARRAYS:
+        item_bytes, offset = columns[f"{array.name}_item_bytes"], columns[f"{array.name}_offset"]
+        rows = columns[array.length].astype(np.int64)
+        stops.append(offset + rows * (array.width or index.channels) * item_bytes)
+        possible += [np.isin(item_bytes, (2, 4)), offset >= 0, rows >= 0]
+    possible += [stop <= index.tar_bytes for stop in stops]
+    for name in LABELS:
+        codes = columns[f"{name}_code"]
+        possible += [codes >= -1, codes < len(index.labels[name])]
+        possible.append(all(isinstance(value, str) for value in index.labels[name]))
+    texts = index.characters, index.verbatim_characters, *sum(map(list, index.problems), [])
+    possible.append(all(isinstance(text, str) for text in texts))
+    possible.append(isinstance(index.shard_bytes, int))
+    if not all(np.all(each) for each in possible):
+        return False
+    # By a key files are named: no absolute path and no folder above.
+    return b".." not in index.keys and not (len(keys) and (keys[starts] == ord("/")).any())
 
 
 def load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardIndex]:

@@ -4,8 +4,6 @@ Whatever cannot be used becomes a `Problem` and the rest is kept, so that one co
 sample. Sentences have no path: an index is the same wherever its tar lies.
 """
 
-import io
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from torchtitan.models.dit_tts.bounded import npy_header, parse_json
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.members import (
     HASHES_KEY,
@@ -294,17 +293,10 @@ def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
     plain = _PLAIN_NPY_HEADER.match(head)
     if plain and plain.end() == 10 + int.from_bytes(head[8:10], "little"):
         return plain[1].decode(), (int(plain[2]), int(plain[3])), plain.end()
-    file = io.BytesIO(head)
     try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_2_0
-        if version == (1, 0):
-            read = np.lib.format.read_array_header_1_0
-        shape, is_fortran, dtype = read(file)
-    except Exception as error:  # numpy evaluates the text as a literal, which may fail in any way
-        raise InvalidSample(
-            f"{where} is not an npy array ({str(error)[:60]!r})", "write it with numpy.save"
-        ) from None
+        shape, is_fortran, dtype, start = npy_header(head)
+    except ValueError as error:
+        raise InvalidSample(f"{where} is {error}", "write it with numpy.save") from None
     if dtype.str not in _ITEM_BYTES:
         raise InvalidSample(
             f"{where} has dtype {dtype.str!r}",
@@ -317,7 +309,7 @@ def _npy_header(head: bytes, where: str) -> tuple[str, tuple[int, int], int]:
             f"{where} has shape {str(shape)[:60]}, fortran_order {is_fortran}",
             "it must be (rows, width) in C order, so write it again through numpy.ascontiguousarray",
         )
-    return dtype.str, (shape[0], shape[1]), file.tell()
+    return dtype.str, (shape[0], shape[1]), start
 
 
 def _read(source: ShardFile, member: Member, size: int) -> bytes:
@@ -345,11 +337,11 @@ def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
 
 def _checked_metadata(data: bytes, offset: int, where: str) -> StoredMetadata:
     try:
-        metadata = json.loads(str(data, "utf-8"))
+        metadata = parse_json(str(data, "utf-8"))
         text, verbatim = metadata["text"], text_of(metadata, True)
         for each in (text, verbatim):
             each.encode("utf-8")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidSample(
             f'{where} is not a UTF-8 JSON object with a "text" string',
             "every sample needs its text",

@@ -47,12 +47,18 @@ def add_adapter(model: nn.Module, options: Lora) -> None:
     scale = options.alpha / options.rank
     for module, name, parts, rows in projections(model):
         layer = getattr(module, name)
-        out, width = layer.weight.shape
         new = partial(torch.empty, dtype=layer.weight.dtype, device=layer.weight.device)
-        layer.lora_a = nn.Parameter(new(parts * options.rank, width))
-        layer.lora_b = nn.Parameter(new(out, options.rank))
+        layer.lora_a, layer.lora_b = (
+            nn.Parameter(new(shape)) for shape in _shapes(layer, parts, options.rank)
+        )
         layer.low_rank = LowRank(parts, rows, scale)
         layer.register_forward_hook(_add_update)
+
+
+def _shapes(layer: nn.Module, parts: int, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of `lora_a` and `lora_b`."""
+    out, width = layer.weight.shape
+    return (parts * rank, width), (out, rank)
 
 
 def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
@@ -80,6 +86,17 @@ class TrainedWeights(ModelWrapper):
 
     def _get_state_dict(self) -> dict[str, Any]:
         return {name: v for name, v in super()._get_state_dict().items() if is_trained(name)}
+
+
+def adapter_shapes(model: nn.Module, rank: int) -> dict[str, tuple[int, int]]:
+    """Shapes of all that an adapter of the plain model has, by full names."""
+    names = {id(module): name for name, module in model.named_modules()}
+    return {
+        f"{names[id(layer)]}.{each}": shape
+        for module, name, parts, _ in projections(model)
+        for layer in [getattr(module, name)]
+        for each, shape in zip((_A, _B), _shapes(layer, parts, rank), strict=True)
+    }
 
 
 @torch.no_grad()

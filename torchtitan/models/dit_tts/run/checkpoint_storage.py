@@ -20,7 +20,6 @@ import os
 import pickle
 import re
 import shutil
-import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +35,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from tqdm import tqdm
 
+from torchtitan.models.dit_tts.bounded import check_regular, read_bytes, read_json_file
 from torchtitan.models.dit_tts.config.exported import WEIGHTS, files_read, is_exported
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import one_thread_on_cpu_ranks, single_process
 
@@ -230,8 +230,9 @@ def read_table(path: Path) -> Metadata:
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise InputError(f"{path / WEIGHTS} cannot be read ({error}); copy it again") from None
     try:
-        with _reading(path / _METADATA), open(path / _METADATA, "rb") as file:
-            table = _TableUnpickler(file).load()
+        with _reading(path / _METADATA):
+            content = read_bytes(path / _METADATA)
+        table = _TableUnpickler(io.BytesIO(content)).load()
     except UnreadableError:
         raise
     except InputError as error:
@@ -269,39 +270,41 @@ def read_manifest(path: Path) -> dict[str, Any]:
         UnreadableError: it is missing or cannot be read.
         InputError: it is corrupt.
     """
-    with _reading(path / MANIFEST):
-        _check_regular(path / MANIFEST)
-        content = (path / MANIFEST).read_bytes()
     try:
-        manifest = json.loads(content)
+        with _reading(path / MANIFEST):
+            manifest = read_json_file(path / MANIFEST)
         assert isinstance(manifest["trained_with"], dict)
         for each in manifest["files"].values():
             assert isinstance(each["bytes"], int) and isinstance(each["xxh3"], str)
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
-        raise InputError(f"{path / MANIFEST} is corrupt") from None
+    except UnreadableError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise InputError(f"{path / MANIFEST} is corrupt ({first_line(error)})") from None
     return manifest
 
 
-def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
-    """Compares a checkpoint with its manifest. Returns a sentence about the first difference, or None.
+def verify(path: Path, part: tuple[int, int] = (0, 1), needed: Collection[str] = ()) -> str | None:
+    """Compares a checkpoint, or another folder, with its manifest. Returns a sentence about the first difference, or
+    None.
 
     Args:
         part: (number, count) of processes that verify together, each other files.
+        needed: files that the manifest must list, by default those of a checkpoint or an exported folder.
 
     Raises:
         UnreadableError: a file is missing or cannot be read, which does not say that it is corrupt.
     """
     try:
-        return _corruption(path, *part)
+        return _corruption(path, *part, needed)
     except UnreadableError:
         raise
     except InputError as error:
         return str(error)
 
 
-def _corruption(path: Path, number: int, count: int) -> str | None:
+def _corruption(path: Path, number: int, count: int, needed: Collection[str]) -> str | None:
     files = read_manifest(path)["files"]
-    for read in files_read(path) if is_exported(path) else [_METADATA]:
+    for read in needed or (files_read(path) if is_exported(path) else [_METADATA]):
         if read not in files:
             return f"{path / MANIFEST} does not list {read}"
     names = sorted(files)[number::count]
@@ -316,24 +319,21 @@ def _corruption(path: Path, number: int, count: int) -> str | None:
     ) as bar:
         for name in names:
             with _reading(path / name):
+                if (path / name).stat().st_size != files[name]["bytes"]:
+                    return f"{path / name} has other bytes than {MANIFEST} says"
                 found = _size_and_hash(path / name, bar)
-            expected = files[name]["bytes"], files[name]["xxh3"]
-            if found != expected:
-                what = "bytes" if found[0] != expected[0] else "content"
-                return f"{path / name} has other {what} than {MANIFEST} says"
+            if found != (files[name]["bytes"], files[name]["xxh3"]):
+                return f"{path / name} has other content than {MANIFEST} says"
     if _METADATA in names:
         read_table(path)
     return None
 
 
-def _check_regular(path: Path) -> None:
-    """Raises InputError for a FIFO or a device, which may have no end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(f"{path} is not a regular file")
-
-
 def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
-    _check_regular(path)
+    try:
+        check_regular(path)
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read ({error})") from None
     digest, size = xxhash.xxh3_64(), 0
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):

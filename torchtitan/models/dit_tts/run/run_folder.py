@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.errors import (
@@ -32,7 +33,7 @@ from torchtitan.models.dit_tts.errors import (
     require,
     without_secrets,
 )
-from torchtitan.models.dit_tts.files import JsonLines, read_json, write_atomic
+from torchtitan.models.dit_tts.files import JsonLines, write_atomic
 from torchtitan.models.dit_tts.run.launcher import launcher_number
 
 _VARIABLES = ("CUDA_", "NCCL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")

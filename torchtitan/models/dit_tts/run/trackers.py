@@ -9,7 +9,6 @@ import json
 import os
 import struct
 import sys
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torchtitan.tools.logging import logger
 
+from torchtitan.models.dit_tts.bounded import read_json_file, read_toml
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
@@ -153,7 +153,7 @@ def _known_run(file: Path) -> dict[str, str | None]:
     if not file.exists():
         return {}
     try:
-        known = json.loads(file.read_text())
+        known = read_json_file(file)
         return {name: known[name] for name in _IDENTITY}
     except (ValueError, TypeError, KeyError):
         raise InputError(f"{file} is corrupt; delete it to begin a new run at W&B") from None
@@ -161,8 +161,8 @@ def _known_run(file: Path) -> dict[str, str | None]:
 
 def _recorded(folder: Path) -> dict[str, Any]:
     """The run's config and environment as its folder has them, without secrets."""
-    config = tomllib.loads((folder / "config.toml").read_text())
-    return {**config, "environment": json.loads((folder / "env.json").read_text())}
+    config = read_toml(folder / "config.toml")
+    return {**config, "environment": read_json_file(folder / "env.json")}
 
 
 def _no_wandb(error: Exception) -> str:

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from torchtitan.models.dit_tts.bounded import read_arrays
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.character_lengths import CharacterLengths, fit_lengths
 
@@ -148,20 +149,20 @@ def _best_path(emissions: np.ndarray) -> np.ndarray:
 def load_aligner(folder: Path) -> Aligner:
     """The aligner that `Aligner.save` wrote to a run's folder or an exported one. The file has a checksum."""
     path = folder / ALIGNER_FILE
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            lengths = CharacterLengths(file["length_keys"], file["length_values"])
-            aligner = Aligner(str(file["symbols"]), file["means"], file["variances"], lengths)
-        shapes = aligner.means.shape[:1], aligner.variances.shape[:1], lengths.keys.shape
-        states = (len(aligner.symbols) + FIRST_SYMBOL,)
-        if shapes != (states, states, lengths.values.shape):
-            raise ValueError("its tables do not fit each other")
+    with reading(
+        path, "restore the file that the run wrote, as the weights depend on the places of the text"
+    ):
+        file = read_arrays(path)
+        lengths = CharacterLengths(file["length_keys"], file["length_values"])
+        aligner = Aligner(str(file["symbols"]), file["means"], file["variances"], lengths)
+        states = len(aligner.symbols) + FIRST_SYMBOL
+        tables = aligner.means, aligner.variances
+        finite = all(np.isfinite(each).all() for each in (*tables, lengths.values))
+        fits = {each.shape for each in tables} == {(states, aligner.means.shape[-1])}
+        fits &= lengths.keys.ndim == 1 and lengths.keys.shape == lengths.values.shape
+        if not (fits and finite and (aligner.variances > 0).all()):
+            raise ValueError("its tables do not fit each other, or are not finite")
         return aligner
-    except Exception as error:  # the kind depends on the byte that is wrong
-        raise InputError(
-            f"{path} cannot be read ({error}); restore the file that the run wrote, as the weights depend on the "
-            f"places of the text"
-        ) from error
 
 
 def choose_recordings(dataset: Dataset, max_frames: int) -> list[tuple[str, np.ndarray]]:

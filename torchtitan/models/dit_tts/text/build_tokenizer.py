@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.bounded import read_bytes
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import Data, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, Aligner, load_aligner
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
@@ -208,10 +209,8 @@ def load_text_tokenizer(folder: Path, vocabulary: Vocabulary) -> TextTokenizer:
     assert vocabulary.subwords is not None
     path = folder / TEXT_TOKENIZER_FILE
     contents = _read(path)
-    try:
+    with reading(path, "restore the file that the run wrote"):
         text = TextTokenizer(contents)
-    except ValueError as error:
-        raise _unreadable(path, error) from error
     if text.fingerprint != vocabulary.subwords.text_fingerprint:
         raise InputError(
             f"{path} is not the tokenizer that the run wrote: its fingerprint is {text.fingerprint}, but "
@@ -222,14 +221,8 @@ def load_text_tokenizer(folder: Path, vocabulary: Vocabulary) -> TextTokenizer:
 
 
 def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path} cannot be read ({error}); restore the file that the run wrote")
+    with reading(path, "restore the file that the run wrote"):
+        return str(read_bytes(path), "utf-8")
 
 
 def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:

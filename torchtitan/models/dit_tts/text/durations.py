@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.vocabulary import language_of
 
@@ -131,14 +132,12 @@ def _code_of(language: str) -> str:
 def stored_durations(folder: Path) -> LinearDurationModel:
     """The fit in a run's folder or an exported one, as `to_json` gave it."""
     path = folder / DURATIONS_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "restore the file"):
+        content = read_json_file(path)
         weights = np.array(content["weights"], np.float64)
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
         explained, language = float(content["explained"]), str(content.get("language", ""))
         added = tuple(map(str, content.get("added", ())))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}); restore the file") from None
     needed = 257 + len(added)
     if weights.shape == (257,):  # as written before tokens counted
         weights = np.append(weights, np.zeros(len(added)))

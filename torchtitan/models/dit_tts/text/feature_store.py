@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import xxhash
 
+from torchtitan.models.dit_tts.bounded import check_regular, parse_json
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, shard_name
 from torchtitan.models.dit_tts.data.local_reader import LocalFiles
@@ -173,8 +174,9 @@ def read_feature_file(path: str) -> FeatureFile | None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular(path)
         with safe_open(path, "np") as file:  # checks that the header fits the file's size
-            record = json.loads(file.metadata()[_METADATA])
+            record = parse_json(file.metadata()[_METADATA])
             tokens, hashes = file.get_tensor("tokens"), file.get_tensor("hashes")
             width = file.get_slice("features").get_shape()[1]
         if record["version"] != FORMAT_VERSION:
@@ -184,10 +186,10 @@ def read_feature_file(path: str) -> FeatureFile | None:
             return None
         with open(path, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            start = json.loads(stream.read(length))["features"]["data_offsets"][0]
+            start = parse_json(stream.read(length))["features"]["data_offsets"][0]
         offset = 8 + length + start
         return FeatureFile(path, os.path.getsize(path), kind, digest, width, offset, tokens, hashes)
-    except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError):
+    except (FileNotFoundError, SafetensorError, LookupError, TypeError, ValueError):
         return None
 
 

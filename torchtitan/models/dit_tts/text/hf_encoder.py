@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.bounded import read_json_file
+from torchtitan.models.dit_tts.errors import InputError, first_line, reading
 from torchtitan.models.dit_tts.files import quiet_transformers
 from torchtitan.models.dit_tts.text.hf_files import (
     contents_digest,
@@ -224,21 +225,19 @@ class HFEncoderSpec:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The record that `write_record` wrote into a run folder, without paths; None without one."""
     path = folder / CONFIG_FILE
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"), object_hook=_without_path)
+    if not path.exists():
+        return None
+    with reading(path, "restore the file that the run wrote"):
+        record = _without_paths(read_json_file(path))
         _ = record["model"], record["frozen"], record["dtype"], record["fingerprint"]
         _ = record["config"]["model_type"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); restore the file that the run wrote"
-        ) from error
     return record
 
 
-def _without_path(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != "_name_or_path"}
+def _without_paths(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {key: _without_paths(each) for key, each in config.items() if key != "_name_or_path"}
 
 
 def find_source(model: str, *, download: bool = True, folder: Path | None = None) -> HFEncoderSpec:

@@ -2,13 +2,13 @@
 
 import contextlib
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import (
     load_local_or_hub,
@@ -86,7 +86,7 @@ def weight_files(model: str) -> list[Path]:
             return [single]
         index = _file(model, f"{name}.index.json")
         if index is not None:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = sorted(set(read_json(index, weight_map=dict).get("weight_map", {}).values()))
             paths = [_file(model, part) for part in names]
             return [path for path in paths if path is not None] if all(paths) else []
     return []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError, first_line
@@ -56,7 +57,7 @@ class TextTokenizer:
         """
         from tokenizers import AddedToken, Tokenizer
 
-        contents = json.loads(serialized)
+        contents = parse_json(serialized)
         try:
             backend = Tokenizer.from_str(serialized)
         except Exception as error:  # the library raises nothing narrower

@@ -48,7 +48,10 @@ def count_text_tokens(
             key = dataset.tar_paths[shard], dataset.digests[shard]
             samples = slice(first[shard], first[shard + 1])
             stored = load_column(*key, column)
-            if stored is not None and stored.shape == counts[samples].shape:
+            if stored is not None and (stored.shape, stored.dtype) == (
+                counts[samples].shape,
+                counts.dtype,
+            ):
                 counts[samples] = stored
                 bar.update(len(stored))
                 continue

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.config.job_config import LEARNED_UNITS, PHONES, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
@@ -326,7 +327,7 @@ def to_json(vocabulary: Vocabulary) -> str:
 def from_json(text: str, where: str) -> Vocabulary:
     """The vocabulary that `to_json` wrote. `where`: the file, for messages."""
     try:
-        contents = json.loads(text)
+        contents = parse_json(text, half_pairs=True)
         fields: dict[str, tuple[str, ...]] = {}
         width = 0.0
         for entry in contents["conditioning"]:
@@ -349,7 +350,7 @@ def from_json(text: str, where: str) -> Vocabulary:
             contents.get("convention", ""),
         )
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
         raise InputError(
             f"{where} cannot be read as a tokenizer ({type(error).__name__}: {error}); restore the "
             f"file that the run wrote"

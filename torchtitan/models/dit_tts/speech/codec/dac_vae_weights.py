@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchtitan.models.dit_tts.errors import InputError, first_line
+from torchtitan.models.dit_tts.bounded import as_weights, parse_json, read_pickle
+from torchtitan.models.dit_tts.bounded import read_weights as read_tensors
+from torchtitan.models.dit_tts.errors import InputError, first_line, reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec.dac_vae_network import (
     DacVae,
@@ -38,6 +39,7 @@ RELEASED_FILE = "weights.pth"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Of the released model: a state dict alone does not contain the rate.
 _RELEASED_RATE, _RELEASED_HOP = 48_000, 1920
+_MAX_RATE = 1_000_000
 _NORMED = (
     ("weight_g", "weight_v"),
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
@@ -176,29 +178,16 @@ def _sources(stored: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
 
 
 def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        raise InputError(
-            f"{path} cannot be read as weights ({first_line(error)}); copy it again"
-        ) from None
-    stored = content.get("state_dict") if isinstance(content, dict) else None
-    if not isinstance(stored, dict) or not all(isinstance(t, Tensor) for t in stored.values()):
-        raise InputError(f"{path} has no 'state_dict' of tensors; give a released {RELEASED_FILE}")
-    metadata = content.get("metadata")
-    return stored, _mapping(_mapping(metadata).get("kwargs"))
+    with reading(path, f"give a released {RELEASED_FILE}"):
+        content = _mapping(read_pickle(path))
+        stored = as_weights(content["state_dict"])
+    return stored, _mapping(_mapping(content.get("metadata")).get("kwargs"))
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            stored = {name: file.get_tensor(name) for name in file.keys()}
-            header = file.metadata() or {}
-        return stored, _mapping(json.loads(header.get("kwargs", "{}")))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as safetensors ({error}); copy it again") from None
+    with reading(path):
+        stored, header = read_tensors(path)
+        return stored, _mapping(parse_json(header.get("kwargs", "{}")))
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -224,7 +213,7 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
         raise InputError(f"{path} has strides {strides}, but a DAC-VAE's are even")
     released = math.prod(strides) == _RELEASED_HOP
     rate = kwargs.get("sample_rate", _RELEASED_RATE if released else None)
-    if not isinstance(rate, int) or rate <= 0:
+    if not isinstance(rate, int) or not 0 < rate <= _MAX_RATE:
         raise InputError(f"{path}: its metadata has sample_rate = {rate!r}, but it must be in Hz")
     sizes = DacVaeSizes(
         encoder_dim=shape("encoder.block.0")[0],

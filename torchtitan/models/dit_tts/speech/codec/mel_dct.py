@@ -20,7 +20,6 @@ Griffin-Lim iterations. About 50 times real time on one core.
 """
 
 import hashlib
-import json
 import math
 from pathlib import Path
 
@@ -28,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
+from torchtitan.models.dit_tts.errors import reading
 from torchtitan.models.dit_tts.speech.codec.interface import (
     STATISTICS_NAME,
     Codec,
@@ -107,19 +107,22 @@ class MelDctCodec(Codec):
     latent_channels = sum(KEPT_COLUMNS)
 
     def __init__(self, statistics_file: Path = STATISTICS_FILE) -> None:
-        try:
-            text = statistics_file.read_text()
-            statistics = json.loads(text)
+        with reading(
+            f"codec = {statistics_file}", "copy it again, or give mel_dct for the built-in one"
+        ):
+            text = str(read_bytes(statistics_file), "utf-8")
+            statistics = parse_json(text)
             self.mean = torch.tensor(statistics["mean"], dtype=torch.float32)
             deviation = torch.tensor(statistics["standard_deviation"], dtype=torch.float32)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(
-                f"codec = {statistics_file}, but it cannot be read as mel_dct's statistics ({reason}); copy it "
-                "again, or give mel_dct for the built-in one"
-            ) from None
+            if not self.mean.shape == deviation.shape == (self.latent_channels,):
+                raise ValueError(f"not the statistics of {self.latent_channels} channels")
+            if not (
+                self.mean.isfinite().all() and deviation.isfinite().all() and deviation.min() > 0
+            ):
+                raise ValueError(
+                    "statistics that are not finite, or a deviation that is not positive"
+                )
         self.transform = MelDctTransform()
-        assert self.mean.shape == deviation.shape == (self.latent_channels,)
         # After division by sd^0.5 the variance of a channel is its sd: their mean becomes one.
         self.scale = deviation.sqrt() * deviation.mean().sqrt()
         settings = (WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)

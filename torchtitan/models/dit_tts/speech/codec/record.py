@@ -1,12 +1,12 @@
 """The codec that encoded a dataset, from the prepare.json beside it."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import expand_braces, is_remote, local_path, matching_shards
@@ -71,11 +71,10 @@ def _folders(entry: str) -> list[str]:
 def _read_record(path: str) -> RecordedCodec | None:
     """None where there is no record of prepare's."""
     try:
-        with open(path, encoding="utf-8") as file:
-            settings = json.load(file)["settings"]
+        settings = read_json_file(path)["settings"]
         kind, audio = codec_kind(settings["codec"]), dict(settings.get("audio", {}))
         return RecordedCodec(path, kind, settings["codec_fingerprint"], audio, settings)
-    except (OSError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError, AttributeError):
         return None
     except ValueError:
         raise InputError(

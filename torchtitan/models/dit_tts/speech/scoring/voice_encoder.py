@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.bounded import as_weights, read_pickle
+from torchtitan.models.dit_tts.errors import reading, require_modules
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import EmbeddingScorer
 
@@ -90,11 +91,7 @@ def _load_weights(network: VoiceEncoder) -> VoiceEncoder:
     spec = find_spec("resemblyzer")
     folders = (spec.submodule_search_locations if spec else None) or []
     path = Path(next(iter(folders), ""), "pretrained.pt")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)["model_state"]
+    with reading(path, "install Resemblyzer 0.1.4 again"):
+        state = as_weights(read_pickle(path)["model_state"])
         network.load_state_dict({name: state[name] for name in network.state_dict()})
-    except (OSError, KeyError, RuntimeError) as error:
-        raise InputError(
-            f"{path} does not hold the weights of Resemblyzer 0.1.4 ({error}); install that version again"
-        ) from error
     return network
