@@ -25,6 +25,7 @@ from torchtitan.models.dit_tts.config.options import (
     check_value,
     option_kinds,
     option_name,
+    read_options,
 )
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
@@ -89,8 +90,9 @@ def main(args: list[str]) -> int:
     refusal = io.StringIO()
     try:
         with redirect_stderr(refusal):
-            options: Any = tyro.cli(
+            options: Any = read_options(
                 _union(_COMMANDS, None if completion else args),
+                tyro.constructors.ConstructorRegistry(),
                 prog="titan-tts",
                 description=_DESCRIPTION,
                 args=args,

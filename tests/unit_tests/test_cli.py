@@ -1,6 +1,7 @@
 """The command `titan-tts`: how it finds, parses and runs a sub-command."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -148,9 +149,47 @@ def test_help_and_mistakes_load_no_torch():
     command_lines += [["trian"], ["train", "--nproc", "two"], ["train", "no.toml"]]
     command_lines += [["train", "debug", "--training.step=1"]]
     code = WITHOUT_TORCH.format(command_lines=command_lines)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+    )
+    *lines, last = done.stdout.splitlines()
+    assert len(lines) > 500 and max(map(len, lines)) == 80
+    found = json.loads(last)
     assert found == {"status": [0] * (helps + 4) + [2] * 4, "loaded": []}
+
+
+COMPLETED = """
+source "$0"
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_tyro_titan_tts
+printf '%s\n' ${#COMPREPLY[@]} "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.long
+def test_bash_completes_words_and_leaves_what_it_does_not_know(tmp_path):
+    command = [sys.executable, "-m", "titan_tts", "--tyro-print-completion", "bash"]
+    script = tmp_path / "completion.bash"
+    script.write_bytes(subprocess.check_output(command, cwd=ROOT))
+
+    def completed(*words: str) -> list[str]:
+        command = ["bash", "-uc", COMPLETED, str(script), "titan-tts", *words]
+        count, *found = subprocess.check_output(command, text=True).splitlines()
+        return found if int(count) else []
+
+    assert completed("fine") == ["finetune"] and completed("data", "doc") == ["doctor"]
+    assert completed("generate", "run", "--dt") == ["--dtype"]
+    assert completed("generate", "run", "--dtype", "b") == ["bfloat16"]
+    for command in (["generate"], ["evaluate"], ["data", "doctor"], ["launch"]):
+        words = completed(*command, "")
+        assert len(words) > 9 and all(word.startswith("-") for word in words)
+    # Nothing would replace what was typed; bash looks for a file instead.
+    assert completed("generate", "outp") == []
+    assert completed("generate", "run", "--seed", "5") == []
 
 
 # Optional or only for other configs than this one; torch itself imports Dynamo, DTensor and sympy.

@@ -79,7 +79,8 @@ def _serve(options: Options, target: Path, assignments: "Assignments", tokens: l
     from titan_tts.serving.serve_command import listen, server
 
     listening = listen(options.host, options.port)
-    app = build_app(target, assignments, {"title": target.resolve().name, "tokens": tokens})
+    settings = {"title": target.resolve().name, "tokens": tokens}
+    app = build_app(target, assignments, settings, options.host)
     listening.listen()  # clients may connect once the line is printed
     address = f"http://{options.host}:{listening.getsockname()[1]}/#{assignments.token}"
     interrupt_on_signals()

@@ -13,7 +13,7 @@ from titan_tts.annotate.agreement import differences
 from titan_tts.annotate.assignment import Assignments, Task
 from titan_tts.annotate.segments import Segment, load_audio
 from titan_tts.html import PAGE_STYLE
-from titan_tts.serving.refusals import BodyLimit, KeyCheck, Refusal, add_refusals
+from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
 from torchtitan.models.dit_tts.speech.audio import to_mono
 from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
 
@@ -36,12 +36,15 @@ class Judgement(Who):
     text_verbatim: str | None = None
 
 
-def build_app(target: Path, assignments: Assignments, settings: dict[str, Any]) -> FastAPI:
-    """The application. `settings`: title and tokens, for the page."""
+def build_app(
+    target: Path, assignments: Assignments, settings: dict[str, Any], host: str = "127.0.0.1"
+) -> FastAPI:
+    """The application. `settings`: title and tokens, for the page. `host`: where it listens."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_refusals(app)
     app.add_middleware(BodyLimit, limit=2**20)
     app.add_middleware(KeyCheck, key=assignments.token)
+    app.add_middleware(HostCheck, host=host)
 
     def find(segment: str) -> Segment:
         if segment not in assignments.segments:

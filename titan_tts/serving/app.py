@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 
 from titan_tts.serving.batcher import Batcher, ending
-from titan_tts.serving.refusals import BodyLimit, KeyCheck, Refusal, add_refusals
+from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
 from titan_tts.serving.served import Served
 from titan_tts.speak.joining import faded, pause
 from titan_tts.speak.utterance import Speech, Utterance
@@ -120,14 +120,17 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]
         working.cancel()
 
 
-def build_app(service: SpeechService, api_key: str = "") -> FastAPI:
-    """The application. `api_key`: what requests must have; empty: none. The caller closes the batcher."""
+def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1") -> FastAPI:
+    """The application. `api_key`: what requests must have; empty: none. `host`: where it listens. The caller closes the
+    batcher."""
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
     add_refusals(app)
     # JSON may write a character as two escapes of six bytes.
     app.add_middleware(BodyLimit, limit=2**16 + 12 * service.served.max_characters)
     if api_key:  # checked before a body is read
         app.add_middleware(KeyCheck, key=api_key)
+    else:
+        app.add_middleware(HostCheck, host=host)
 
     @app.post("/v1/audio/speech")
     async def speech(body: SpeechBody, request: Request) -> Response:

@@ -28,7 +28,10 @@ def run(options: Options) -> int:
 
 
 def _serve(options: Options) -> None:
+    from starlette.middleware import Middleware
+
     from titan_tts.serving.page import build_page
+    from titan_tts.serving.refusals import HostCheck
     from titan_tts.serving.served import load_served
 
     page = build_page(load_served(options), Path(options.run).resolve().name, options.seed)
@@ -39,6 +42,7 @@ def _serve(options: Options) -> None:
             prevent_thread_lock=True,
             quiet=True,
             share=False,
+            app_kwargs={"middleware": [Middleware(HostCheck, host=options.host)]},
         )
     except OSError as error:
         raise InputError(

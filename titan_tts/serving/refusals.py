@@ -1,8 +1,10 @@
-"""Refusals in OpenAI's form, and checks of key and body before a request is parsed."""
+"""Refusals in OpenAI's form, and checks of host, key and body before a request is parsed."""
 
 import hmac
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -67,6 +69,33 @@ def add_refusals(app: FastAPI) -> None:
 
 
 # Pure ASGI: `@app.middleware("http")` would end an answer that fails midway as if it were complete.
+
+
+class HostCheck:
+    """Refuses requests to another name than this machine's, where the server listens for it alone (`host` is a loopback
+    address). A browser sends them for a page whose name was first a stranger's server and then became 127.0.0.1."""
+
+    def __init__(self, app: Any, host: str):
+        self.app, self.checks = app, _is_loopback(host)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        answer = self.app
+        if scope["type"] in ("http", "websocket") and self.checks:
+            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            if not _is_loopback(given):
+                message = f"the request is to {given!r}, but this server answers those to 127.0.0.1 and localhost; "
+                message += "--host 0.0.0.0 serves other machines and any name"
+                answer = Refusal(403, message, "host_not_allowed").response()
+        await answer(scope, receive, send)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a name or address, with or without a port, can mean nothing but this machine."""
+    try:
+        name = host if host.count(":") > 1 and host[0] != "[" else urlsplit(f"//{host}").hostname
+        return name == "localhost" or ip_address(name or "").is_loopback
+    except ValueError:
+        return False
 
 
 class KeyCheck:

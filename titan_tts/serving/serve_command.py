@@ -55,7 +55,7 @@ def run(options: Options) -> int:
     listening.listen()  # clients may connect once the line is printed
     show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")
     try:
-        server(build_app(service, key)).run([listening])
+        server(build_app(service, key, options.host)).run([listening])
     finally:
         batcher.close()
     return 0

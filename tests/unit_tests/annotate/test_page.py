@@ -17,6 +17,7 @@ import soundfile
 
 from tests.helpers.browser import tab
 from tests.helpers.collected import segment_id, write_collected, write_list
+from tests.helpers.hosts import status_of
 from titan_tts.annotate.assignment import Assignments
 from titan_tts.annotate.segments import read_segments
 from titan_tts.annotate.store import annotations, database_path
@@ -64,6 +65,7 @@ def test_only_who_has_the_token_and_only_by_id(tmp_path):
     (tmp_path / "out/secret.wav").write_bytes(b"RIFF")
     body = {"annotator": "ann", "segment": segment_id(0), "action": "accept", "text": "x"}
     with served(folder) as (address, token):
+        assert status_of(address, "evil.example", "/") == 403
         status, page = ask(f"{address}/", None)
         assert status == 200 and token.encode() not in page and b"Text 0" not in page
         for path, sent in (("settings", None), ("next", {"annotator": "ann"}), ("judge", body)):

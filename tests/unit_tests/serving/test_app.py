@@ -19,6 +19,7 @@ import soundfile
 import torch
 import tyro
 
+from tests.helpers.hosts import status_of
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts.speak.joining import join
@@ -52,11 +53,11 @@ def server(synthesizer):
 
     with ExitStack() as stack:
 
-        def start(max_characters=4096, api_key=""):
+        def start(max_characters=4096, api_key="", on="127.0.0.1"):
             batcher = Batcher(synthesizer, max_waiting=8)
             stack.callback(batcher.close)
             served = Served(synthesizer, {"mine": Voice(torch.ones(2, 8))}, max_characters)
-            app = build_app(SpeechService(served, batcher, "tiny"), api_key)
+            app = build_app(SpeechService(served, batcher, "tiny"), api_key, on)
             host, port = stack.enter_context(listening_with(app))
             return f"http://{host}:{port}", batcher
 
@@ -231,6 +232,30 @@ def test_models_health_and_the_key(server):
     assert status == 503 and json.loads(content)["error"]["type"] == "server_error"
 
 
+@pytest.mark.parametrize(
+    "on, key, others",
+    [("127.0.0.1", "", 403), ("localhost", "", 403), ("127.0.0.1", "a", 401), ("0.0.0.0", "", 200)],
+)
+def test_a_name_that_was_made_to_mean_this_machine_is_refused(server, on, key, others):
+    """A stranger's page could else speak and read what is served here, as of the same origin as its own server."""
+    url, _ = server(api_key=key, on=on)
+    ours = 401 if key else 200
+    names = dict.fromkeys(
+        ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.8.9.1", "[::1]:8000"), ours
+    )
+    names |= dict.fromkeys(
+        (
+            "evil.example",
+            "127.0.0.1.evil.example:8000",
+            "localhost.evil.example",
+            "[::1",
+            "10.0.0.9",
+        ),
+        others,
+    )
+    assert {name: status_of(url, name) for name in names} == names
+
+
 def exchange(url, *sent):
     """The server's answer, up to the end of the connection."""
     host, port = url.removeprefix("http://").split(":")
@@ -246,7 +271,7 @@ def exchange(url, *sent):
 @pytest.mark.parametrize("chunked", [True, False])
 def test_a_body_has_a_limit(server, chunked):
     url, _ = server(max_characters=100)
-    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: here\r\n"
+    head = "POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\n"
     if chunked:
         chunk = b"8000\r\n" + b"x" * 2**15 + b"\r\n"
         answer = exchange(url, f"{head}Transfer-Encoding: chunked\r\n\r\n".encode(), *[chunk] * 3)
@@ -318,11 +343,11 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
         assert found | wanted == found
     arrived = []
 
-    def build_app(service, key):
+    def build_app(service, key, host):
         batcher, voices = service.batcher, service.served.voices
         batcher.close()
         arrived.extend([batcher.max_batch, batcher.max_waiting])
-        arrived.extend([batcher.seed, service.model, service.served.max_characters, key])
+        arrived.extend([batcher.seed, service.model, service.served.max_characters, key, host])
         arrived.append({name: len(voice.reference) for name, voice in voices.items()})
         return "app"
 
@@ -337,17 +362,17 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(served, "load_synthesizer", lambda *_: synthesizer)
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
-    numbers = "--port 0 --max-batch 3 --max-waiting 5 --max-characters 60 --seed 7"
+    numbers = "--host localhost --port 0 --max-batch 3 --max-waiting 5 --max-characters 60 --seed 7"
     numbers += " --voice d=c.npy --voice e=a=b.npy --voice f=c.npy,a=b.npy"
     options = tyro.cli(serve_command.Options, args=["run", "--model-name=it", *numbers.split()])
     assert serve_command.run(options) == 0
-    assert arrived == [3, 5, 7, "it", 60, "secret", {"d": 3, "e": 2, "f": 5}]
+    assert arrived == [3, 5, 7, "it", 60, "secret", "localhost", {"d": 3, "e": 2, "f": 5}]
     assert capsys.readouterr().out.endswith("/v1, with a key\n")
     monkeypatch.delenv(serve_command.KEY_VARIABLE)
     assert serve_command.run(serve_command.Options(run="outputs/voice/", port=0)) == 0
     line = capsys.readouterr().out
     assert line.startswith("voice at http://127.0.0.1:") and line.endswith(", without a key\n")
-    assert arrived[7:] == [16, 64, 0, "voice", 4096, "", {}]
+    assert arrived[8:] == [16, 64, 0, "voice", 4096, "", "127.0.0.1", {}]
     for given, words in (
         ({"voice": ["d=c.npy", "e"]}, "--voice = e, but it must be NAME=FILE"),
         ({"voice": ["d=gone"]}, "--voice = d=gone, but there is no such file"),

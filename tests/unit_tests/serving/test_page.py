@@ -8,6 +8,7 @@ import pytest
 import soundfile
 import torch
 
+from tests.helpers.hosts import status_of
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -99,3 +100,22 @@ def test_the_demo_has_a_folder_of_its_own(monkeypatch, synthesizer):
         demo_command.run(demo_command.Options(run="voice", seed=5))
     ((folder, mode, owner),) = seen
     assert (mode, owner) == (0o700, os.getuid()) and not folder.exists()
+
+
+@pytest.mark.parametrize("on, others", [("127.0.0.1", 403), ("0.0.0.0", 200)])
+def test_the_demo_refuses_names_of_others(monkeypatch, synthesizer, tmp_path, on, others):
+    import gradio
+
+    from titan_tts.serving import demo_command, served
+
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setattr(served, "load_synthesizer", lambda *_: synthesizer)
+    found = []
+
+    def block_thread(page):
+        url = f"http://127.0.0.1:{page.server_port}"
+        found.extend(status_of(url, host, "/") for host in ("localhost", "evil.example"))
+
+    monkeypatch.setattr(gradio.Blocks, "block_thread", block_thread)
+    demo_command._serve(demo_command.Options(run="voice", host=on, port=0))
+    assert found == [200, others]

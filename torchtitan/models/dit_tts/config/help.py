@@ -9,6 +9,7 @@ import tyro
 from torchtitan.config.manager import custom_registry
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import TTSConfigManager
+from torchtitan.models.dit_tts.config.options import read_options
 
 _SECTIONS = """job data encoder model attention objective distill optimizer lr_scheduler training ema validation samples
 sampling checkpoint resume divergence parallelism megatron activation_checkpoint compile quantize metrics benchmark profiling comm
@@ -48,7 +49,7 @@ def print_help(every_key: bool) -> int:
     rest = (
         "" if every_key else "--help-all also lists upstream's keys that this family does not use."
     )
-    tyro.cli(config, description=_DESCRIPTION + rest, args=["--help"], registry=custom_registry)
+    read_options(config, custom_registry, description=_DESCRIPTION + rest, args=["--help"])
     return 0
 
 

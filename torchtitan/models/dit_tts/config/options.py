@@ -2,16 +2,79 @@
 
 import dataclasses
 import difflib
+import io
+import re
+import shutil
+import sys
+import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from functools import partial
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from tyro.constructors import PrimitiveConstructorSpec
+import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
 
 from torchtitan.models.dit_tts.errors import InputError
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
+
+# Where tyro's script of a completion knows no word it replaces what was typed by nothing; files are better.
+_COMPLETION = {
+    "matches+=(": '[ -z "$completion" ] || matches+=(',
+    "complete -F": "complete -o default -F",
+    "completion_array+=(": '[ -z "$completion" ] || completion_array+=(',
+    "completions' completion_array": "completions' completion_array || _files",
+}
+
+
+def read_options(kind: Any, registry: ConstructorRegistry, **given: Any) -> Any:
+    """What tyro reads from a command line. All lines of its help fit into the terminal: it wraps those in boxes."""
+    registry.struct_rule(_with_joined_help)
+    output = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, "backslashreplace")
+    output.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # for colours
+    try:
+        with redirect_stdout(output):
+            return tyro.cli(kind, registry=registry, **given)
+    finally:
+        output.seek(0)
+        *about, rest = output.read().split("\n\n")
+        plain = [re.sub("\x1b\\[[0-9;]*m", "", each) for each in about]
+        if plain and plain[0].startswith("usage: "):
+            plain[0] = re.sub(r"(?<=\w),(?=\w)", ", ", plain[0])
+            width = shutil.get_terminal_size().columns
+            about = [textwrap.fill(each, width, break_on_hyphens=False) for each in plain]
+        text = "\n\n".join([*about, rest])
+        for its, ours in _COMPLETION.items():
+            text = text.replace(its, ours)
+        sys.stdout.write(text)
+
+
+def _with_joined_help(info: StructTypeInfo) -> Any:
+    """tyro's reading of a dataclass, with the lines of each field's docstring joined. tyro keeps the breaks before
+    indented lines, and a shell completes to what follows one."""
+    if not dataclasses.is_dataclass(info.type) or _with_joined_help in info.markers:
+        return None
+    marked = dataclasses.replace(info, markers=(*info.markers, _with_joined_help))
+    spec = ConstructorRegistry.get_struct_spec(marked)
+    if not isinstance(spec, StructConstructorSpec):
+        return spec
+    fields = [
+        dataclasses.replace(each, helptext=partial(_joined, each.helptext)) for each in spec.fields
+    ]
+    return dataclasses.replace(spec, fields=tuple(fields))
+
+
+def _joined(text: str | Callable[[], str | None] | None) -> str:
+    """A docstring in one line, apart from the items of upstream's lists."""
+    return re.sub(r"\s*\n\s*(?!- )", " ", (text() if callable(text) else text) or "")
 
 
 def option_name(arg: str) -> str:
