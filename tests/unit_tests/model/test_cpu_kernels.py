@@ -51,6 +51,7 @@ def rope(positions: torch.Tensor) -> torch.Tensor:
     return rope_table(positions.float(), 4, 10.0, (True, False)).double()
 
 
+PER_SAMPLE, ONE_EACH = (normal(2, 1, 4), normal(2, 1, 4)), torch.tensor([0, 1, 2])
 FUSED = (normal(2, 3, 4, 2, 4), normal(4, 1, 4))
 
 
@@ -59,6 +60,15 @@ FUSED = (normal(2, 3, 4, 2, 4), normal(4, 1, 4))
     [
         (cpu_kernels.scaled_norm, (normal(2, 3, 4), normal(2, 1, 4), normal(2, 1, 4), 1e-3)),
         (cpu_kernels.scaled_norm, (normal(2, 3, 4), normal(4), None, 1e-3)),
+        # One position: sums and products have the shape of what they are made of.
+        (cpu_kernels.scaled_norm, (normal(2, 1, 4), normal(2, 1, 4), normal(2, 1, 4), 1e-3)),
+        (cpu_kernels.scaled_norm, (normal(1, 4), normal(1, 4), None, 1e-3)),
+        (cpu_kernels.scaled_norm, (normal(1, 2, 4), *PER_SAMPLE, 1e-3, ONE_EACH)),
+        (cpu_kernels.normed_heads, (normal(1, 1, 2, 4, 4), normal(2, 2, 4), None, 1e-3)),
+        (cpu_kernels.silu_mul, (normal(1, 1, 2, 4),)),
+        (cpu_kernels.sigmoid_mul, (normal(1, 1, 4), normal(1, 1, 2, 4)[..., 0, :])),
+        (cpu_kernels.add_scaled, (normal(2, 1, 4), normal(2, 1, 4), normal(2, 1, 4))),
+        (cpu_kernels.add_scaled, (normal(1, 2, 4), PER_SAMPLE[0], normal(1, 2, 4), ONE_EACH)),
         (cpu_kernels.normed_heads, (normal(2, 3, 2, 4, 4), normal(2, 2, 4), None, 1e-3)),
         (cpu_kernels.normed_heads, (*FUSED, rope(torch.arange(3)), 1e-3)),
         (cpu_kernels.normed_heads, (*FUSED, rope(normal(2, 3)), 1e-3)),
@@ -69,7 +79,8 @@ FUSED = (normal(2, 3, 4, 2, 4), normal(4, 1, 4))
 )
 def test_backward_passes(function, inputs):
     for each in inputs:
-        if isinstance(each, torch.Tensor) and each.dim() < 5 or each is inputs[0]:
+        differs = isinstance(each, torch.Tensor) and each.is_floating_point() and each.dim() < 5
+        if differs or each is inputs[0]:
             each.requires_grad_()
     with torch.enable_grad():
         assert torch.autograd.gradcheck(function, inputs)

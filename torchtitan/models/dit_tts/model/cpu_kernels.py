@@ -71,8 +71,8 @@ def _factors(table: torch.Tensor, starts: torch.Tensor | None) -> tuple[torch.Te
 def _sums(x: torch.Tensor, table: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
     """x summed to the table's shape, each part to its factor's."""
     pairs = zip(_parts(x, starts), _factors(table, starts), strict=True)
-    sums = [part.sum_to_size(factor.shape) for part, factor in pairs]
-    return sums[0] if starts is None else torch.cat(sums)
+    # The sum of one position is the part itself, which callers overwrite; cat copies.
+    return torch.cat([part.sum_to_size(factor.shape) for part, factor in pairs])
 
 
 def _multiply_(x: torch.Tensor, table: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
