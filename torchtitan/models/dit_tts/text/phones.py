@@ -11,7 +11,7 @@ from typing import Any
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.token_counts import read_texts
 from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -73,7 +73,10 @@ class Phonemizer:
         self._name_instead = lru_cache(_KEPT)(self._find_name)
 
     def __call__(self, text: str) -> str:
-        return self._kept(" ".join(text.split()))
+        whole = text.encode(
+            "utf-8", "replace"
+        ).decode()  # a tokenizer refuses half of a surrogate pair
+        return self._kept(" ".join(whole.split()))
 
     def _phones(self, text: str) -> str:
         spoken = []
@@ -157,11 +160,10 @@ def lost_letters(dataset: Dataset, phones: Phonemizer) -> dict[int, list[str]]:
 
 def check_letters(dataset: Dataset, phones: Phonemizer) -> None:
     """Raises InputError where texts have letters that `phones` loses, for a model could not tell their words apart."""
-    lost = lost_letters(dataset, phones)
-    letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
-    require(
-        not lost,
-        f"[encoder] model = 'phones:{phones.language}', but in {len(lost)} of {len(dataset)} texts espeak-ng reads letters "
-        f"as the name of their script or not at all ({named(letters)}; {dataset.sample_id(min(lost, default=0))}); set it to "
-        f"'chars' or 'bytes', or prepare texts without them, with these words written as they are said",
-    )
+    if lost := lost_letters(dataset, phones):
+        letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
+        raise InputError(
+            f"[encoder] model = 'phones:{phones.language}', but in {len(lost)} of {len(dataset)} texts espeak-ng reads "
+            f"letters as the name of their script or not at all ({named(letters)}; {dataset.sample_id(min(lost))}); set it "
+            f"to 'chars' or 'bytes', or prepare texts without them, with these words written as they are said"
+        )

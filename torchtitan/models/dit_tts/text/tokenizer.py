@@ -321,6 +321,5 @@ class UnitTokenizer(ConditionedTokenizer):
 
     def unknown_characters(self, text: str) -> list[str]:
         known = {*self.vocabulary.characters, *self.added.characters}
-        if self._phones is not None and (lost := self._phones.lost(text)):
-            return lost
-        return [] if self._bytes else sorted(set(self.spoken(text)) - known)
+        unknown = [] if self._bytes else sorted(set(self.spoken(text)) - known)
+        return (self._phones.lost(text) if self._phones else []) or unknown
