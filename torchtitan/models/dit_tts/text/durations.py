@@ -184,8 +184,9 @@ def fit_durations(
 
     Args:
         encoder: of the run, whose phones count instead of letters if it has them.
-        base: the fit of the weights that the run starts from. At the rate of these data it is what few texts leave
-            as it was.
+        base: the fit of the weights that the run starts from. Few texts leave it as it was, and its voices keep their
+            rates: that of new recordings belongs to their speakers, and is every voice's only if these have no names
+            or are more than the base's.
     """
     language, added = language_of(encoder.model), tuple(encoder.added_tokens)
     count = _Counter(language, added)
@@ -200,19 +201,31 @@ def fit_durations(
     frames = dataset.frames[chosen].astype(np.float64)
     good = _fits(features, frames)
     features, frames = features[good], frames[good]
-    rows, targets = _shrunk(features, frames, _MAX_LENGTH)
-    known, ridge = np.zeros(features.shape[1]), _RIDGE
-    if base is not None and (base.language, base.added) == (language, added):
-        said = max(1.0, float((features @ base.weights).sum()))
-        known, ridge = base.weights * frames.sum() / said, _BASE_TEXTS
-    weights = known + _solve(rows, targets - rows @ known, ridge)
-    fitted = features @ weights
     names, codes = np.unique(
         [str(m.get("speaker", "")) for m, each in zip(metadata, good, strict=True) if each],
         return_inverse=True,
     )
-    rates = np.bincount(codes, frames) / np.bincount(codes, fitted)
-    scale = {str(name): float(rate) for name, rate in zip(names, rates, strict=True) if name}
+
+    def rates(fitted: np.ndarray) -> np.ndarray:
+        """(names,) of the speakers: real over fitted frames."""
+        return np.bincount(codes, frames) / np.maximum(1.0, np.bincount(codes, fitted))
+
+    rows, targets = _shrunk(features, frames, _MAX_LENGTH)
+    known, ridge, old = np.zeros(features.shape[1]), _RIDGE, dict[str, float]()
+    if base is not None and (base.language, base.added) == (language, added):
+        ridge, new = _BASE_TEXTS, set(names.tolist()) - base.speaker_scale.keys()
+        rate = float(frames.sum() / max(1.0, (features @ base.weights).sum()))
+        if "" not in new and len(new) <= len(base.speaker_scale):
+            # Beyond a factor of two it is no voice's pace, but letters that the base does not know.
+            rate /= min(2.0, max(0.5, rate))
+        known = base.weights * rate
+        old = {name: each / rate for name, each in base.speaker_scale.items()}
+        targets = targets / np.where(names == "", 1.0, rates(features @ known))[codes]
+    weights = known + _solve(rows, targets - rows @ known, ridge)
+    fitted = features @ weights
+    found = zip(names.tolist(), rates(fitted).tolist(), strict=True)
+    scale = old | {name: each for name, each in found if name}
     spread = float(((frames - frames.mean()) ** 2).sum())
+    fitted *= frames.sum() / max(1.0, float(fitted.sum()))  # another pace is no wrong text
     explained = 1.0 - float(((frames - fitted) ** 2).sum()) / spread if spread else 0.0
     return LinearDurationModel(weights, scale, explained, language, added)
