@@ -7,12 +7,13 @@ from typing import Any, Literal
 import torch
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from titan_tts.annotate.agreement import differences
 from titan_tts.annotate.assignment import Assignments, Task
 from titan_tts.annotate.segments import Segment, load_audio
 from titan_tts.html import PAGE_STYLE
+from titan_tts.prepare.recordings import is_utf8
 from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
 from torchtitan.models.dit_tts.speech.audio import to_mono
 from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
@@ -27,6 +28,13 @@ _FACTS = ("agreement", "speaker", "language", "source", "quality", "snr_db")
 
 class Who(BaseModel):
     annotator: str = Field(min_length=1, max_length=64)
+
+    @field_validator("*")
+    @classmethod
+    def is_text(cls, value: str | None) -> str | None:
+        if not is_utf8(value or ""):
+            raise ValueError("half a surrogate pair, which is no character")
+        return value
 
 
 class Judgement(Who):

@@ -62,7 +62,8 @@ class Segment:
 
     def _number(self, name: str, otherwise: float) -> float:
         value = self.row.get(name)
-        return float(value) if isinstance(value, (int, float)) else otherwise
+        # Of NaN the second is False, too; an integer may be too large for a float.
+        return float(value) if type(value) in (int, float) and abs(value) < 1e9 else otherwise
 
 
 def read_segments(target: Path) -> dict[str, Segment]:

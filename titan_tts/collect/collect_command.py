@@ -141,8 +141,10 @@ def _work(options: Options, job: "Job", queue: "Queue") -> None:
     most = min(_MAX_CPU_WORKERS, len(os.sched_getaffinity(0)))
     count = options.workers or (min(jobs, most) if devices == ["cpu"] else len(devices))
     (done, size, heard), began = queue.totals(), time.monotonic()
-    # Of bytes, as nobody knows the hours of a recording before it is decoded.
-    with tqdm(desc="collecting", total=size, initial=done, unit="B", unit_scale=True) as bar:
+    # Of bytes, as nobody knows the hours of a recording before it is decoded. Smoothed, the rate would be that of the
+    # second in which a recording was finished, and the time left 00:00.
+    shown = {"desc": "collecting", "unit": "B", "unit_scale": True, "smoothing": 0}
+    with tqdm(total=size, initial=done, **shown) as bar:
 
         def watch() -> None:
             done, _, seconds = queue.totals()

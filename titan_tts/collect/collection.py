@@ -21,7 +21,7 @@ from titan_tts.collect.folder import (
 )
 from titan_tts.prepare.recordings import json_object
 from torchtitan.models.dit_tts.bounded import read_bytes
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import write_atomic
 
 COLLECTION_NAME, SPEAKERS_NAME = "collection.jsonl", "speakers.json"
@@ -61,6 +61,12 @@ def _write(output: Path) -> list[dict[str, Any]]:
             rows += [record | {"source": name} for record in records]
             if records:
                 vectors.append(embeddings)
+                sizes = {len(each[0]) for each in vectors}
+                require(
+                    len(sizes) == 1,
+                    f"{output / FILES / file}: has embeddings of another size than others ({sizes}), of another encoder; "
+                    "move it away and run titan-tts collect again",
+                )
                 owners += [number] * len(records)
     known = known_speakers(output)
     labels, similarity = cluster(

@@ -18,6 +18,8 @@ other files, are empty there and stand in collection.jsonl.
 
 import io
 import json
+import math
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +52,7 @@ _LOCK_SECONDS = 60
 _DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "loudness": 2}
 _DIGITS |= {"chars_per_second": 2, "overlap": 4}
 _FIELDS = (*_DIGITS, "text", "text_verbatim", "language", "quality")  # of a segment
+_NULLABLE = ("agreement", "overlap", "text_verbatim")
 
 
 @contextmanager
@@ -91,11 +94,20 @@ def open_folder(
 def read_record(output: Path) -> dict[str, Any]:
     path = output / RECORD_NAME
     record = read_json(path, collection=str, settings=dict, files=dict)
+    # They become names of a database and of folders, and the folder may be a stranger's.
     require(
-        record.get("format") == FORMAT,
+        record.get("format") == FORMAT
+        and is_collection_id(record["collection"])
+        and all(re.fullmatch("[0-9a-f]{16}", file) for file in record["files"])
+        and all(isinstance(name, str) for name in record["files"].values())
+        and _is_number(record["settings"].get("speaker_threshold")),
         f"{path}: is none of this version of titan-tts collect; give a folder that it wrote, or a new one",
     )
     return record
+
+
+def is_collection_id(name: str) -> bool:
+    return re.fullmatch("[0-9a-f]{32}", name) is not None
 
 
 def write_names(output: Path, names: Mapping[str, str]) -> None:
@@ -120,12 +132,18 @@ def write_recording(
     output: Path, file: str, token: str, segments: "Sequence[Segment]", seconds: float, rate: int
 ) -> None:
     """Makes files/FILE_ID of a recording's segments, whose audio has `rate`. Of two writers one wins: what they write
-    is the same. Raises OSError where the disk fails."""
+    is the same. Raises OSError where the disk fails, InputError for embeddings that tell nothing."""
     import soundfile
 
     folder = output / PARTIAL / f"{file}.{token}"
     folder.mkdir(parents=True, exist_ok=True)
     records = []
+    vectors = [np.asarray(segment.embedding, np.float32) for segment in segments]
+    require(
+        len({each.shape for each in vectors}) < 2 and all(np.isfinite(v).all() for v in vectors),
+        "the analyzer returned embeddings that are not finite, or of several sizes; mend it",
+    )
+    array = np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
     for segment in segments:
         name = segment_id(file, segment.start, segment.stop)
         record: dict[str, Any] = {
@@ -143,8 +161,6 @@ def write_recording(
         soundfile.write(flac, segment.waveform, rate, "PCM_16", format="FLAC")
         (folder / f"{name}.flac").write_bytes(flac.getvalue())
     (folder / "segments.jsonl").write_text(as_lines(records), encoding="utf-8")
-    vectors = [segment.embedding for segment in segments]
-    array = np.stack(vectors).astype(np.float32) if vectors else np.zeros((0, 0), np.float32)
     np.save(folder / "embeddings.npy", array)
     (folder / "recording.json").write_text(json.dumps({"seconds": seconds}))
     try:
@@ -181,6 +197,11 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
     lines = str(read_bytes(folder / "segments.jsonl"), "utf-8").split("\n")[:-1]
     records = [parse_json(line) for line in lines]
     embeddings = parse_array(read_bytes(folder / "embeddings.npy"))
+    is_table = embeddings.ndim == 2 and embeddings.dtype.kind == "f"
+    require(
+        is_table and bool(np.isfinite(embeddings).all()),
+        f"has embeddings of {embeddings.dtype} {embeddings.shape}, or infinite ones",
+    )
     seconds = min(read_seconds(folder) + 0.001, MAX_SECONDS)
     require(
         len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
@@ -190,14 +211,22 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
     for record in records:
         if lacking := {"id", "audio", *_FIELDS} - record.keys():
             raise InputError(f"a record has no {min(lacking)}")
+        for field in _FIELDS:
+            value = record[field]
+            kind = _is_number(value) if field in _DIGITS else isinstance(value, str)
+            require(
+                kind or (value is None and field in _NULLABLE), f"a record has {field} = {value!r}"
+            )
         start, stop = record["start"], record["stop"]
         name = segment_id(file, start, stop)
         require(
             record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
             f"{record['id']} has the times and audio of {name} and {record['audio']}",
         )
-        header = soundfile.info(folder / f"{name}.flac")
-        length = header.frames / header.samplerate
+        with soundfile.SoundFile(folder / f"{name}.flac") as audio:
+            # The header of one that was cut tells the length of before: only its last sample tells.
+            audio.seek(audio.frames - 1)
+            length = (audio.frames - 1 + len(audio.read(1))) / audio.samplerate
         # As times rise, no id is there twice.
         require(
             last <= start < stop <= seconds and abs(length - (stop - start)) < 0.0015,
@@ -205,6 +234,10 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
         )
         last = stop
     return records, embeddings
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def as_lines(records: Sequence[Mapping[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from titan_tts.collect.folder import is_collection_id
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
 
 STATES = ("pending", "claimed", "done", "dead")
@@ -271,6 +272,10 @@ class PostgresQueue(Queue):
     def __init__(self, url: str, collection: str, max_attempts: int):
         import psycopg
 
+        # It stands in statements, where no value can take a name's place.
+        require(
+            is_collection_id(collection), f"{collection!r} is no collection; give its own OUTPUT"
+        )
         self.error, schema = psycopg.Error, f"titan_tts_{collection}"
         super().__init__(
             lambda: psycopg.connect(url, autocommit=True, connect_timeout=_CONNECT_SECONDS),
@@ -279,8 +284,8 @@ class PostgresQueue(Queue):
             max_attempts,
             # Two machines that begin at once would both find the tables missing.
             f"SELECT pg_advisory_xact_lock(hashtext('{schema}'))",
-            f"CREATE SCHEMA IF NOT EXISTS {schema}",
-            f"SET search_path TO {schema}",
+            f'CREATE SCHEMA IF NOT EXISTS "{schema}"',
+            f'SET search_path TO "{schema}"',
         )
 
 

@@ -19,11 +19,12 @@ from titan_tts.collect.queue import Queue
 from titan_tts.collect.worker import Job, Unsound, work
 from titan_tts.launch.supervisor import interrupt_on_signals
 from titan_tts.prepare.executors import obey_parent
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import InputError, require, show
 
 _EXIT_AGAIN = 75  # of a worker in whose place a new process should go on
 _POLL_SECONDS = 1.0
 _MAX_FRUITLESS = 5  # processes in turn that end before they have a job
+_MAX_ALIKE = 3  # failures of an analysis in turn, all by the same error, while it has done nothing
 
 
 class _Worker(NamedTuple):
@@ -38,10 +39,10 @@ def run_here(
     """Runs `count` workers, which take `devices` in turn, until the queue is empty; `watch` is called meanwhile.
 
     A process that ends early (killed, out of memory, an error of its GPU) fails the job that it had, and a new one
-    takes its place. The InputError of a worker ends all.
+    takes its place. The InputError of a worker ends all, and so does an analysis that fails for each recording alike.
     """
     workers: dict[str, _Worker] = {}
-    fruitless = 0
+    fruitless, done, failures = 0, queue.counts()["done"], list[str]()
     interrupt_on_signals()  # claims are given back at once, not when they expire
     try:
         for number in range(count):
@@ -51,11 +52,23 @@ def run_here(
             watch()
             for name, worker in [*workers.items()]:
                 status = worker.process.exitcode
-                if status == 2:
+                said = ""
+                if status in (2, _EXIT_AGAIN):
                     with suppress(EOFError):  # nothing was said: a plug-in ended the process
-                        raise InputError(worker.errors.recv())
+                        said = worker.errors.recv()
+                if said and status == 2:
+                    raise InputError(said)
                 if status is not None:
                     del workers[name]
+                if said:
+                    if said not in failures:
+                        show(f"an analysis failed, and is tried again: {said}")
+                    failures.append(said)
+                    require(
+                        failures[-_MAX_ALIKE:] != [said] * _MAX_ALIKE
+                        or queue.counts()["done"] > done,
+                        f"the analysis fails for each recording alike ({said}); mend it and start again",
+                    )
                 if status:
                     had_a_job = queue.fail_claims(name, _how_it_ended(status))
                     fruitless = 0 if had_a_job or status == _EXIT_AGAIN else fruitless + 1
@@ -91,7 +104,8 @@ def main(errors: Connection, threads: int, job: dict[str, Any], name: str, devic
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
     try:
         work(Job(**job), name, device)
-    except Unsound:
+    except Unsound as error:
+        errors.send(str(error))
         sys.exit(_EXIT_AGAIN)
     except (InputError, ModuleNotFoundError) as error:
         errors.send(str(error))

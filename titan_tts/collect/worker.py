@@ -55,7 +55,7 @@ class Job:
 
 
 class Unsound(Exception):
-    """A job failed by an error that is not its input's: this process and its GPU may be in any state."""
+    """A job failed by this error, which is not its input's: this process and its GPU may be in any state."""
 
 
 def work(job: Job, name: str, device: str) -> None:
@@ -97,7 +97,7 @@ def collect_recording(job: Job, queue: Queue, claim: Claim, analyzer: Any) -> No
             queue.fail(claim, message)
             if known and not heart.stages:
                 return  # it cannot be decoded, which is the recording's fault alone
-            raise Unsound from error
+            raise Unsound(message) from error
         try:
             write_recording(output, claim.id, claim.token, segments, seconds, rate)
         except OSError as error:

@@ -12,10 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import soundfile
+import tqdm
 
 from tests.helpers.collecting import COUNT, analyzed_jobs, queue_of, read_rows, seconds, tree
 from tests.helpers.sentences import refused
+from titan_tts import cli
 from titan_tts.collect import run_workers, worker
+from titan_tts.collect.collect_command import Options, _work
 from titan_tts.collect.collection import write_collection
 from titan_tts.collect.folder import read_recording
 from titan_tts.collect.queue import Queue
@@ -193,18 +196,70 @@ def test_what_is_missing_in_files_is_made_again(source, output, collect):
     assert (tree(output / "files"), read_rows(output)) == (files, rows)
 
 
-def test_a_worker_that_ends_with_status_2_and_says_nothing_is_replaced(monkeypatch):
+def run_workers_that_end(monkeypatch, status, messages, done=()):
+    """Runs workers that end with this status one after the other and say these messages; `done`: jobs so far."""
+    said, counts = iter(messages), iter([0, *done])
+
     def started(job, device, count):
         errors, theirs = Pipe(duplex=False)
+        if message := next(said, ""):
+            theirs.send(message)
         theirs.close()
-        process = SimpleNamespace(exitcode=2, terminate=int, join=int)
+        process = SimpleNamespace(exitcode=status, terminate=int, join=int)
         return {"w": run_workers._Worker(process, errors, device)}
 
     monkeypatch.setattr(run_workers, "_started", started)
+    monkeypatch.setattr(run_workers, "_POLL_SECONDS", 0)
     monkeypatch.setattr(run_workers, "interrupt_on_signals", lambda: None)
-    queue = SimpleNamespace(fail_claims=lambda *a: 0, release_claims=lambda name: None)
-    run = lambda: run_workers.run_here(None, ["cpu"], 1, queue, lambda: None)  # noqa: E731
+    queue = SimpleNamespace(
+        fail_claims=lambda *a: status == run_workers._EXIT_AGAIN,
+        release_claims=lambda name: None,
+        counts=lambda: {"done": next(counts, 0)},
+    )
+    run_workers.run_here(None, ["cpu"], 1, queue, lambda: None)
+
+
+def test_a_worker_that_ends_with_status_2_and_says_nothing_is_replaced(monkeypatch):
+    run = lambda: run_workers_that_end(monkeypatch, 2, [])  # noqa: E731
     refused(run, "workers end before they have a job", "status 2")
+
+
+@pytest.mark.parametrize(
+    ("messages", "done", "count"),
+    [
+        (["a bug"] * 9, [], 3),
+        (["of memory", "a bug", "of memory", "a bug", "a bug", "a bug"], [], 6),
+        (["a bug"] * 5, [1, 1, 0], 5),  # others of its recordings were done
+    ],
+)
+def test_an_analysis_that_always_fails_ends_the_command_soon(
+    monkeypatch, capsys, messages, done, count
+):
+    taken = []
+    heard = (taken.append(each) or each for each in messages)
+    refused(
+        lambda: run_workers_that_end(monkeypatch, run_workers._EXIT_AGAIN, heard, done),
+        "fails for each recording alike (a bug)",
+    )
+    assert len(taken) == count
+    assert capsys.readouterr().out.count("a bug\n") == 1  # said when it first happens
+
+
+def test_embeddings_of_an_analyzer_that_tell_nothing_end_the_command(
+    source, output, collect, monkeypatch, capsys
+):
+    analyze = StandIn.analyze
+    for wrong in (np.array([1, np.nan, 0, 0]), np.ones(3)):
+
+        def spoil(self, *arguments):
+            found = analyze(self, *arguments)
+            found[-1].embedding = wrong
+            return found
+
+        monkeypatch.setattr(StandIn, "analyze", spoil)
+        assert collect(source, output) == 2
+        assert "embeddings that are not finite, or of several sizes" in capsys.readouterr().err
+    monkeypatch.undo()
 
 
 def damages(folder: Path, rng: random.Random) -> str:
@@ -212,7 +267,9 @@ def damages(folder: Path, rng: random.Random) -> str:
     path = folder / "segments.jsonl"
     lines, kind = (
         path.read_text().splitlines(),
-        rng.choice(["shuffle", "drop", "double", "audio", "swap", "key", "cut"]),
+        rng.choice(
+            ["shuffle", "drop", "double", "audio", "swap", "key", "cut", "half", "value", "nan"]
+        ),
     )
     one, other = rng.sample(range(len(lines)), 2)
     records = [json.loads(line) for line in lines]
@@ -227,6 +284,16 @@ def damages(folder: Path, rng: random.Random) -> str:
     elif kind == "cut":
         names = f"{records[one]['id']}.flac", "embeddings.npy", "recording.json"
         os.truncate(folder / rng.choice(names), 9)
+    elif kind == "half":  # whose header still tells the whole length
+        audio = folder / f"{records[one]['id']}.flac"
+        os.truncate(audio, audio.stat().st_size // 2)
+    elif kind == "nan":
+        np.save(folder / "embeddings.npy", np.full((len(lines), 4), np.nan, np.float32))
+    elif kind == "value":
+        wrong = {"agreement": "x", "text": 5, "snr_db": None, "clipped": True, "stop": 10**400}
+        name = rng.choice(sorted(wrong))
+        records[one][name] = wrong[name]
+        lines = [json.dumps(record) for record in records]
     else:  # a text with the times of one and the audio of another
         if kind == "swap":
             records[one]["audio"] = records[other]["audio"]
@@ -241,7 +308,7 @@ def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect
     collect(source, output)
     folders = [f for f in (output / "files").iterdir() if len(list(f.glob("*.flac"))) > 1]
     seen = set()
-    for number in range(60):
+    for number in range(90):
         rng = random.Random(number)
         folder = rng.choice(folders)
         kept = tree(folder)
@@ -250,7 +317,68 @@ def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect
         refused(lambda: write_collection(output), folder.name)
         for name, content in kept.items():
             (folder / name).write_bytes(content)
-    assert len(seen) == 7
+    assert len(seen) == 10
     write_collection(output)
+    other = np.load(folders[0] / "embeddings.npy")
+    np.save(folders[0] / "embeddings.npy", np.pad(other, [(0, 0), (0, 1)]))
+    refused(lambda: write_collection(output), "embeddings of another size", "4", "5")
+    np.save(folders[0] / "embeddings.npy", other)
     (output / "speakers.json").write_text('{"a": 1')
     refused(lambda: write_collection(output), "speakers.json", "new names")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"collection": "x')); COPY (SELECT 1) TO PROGRAM 'touch owned'; --"},
+        {"collection": "0" * 31},
+        {"files": {"../../elsewhere": "a.wav"}},
+        {"files": {"0" * 16: 5}},
+        {"settings": {"speaker_threshold": "high"}},
+    ],
+)
+def test_names_of_a_strangers_folder_reach_no_database_and_no_path(
+    source, output, collect, capsys, change
+):
+    collect(source, output)
+    record = json.loads((output / "collect.json").read_text())
+    (output / "collect.json").write_text(json.dumps(record | change))
+    refused(lambda: write_collection(output), "collect.json")
+    capsys.readouterr()
+    for command in (["collect", str(source)], ["annotate"]):
+        assert cli.main([*command, str(output)]) == 2
+        assert "collect.json" in capsys.readouterr().err
+
+
+def test_the_time_left_is_told_from_all_the_time_so_far(tmp_path, monkeypatch):
+    """A file that is done after ten minutes was not done in the second of the last look."""
+    now, left = [0.0], []
+    queue = SimpleNamespace(
+        counts=lambda: {"pending": 2, "claimed": 0},
+        totals=lambda: (100 * (now[0] > 600), 200, 0.0),
+        jobs=lambda state="": {},
+    )
+
+    def run_here(job, devices, count, queue, watch):
+        while now[0] < 603:
+            now[0] += 1
+            watch()
+        left.append(bars[0].format_dict)
+
+    bars = []
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
+    monkeypatch.setattr(run_workers, "run_here", run_here)
+    watched = type("watched", (tqdm.std.tqdm,), {})
+    init = watched.__init__
+
+    def kept(self, *arguments, **options):
+        bars.append(self)
+        init(self, *arguments, **options)
+
+    watched.__init__ = kept
+    monkeypatch.setattr(tqdm, "tqdm", watched)
+    options, job = Options(source="", output=str(tmp_path)), SimpleNamespace(output=str(tmp_path))
+    _work(options, job, queue)
+    shown = left[0]
+    rate = shown["rate"] or (shown["n"] - shown["initial"]) / shown["elapsed"]
+    assert 500 < (shown["total"] - shown["n"]) / rate < 700
