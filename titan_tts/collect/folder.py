@@ -29,6 +29,7 @@ import numpy as np
 
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.bounded import (
+    check_regular,
     parse_array,
     parse_json,
     read_bytes,
@@ -91,8 +92,9 @@ def open_folder(
 def read_record(output: Path) -> dict[str, Any]:
     path = output / RECORD_NAME
     record = read_json(path, collection=str, settings=dict, files=dict)
+    threshold = record.get("settings", {}).get("speaker_threshold")
     require(
-        record.get("format") == FORMAT,
+        record.get("format") == FORMAT and isinstance(threshold, (int, float)),
         f"{path}: is none of this version of titan-tts collect; give a folder that it wrote, or a new one",
     )
     return record
@@ -181,6 +183,11 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
     lines = str(read_bytes(folder / "segments.jsonl"), "utf-8").split("\n")[:-1]
     records = [parse_json(line) for line in lines]
     embeddings = parse_array(read_bytes(folder / "embeddings.npy"))
+    is_table = embeddings.ndim == 2 and embeddings.dtype.kind == "f"
+    require(
+        is_table and bool(np.isfinite(embeddings).all()),
+        f"has embeddings of {embeddings.dtype} {embeddings.shape}, or infinite ones",
+    )
     seconds = min(read_seconds(folder) + 0.001, MAX_SECONDS)
     require(
         len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
@@ -196,6 +203,7 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
             record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
             f"{record['id']} has the times and audio of {name} and {record['audio']}",
         )
+        check_regular(folder / f"{name}.flac")
         header = soundfile.info(folder / f"{name}.flac")
         length = header.frames / header.samplerate
         # As times rise, no id is there twice.
