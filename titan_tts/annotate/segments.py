@@ -10,6 +10,7 @@ from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations, show_left_out
 from titan_tts.collect.collection import COLLECTION_NAME, known_speakers, write_collection
 from titan_tts.collect.folder import FILES, RECORD_NAME, is_complete, read_record
 from titan_tts.prepare.audio_reader import Loader, Recording
+from titan_tts.prepare.formats import text_lines
 from titan_tts.prepare.formats.manifest import Manifest
 from titan_tts.prepare.recordings import Unusable, json_object
 from titan_tts.prepare.settings import Options
@@ -95,8 +96,7 @@ def _read(path: Path) -> Iterator[Segment]:
     """The rows by the rules of `titan-tts prepare`: the same names of columns, the same ids."""
     # A row that nobody has given a speaker can be annotated, too.
     manifest = Manifest(Options(source=str(path), output="", speaker="unknown"))
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        lines = [line for line in file if line.strip()]
+    lines = [line for line in text_lines(str(path), newline="") if line.strip()]
     for line, item in zip(lines, manifest.items(), strict=True):
         if isinstance(item, Unusable):
             raise InputError(f"{path}: {item.key} {item.sentence}; correct or remove the row")

@@ -63,7 +63,11 @@ class History:
 
     def read(self, connection: sqlite3.Connection) -> None:
         """Adds each new row that is about a segment's present audio."""
-        columns = ", ".join(field.name for field in fields(Edit))
+        # SQLite keeps a value of any kind, and the folder may be another person's.
+        kinds: dict[Any, str] = {int: "INTEGER", float: "REAL"}
+        columns = ", ".join(
+            f"CAST({each.name} AS {kinds.get(each.type, 'TEXT')})" for each in fields(Edit)
+        )
         statement = f"SELECT {columns} FROM edits WHERE id > ? ORDER BY id"
         for row in connection.execute(statement, [self._last]):
             edit = Edit(*row)

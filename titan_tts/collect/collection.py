@@ -19,9 +19,8 @@ from titan_tts.collect.folder import (
     read_record,
     read_recording,
 )
-from titan_tts.prepare.recordings import json_object
-from torchtitan.models.dit_tts.bounded import read_bytes
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.bounded import read_json_file
+from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic
 
 COLLECTION_NAME, SPEAKERS_NAME = "collection.jsonl", "speakers.json"
@@ -42,10 +41,11 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
 def known_speakers(output: Path) -> dict[str, int]:
     """{SEGMENT_ID: number of its speaker}, also of recordings that are left out now: they may come back."""
     path = output / SPEAKERS_NAME
-    known = json_object(read_bytes(path)) if path.exists() else {}
-    if known is None or {type(number) for number in known.values()} - {int}:
-        raise InputError(f"{path}: is damaged; restore it, or remove it: speakers get new names")
-    return known
+    with reading(path, "restore it, or remove it: speakers get new names"):
+        known = read_json_file(path) if path.exists() else {}
+        if not all(type(number) is int and 0 <= number < 2**31 for number in known.values()):
+            raise ValueError("not the numbers of speakers")
+        return known
 
 
 def _write(output: Path) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ import numpy as np
 
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.bounded import (
+    check_regular,
     parse_array,
     parse_json,
     read_bytes,
@@ -223,6 +224,7 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
             record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
             f"{record['id']} has the times and audio of {name} and {record['audio']}",
         )
+        check_regular(folder / f"{name}.flac")
         with soundfile.SoundFile(folder / f"{name}.flac") as audio:
             # The header of one that was cut tells the length of before: only its last sample tells.
             audio.seek(audio.frames - 1)

@@ -130,7 +130,7 @@ def read_requests(path: str, common: Request) -> list[Request]:
 
 def _request(where: str, line: str, root: Path, common: Request) -> Request:
     try:
-        given: Any = parse_json(line)
+        given: Any = parse_json(line, half_pairs=True)
     except ValueError:
         given = None
     if not isinstance(given, dict) or "text" not in given:

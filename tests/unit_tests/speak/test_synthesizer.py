@@ -115,7 +115,7 @@ def test_texts_are_composed_and_names_compared_so(synthesizer, tmp_path):
     values = {"speaker": ("Jo\u0308rg",), "duration": ("0",)}
     tokenizer = UnitTokenizer(replace(synthesizer.run.tokenizer.vocabulary, conditioning=values))
     run = replace(synthesizer.run, tokenizer=tokenizer)
-    own = replace(synthesizer, run=run, speech_data=ExportedSpeechData(tmp_path, 128))
+    own = replace(synthesizer, run=run, speech_data=ExportedSpeechData(tmp_path, 8))
     for name in ("J\u00f6rg", "Jo\u0308rg"):
         voice = own.speaker(name)
         assert voice.speaker == "Jo\u0308rg" and len(voice.reference) == 3

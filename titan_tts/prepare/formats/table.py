@@ -33,7 +33,7 @@ from titan_tts.prepare.recordings import (
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.members import HASHES_KEY
-from torchtitan.models.dit_tts.data.parquet_shard import shard_schema
+from torchtitan.models.dit_tts.data.parquet_shard import check_names_once, shard_schema
 from torchtitan.models.dit_tts.errors import InputError, require
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -130,7 +130,8 @@ class Table:
             else:
                 self._batches, schema = _open_arrow(path)
                 self.groups = len(self._batches)
-        except (pyarrow.ArrowException, OSError) as error:
+            check_names_once(schema)
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise _unreadable(path, error) from None
         # Extension types by what they are stored as.
         names = {field.name: getattr(field.type, "storage_type", field.type) for field in schema}
@@ -235,6 +236,8 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = 
                 f"column {name} has {len(data)} bytes for {rows} frames of {channels} channels"
             )
         return _finite(np.frombuffer(data, kind).astype(np.float32), channels, name)
+    if not isinstance(cell, pyarrow.ListScalar):
+        raise InputError(f"column {name} holds {cell.type}; lists of numbers are needed")
     values = cell.values
     if types.is_nested(values.type):
         lengths = pyarrow.compute.list_value_length(values)  # type: ignore[attr-defined]

@@ -163,11 +163,11 @@ def state(**kwargs):
         (put("decoder.extra", torch.zeros(1)), "unexpected: decoder.extra"),
         (put(f"{NORMED}.bias", torch.zeros(7)), f"{NORMED}.bias (7,), not (24,)"),
         (put(f"{NORMED}.weight_g", torch.ones(1, 48, 1)), "weight_g (1, 48, 1), not (48, 1, 1)"),
-        (put("encoder.block.5.alpha", torch.full((1, 64, 1), torch.nan)), "not finite: encoder.sn"),
+        (put("encoder.block.5.alpha", torch.full((1, 64, 1), torch.nan)), "not finite"),
         (state(encoder_dim=64), "metadata has encoder_dim = 64, but its weights 4"),
         (state(sample_rate="fast"), "sample_rate = 'fast'"),
         (drop("quantizer.out_proj.weight_v"), "is no DAC-VAE: it lacks quantizer.out_proj.weight"),
-        (lambda content: content.pop("state_dict"), "has no 'state_dict'"),
+        (lambda content: content.pop("state_dict"), "lacks 'state_dict'"),
         (put("encoder.block.1.block.4.weight_v", torch.ones(8, 4, 3)), "strides [1, 8, 10, 12"),
     ],
 )

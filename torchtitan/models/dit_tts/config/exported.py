@@ -159,7 +159,7 @@ def read_exported(folder: Path) -> dict[str, Any]:
         assert isinstance(content["audio"], dict)
         for section, values in content["config"].items():
             names = KEPT[section]
-            assert names is None or set(values) <= set(names)
+            assert isinstance(values, dict) and (names is None or set(values) <= set(names))
     except (KeyError, TypeError, AttributeError, AssertionError):
         raise InputError(
             f"{path} was changed since titan-tts export wrote it; export the run again"

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -305,7 +306,7 @@ def _is_possible(index: ShardIndex) -> bool:
     ends = columns["key_end"]
     starts = np.concatenate([[0], ends[:-1]])
     stops = [columns["metadata_offset"] + columns["metadata_bytes"]]
-    possible = [index.channels < 2**24, columns["metadata_offset"] >= 0]
+    possible: list[Any] = [index.channels < 2**24, columns["metadata_offset"] >= 0]
     possible += [columns["metadata_bytes"] >= 0, starts < ends, ends <= len(keys)]
     for array in members.ARRAYS:
         item_bytes, offset = columns[f"{array.name}_item_bytes"], columns[f"{array.name}_offset"]

@@ -16,6 +16,7 @@ they are searched for: what is found are the bytes that pyarrow reads as the val
 """
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,14 +75,17 @@ class ParquetShard:
         with _corruption():
             self._parquet = pyarrow.parquet.ParquetFile(pyarrow.PythonFile(self._file, mode="r"))
             schema = self._parquet.schema_arrow
+            check_names_once(schema)
         for wanted in shard_schema():
             found = schema.field(wanted.name).type if wanted.name in schema.names else "missing"
             self._require(
                 found == wanted.type, f"its column {wanted.name} is {found}, not {wanted.type}"
             )
         stored = schema.metadata or {}
-        self._require(stored.get(_CHANNELS, b"").isdigit(), f"it has no {_CHANNELS.decode()}")
-        self.channels = int(stored[_CHANNELS])
+        channels = stored.get(_CHANNELS, b"")
+        is_count = channels.isdigit() and len(channels) < 8 and int(channels) > 0
+        self._require(is_count, f"its {_CHANNELS.decode()} is no number of channels")
+        self.channels = int(channels)
         size = stored.get(_SHARD_BYTES, b"%d" % source.size)
         is_size = size.isdigit() and len(size) < 20 and 0 < int(size) < 2**63
         self._require(is_size, f"its {_SHARD_BYTES.decode()} is no number of bytes")
@@ -179,6 +183,20 @@ def shard_schema() -> "pyarrow.Schema":
     fields |= dict.fromkeys((array.name for array in members.ARRAYS), pyarrow.binary())
     fields["metadata"] = pyarrow.string()
     return pyarrow.schema([pyarrow.field(*field, nullable=False) for field in fields.items()])
+
+
+def check_names_once(fields: "Iterable[pyarrow.Field]") -> None:
+    """Raises ValueError where two columns, or two fields of one, have a name: which of them is meant nobody knows."""
+    from pyarrow import types
+
+    fields = list(fields)
+    name, count = Counter(field.name for field in fields).most_common(1)[0] if fields else ("", 0)
+    if count > 1:
+        raise ValueError(f"{name!r} is there {count} times; give each column a name of its own")
+    for kind in (getattr(field.type, "storage_type", field.type) for field in fields):
+        if types.is_nested(kind):
+            inner = [kind.field(number) for number in range(kind.num_fields)]
+            check_names_once(inner)
 
 
 def _located(

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import xxhash
 
-from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError, without_secrets
+from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError, require, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,10 @@ class Extent:
 
 def shown(url: str) -> str:
     """The URL as messages name it: without a password and without the signature of its query."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it is no URL, as the store will say
+        return without_secrets(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
@@ -86,6 +89,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     import fsspec
 
     protocol, _, rest = url.partition("://")
+    require(bool(rest), f"{url} names nothing in its store; give a complete URL")
     # Their stores' own errors would repeat it, and a secret with a slash looks like a path.
     if protocol in ("s3", "s3a", "gs", "gcs") and re.match(r"(?!arn:)[^/]*:", rest):
         raise InputError(
@@ -102,7 +106,7 @@ def filesystem(url: str) -> tuple[Any, str]:
             f"{shown(url)}: the package that reads '{protocol}://' is not installed "
             f'({_one_line(error)}); for s3 and http install it by pip install "titan-tts[remote]"'
         ) from None
-    except ValueError as error:
+    except Exception as error:  # stores have other arguments, and some connect here
         raise InputError(f"{shown(url)} is not a URL of a store ({_one_line(error)})") from None
     if protocol in ("s3", "s3a"):
         store.retries = 1  # retries are made here, once, and not by each layer below as well
@@ -175,9 +179,13 @@ def stat(url: str, *, fresh: bool = False) -> Stat:
     gave them.
     """
     store, path = filesystem(url)
-    if fresh:
-        store.invalidate_cache(path)
-    info = call(url, "opened", lambda: store.info(path))
+
+    def ask() -> dict[str, Any]:
+        if fresh:
+            store.invalidate_cache(path)
+        return store.info(path)
+
+    info = call(url, "opened", ask)
     size = info.get("size")
     if info.get("type") == "directory":
         raise InputError(f"{shown(url)}: is a folder; a shard is one .tar file")

@@ -48,9 +48,8 @@ def add_adapter(model: nn.Module, options: Lora) -> None:
     for module, name, parts, rows in projections(model):
         layer = getattr(module, name)
         new = partial(torch.empty, dtype=layer.weight.dtype, device=layer.weight.device)
-        layer.lora_a, layer.lora_b = (
-            nn.Parameter(new(shape)) for shape in _shapes(layer, parts, options.rank)
-        )
+        a, b = _shapes(layer, parts, options.rank)
+        layer.lora_a, layer.lora_b = nn.Parameter(new(a)), nn.Parameter(new(b))
         layer.low_rank = LowRank(parts, rows, scale)
         layer.register_forward_hook(_add_update)
 
