@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.infra import stop_signal
-from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal, state_after
+from torchtitan.models.dit_tts.infra.stop_signal import Progress, Stopped, StopSignal, state_after
 
 
 def test_only_a_second_signal_ends_a_process_at_once(monkeypatch):
@@ -58,9 +58,13 @@ def agree_and_stall(rank: int, folder: str) -> None:
     stop.arm(timedelta(seconds=20))
     progress.at(1, 0)
     assert stop.agreed() == 0
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGUSR1)
-    assert stop.agreed() == signal.SIGUSR1
+    done = []
+    with pytest.raises(Stopped):
+        for each in stop.until_stopped(range(4)):
+            done.append(each)
+            if (rank, each) == (1, 1):
+                os.kill(os.getpid(), signal.SIGUSR1)
+    assert done == [0, 1] and stop.agreed() == signal.SIGUSR1
     stop.close()
     progress.at(2, 1 if rank == 0 else 0)
     dist.barrier()

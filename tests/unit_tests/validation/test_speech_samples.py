@@ -1,6 +1,9 @@
 """Speech samples of a run: the choice of prompts, the files written, and the checks before training."""
 
 import json
+import os
+import pkgutil
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,6 +211,40 @@ def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     assert "speech/duration_error_raw" not in logged[0]  # it is the same
     assert not any("step" in name.split("/")[1:] or name.endswith("time") for name in logged[0])
     assert "samples at step 3: speaker similarity" in caplog.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "place, at, rows", [("heldout_loss.stream_keys", 1, []), ("speech_samples.score", 2, [2])]
+)
+def test_a_signal_ends_them_at_the_next_batch(
+    tmp_path, train, options, monkeypatch, place, at, rows
+):
+    """The step is saved, and the next start measures what is missing."""
+    options += ["--validation.batch_size=2", "--checkpoint.interval=100", "--validation.freq=2"]
+    assert train("unbroken", *options) == 0
+    place = f"torchtitan.models.dit_tts.validation.{place}"
+    function, calls = pkgutil.resolve_name(place), []
+
+    def signalled(*given):
+        calls.append(given)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return function(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, signalled)
+        assert train("run", *options) == 128 + signal.SIGTERM
+    run, unbroken = Folder(tmp_path / "run"), Folder(tmp_path / "unbroken")
+    assert len(calls) == at and [row["step"] for row in run.validation()] == rows
+    assert (run.state()["state"], run.checkpoints()) == ("preempted", {"step-2"})
+    assert train("run", *options) == 0
+    names = ("step", "heldout_loss", "duration_error")
+    found, wanted = (
+        [tuple(row.get(name) for name in names) for row in each.validation()]
+        for each in (run, unbroken)
+    )
+    assert found == wanted and len(found) == 4
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ class DiTTTSTrainer(Trainer):
             run_folder,
             self.metrics_processor,
             self.checkpointer,
+            stop_signal,
         )
         self.step_ids: list[str] = []
         self.settled_ids: list[str] = []

@@ -9,10 +9,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,13 @@ _SAME_SECONDS = 1.0
 """Within it the same signal counts once, as a launcher and a terminal may both send it"""
 _SAY_SO_SECONDS = 3.0
 """Time for all ranks of a timed-out collective to report it"""
+
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Work between two steps was left because of a signal."""
 
 
 def state_after(number: int) -> str:
@@ -66,6 +74,14 @@ class StopSignal:
         dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
         return int(number)
 
+    def until_stopped(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields the items, of which every rank has as many. Raises Stopped before one once a rank has got a signal.
+        A collective."""
+        for each in items:
+            if self.agreed():
+                raise Stopped
+            yield each
+
     def close(self) -> None:
         self._armed = False
         for each, handler in self._before.items():
@@ -91,7 +107,7 @@ class StopSignal:
             requested = True
             self._number = self._number or number
             logger.warning(
-                f"{signal.Signals(number).name}: this step ends, a checkpoint is saved, and the run ends; "
+                f"{signal.Signals(number).name}: this step or batch ends, a checkpoint is saved, and the run ends; "
                 f"another signal ends it at once"
             )
             # Numbers that have come by then are the same signal, even if a call that holds the GIL delayed us.

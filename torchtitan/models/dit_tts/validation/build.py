@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_ranks
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.parallelize import is_first_copy
+from torchtitan.models.dit_tts.infra.stop_signal import StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
@@ -44,6 +45,7 @@ def build_validator(
     run_folder: RunFolder,
     metrics: TTSMetricsProcessor,
     checkpointer: RunCheckpointer,
+    stop_signal: StopSignal,
 ) -> Validator | None:
     """The validator of a run; None where it is off or there are no held-out samples. `view`: the
     same as upstream sees it.
@@ -85,6 +87,7 @@ def build_validator(
         group,
         build_flow_loss(config),
         duration_figures(data.frames_per_second) if is_duration else {},
+        stop_signal.until_stopped,
     )
     logger.info(
         f"Validation every {validation.freq} steps on {len(sets[0])} held-out samples of "
@@ -122,6 +125,7 @@ def build_validator(
             sharded=parallel_dims.fsdp_enabled or parallel_dims.dp_replicate_enabled,
             reports=is_first_copy(parallel_dims),
             writes=run_folder.rank == 0,
+            until_stopped=stop_signal.until_stopped,
         )
     return Validator(
         config,

@@ -5,7 +5,7 @@ gain is what a condition is worth: the loss with another sample's text (or anoth
 minus the loss with the right one, at the same time and noise. It is 0 where the model does not use it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +37,7 @@ class HeldoutLoss:
         error_sums: the loss function.
         row_figures: further figures of the held-out set, means over its samples, by name: of each a
             function of the network's output and frame_mask to (B,).
+        until_stopped: yields the batches, and raises once the run is to end.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class HeldoutLoss:
         group: dist.ProcessGroup | None = None,
         error_sums: Callable[..., torch.Tensor] = squared_error_sums,
         row_figures: Mapping[str, Callable[..., torch.Tensor]] = MappingProxyType({}),
+        until_stopped: Callable[[Any], Iterable[Any]] = iter,
     ):
         self.sets = {"heldout_loss": heldout, "training_loss": training}
         self._batches = {
@@ -60,6 +62,7 @@ class HeldoutLoss:
         self.times, self.seed, self.objective = validation.times, validation.seed, objective
         self.forward_pass, self.device, self.group = forward_pass, forward_pass.device, group
         self.error_sums, self.row_figures = error_sums, row_figures
+        self.until_stopped = until_stopped
         self._targets: dict[tuple[int, int], torch.Tensor] = {}  # of a student, which stay the same
 
     @torch.no_grad()
@@ -93,7 +96,7 @@ class HeldoutLoss:
         shape = len(kinds), len(self.times), samples, 3 + len(self.row_figures)
         values = torch.zeros(shape, dtype=torch.float64, device=self.device)
         teacher = self.forward_pass.teacher
-        for fixed, counts in batches:
+        for fixed, counts in self.until_stopped(batches):
             inputs = self.forward_pass.to_device(fixed.inputs)
             mask = valid_mask(inputs["frames"], inputs["latents"].shape[1])
             frames = inputs["frames"].double()

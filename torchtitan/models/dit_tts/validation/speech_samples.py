@@ -8,6 +8,7 @@ samples/step-1000/scores.json                 what was heard, and the scores of 
 import json
 import re
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ class SpeechSamples:
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
         reports: whether this rank writes and scores what it has made; false where another one makes the same.
+        until_stopped: yields batches and prompts, and raises once the run is to end.
     """
 
     def __init__(
@@ -144,11 +146,13 @@ class SpeechSamples:
         sharded: bool = False,
         writes: bool = True,
         reports: bool = True,
+        until_stopped: Callable[[Any], Iterable[Any]] = iter,
     ):
         self.config, self.folder, self.codec, self.writes = config, folder, codec, writes
         self.tokenizer, self.objective, self.sharded = tokenizer, objective, sharded
         self.model, self.text_encoder = forward_pass.model, forward_pass.text_encoder
         self.device, self.amp = forward_pass.device, forward_pass.amp
+        self.until_stopped = until_stopped
         self._sounds: dict[int, torch.Tensor] = {}
         share = share_of(len(prompts), rank, ranks)
         self.own = [(prompts[number], reports and counts) for number, counts in share]
@@ -174,14 +178,14 @@ class SpeechSamples:
         prompts = [prompt for prompt, _ in self.own]
         latents: list[torch.Tensor] = []
         with self.amp:
-            for first in range(0, len(prompts), _BATCH):
+            for first in self.until_stopped(range(0, len(prompts), _BATCH)):
                 latents += self._generate(prompts[first : first + _BATCH])
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
         similarities = self._similarities(latents)
         folder = self.folder / f"step-{step}" / suffix.removeprefix("_")
         rows = []
-        for number, (prompt, is_own) in enumerate(self.own):
+        for number, (prompt, is_own) in enumerate(self.until_stopped(self.own)):
             if is_own:
                 row = self._score(prompt, latents[number], waveforms[number], folder)
                 if similarities is not None and len(prompt.request.reference):

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.validation_figures import prefix
 from torchtitan.models.dit_tts.flow.duration import SECONDS_ERROR, WITHIN
 from torchtitan.models.dit_tts.infra.ema import EMA
+from torchtitan.models.dit_tts.infra.stop_signal import Stopped
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
@@ -59,11 +60,12 @@ class Validator:
         return step > 0 and any(self.due(step))
 
     def validate(self, model_parts: list[nn.Module], step: int) -> None:
-        """A collective. What it measures is the same on every rank."""
+        """A collective. What it measures is the same on every rank. A signal leaves what is not measured by then to the
+        run's next start."""
         began = time.perf_counter()
         self.ready()
         measure, speak = self.due(step)
-        with _undisturbed(self.model):
+        with suppress(Stopped), _undisturbed(self.model):
             if measure:
                 self._record(self._measure_loss(), step, began)
             if speak and self.samples is not None:
