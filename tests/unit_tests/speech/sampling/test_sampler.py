@@ -172,6 +172,40 @@ def test_every_way_of_sampling_is_that_of_the_request_alone(settings):
         assert (found - without).abs().max() > 1e-3 * scale
 
 
+ECHO = dict(text_projection=False, speaker_partial_patches=False)
+KINDS = {
+    "ours": {},
+    "ours, an odd number of heads": dict(dim=24, n_heads=3, speaker_patch_size=1),
+    "Echo-TTS": ECHO,
+    "Irodori-TTS": ECHO | {"speaker_bidirectional": True, "speaker_patch_size": 2},
+    "Irodori-TTS, patches of 4": ECHO | {"speaker_bidirectional": True},
+    "bidirectional with partial patches": dict(speaker_bidirectional=True, speaker_patch_size=3),
+    "features from outside": dict(text_vocab_size=0),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_speaks_as_to_the_request_alone(kind, compiled):
+    """In a batch of unequal references; compiled blocks mask what eager ones on a CPU leave out."""
+    args = small_args(**{"latent_channels": 8, "text_vocab_size": 300, "n_layers": 1} | KINDS[kind])
+    model, more = random_model(args).eval(), {}
+    if not args.text_vocab_size:
+        more["text_encoder"] = lambda ids, mask: ids[..., None].float().expand(-1, -1, 32) / 300
+    draw = torch.Generator().manual_seed(2)
+    requests = [
+        SpeechRequest(text, torch.randn(frames, 8, generator=draw), 4 + frames)
+        for text, frames in (("nine frames", 9), ("four", 4), ("two here", 2), ("none", 0))
+    ]
+    alone = [generate([each], model=model, **more)[0] for each in requests]
+    if compiled:
+        compile_for_any_lengths(model, "default", "eager")
+    found = generate(requests, model=model, **more) + generate(requests[:1], model=model, **more)
+    scale = max(float(each.abs().max()) for each in alone)
+    for row, wanted in zip(found, [*alone, alone[0]], strict=True):
+        torch.testing.assert_close(row, wanted, atol=1e-5 * scale, rtol=0)
+
+
 def test_a_cpu_computes_no_padded_frame():
     """Of unequal requests; equal ones stay a batch of rows."""
     model, shapes = random_model(small_args(latent_channels=8, text_vocab_size=300)), set()

@@ -320,8 +320,8 @@ def guided_keys(
     dtype: torch.dtype,
     speaker_scale: float = 1.0,
 ) -> GuidedKeys:
-    """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy. Waits for the device; to be called
-    once for all steps of the same copies and scale."""
+    """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy, whose valid keys come first in each row.
+    Waits for the device; to be called once for all steps of the same copies and scale."""
     masks: list[torch.Tensor | None] = []
     for copy in copies:
         chosen = [frame_mask, *itertools.compress((text_mask, speaker_mask), copy)]
@@ -331,6 +331,7 @@ def guided_keys(
     streams = (frame_mask, text_mask, speaker_mask)
     lengths: tuple[tuple[int, ...], ...] | None = None
     if any(mask is not None for mask in masks):
+        assert all((mask[:, 1:] <= mask[:, :-1]).all() for mask in streams), "a gap in the keys"
         lengths = tuple(zip(*(mask.sum(1).tolist() for mask in streams)))
     return GuidedKeys(tuple(copies), tuple(masks), scale, lengths)
 

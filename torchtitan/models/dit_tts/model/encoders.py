@@ -87,11 +87,12 @@ def _attendable(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _with_mean(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (B, P, D) and mask (B, P) with the mean of the valid positions behind them, valid if any is."""
+    """x (B, P, D) and mask (B, P) with the mean of the valid positions before them, valid if any is. Before, as valid
+    keys come first: see `attention_backends.guided_keys`."""
     count = mask.sum(1, keepdim=True)
     total = torch.where(mask[..., None], x, 0.0).sum(1, keepdim=True)
     mean = total / count.clamp(min=1)[..., None].to(x.dtype)
-    return torch.cat([x, mean], dim=1), torch.cat([mask, count > 0], dim=1)
+    return torch.cat([mean, x], dim=1), torch.cat([count > 0, mask], dim=1)
 
 
 class ByteEncoder(nn.Module):
