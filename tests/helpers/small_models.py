@@ -11,9 +11,10 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 
 def small_args(**sizes: Any) -> DiTTTSModelArgs:
-    defaults = dict(dim=32, n_layers=2, n_heads=2, mlp_dim=48, adaln_rank=8, timestep_dim=16)
-    defaults |= dict(speaker_dim=32, speaker_n_layers=1, speaker_n_heads=2, speaker_mlp_dim=48)
-    defaults |= dict(text_dim=32, text_n_layers=1, text_n_heads=2, latent_channels=16)
+    """No two widths are equal, and no number of heads is one of blocks."""
+    defaults = dict(dim=32, n_layers=2, n_heads=4, mlp_dim=48, adaln_rank=6, timestep_dim=20)
+    defaults |= dict(speaker_dim=24, speaker_n_layers=1, speaker_n_heads=2, speaker_mlp_dim=40)
+    defaults |= dict(text_dim=28, text_n_layers=1, text_n_heads=2, latent_channels=16)
     return DiTTTSModelArgs(**defaults | sizes)
 
 

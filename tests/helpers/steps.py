@@ -44,7 +44,7 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.progress = SimpleNamespace(at=lambda step, part: None)
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
     trainer.gradient_noise = GradientNoise()
-    trainer.ema = EMA(model, [0.999])
+    trainer.ema = EMA(model, [0.9, 0.999])
     trainer.compile_watch = CompileWatch(model)
     trainer.train_context = dist_utils.get_train_context(False)
     trainer.loss_fn, trainer.maybe_enable_amp = squared_error_sums, nullcontext()

@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
-ARGS = small_args(text_vocab_size=8, latent_channels=8, n_heads=4, text_positions="aligned")
+ARGS = small_args(text_vocab_size=8, latent_channels=8, text_positions="aligned")
 CONFIG = ["--training.mixed_precision_param=float32", "--activation_checkpoint.mode=full"]
 CONFIG += ["--parallelism.backend=megatron", "--optimizer.implementation=foreach"]
 LORA = ["--lora.rank=3", "--lora.alpha=2"]

@@ -281,7 +281,7 @@ def test_its_fine_tune_goes_on_where_the_run_was_and_is_saved(train, tmp_path):
     losses = base.losses()
     last = sum(losses[step] for step in range(31, 41)) / 10
     assert tuned.audit()[0]["ids"] == base.audit()[0]["ids"]  # the batch of losses[1]
-    assert losses[1] - tuned.losses()[1] > 0.5 * (losses[1] - last) > 0.04
+    assert losses[1] - tuned.losses()[1] > 0.5 * (losses[1] - last) > 0.03
     assert tuned.checkpoints() == {"step-1"}
     config = load_run_config(tuned.path)
     assert config.data.conditioning == ["speaker"]

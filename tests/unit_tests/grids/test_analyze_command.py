@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.helpers.analysis_table import check_page, check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
@@ -14,7 +15,7 @@ from tests.helpers.browser import dom_after_scripts
 from titan_tts import cli
 from titan_tts.grids.drawing import label
 from titan_tts.grids.page import change, figure_text, span
-from titan_tts.grids.plots import _lost_cells
+from titan_tts.grids.plots import _effects, _lost_cells, _scaling
 from titan_tts.tables import number
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,6 +89,27 @@ def test_every_plot_is_a_picture_and_on_the_page(analysis):
     svg = (analysis / "plots" / "mfu_over_batch.svg").read_text()
     for text in ("out of memory", "failed", "timed out", "skipped", "MFU %", "4 GPUs"):
         assert text in svg
+
+
+def test_lines_of_the_plots():
+    """Each curve's ideal is that of its own fewest GPUs; an effect's range, interval and ratio differ."""
+    points = [
+        [dict(gpus=n, mfu=mfu, efficiency=1.0, published=None) for n, mfu in ((1, high), (8, low))]
+        for high, low in ((0.4, 0.2), (0.3, 0.1))
+    ]
+    curves = [
+        {"configuration": {"size": "800M", "layout": layout}, "points": each}
+        for layout, each in zip(("ddp", "fsdp"), points, strict=True)
+    ]
+    _scaling(figure := Figure(), curves, ["size", "layout"])
+    drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]
+    assert drawn == [pytest.approx(ends) for ends in ([30, 10], [30, 30], [40, 20], [40, 40])]
+
+    side = dict(smallest=0.5, low=0.8, ratio=1.1, high=1.3, largest=2.0, pairs=3)
+    row = dict(size="800M", factor="x", together=[], level=1, base=0, best_batch={"pairs": 0})
+    _effects(figure := Figure(), [row | {"equal_batch": side}])
+    drawn = [list(line.get_xdata()) for line in figure.axes[0].lines[1:]]
+    assert drawn == [pytest.approx(ends) for ends in ([-50, 100], [-20, 30], [10])]
 
 
 @pytest.mark.long

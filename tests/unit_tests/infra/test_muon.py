@@ -14,9 +14,9 @@ def test_fused_projections_split_into_their_matrices():
     block, products = model.layers[0], matmul_weights(model)
     attention, mlp = block.attention, block.mlp
     layouts = {
-        attention.qkv_gate: (2, 4, 32),
-        attention.text_kv: (2, 2, 32),
-        attention.speaker_kv: (2, 2, 32),
+        attention.qkv_gate: (4, 4, 16),
+        attention.text_kv: (4, 2, 16),
+        attention.speaker_kv: (4, 2, 16),
         mlp.gate_and_up: (-1, 2, mlp.block),
     }
     for linear, layout in layouts.items():

@@ -29,6 +29,18 @@ def test_silu_mul_for_triton():
     assert ((found - expected).abs() <= expected.abs() * 2**-7).all()  # two roundings
 
 
+def test_norms_on_a_gpu_are_computed_in_float32(monkeypatch):
+    """Of bfloat16 only the result is rounded; each weight is its own."""
+    monkeypatch.setattr(layers.cpu_kernels, "use_cpu_kernels", lambda x: False)
+    x, weight = (30 * normal(3, 2, 6)).bfloat16(), normal(6).bfloat16()
+    norm = layers.RMSNorm(6, 0.5).bfloat16()
+    norm.weight.data = weight
+    expected = x.double() / (x.double().square().mean(-1, keepdim=True) + 0.5).sqrt() * weight
+    found = norm(x)
+    assert found.dtype == torch.bfloat16
+    assert ((found - expected).abs() <= expected.abs() * 2**-8 * 1.01).all()  # one rounding
+
+
 @pytest.mark.parametrize("device, compiling", [("cpu", True), ("meta", False), ("meta", True)])
 def test_only_compiled_gpu_code_takes_the_form_for_triton(device, compiling, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)

@@ -39,15 +39,10 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 VOCABULARY = 40
 
 SMALL = small_args(
-    n_heads=4,
-    speaker_dim=16,
     speaker_n_layers=2,
-    speaker_mlp_dim=24,
     latent_channels=8,
-    text_dim=16,
     text_vocab_size=VOCABULARY,
     text_n_layers=2,
-    adaln_rank=6,
     text_positions="aligned",
 )
 

@@ -266,6 +266,11 @@ def test_lists_without_the_text_s_column(tmp_path):
     with pytest.raises(InputError, match="all 25 recordings: name .* --text-column"):
         options = Options(str(path), "", on_error="skip")
         write_plan(open_corpus(options), options, tmp_path)
+    # Where some lack it, and others something else, the column is right.
+    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav", "speaker": "s"}\n{"text": "x"}\n')
+    options = Options(f"{tmp_path}/m.jsonl", "", on_error="skip")
+    with pytest.raises(InputError, match="0 usable recordings.* 2 undecodable"):
+        write_plan(open_corpus(options), options, tmp_path)
     # Another reason that all have is told once, without the advice to leave all of them out.
     path.write_text("\n".join(["audio,text,key", *(f"a.wav,x,{n}" for n in range(25))]))
     with pytest.raises(InputError, match="--speaker NAME for all; correct it\n24 more .* reason$"):

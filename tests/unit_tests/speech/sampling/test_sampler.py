@@ -272,7 +272,7 @@ def test_embeddings_are_means_over_the_own_patches():
     )
     latents = [torch.randn(frames, 8) for frames in (9, 30, 17)]
     found = speaker_embeddings(model, TOKENIZER, latents, 20, cpu)
-    assert found.shape == (3, 32) and found.dtype == torch.float32
+    assert found.shape == (3, 24) and found.dtype == torch.float32
     for row, one in zip(found, latents, strict=True):
         conditions = encode_requests(model, TOKENIZER, [SpeechRequest("x", one[:20])], cpu)
         mean = conditions.speaker[conditions.speaker_mask].mean(0)
