@@ -250,7 +250,7 @@ def main(args: list[str]) -> int:
         "speakers": speakers(judged, np.array([int(j.row["speaker"][1:]) for j in judged])),
         "speakers by threshold": {
             threshold: speakers(judged, cluster(vectors, files, lengths, threshold)[0])
-            for threshold in (0.7, 0.75, 0.8)
+            for threshold in (0.75, 0.8, 0.85)
         },
         "texts": texts(judged),
         "snr error, dB": snr_error(recordings, judged),

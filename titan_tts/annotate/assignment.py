@@ -3,8 +3,10 @@ at the same time."""
 
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, dropwhile, islice
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -39,6 +41,14 @@ class Assignments:
         self.history = History({i: each.place for i, each in segments.items()})
         self._lock, self.token = Lock(), create(path)
         self._leases: dict[str, tuple[str, float]] = {}  # annotator -> segment, and until when
+        # Kept as edits are read, since a click may not take longer the more there are.
+        self._places = {each.id: place for place, each in enumerate(self.order)}
+        self._done: dict[str, Edit] = {}  # the last judgement of each segment that has enough
+        self._rejected, self._seconds = 0, 0.0
+        self._starts: dict[
+            str, int
+        ] = {}  # annotator -> no segment of `order` before is new to them
+        self._skipped: defaultdict[str, set[str]] = defaultdict(set)
 
     def next(self, annotator: str) -> Task | None:
         """The segment that the annotator has a lease of, else the first that is free; skipped ones come last."""
@@ -80,37 +90,49 @@ class Assignments:
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is annotated by as many people as are wanted, and of all."""
-        done = [(i, e[-1]) for i, e in self._judged().items() if len(e) >= self.wanted[i]]
-        return {
-            "done": len(done),
-            "rejected": sum(edit.action == "reject" for _, edit in done),
-            "all": len(self.segments),
-            "hours_done": sum(self.segments[i].seconds for i, _ in done) / 3600,
-            "hours": self.hours,
-        }
+        with self._transaction():
+            return {
+                "done": len(self._done),
+                "rejected": self._rejected,
+                "all": len(self.segments),
+                "hours_done": self._seconds / 3600,
+                "hours": self.hours,
+            }
 
     def pairs(self) -> list[tuple[Segment, Edit, Edit]]:
         """The segments that two people judged, with their judgements in the order of the names."""
-        found = []
-        for i, edits in self._judged().items():
-            if len(edits) > 1:
-                first, second = sorted(edits[:2], key=lambda edit: edit.annotator)
-                found.append((self.segments[i], first, second))
-        return found
-
-    def _judged(self) -> dict[str, list[Edit]]:
         with self._transaction():
             known = [i for i in self.history.counting if i in self.segments]
-            return {i: edits for i in known if (edits := self.history.judgements(i))}
+            judged = [(self.segments[i], self.history.judgements(i)) for i in known]
+        two = [(each, sorted(edits[:2], key=lambda edit: edit.annotator)) for each, edits in judged]
+        return [(each, *edits) for each, edits in two if len(edits) == 2]
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """With the history up to date, and without the leases that have ended."""
         with self._lock, opened(self.path) as connection:
-            self.history.read(connection)
+            for edit in self.history.read(connection):
+                if edit.segment in self.segments:
+                    self._count(edit.segment, edit.annotator)
             now = time.time()
             self._leases = {who: held for who, held in self._leases.items() if held[1] > now}
             yield connection
+
+    def _count(self, segment: str, annotator: str) -> None:
+        """Brings the counts up to an edit that was read."""
+        edits, seconds = self.history.judgements(segment), self.segments[segment].seconds
+        if before := self._done.pop(segment, None):
+            self._rejected -= before.action == "reject"
+            self._seconds -= seconds
+        if len(edits) >= self.wanted[segment]:
+            self._done[segment] = edits[-1]
+            self._rejected += edits[-1].action == "reject"
+            self._seconds += seconds
+        skipped = any(edit.action == "skip" for edit in self._edits(segment, annotator)[-1:])
+        (self._skipped[annotator].add if skipped else self._skipped[annotator].discard)(segment)
+        for who, start in self._starts.items():
+            if self._places[segment] < start and self._is_new(segment, who):
+                self._starts[who] = self._places[segment]
 
     def _lease(self, annotator: str, segment: str) -> None:
         self._leases[annotator] = segment, time.time() + LEASE_SECONDS
@@ -118,15 +140,24 @@ class Assignments:
     def _choose(self, annotator: str) -> Segment | None:
         if annotator in self._leases and self._is_free(self._leases[annotator][0], annotator):
             return self.segments[self._leases[annotator][0]]
-        chosen, fewest = None, 0
-        for segment in self.order:
-            if self._is_free(segment.id, annotator):
-                skipped = len(self._edits(segment.id, annotator))
-                if chosen is None or skipped < fewest:
-                    chosen, fewest = segment, skipped
-                if not skipped:
-                    break
-        return chosen
+        ahead = islice(self.order, self._starts.get(annotator, 0), None)
+        ahead = dropwhile(lambda each: not self._is_new(each.id, annotator), ahead)
+        first = next(ahead, None)
+        self._starts[annotator] = self._places[first.id] if first else len(self.order)
+        for segment in chain([first] if first else [], ahead):
+            if self._is_new(segment.id, annotator) and self._is_free(segment.id, annotator):
+                return segment
+        free = [each for each in self._skipped[annotator] if self._is_free(each, annotator)]
+        fewest = min(
+            free,
+            key=lambda each: (len(self._edits(each, annotator)), self._places[each]),
+            default=None,
+        )
+        return None if fewest is None else self.segments[fewest]
+
+    def _is_new(self, segment: str, annotator: str) -> bool:
+        """Whether neither the annotator nor as many others as are wanted have done anything about it."""
+        return segment not in self._done and not self._edits(segment, annotator)
 
     def _edits(self, segment: str, annotator: str) -> list[Edit]:
         return self.history.counting.get(segment, {}).get(annotator, [])

@@ -60,26 +60,32 @@ class History:
         self.counting: dict[str, dict[str, list[Edit]]] = {}
         self.of_other_audio: set[str] = set()
         self._audio, self._last = audio, 0
+        self._made: dict[str, dict[int, Edit]] = {}  # annotator -> {id: edit that counts}
 
-    def read(self, connection: sqlite3.Connection) -> None:
-        """Adds each new row that is about a segment's present audio."""
+    def read(self, connection: sqlite3.Connection) -> list[Edit]:
+        """Adds each new row that is about a segment's present audio, and returns them."""
         # SQLite keeps a value of any kind, and the folder may be another person's.
         kinds: dict[Any, str] = {int: "INTEGER", float: "REAL"}
         columns = ", ".join(
             f"CAST({each.name} AS {kinds.get(each.type, 'TEXT')})" for each in fields(Edit)
         )
         statement = f"SELECT {columns} FROM edits WHERE id > ? ORDER BY id"
+        found = []
         for row in connection.execute(statement, [self._last]):
             edit = Edit(*row)
             self._last = edit.id
             if self._audio.get(edit.segment, edit.audio) != edit.audio:
                 self.of_other_audio.add(edit.segment)
                 continue
+            found.append(edit)
             edits = self.counting.setdefault(edit.segment, {}).setdefault(edit.annotator, [])
+            made = self._made.setdefault(edit.annotator, {})
             if edit.action != "undo":
                 edits.append(edit)
+                made[edit.id] = edit
             elif edits:
-                edits.pop()
+                del made[edits.pop().id]
+        return found
 
     def judgements(self, segment: str) -> list[Edit]:
         """The last accept or reject of every annotator of a segment, oldest first."""
@@ -90,8 +96,7 @@ class History:
 
     def last_of(self, annotator: str) -> Edit | None:
         """The annotator's latest edit that counts, which an undo would take back."""
-        edits = (by[annotator][-1] for by in self.counting.values() if by.get(annotator))
-        return max(edits, key=lambda edit: edit.id, default=None)
+        return next(reversed(self._made.get(annotator, {}).values()), None)
 
 
 def database_path(target: Path) -> Path:

@@ -40,8 +40,8 @@ class Settings:
     """Cosine of the voices before and after a place below which the speaker changes there, and a recording is cut; it
     depends on the encoder."""
 
-    speaker_threshold: float = 0.85
-    """Cosine of the mean embeddings from which on two groups of segments are one speaker; it depends on the encoder.
+    speaker_threshold: float = 0.83
+    """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder.
     With another one the speakers are found anew, and nothing is heard again."""
 
     batch_size: int = 16

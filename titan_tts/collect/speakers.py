@@ -122,12 +122,12 @@ def cluster(
     previous: np.ndarray | None = None,
     highest: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the voice of its cluster).
+    """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the mean of its cluster).
 
-    A cluster's voice is the mean of its segments' unit vectors, weighted by seconds. Two clusters become one while the
-    cosine of their voices is at least `threshold`, the most alike first. This is done with the segments of a file from
-    `LONG_SECONDS` on. A shorter one, whose embedding tells less, joins the nearest of these clusters, if the cosine is
-    at least `threshold - SHORT_MARGIN`; those left over are clustered for themselves, then the clusters of all files.
+    Two clusters become one while the average cosine of their pairs of segments, weighted by seconds, is at least
+    `threshold`, the most alike first: within each file, then the clusters of all files. This is done with the segments
+    from `LONG_SECONDS` on. A shorter one, whose embedding tells less, goes to the cluster of its file with the nearest
+    mean, if the cosine is at least `threshold - SHORT_MARGIN`; those left over are clustered alike by that.
     Labels go from the largest cluster to the smallest, unless `previous` has a segment's earlier label: a cluster takes
     the one that most of its segments had, and new clusters take the next numbers.
 
@@ -140,67 +140,86 @@ def cluster(
     """
     if not len(embeddings):
         return np.zeros(0, np.int64), np.zeros(0)
-    unit = _unit(embeddings)
-    sums = unit * seconds[:, None]
-    groups, count = np.zeros(len(unit), np.int64), 0
-    order = np.argsort(files, kind="stable")
-    for inside in np.split(order, np.flatnonzero(np.diff(files[order])) + 1):
-        long = seconds[inside] >= LONG_SECONDS
-        rest = inside[~long]
-        if long.any():
-            groups[inside[long]] = count + _linked(sums[inside[long]], threshold)
-            voices = _unit(_sums(sums[inside[long]], groups[inside[long]] - count))
-            cosines = unit[rest] @ voices.T
-            near = cosines.max(axis=1) >= threshold - SHORT_MARGIN
-            groups[rest[near]] = count + cosines[near].argmax(axis=1)
-            count, rest = count + len(voices), rest[~near]
-        if len(rest):
-            groups[rest] = count + _linked(sums[rest], threshold)
-            count = int(groups[rest].max()) + 1
-    groups = _linked(_sums(sums, groups), threshold)[groups]
-    voices = _unit(_sums(sums, groups))
+    unit, groups = _unit(embeddings), np.full(len(embeddings), -1)
+    is_long, lower = seconds >= LONG_SECONDS, max(threshold - SHORT_MARGIN, 0.01)
+    if is_long.any():
+        groups[is_long] = _clusters(unit[is_long], seconds[is_long], files[is_long], threshold)
+        voices = _unit(_means(unit[is_long], seconds[is_long], groups[is_long])[0])
+        for inside in _by_file(files):
+            short = inside[~is_long[inside]]
+            near = np.unique(groups[inside[is_long[inside]]])
+            if len(near) and len(short):
+                cosines = unit[short] @ voices[near].T
+                sure = cosines.max(axis=1) >= lower
+                groups[short[sure]] = near[cosines[sure].argmax(axis=1)]
+    if (left := groups < 0).any():
+        found = _clusters(unit[left], seconds[left], files[left], lower)
+        groups[left] = groups.max() + 1 + found
+    voices = _unit(_means(unit, seconds, groups)[0])
     parts = (slice(start, start + _ROWS) for start in range(0, len(unit), _ROWS))
     cosines = [np.einsum("ij,ij->i", unit[part], voices[groups[part]]) for part in parts]
     labels = _named(groups, np.zeros_like(groups) if previous is None else previous, highest)
     return labels, np.concatenate(cosines)
 
 
+def _by_file(files: np.ndarray) -> list[np.ndarray]:
+    """The rows of each file."""
+    order = np.argsort(files, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(files[order])) + 1)
+
+
 def _unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
 
-def _sums(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """(groups, E) sum of the rows (n, E) of each group, numbered from 0."""
-    sums = np.zeros((groups.max() + 1, rows.shape[1]))
-    np.add.at(sums, groups, rows)
-    return sums
+def _means(
+    rows: np.ndarray, weights: np.ndarray, groups: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean of the rows (n, E) of each group, numbered from 0, and the sum of its weights."""
+    sums, total = np.zeros((groups.max() + 1, rows.shape[1])), np.bincount(groups, weights)
+    np.add.at(sums, groups, rows * weights[:, None])
+    return sums / total[:, None], total
 
 
-def _linked(sums: np.ndarray, threshold: float) -> np.ndarray:
-    """(n,) cluster, from 0, of rows (n, E) whose directions are voices and whose sums are those of clusters. A row
-    without a voice (zeros) stays alone. Only rows that a chain of pairs above the threshold connects are compared."""
-    unit, labels, count = _unit(sums), np.full(len(sums), -1), 0
+def _clusters(
+    unit: np.ndarray, seconds: np.ndarray, files: np.ndarray, threshold: float
+) -> np.ndarray:
+    """(n,) cluster, from 0, of unit vectors: within each file, then over all."""
+    groups, count = np.zeros(len(unit), np.int64), 0
+    for inside in _by_file(files):
+        groups[inside] = count + _average_linkage(unit[inside], seconds[inside], threshold)
+        count = int(groups[inside].max()) + 1
+    return _average_linkage(*_means(unit, seconds, groups), threshold)[groups]
+
+
+def _average_linkage(means: np.ndarray, weights: np.ndarray, threshold: float) -> np.ndarray:
+    """(n,) cluster of each row, from 0. `means`: of unit vectors, so that the product of two means is the average
+    cosine of all pairs between them. A row without a voice (zeros) stays alone.
+
+    The average of two averages is at most the larger: what no chain of pairs above the threshold links is never
+    merged, and each linked part is clustered for itself.
+    """
+    labels, count = np.full(len(means), -1), 0
     while len(left := np.flatnonzero(labels < 0)):
-        part, new = left[:1], left[:1]
+        part = new = left[:1]
         left = left[1:]
         while len(new) and len(left):
             rows = (new[start : start + _ROWS] for start in range(0, len(new), _ROWS))
-            near = np.any([(unit[left] @ unit[some].T >= threshold).any(1) for some in rows], 0)
+            near = np.any([(means[left] @ means[some].T >= threshold).any(1) for some in rows], 0)
             new, left = left[near], left[~near]
             part = np.concatenate([part, new])
-        part.sort()
-        labels[part] = count + _merge(sums[part], threshold)
+        part = np.sort(part)
+        labels[part] = count + _merge(means[part], weights[part], threshold)
         count = int(labels.max()) + 1
     return labels
 
 
-def _merge(sums: np.ndarray, threshold: float) -> np.ndarray:
+def _merge(means: np.ndarray, weights: np.ndarray, threshold: float) -> np.ndarray:
     """(n,) cluster of each row, from 0 in order of first rows: the most alike two are merged, as long as they are alike
     enough. Of equal pairs the first one is."""
-    sums = sums.astype(np.float64)
-    unit = _unit(sums)
-    owner = rows = np.arange(len(sums))
-    table = unit @ unit.T
+    means, weights = means.astype(np.float64), weights.astype(np.float64)
+    owner = rows = np.arange(len(means))
+    table = means @ means.T
     np.fill_diagonal(table, -np.inf)
     best = table.argmax(axis=1)
     while True:
@@ -209,12 +228,13 @@ def _merge(sums: np.ndarray, threshold: float) -> np.ndarray:
         if not values[first] >= threshold:
             break
         kept, gone = sorted((first, int(best[first])))
-        sums[kept] += sums[gone]
-        unit[kept] = _unit(sums[kept : kept + 1])[0]
+        total = weights[kept] + weights[gone]
+        means[kept] = (weights[kept] * means[kept] + weights[gone] * means[gone]) / total
+        weights[kept] = total
         owner = np.where(owner == gone, kept, owner)
         table[gone] = table[:, gone] = -np.inf
         alive = table[kept] > -np.inf
-        table[kept, alive] = table[alive, kept] = unit[alive] @ unit[kept]
+        table[kept, alive] = table[alive, kept] = means[alive] @ means[kept]
         # Only rows whose best was one of the two, or is the merged one now, have another best.
         stale = np.flatnonzero((best == kept) | (best == gone))
         best[stale] = table[stale].argmax(axis=1)

@@ -15,7 +15,7 @@ from titan_tts.annotate.agreement import agreement, cohens_kappa, differences
 from titan_tts.annotate.annotate_command import Options
 from titan_tts.annotate.assignment import Assignments
 from titan_tts.annotate.segments import annotated_segments, read_segments, write_annotated
-from titan_tts.annotate.store import annotations, database_path
+from titan_tts.annotate.store import History, annotations, database_path
 from titan_tts.collect.collection import write_collection
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -273,6 +273,9 @@ def test_only_recordings_of_the_collection_come(folder):
 def test_what_cannot_be_annotated(tmp_path, folder):
     desk = opened(folder)
     refused(lambda: desk.judge("ann", segment_id(0), "accept", " ", None), "needs a text")
+    for duration in (10**400, "x", float("nan"), True):
+        one = write_list(tmp_path, 1, duration=duration, agreement=duration)
+        assert opened(one).progress()["hours"] == 0 and read_segments(one)["k0"].agreement == 1.0
     refused(lambda: read_segments(tmp_path / "none"), "has no segments", "titan-tts collect")
     path = write_list(tmp_path, 2)
     path.write_text(path.read_text() * 2)
@@ -292,3 +295,27 @@ def test_what_cannot_be_annotated(tmp_path, folder):
     write_collection(folder)
     options = Options(output=str(folder / "collection.jsonl"), export=True)
     refused(lambda: annotate_command.run(options), "give its folder")
+
+
+def test_a_click_costs_no_more_the_more_is_judged(tmp_path, monkeypatch):
+    folder, asked = write_collected(tmp_path / "out", [0.5] * 150), []
+    judgements = History.judgements
+    monkeypatch.setattr(
+        History, "judgements", lambda *each: asked.append(each) or judgements(*each)
+    )
+    costs = []
+    for double in (0.0, 1.0):
+        desk = opened(folder, double)
+        desk.judge("ann", desk.next("ann").segment.id, "skip", "", None)
+        for number in range(60):
+            desk.judge("ann", desk.next("ann").segment.id, "accept", "x", None)
+            if number in (5, 55):
+                del asked[:]
+                desk.judge("ann", desk.next("ann").segment.id, "reject", "x", None)
+                desk.undo("ann")
+                assert desk.progress()["all"] == 150 and desk.next("ann")
+                costs.append(len(asked))
+    assert max(costs) < 30, costs
+    other = opened(folder, 1.0)  # which reads it all at once
+    assert other.progress() == desk.progress()
+    assert other.next("ann").segment.id == desk.next("ann").segment.id

@@ -60,6 +60,17 @@ def ask(address, token, body=None):
         return error.code, error.read()
 
 
+def test_half_a_surrogate_pair_is_refused(tmp_path):
+    folder = write_collected(tmp_path / "out", [0.5, 0.4])
+    body = {"annotator": "ann", "segment": segment_id(0), "action": "accept", "text": "x"}
+    with served(folder) as (address, token):
+        for field in ("annotator", "text", "text_verbatim", "segment"):
+            status, said = ask(f"{address}/v1/judge", token, body | {field: "a\ud800"})
+            assert status == 400 and f"{field}: ".encode() in said, field
+        assert annotations(folder) == {}
+        assert ask(f"{address}/v1/judge", token, body)[0] == 200
+
+
 def test_only_who_has_the_token_and_only_by_id(tmp_path):
     folder = write_collected(tmp_path / "out", [0.5, 0.4])
     (tmp_path / "out/secret.wav").write_bytes(b"RIFF")
