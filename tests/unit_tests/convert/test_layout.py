@@ -91,7 +91,9 @@ def test_every_layer_is_the_projects(convert, project, sizes):
     # Of Echo-TTS our ids of bytes are 3 higher, behind padding, begin and end.
     ids = ids + 3 if project == "echo" else ids
     times = torch.stack([row["t"] for row in rows])
-    found = model(latents, times, frame_mask, ids, text_mask, *padded(rows, "speaker"))
+    conditions = {"text_ids": ids, "text_mask": text_mask}
+    conditions |= zip(("speaker", "speaker_mask"), padded(rows, "speaker"), strict=True)
+    found = model(latents, times, frame_mask, **conditions)
     in_float64 = {name: value.double() for name, value in weights.items()}
     for number, row in enumerate(rows):
         reference = Reference(in_float64, sizes, bidirectional=project == "irodori")
