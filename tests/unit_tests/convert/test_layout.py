@@ -265,7 +265,8 @@ def test_texts_are_the_projects(convert):
     """Echo-TTS: the byte 0, then bytes; Irodori-TTS: the tokenizer's begin, then its pieces."""
     echo = load_run(convert(random_weights(ECHO))).tokenizer
     text = "Hi: “you”…\nIt’s—me;"
-    assert echo.encode(text) == [1, *(3 + byte for byte in b'[S1] Hi, "you"... It\'s, me,')]
+    said = '[S1] Hi, “you"... It\'s, me,'
+    assert echo.encode(text) == [1, *(3 + byte for byte in said.encode())]
     assert echo.encode("(S2) a") == [1, *(3 + byte for byte in b"(S2) a")]
     tokenizer = load_run(convert(random_weights(IRODORI), "irodori", "second")).tokenizer
     theirs = gemma_tokenizer()
@@ -273,6 +274,9 @@ def test_texts_are_the_projects(convert):
         ("「ａ（b）〜！？…」", "a(b)ー!?…"),
         ("（one）（two）", "(one)(two)"),
         ("one ... two.. ●①—", "one … two… ○"),
+        (" \n one\ttwo \u3000", "onetwo"),
+        ("「 one 」", "one"),
+        (" 「one」", "「one」"),
     ):
         expected = [theirs.bos_token_id, *theirs.encode(said, add_special_tokens=False)]
         assert tokenizer.encode(text) == expected, text

@@ -179,8 +179,7 @@ def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
     """Losses and gradients are those of the padded batch, in which one text is of conditioning tokens only."""
     options = ["--encoder.no-frozen"] if where == "trained" else []
     model = DiTTTSModel(model_args(checkpoints[name], tmp_path, *options))
-    with torch.no_grad():
-        model.init_weights()
+    model.init_weights()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1) if not parameter.any() else None
     frozen = None if where == "trained" else load(checkpoints[name])

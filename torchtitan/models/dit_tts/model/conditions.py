@@ -103,6 +103,7 @@ class ConditionedModel(ModelProtocol):
         # Sharding replaces it by a function that writes a rank's part of a full value.
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
 
+    @torch.no_grad()
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         """Draws every parameter from (torch's seed, its name), alike on any layout of ranks. A pretrained text
         encoder loads the weights of its own checkpoint."""
