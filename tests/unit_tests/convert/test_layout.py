@@ -278,7 +278,7 @@ def test_texts_are_the_projects(convert):
     """Echo-TTS: the byte 0, then bytes; Irodori-TTS: the tokenizer's begin, then its pieces."""
     echo = load_run(convert(random_weights(ECHO))).tokenizer
     text = "Hi: “you”…\nIt’s—me;"
-    said = '[S1] Hi, “you"... It\'s, me,'
+    said = "[S1] Hi, “you\"... It's, me,"
     assert echo.encode(text) == [1, *(3 + byte for byte in said.encode())]
     assert echo.encode("(S2) a") == [1, *(3 + byte for byte in b"(S2) a")]
     tokenizer = load_run(convert(random_weights(IRODORI), "irodori", "second")).tokenizer
