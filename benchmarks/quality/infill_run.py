@@ -47,7 +47,7 @@ class InfillPass(ForwardPass):
 
     texts: Callable[[], ReferenceTexts]
 
-    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
+    def loss_sum(self, batch: dict[str, Any]) -> torch.Tensor:
         rows, spans = batch["rows"], batch["spans"]
         with torch.no_grad():
             place = batch["global_batch"], batch["row"]
@@ -63,9 +63,16 @@ class InfillPass(ForwardPass):
     def encode(self, batch: dict[str, Any]) -> Any:
         return self.texts().prompted(batch)
 
-    def denoise(self, *inputs: Any) -> torch.Tensor:
-        latents, t, frame_mask, prompts = inputs
-        rows = prompts.rows(latents, frame_mask)
+    def predict(
+        self,
+        batch: dict[str, Any],
+        noisy: torch.Tensor,
+        times: torch.Tensor,
+        keep: Any = None,
+        conditions: Any = None,
+    ) -> torch.Tensor:
+        latents, t, prompts = noisy, times, conditions
+        rows = prompts.rows(latents, batch["frame_mask"])
         given = prompts.given(rows.mask.shape[1])
         # The reference's frames at time t, as in training, with noise that is always the same.
         generator = torch.Generator().manual_seed(self.config.validation.seed)

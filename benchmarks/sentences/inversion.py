@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torchtitan.components.loss import IGNORE_INDEX
 
 from benchmarks.sentences.referee import words
 from titan_tts.evaluate.evaluate_command import read_tests
@@ -34,7 +33,7 @@ from titan_tts.speak.speaker_reference import reference_settings
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.errors import report_input_errors
 from torchtitan.models.dit_tts.flow.objective import squared_error_sums
-from torchtitan.models.dit_tts.forward_pass import ForwardPass, valid_mask
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.speech.scoring.interface import SpeakerScorer
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
@@ -133,10 +132,9 @@ def invert(
         optimizer.param_groups[0]["lr"] = recipe.rate * (1 - step / recipe.steps)
         batch = forward.to_device(next(batches))
         batch["global_batch"] = torch.tensor(step)
-        valid = valid_mask(batch["frames"], batch["latents"].shape[1])
-        total = forward.loss_sum(batch, torch.where(valid, 0, IGNORE_INDEX))
+        total = forward.loss_sum(batch)
         optimizer.zero_grad()
-        (total / valid.sum()).backward()
+        (total / batch["frame_mask"].sum()).backward()
         optimizer.step()
     with torch.no_grad():
         learned.values.copy_(kept)

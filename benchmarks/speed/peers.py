@@ -148,7 +148,7 @@ class Ours(Contender):
         if isinstance(batch, LoaderBatch):
             self.of_loader.amp = autocast()
             inputs = self.of_loader.to_device(batch.inputs)
-            loss = self.of_loader.loss_sum(inputs, batch.labels)
+            loss = self.of_loader.loss_sum(inputs)
             return loss / batch.frames.sum()
         rows = torch.arange(len(batch.latents))
         noisy = self.objective.add_noise(

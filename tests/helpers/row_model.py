@@ -26,9 +26,10 @@ class RowModel:
     args = SimpleNamespace(latent_channels=CHANNELS, first_condition_id=FIRST_CONDITION_ID)
 
     def encode_conditions(
-        self, text, text_mask, speaker, speaker_mask, features=None, *, text_positions=None
+        self, text_ids, text_mask, speaker, speaker_mask, *, text_positions, **more
     ):
-        content = text[..., None].float() if features is None else features
+        content = more["text_features"]
+        content = text_ids[..., None].float() if content is None else content
         # Plus one: padding would be zeros, and zeros count for nothing whatever the mask is.
         return Conditions(
             content + 1, text_mask, speaker[..., :1] + 1, speaker_mask, text_positions

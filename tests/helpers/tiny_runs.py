@@ -165,9 +165,9 @@ def bad_batches(monkeypatch):
     factors: dict[int, float] = {}
     loss_sum = ForwardPass.loss_sum
 
-    def planted(forward_pass, batch, labels):
+    def planted(forward_pass, batch):
         factor = factors.get(int(batch["global_batch"]), 1.0)
-        return factor * loss_sum(forward_pass, batch, labels)
+        return factor * loss_sum(forward_pass, batch)
 
     monkeypatch.setattr(ForwardPass, "loss_sum", planted)
     return factors

@@ -10,6 +10,7 @@ import torch
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops
 from torchtitan.models.dit_tts.model_config import model_flavors, write_sizes
 from torchtitan.models.dit_tts.train_spec import build_model
 
@@ -115,6 +116,39 @@ def test_a_trained_encoder_is_built_from_what_can_be_logged(tmp_path):
     args.update_from_config(config)
     assert "t5" in json.dumps(asdict(args)["text_encoder"])
     assert args.text_encoder().width == args.text_dim
+
+
+def test_a_frozen_encoder_counts_forward_alone(tmp_path):
+    """Where it is trained its backward pass costs twice as much; stored features cost nothing."""
+    config, flops = JobConfig(), {}
+    config.encoder.model = str(write_tiny_t5(tmp_path / "t5"))
+    batch = MicroBatch((2, 8, 4, 4), [(8, 4, 4), (6, 3, 2)], ((2, 4), (1, 8)))
+    for kind, changes in {
+        "trained": {"frozen": False},
+        "frozen": {"frozen": True},
+        "stored": {"frozen": True, "cache_features": True},
+    }.items():
+        config.encoder = replace(config.encoder, **changes)
+        args = model_flavors()["debug"]
+        args.update_from_config(config)
+        with_encoder = executed_flops(args, batch)
+        flops[kind] = with_encoder - executed_flops(replace(args, text_encoder_sizes=None), batch)
+    assert flops["trained"] == 3 * flops["frozen"] > 0 == flops["stored"]
+
+
+@pytest.mark.parametrize("enable, seeds", [(True, False), (False, False), (True, True)])
+def test_a_trained_encoder_starts_from_its_checkpoint_once(tmp_path, enable, seeds):
+    """A run that resumes has its weights in a checkpoint, unless it writes none or makes the first."""
+    config = JobConfig()
+    config.encoder.model, config.encoder.frozen = str(write_tiny_t5(tmp_path / "t5")), False
+    config.checkpoint.enable, config.checkpoint.create_seed_checkpoint = enable, seeds
+    (step := tmp_path / "run/checkpoint/step-2").mkdir(parents=True)
+    args = model_flavors()["debug"]
+    for saved in (False, True):
+        if saved:
+            (step / ".metadata").touch()
+        args.update_from_config(config, folder=tmp_path / "run")
+        assert args.text_encoder_starts == (not saved or (enable, seeds) != (True, False))
 
 
 @pytest.mark.parametrize("flavor, fitting", [("800M", {1, 2, 5, 10}), ("3B", {1, 2, 4, 5, 10, 20})])

@@ -85,6 +85,7 @@ def sizes_of(
     weights: Mapping[str, Tensor], header: Header, project: Project, where: Path
 ) -> DiTTTSModelConfig:
     """The sizes of a model by the shapes of its tensors. Raises InputError for what this family has not."""
+    _check_version(weights, header, where)
     for key, needed, why in (
         ("use_caption_condition", False, "a voice by its description, without a reference"),
         ("latent_patch_size", 1, "frames stacked in the decoder"),
@@ -137,12 +138,29 @@ def sizes_of(
     return found
 
 
+def _check_version(weights: Mapping[str, Tensor], header: Header, where: Path) -> None:
+    """Raises InputError for Irodori-TTS's versions whose network is another one."""
+    predicts = any(name.startswith("duration_predictor.") for name in weights)
+    any_length = header.get("fixed_target_latent_steps", 0) is None
+    pretrained = predicts and "text_encoder.text_embedding.weight" not in weights
+    for version, found, what in (
+        ("v4", pretrained or header.get("text_encoder_type") == "pretrained", "text encoder"),
+        ("v3", predicts or any_length or header.get("use_duration_predictor"), "rows of any length"),
+    ):
+        require(
+            not found,
+            f"{where} is a model of Irodori-TTS {version}, whose {what} no model here has; only v1 and v2 can be "
+            f"converted, such as Aratako/Irodori-TTS-500M-v2",
+        )
+
+
 def entry(header: Header, key: str, default: Any) -> Any:
     """An entry of the header, of the default's type."""
     value = header.get(key, default)
     require(
         type(value) is type(default),
-        f"the model's config has {key} = {value!r}, but it must be of the kind of {default!r}; copy it again",
+        f"the model's config has {key} = {value!r}, but it must be of the kind of {default!r}, as in the files "
+        f"of Irodori-TTS v1 and v2, which alone can be converted",
     )
     return value
 

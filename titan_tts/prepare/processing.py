@@ -56,9 +56,15 @@ class Processed:
 
 
 def process(
-    samples: np.ndarray, rate: int, target_rate: int, text: str, settings: AudioSettings
+    samples: np.ndarray,
+    rate: int,
+    target_rate: int,
+    text: str,
+    settings: AudioSettings,
+    longest: int | None = None,
 ) -> Processed | str:
-    """The waveform to encode, or the reason (of REASONS) to drop the recording."""
+    """The waveform to encode, or the reason (of REASONS) to drop the recording. `longest`: samples at the target rate
+    behind which it is cut, before its loudness is measured."""
     if settings.max_clipped is not None and clipped_fraction(samples) > settings.max_clipped:
         return "clipped"
     waveform = resample(to_mono(samples), rate, target_rate)
@@ -69,6 +75,7 @@ def process(
         start, stop = speech_span(waveform, target_rate, settings.max_silence)
         silence_cut = (len(waveform) - (stop - start)) / target_rate
         waveform = np.ascontiguousarray(waveform[start:stop])
+    waveform = waveform[:longest]
     seconds = len(waveform) / target_rate
     reason = length_reason(seconds, text, settings)
     if reason is not None:

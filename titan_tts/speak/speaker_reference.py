@@ -36,12 +36,14 @@ def encode_reference(
     path: str | Path, codec: Codec, settings: AudioSettings, max_frames: int
 ) -> Tensor:
     """Latents (at most max_frames, channels) of a recording of any format, rate and channels, which goes the way of the
-    training data's references: one channel, the codec's rate, silence at its ends capped, brought to a loudness."""
+    training data's references: one channel, the codec's rate, silence at its ends capped, brought to a loudness. The
+    loudness is that of the frames which the model takes, as for Irodori-TTS."""
     try:
         samples, rate = decode(str(path))
     except InputError as error:
         raise InputError(f"--reference {path}: {error}; give a recording of the speaker") from None
-    found = process(samples, rate, codec.sample_rate, "", settings)
+    longest = max_frames * codec.hop_length
+    found = process(samples, rate, codec.sample_rate, "", settings, longest)
     if isinstance(found, str):
         raise InputError(
             f"--reference {path}: the recording is {REASONS[found]}; give one of the speaker's speech"
@@ -51,8 +53,7 @@ def encode_reference(
             f"--reference {path}: has {found.seconds:.3f} s of sound; give at least {MIN_SECONDS} s "
             "of speech, better 5 to 15 s"
         )
-    # The model takes no more, and a long recording would take long to encode.
-    return codec.encode(torch.from_numpy(found.waveform)[: max_frames * codec.hop_length])
+    return codec.encode(torch.from_numpy(found.waveform))
 
 
 def load_latents(path: str | Path, channels: int) -> Tensor:

@@ -112,7 +112,8 @@ class Synthesizer:
         data, settings = self.run.config.data, reference_settings(self.data_path)
         # A known text is of the whole recording, whose length then counts; the model takes less.
         longest = round(_MAX_SECONDS * self.codec.frames_per_second)
-        limit = longest if text else max(1, data.max_speaker_frames // len(paths))
+        whole = text and not self._ends_itself
+        limit = longest if whole else max(1, data.max_speaker_frames // len(paths))
         found = [
             load_latents(each, data.latent_channels)
             if Path(each).suffix == ".npy"

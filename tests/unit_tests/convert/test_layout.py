@@ -26,6 +26,7 @@ FILES = {"echo": "pytorch_model.safetensors", "irodori": "model.safetensors"}
 PROJECTS = pytest.mark.parametrize("project, sizes", [("echo", ECHO), ("irodori", IRODORI)])
 HEADER = {"latent_patch_size": 1, "norm_eps": 1e-5, "text_tokenizer_repo": "some/tokenizer"}
 HEADER |= {"max_text_len": 200, "fixed_target_latent_steps": 300}
+V3 = {"use_duration_predictor": True, "fixed_target_latent_steps": None}
 SILENT = "ignore:torch.distributed"
 
 
@@ -91,7 +92,9 @@ def test_every_layer_is_the_projects(convert, project, sizes):
     # Of Echo-TTS our ids of bytes are 3 higher, behind padding, begin and end.
     ids = ids + 3 if project == "echo" else ids
     times = torch.stack([row["t"] for row in rows])
-    found = model(latents, times, frame_mask, ids, text_mask, *padded(rows, "speaker"))
+    conditions = {"text_ids": ids, "text_mask": text_mask}
+    conditions |= zip(("speaker", "speaker_mask"), padded(rows, "speaker"), strict=True)
+    found = model(latents, times, frame_mask, **conditions)
     in_float64 = {name: value.double() for name, value in weights.items()}
     for number, row in enumerate(rows):
         reference = Reference(in_float64, sizes, bidirectional=project == "irodori")
@@ -225,12 +228,24 @@ def test_tensors_of_generation_block_by_block_are_left_out(convert, capsys):
         ({"norm_eps": "small"}, "norm_eps = 'small', but it must be of the kind of 1e-05"),
         ({"fixed_target_latent_steps": 0}, "max_frames = 0"),
         ({"max_text_len": None}, "max_text_len = None"),
+        (V3, "Irodori-TTS v3"),
+        ({"fixed_target_latent_steps": None}, "Irodori-TTS v3"),
+        ({"duration_predictor.out_proj.weight": 1}, "Irodori-TTS v3"),
+        (V3 | {"text_encoder_type": "pretrained", "use_caption_condition": True}, "Irodori-TTS v4"),
+        ({"duration_predictor.a": 1, "text_encoder.text_embedding.weight": 0}, "Irodori-TTS v4"),
     ],
 )
 def test_models_that_are_refused(convert, capsys, header, words):
+    """Names with a point are of tensors: there, or not."""
+    weights, header = random_weights(IRODORI, torch.float32), dict(header)
+    for name in [name for name in header if "." in name]:
+        weights.pop(name, None)
+        if header.pop(name):
+            weights[name] = torch.zeros(2)
     with pytest.raises(AssertionError):
-        convert(random_weights(IRODORI, torch.float32), "irodori", **header)
-    assert words in capsys.readouterr().err
+        convert(weights, "irodori", **header)
+    err = capsys.readouterr().err
+    assert words in err and "copy it again" not in err
 
 
 def test_what_cannot_be_converted_is_said(convert, tmp_path, capsys):
@@ -263,7 +278,8 @@ def test_texts_are_the_projects(convert):
     """Echo-TTS: the byte 0, then bytes; Irodori-TTS: the tokenizer's begin, then its pieces."""
     echo = load_run(convert(random_weights(ECHO))).tokenizer
     text = "Hi: “you”…\nIt’s—me;"
-    assert echo.encode(text) == [1, *(3 + byte for byte in b'[S1] Hi, "you"... It\'s, me,')]
+    said = "[S1] Hi, “you\"... It's, me,"
+    assert echo.encode(text) == [1, *(3 + byte for byte in said.encode())]
     assert echo.encode("(S2) a") == [1, *(3 + byte for byte in b"(S2) a")]
     tokenizer = load_run(convert(random_weights(IRODORI), "irodori", "second")).tokenizer
     theirs = gemma_tokenizer()
@@ -271,6 +287,9 @@ def test_texts_are_the_projects(convert):
         ("「ａ（b）〜！？…」", "a(b)ー!?…"),
         ("（one）（two）", "(one)(two)"),
         ("one ... two.. ●①—", "one … two… ○"),
+        (" \n one\ttwo \u3000", "onetwo"),
+        ("「 one 」", "one"),
+        (" 「one」", "「one」"),
     ):
         expected = [theirs.bos_token_id, *theirs.encode(said, add_special_tokens=False)]
         assert tokenizer.encode(text) == expected, text

@@ -1,32 +1,42 @@
 """Ranks that would train on different data, or of which one failed, stop together."""
 
+from datetime import timedelta
+from types import SimpleNamespace
+
 import pytest
 import torch.distributed as dist
 
 from tests.helpers.loaders import CHANNELS, config
 from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import make_shards
+from torchtitan.models.dit_tts import train_spec
+from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import (
     assert_equal_across_ranks,
     run_on_all_ranks,
     share_of,
 )
+from torchtitan.models.dit_tts.infra.text_encoder import fetch_together
 from torchtitan.models.dit_tts.train_spec import build_agreed_dataloader
 
 
 @pytest.fixture
 def second_rank(monkeypatch):
-    """Adds a second rank, which gives `other(mine)` to every gathering."""
+    """Adds a second rank, which gives `other(mine)` to every gathering; returns the groups that gather."""
 
     def put(other, rank=0):
+        groups = []
+
         def gather(gathered, mine, group=None):
+            groups.append(group)
             gathered[:] = [mine, other(mine)] if rank == 0 else [other(mine), mine]
 
         monkeypatch.setattr(dist, "is_initialized", lambda: True)
         monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
         monkeypatch.setattr(dist, "get_rank", lambda group=None: rank)
         monkeypatch.setattr(dist, "all_gather_object", gather)
+        return groups
 
     return put
 
@@ -79,3 +89,21 @@ def test_an_error_of_one_rank_is_raised_on_all(second_rank, rank):
     second_rank(lambda mine: (None, "no disk"), rank)
     with pytest.raises(InputError, match=f"rank {1 - rank} could not read: no disk"):
         run_on_all_ranks(lambda number: number, "read")
+
+
+def test_downloads_and_fits_wait_for_days(second_rank, monkeypatch, tmp_path):
+    """The default groups give up after minutes."""
+    made, ended = [], []
+    monkeypatch.setattr(dist, "new_group", lambda **how: made.append(how) or f"group {len(made)}")
+    monkeypatch.setattr(dist, "destroy_process_group", ended.append)
+    groups = second_rank(lambda mine: mine)
+    data = make_shards(tmp_path / "data", 8, channels=CHANNELS)
+    job = load_config([f"--data.path={data}", f"--data.latent_channels={CHANNELS}"])
+    job.job.dump_folder = str(tmp_path)
+    train_spec._ready_durations(job)
+    assert train_spec._new_aligner(job, str) is not None
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    fetch_together(SimpleNamespace(model="x", fingerprint=lambda dtype: "f"), "float32")
+    assert ended == ["group 1", "group 2", "group 3"]
+    assert groups == ["group 1", "group 2", "group 3", "group 3"]
+    assert all(how["timeout"] > timedelta(days=1) for how in made)

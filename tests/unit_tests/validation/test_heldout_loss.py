@@ -36,12 +36,12 @@ def encode(batch) -> Conditions:
     return Conditions(ids, text, voice, speaker)
 
 
-def denoise(noisy, t, mask, conditions) -> torch.Tensor:
+def denoise(batch, noisy, t, conditions) -> torch.Tensor:
     shift = 0.01 * conditions.text[:, None, None] + conditions.speaker[:, None]
     return 0.5 * noisy - shift * t[:, None, None]
 
 
-def deaf(noisy, t, mask, conditions) -> torch.Tensor:
+def deaf(batch, noisy, t, conditions) -> torch.Tensor:
     return 0.5 * noisy + conditions.speaker[:, None]
 
 
@@ -50,10 +50,15 @@ def measurer(
 ) -> HeldoutLoss:
     sets = [fixed_set(folder, batch_size=batch_size) for folder in folders]
     objective = objective or FlowMatching()
+
+    def to_device(batch):
+        mask = torch.arange(batch["latents"].shape[1]) < batch["frames"][:, None]
+        return batch | {"frame_mask": mask}
+
     forward_pass: Any = SimpleNamespace(
         encode=encode,
-        denoise=network,
-        to_device=lambda batch: batch,
+        predict=network,
+        to_device=to_device,
         device=torch.device("cpu"),
         teacher=None,
     )
@@ -79,7 +84,7 @@ def by_hand(folder, network, prediction: str, stream: int, kind: str = "") -> li
                 for entries in ({}, getattr(batch, f"other_{kind}") if kind else {}):
                     inputs = {**batch.inputs, **entries}
                     conditions = encode({n: inputs[n][row : row + 1] for n in CONDITIONS})
-                    output = network(noisy[None], torch.tensor([t]), None, conditions)[0]
+                    output = network(inputs, noisy[None], torch.tensor([t]), conditions)[0]
                     losses.append(float((output - target).double().square().mean(-1).sum()))
                 if kind and not bool(getattr(batch, f"has_other_{kind}")[row]):
                     continue
@@ -115,7 +120,7 @@ def test_a_network_without_ears_for_the_text_gains_exactly_nothing(folders):
     found = measurer(folders, deaf).measure(gains=True)
     assert found["text_gain"].tolist() == [0.0] * 3
     assert found["speaker_gain"].abs().min() > 0.001
-    mute = measurer(folders, lambda noisy, t, mask, c: 0 * noisy).measure(gains=True)
+    mute = measurer(folders, lambda batch, noisy, t, conditions: 0 * noisy).measure(gains=True)
     assert mute["text_gain"].tolist() == mute["speaker_gain"].tolist() == [0.0] * 3
 
 
@@ -125,9 +130,9 @@ def test_the_same_on_any_number_of_ranks(folders, ranks, monkeypatch):
     passes = []
     seen: list[torch.Tensor] = []
 
-    def counted(*inputs):
+    def counted(*inputs, **more):
         passes[-1] += 1
-        return denoise(*inputs)
+        return denoise(*inputs, **more)
 
     # Rank by rank: the sums that the ranks would exchange.
     monkeypatch.setattr(
@@ -189,7 +194,7 @@ def test_figures_of_a_row():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_is_null_and_never_the_best(bad, folders):
-    broken = measurer(folders, lambda noisy, t, mask, c: noisy * bad).measure(gains=True)
+    broken = measurer(folders, lambda batch, noisy, t, conditions: noisy * bad).measure(gains=True)
     fine = measurer(folders).measure(gains=False)
     row = figures({"raw": fine, "ema:0.9": broken}, TIMES, "ema:0.9")
     assert row["heldout_loss"] is row["gap"] is row["text_gain"] is None

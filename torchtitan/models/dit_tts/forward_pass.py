@@ -6,22 +6,16 @@ from typing import Any
 
 import torch
 
-from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.distillation import Distillation
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import compile_function, static_shapes
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.conditions import Conditions
+from torchtitan.models.dit_tts.model.conditions import Conditions, condition_inputs
 from torchtitan.models.dit_tts.model.flops import MicroBatch
-from torchtitan.models.dit_tts.streams import PackedStreams, stream_of
+from torchtitan.models.dit_tts.streams import PackedStreams, stream_of, valid_mask
 from torchtitan.models.dit_tts.text.packing import TextRows
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
-
-
-def valid_mask(lengths: torch.Tensor, size: int) -> torch.Tensor:
-    """(B, size) bool, true before each row's length (B,)."""
-    return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
@@ -37,24 +31,6 @@ def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
         rows.shapes if rows is not None else (),
         slots,
     )
-
-
-def _conditions(
-    batch: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Text ids and speaker latents that the model encodes, each with its mask."""
-    text, speaker = batch["text_ids"], batch["speaker"]
-    packed: PackedStreams | None = batch["packed"]
-    if packed is None:
-        text_mask = valid_mask(batch["text_tokens"], text.shape[1])
-        return text, text_mask, speaker, valid_mask(batch["speaker_frames"], speaker.shape[1])
-    text_mask = valid_mask(packed.text.starts[-1:], text.shape[1])
-    # Of the last patch of a sample some frames may be missing.
-    patch = torch.arange(speaker.shape[1], device=speaker.device)
-    size = len(patch) // len(packed.patches.segment)
-    segment, position = (each[patch // size] for each in packed.patches[:2])
-    in_sample = position * size + patch % size < batch["speaker_frames"][segment]
-    return text, text_mask, speaker, in_sample[None]
 
 
 def packed_streams(batch: dict[str, Any], patch_size: int) -> PackedStreams | None:
@@ -103,8 +79,8 @@ class ForwardPass:
             self.loss_fn = compile_function(self.loss_fn, backend, shapes)
 
     def to_device(self, batch: dict[str, Any], rows: TextRows | None = None) -> dict[str, Any]:
-        """The batch with its tensors on the device, and with `text_rows`. The host does not wait for the
-        copies, which are from pinned memory in training."""
+        """The batch with its tensors on the device, and with `text_rows`, `packed` and `frame_mask` (B, T), true at the
+        frames of the task. The host does not wait for the copies, which are from pinned memory in training."""
         rows = rows or self.text_rows(batch)
         moved = {
             name: value.to(self.device, non_blocking=True)
@@ -112,8 +88,14 @@ class ForwardPass:
             else value
             for name, value in batch.items()
         }
-        moved["packed"] = packed_streams(moved, self.config.data.speaker_patch_size)
-        return {**moved, "text_rows": rows.to(self.device) if rows is not None else None}
+        packed = packed_streams(moved, self.config.data.speaker_patch_size)
+        lengths = moved["frames"] if packed is None else packed.frames.starts[-1:]
+        mask = valid_mask(lengths, moved["latents"].shape[1])
+        return moved | {
+            "text_rows": rows.to(self.device) if rows is not None else None,
+            "packed": packed,
+            "frame_mask": torch.ones_like(mask) if self.config.objective.loss_on_padding else mask,
+        }
 
     def text_rows(self, batch: dict[str, Any]) -> TextRows | None:
         """How the batch's texts go through a pretrained encoder, inside the model or outside."""
@@ -126,57 +108,62 @@ class ForwardPass:
             return encoder.rows(in_text.numpy(), tokens.numpy())
         return encoder.rows((in_text & valid_mask(tokens, ids.shape[1])).numpy())
 
-    def loss_sum(self, batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
-        """The loss of a micro-batch, summed over its valid frames."""
-        frame_mask = labels != IGNORE_INDEX
+    def loss_sum(self, batch: dict[str, Any]) -> torch.Tensor:
+        """The loss of a micro-batch, summed over the frames of `frame_mask`."""
+        frame_mask = batch["frame_mask"]
         packed: PackedStreams | None = batch["packed"]
         in_frames = () if packed is None else (packed.frames,)
         with torch.no_grad():
             place = batch["global_batch"], batch["row"], batch["global_batch_size"]
             noisy = self.add_noise(batch["latents"], *place, *in_frames)
-            features = self._text_features(batch)
-            target = noisy.target
+            batch = self._with_features(batch)
+            target, given = noisy.target, (noisy.latents, noisy.t)
+            keep = noisy.keep_text, noisy.keep_speaker
             if self.teacher is not None:
-                keep = noisy.keep_text, noisy.keep_speaker
-                given = batch, noisy.latents, noisy.t, frame_mask, keep, features
-                target = self.teacher.target(*given)
-        with self.amp:
-            prediction = self.model(
-                noisy.latents,
-                noisy.t,
-                frame_mask,
-                *_conditions(batch),
-                noisy.keep_text,
-                noisy.keep_speaker,
-                features,
-                batch["text_rows"],
-                batch["text_positions"],
-                *(() if packed is None else (packed,)),
-            )
+                target = self.teacher.target(batch, *given, keep)
+        prediction = self.predict(batch, *given, keep)
         losses = self.loss_fn(prediction, target, frame_mask, *in_frames)
         frames_of = batch["frames"] if packed else frame_mask.sum(1)
         self.metrics.count_losses(noisy.t, losses.detach(), frames_of)
         return losses.sum()
 
-    def _text_features(self, batch: dict[str, Any]) -> torch.Tensor | None:
-        """(B, L, h) of a text encoder outside the model; None where it is inside."""
-        if self.text_encoder is None:
-            return batch.get("text_features")
-        ids, mask, *_ = _conditions(batch)
-        return self.text_encoder(ids, mask, batch["text_rows"])
+    def _with_features(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch with the `text_features` (B, L, h) of a text encoder outside the model."""
+        if self.text_encoder is None or "text_features" in batch:
+            return batch
+        inputs = condition_inputs(batch)
+        features = self.text_encoder(inputs["text_ids"], inputs["text_mask"], batch["text_rows"])
+        return batch | {"text_features": features}
 
-    def encode(self, batch: dict[str, Any], features: torch.Tensor | None = None) -> Conditions:
-        """Encoded text and speaker of a batch. `features`: of a text encoder outside the model, if they are known."""
-        inputs = _conditions(batch)
-        if features is None:
-            features = self._text_features(batch)
+    def encode(self, batch: dict[str, Any]) -> Conditions:
+        """Encoded conditions of a batch, for several calls of `predict`."""
+        inputs = condition_inputs(self._with_features(batch))
         with self.amp:
-            rows, positions = batch["text_rows"], batch["text_positions"]
-            return self.model.encode_conditions(*inputs, features, rows, positions, batch["packed"])
+            return self.model.encode_conditions(**inputs)
 
-    def denoise(self, *inputs: Any) -> torch.Tensor:
+    def predict(
+        self,
+        batch: dict[str, Any],
+        noisy: torch.Tensor,
+        times: torch.Tensor,
+        keep: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+        conditions: Conditions | None = None,
+    ) -> torch.Tensor:
+        """The network's output: the one way of training, validation and distillation to it.
+
+        Args:
+            batch: on the device.
+            noisy: (B, T, C) noisy latents at the times (B,).
+            keep: of text and speaker, (B,) bool; None keeps all.
+            conditions: what `encode` made of the batch; None: they are encoded now.
+        """
+        mask, packed = batch["frame_mask"], batch["packed"]
+        if conditions is not None:
+            with self.amp:
+                return self.model.denoise(noisy, times, mask, conditions, *keep, packed)
+        inputs = condition_inputs(self._with_features(batch))
         with self.amp:
-            return self.model.denoise(*inputs)
+            return self.model(noisy, times, mask, *keep, **inputs)
 
 
 @dataclass(eq=False)
@@ -193,16 +180,14 @@ class Teacher:
         batch: dict[str, Any],
         latents: torch.Tensor,
         t: torch.Tensor,
-        frame_mask: torch.Tensor,
         keep: tuple[torch.Tensor, torch.Tensor],
-        features: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The student's at noisy latents of a batch. `keep`: of text and speaker, (B,); `features` as of `encode`."""
+        """The student's at noisy latents of a batch. `keep`: of text and speaker, (B,)."""
         packed: PackedStreams | None = batch["packed"]
-        conditions = self.forward_pass.encode(batch, features)
+        conditions = self.forward_pass.encode(batch)
 
         def denoise(x: torch.Tensor, now: torch.Tensor, *has: bool) -> torch.Tensor:
-            kept = (each & seen for each, seen in zip(keep, has, strict=True))
-            return self.forward_pass.denoise(x, now, frame_mask, conditions, *kept, packed)
+            text, speaker = (each & seen for each, seen in zip(keep, has, strict=True))
+            return self.forward_pass.predict(batch, x, now, (text, speaker), conditions)
 
         return self.distillation.mean_velocity(denoise, latents, t, packed and packed.frames)

@@ -34,6 +34,11 @@ class PackedStreams(NamedTuple):
     """of the references"""
 
 
+def valid_mask(lengths: torch.Tensor, size: int) -> torch.Tensor:
+    """(B, size) bool, true before each row's length (B,)."""
+    return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
 def stream_of(lengths: torch.Tensor, size: int, longest: int) -> Stream:
     """Samples of these lengths (S,), one behind the other in a row of `size` positions."""
     ends = lengths.cumsum(0)

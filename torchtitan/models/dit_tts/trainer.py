@@ -221,8 +221,7 @@ class DiTTTSTrainer(Trainer):
             self.step_ids.extend(batch["sample_id"])
             self.global_batch = int(batch["global_batch"])
             batch = self.forward_pass.to_device(batch, rows)
-            labels = labels.to(self.device, non_blocking=True)
-            yield batch, torch.zeros_like(labels) if on_padding else labels
+            yield batch, labels
 
     def forward_backward_step(
         self, *, input_dict: dict[str, Any], labels: torch.Tensor, global_valid_tokens: torch.Tensor
@@ -238,7 +237,7 @@ class DiTTTSTrainer(Trainer):
         )
         with self.train_context():
             with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
-                loss = self.forward_pass.loss_sum(input_dict, labels)
+                loss = self.forward_pass.loss_sum(input_dict)
                 loss = loss / global_valid_tokens
             self.metrics_processor.compiles = self.compile_watch.graphs
             self._mark("forward")

@@ -1,7 +1,7 @@
 """The encoders of text and speaker with which every network of the family begins, and initial weights."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
 from torchtitan.models.dit_tts.model.layers import RMSNorm, embedding
-from torchtitan.models.dit_tts.streams import PackedStreams
+from torchtitan.models.dit_tts.streams import PackedStreams, valid_mask
 from torchtitan.protocols.model import ModelProtocol
 
 
@@ -35,6 +35,33 @@ class Conditions:
     text_positions: torch.Tensor | None = None
     """(B, L) float32: position of each token's middle in the speech, in (0, 1); -1 for tokens that
     are not text. For [model] text_positions = "aligned" only"""
+
+
+def condition_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the network takes of a batch beside noisy latents, as arguments of `encode_conditions`. Training, validation,
+    samples, distillation and generation all read their batches here, so that none lacks what another has."""
+    text, speaker = batch["text_ids"], batch["speaker"]
+    packed: PackedStreams | None = batch["packed"]
+    if packed is None:
+        text_mask = valid_mask(batch["text_tokens"], text.shape[1])
+        speaker_mask = valid_mask(batch["speaker_frames"], speaker.shape[1])
+    else:
+        text_mask = valid_mask(packed.text.starts[-1:], text.shape[1])
+        # Of the last patch of a sample some frames may be missing.
+        patch = torch.arange(speaker.shape[1], device=speaker.device)
+        size = len(patch) // len(packed.patches.segment)
+        segment, position = (each[patch // size] for each in packed.patches[:2])
+        speaker_mask = (position * size + patch % size < batch["speaker_frames"][segment])[None]
+    return {
+        "text_ids": text,
+        "text_mask": text_mask,
+        "speaker": speaker,
+        "speaker_mask": speaker_mask,
+        "text_features": batch.get("text_features"),
+        "text_rows": batch["text_rows"],
+        "text_positions": batch["text_positions"],
+        "packed": packed,
+    }
 
 
 class PretrainedEncoder(Protocol):
@@ -76,6 +103,7 @@ class ConditionedModel(ModelProtocol):
         # Sharding replaces it by a function that writes a rank's part of a full value.
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
 
+    @torch.no_grad()
     def init_weights(self, buffer_device: torch.device | None = None) -> None:
         """Draws every parameter from (torch's seed, its name), alike on any layout of ranks. A pretrained text
         encoder loads the weights of its own checkpoint."""
@@ -128,16 +156,10 @@ class ConditionedModel(ModelProtocol):
         latents: torch.Tensor,
         t: torch.Tensor,
         frame_mask: torch.Tensor,
-        text_ids: torch.Tensor,
-        text_mask: torch.Tensor,
-        speaker: torch.Tensor,
-        speaker_mask: torch.Tensor,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
-        text_features: torch.Tensor | None = None,
-        text_rows: Any = None,
-        text_positions: torch.Tensor | None = None,
         packed: PackedStreams | None = None,
+        **conditions: Any,
     ) -> torch.Tensor:
         """Predicts the target of the objective for every frame; a duration model the utterances' lengths.
 
@@ -145,30 +167,19 @@ class ConditionedModel(ModelProtocol):
             latents: (B, T, C) noisy latents.
             t: (B,) time in [0, 1], 1 is noise.
             frame_mask: (B, T) bool, true at frames of the utterance.
-            text_ids, text_mask, speaker, speaker_mask, text_features, text_rows, text_positions: see
-                `encode_conditions`.
             keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
             packed: where samples are that stand one behind the other in a single row, B = 1. Then t,
                 keep_text and keep_speaker are of the samples, (S,).
+            conditions: the other arguments of `encode_conditions`.
 
         Returns:
             (B, T, C) float32, undefined at masked frames; of a duration model (B,).
         """
         # FSDP wraps these methods of the instance, so that samplers can call them alone. Here the weights are
         # gathered already, so the plain functions of the class are called.
-        conditions = ConditionedModel.encode_conditions(
-            self,
-            text_ids,
-            text_mask,
-            speaker,
-            speaker_mask,
-            text_features,
-            text_rows,
-            text_positions,
-            packed,
-        )
+        encoded = ConditionedModel.encode_conditions(self, packed=packed, **conditions)
         return type(self).denoise(
-            self, latents, t, frame_mask, conditions, keep_text, keep_speaker, packed
+            self, latents, t, frame_mask, encoded, keep_text, keep_speaker, packed
         )
 
     def _text_features(

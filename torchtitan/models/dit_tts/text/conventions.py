@@ -11,8 +11,7 @@ ECHO, IRODORI = "echo", "irodori"
 _ECHO_REPLACED = {
     "…": "...",
     "’": "'",
-    "“": '"',
-    "”": '"',
+    "”": '"',  # its opening counterpart stays: their code names this one twice
     "\n": " ",
     ":": ",",
     ";": ",",
@@ -43,7 +42,7 @@ def _irodori_text(text: str) -> str:
     while _is_bracketed(text):
         text = text[1:-1]
     text = unicodedata.normalize("NFKC", text)
-    return text.replace("...", "…").replace("..", "…")
+    return text.replace("...", "…").replace("..", "…").strip()
 
 
 def _is_bracketed(text: str) -> bool:

@@ -74,7 +74,8 @@ def build_validator(
 
     def fixed(dataset: Dataset, features: Features | None) -> FixedSet:
         count, size = validation.samples, validation.batch_size
-        return FixedSet(dataset, data, tokenizer, count, size, features)
+        whole_rows = config.objective.loss_on_padding
+        return FixedSet(dataset, data, tokenizer, count, size, features, whole_rows)
 
     sets = fixed(heldout, heldout_features), fixed(dataloader.dataset, dataloader.features)
     loss = HeldoutLoss(

@@ -49,6 +49,7 @@ class FixedSet:
         count: maximum number of samples.
         batch_size: samples per batch.
         features: of the dataset's texts, for a run that reads them from files.
+        whole_rows: rows are as long as those of generation, for a run whose loss is on padding, too.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class FixedSet:
         count: int,
         batch_size: int,
         features: Features | None = None,
+        whole_rows: bool = False,
     ):
-        self.dataset, self.data = dataset, data
+        self.dataset, self.data, self._whole_rows = dataset, data, whole_rows
         self._references = FixedReferences(dataset) if data.references == "drawn" else None
         if features is not None:
             tokens = features.tokens + tokenizer.n_conditions
@@ -104,9 +106,10 @@ class FixedSet:
         )
 
     def _shape(self, samples: np.ndarray, tokens: np.ndarray) -> tuple[int, int, int]:
-        """Of a batch as long as its longest sample."""
-        frames = np.minimum(self.dataset.frames[samples], self.data.max_frames)
-        (edge,) = choose_edges(frames, 1, self.data.max_frames)
+        """Of a batch as long as its longest sample, or of whole rows."""
+        edge = self.data.max_frames
+        if not self._whole_rows:
+            (edge,) = choose_edges(self.dataset.frames[samples], 1, edge)
         longest_reference = int(self.dataset.reference_frames[samples].max(initial=1))
         if self._references is not None:
             for sample in samples.tolist():

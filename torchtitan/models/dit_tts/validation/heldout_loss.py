@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torchtitan.models.dit_tts.config.job_config import Validation
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
-from torchtitan.models.dit_tts.forward_pass import ForwardPass, valid_mask
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import share_of
 from torchtitan.models.dit_tts.model.conditions import Conditions
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
@@ -98,8 +98,8 @@ class HeldoutLoss:
         teacher = self.forward_pass.teacher
         for fixed, counts in self.until_stopped(batches):
             inputs = self.forward_pass.to_device(fixed.inputs)
-            mask = valid_mask(inputs["frames"], inputs["latents"].shape[1])
-            frames = inputs["frames"].double()
+            mask = inputs["frame_mask"]
+            frames = mask.sum(1).double()
             rows = fixed.rows.to(self.device)
             variants = self._variants(fixed, inputs, kinds)
             for position, t in enumerate(self.times):
@@ -110,12 +110,12 @@ class HeldoutLoss:
                 if teacher is not None:
                     if (key := (id(fixed), position)) not in self._targets:
                         keep = torch.ones_like(times, dtype=torch.bool)
-                        taught = teacher.target(inputs, noisy, times, mask, (keep, keep))
-                        self._targets[key] = taught
+                        self._targets[key] = teacher.target(inputs, noisy, times, (keep, keep))
                     target = self._targets[key]
                 right = None
-                for kind, (conditions, measured) in enumerate(variants):
-                    output = self.forward_pass.denoise(noisy, times, mask, conditions)
+                for kind, (batch, conditions, measured) in enumerate(variants):
+                    given = batch, noisy, times
+                    output = self.forward_pass.predict(*given, conditions=conditions)
                     loss = self.error_sums(output, target, mask).double()
                     right = loss if right is None else right
                     if counts:
@@ -129,18 +129,19 @@ class HeldoutLoss:
 
     def _variants(
         self, fixed: FixedBatch, inputs: dict[str, Any], kinds: list[str]
-    ) -> list[tuple[Conditions, torch.Tensor]]:
-        """The conditions of each kind, and the rows that count for it."""
+    ) -> list[tuple[dict[str, Any], Conditions, torch.Tensor]]:
+        """The batch of each kind, its conditions, and the rows that count for it."""
         everything = torch.ones(len(fixed.rows), dtype=torch.bool, device=self.device)
         other = {
             TEXT: (fixed.other_text, fixed.has_other_text),
             SPEAKER: (fixed.other_speaker, fixed.has_other_speaker),
         }
-        found = [(self.forward_pass.encode(inputs), everything)]
+        found = [(inputs, self.forward_pass.encode(inputs), everything)]
         for kind in kinds[1:]:
             entries, measured = other[kind]
             changed = self.forward_pass.to_device({**fixed.inputs, **entries})
-            found.append((self.forward_pass.encode(changed), measured.to(self.device)))
+            rows = measured.to(self.device)
+            found.append((changed, self.forward_pass.encode(changed), rows))
         return found
 
 

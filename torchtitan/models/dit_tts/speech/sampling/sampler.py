@@ -15,7 +15,11 @@ from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_ve
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import Step, integrate, plan_steps
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
-from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
+from torchtitan.models.dit_tts.model.conditions import (
+    ConditionedModel,
+    Conditions,
+    condition_inputs,
+)
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import BlockCache, DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -50,11 +54,13 @@ class SpeechRequest:
         return int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "little")
 
 
-def pad_stack(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows (L_i, ...) to (B, max L, ...) padded with zeros, and the mask (B, max L)."""
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+def _padded(rows: list[torch.Tensor], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows (L_i, ...) to (B, max L, ...) padded with zeros, at least one position long, and their lengths (B,)."""
+    stacked = torch.nn.utils.rnn.pad_sequence(
+        [*rows, rows[0].new_zeros(1, *rows[0].shape[1:])], True
+    )
     lengths = torch.tensor([len(row) for row in rows])
-    return padded, torch.arange(padded.shape[1])[None] < lengths[:, None]
+    return stacked[:-1].to(device), lengths.to(device)
 
 
 def encode_requests(
@@ -65,26 +71,23 @@ def encode_requests(
     text_encoder: PretrainedTextEncoder | None = None,
 ) -> Conditions:
     """Encoded text and speaker of the requests, as one batch; see `generate_latents`."""
-    text, text_mask = pad_stack(
-        [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
-    )
-    positions = None
+    ids = [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
+    text_positions = None
     if tokenizer.aligner is not None:
         expected = [torch.from_numpy(tokenizer.text_positions(r.text)) for r in requests]
-        positions = torch.nn.utils.rnn.pad_sequence(expected, True, -1.0).to(device)
-    speaker, speaker_mask = pad_stack([r.reference.float() for r in requests])
-    if not speaker.shape[1]:  # no request has a reference
-        speaker = speaker.new_zeros(len(requests), 1, model.args.latent_channels)
-        speaker_mask = torch.zeros(len(requests), 1, dtype=torch.bool)
-    text, text_mask, speaker, speaker_mask = (
-        tensor.to(device) for tensor in (text, text_mask, speaker, speaker_mask)
-    )
-    features = None
+        text_positions = torch.nn.utils.rnn.pad_sequence(expected, True, -1.0).to(device)
+    text, text_tokens = _padded(ids, device)
+    speaker, speaker_frames = _padded([r.reference.float() for r in requests], device)
+    batch = {
+        **{"text_ids": text, "text_tokens": text_tokens, "text_positions": text_positions},
+        **{"speaker": speaker, "speaker_frames": speaker_frames},
+        **{"packed": None, "text_rows": None},
+    }
     if text_encoder is not None:
-        features = text_encoder(text, text_mask & (text < model.args.first_condition_id))
-    return model.encode_conditions(
-        text, text_mask, speaker, speaker_mask, features, text_positions=positions
-    )
+        mask = condition_inputs(batch)["text_mask"]
+        in_text = mask & (text < model.args.first_condition_id)
+        batch["text_features"] = text_encoder(text, in_text)
+    return model.encode_conditions(**condition_inputs(batch))
 
 
 @torch.no_grad()
@@ -182,18 +185,10 @@ def speaker_embeddings(
     It goes through the model's `encode_conditions`, so that sharded weights are gathered.
     `latents`: N times (T, C), at least one frame each; their first `max_frames` count.
     """
-    speaker, speaker_mask = pad_stack([each[:max_frames].float() for each in latents])
     # Any text will do: it does not reach the speaker encoder.
-    ids = torch.tensor(tokenizer.encode("a")).repeat(len(latents), 1)
-    features = None
-    if model.text_encoder is None:
-        features = torch.zeros(*ids.shape, model.args.text_dim, device=device)
-    encoded = model.encode_conditions(
-        ids.to(device),
-        torch.ones_like(ids, dtype=torch.bool).to(device),
-        speaker.to(device),
-        speaker_mask.to(device),
-        features,
-    )
+    requests = [SpeechRequest("a", each[:max_frames]) for each in latents]
+    zeros = lambda ids, mask: torch.zeros(*ids.shape, model.args.text_dim, device=device)  # noqa: E731
+    text_encoder: Any = zeros if model.text_encoder is None else None
+    encoded = encode_requests(model, tokenizer, requests, device, text_encoder)
     valid = encoded.speaker_mask[..., None]
     return ((encoded.speaker.float() * valid).sum(1) / valid.sum(1)).cpu()
