@@ -56,14 +56,10 @@ def test_texts_are_spoken_with_numbers_stress_and_punctuation(phones):
     assert phones.counts(TEXTS) == list(map(len, PHONES))
 
 
-def test_half_of_a_surrogate_pair_ends_no_count(config, phones):
-    """Nor a search for letters, nor a fit of lengths: the sample that has one is told when it is read."""
+def test_half_of_a_surrogate_pair_ends_no_count(phones):
+    """Shards of other programs may hold one; the sample is told when it is read."""
     assert phones.counts(["a\ud83d", "a?"]) == [len(phones("a?"))] * 2
     assert phones.lost("日\ud83d") == ["日"]
-    samples = make_samples(2, seed=1)
-    samples[1].metadata["text"] = "a\ud83d é"
-    write_shard(config.data.path + "/000001.tar", samples)
-    assert fit_durations(open_dataset(config.data.path), config.encoder)
 
 
 def test_threads_get_the_same(phones):

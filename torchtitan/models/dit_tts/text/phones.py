@@ -73,9 +73,8 @@ class Phonemizer:
         self._name_instead = lru_cache(_KEPT)(self._find_name)
 
     def __call__(self, text: str) -> str:
-        whole = text.encode(
-            "utf-8", "replace"
-        ).decode()  # a tokenizer refuses half of a surrogate pair
+        # Half of a surrogate pair, which a tokenizer refuses, ends no count.
+        whole = text.encode("utf-8", "replace").decode()
         return self._kept(" ".join(whole.split()))
 
     def _phones(self, text: str) -> str:
