@@ -10,6 +10,7 @@ import torch
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
 from torchtitan.models.dit_tts.model_config import model_flavors, write_sizes
 from torchtitan.models.dit_tts.train_spec import build_model
 
@@ -115,6 +116,18 @@ def test_a_trained_encoder_is_built_from_what_can_be_logged(tmp_path):
     args.update_from_config(config)
     assert "t5" in json.dumps(asdict(args)["text_encoder"])
     assert args.text_encoder().width == args.text_dim
+
+
+def test_only_a_trained_encoder_counts_a_backward_pass(tmp_path):
+    flops = []
+    for frozen in (True, False):
+        config = JobConfig()
+        config.encoder.model, config.encoder.frozen = str(write_tiny_t5(tmp_path / "t5")), frozen
+        args = model_flavors()["debug"]
+        args.update_from_config(config)
+        assert args.text_encoder_sizes.trained is not frozen
+        flops.append(training_flops(args, Lengths(frames=9, text_tokens=5, speaker_frames=4)))
+    assert flops[0] < flops[1]
 
 
 @pytest.mark.parametrize("flavor, fitting", [("800M", {1, 2, 5, 10}), ("3B", {1, 2, 4, 5, 10, 20})])

@@ -1,14 +1,19 @@
 """Ranks that would train on different data, or of which one failed, stop together."""
 
+import time
+from datetime import timedelta
+
 import pytest
 import torch.distributed as dist
 
 from tests.helpers.loaders import CHANNELS, config
 from tests.helpers.tokens import byte_tokenizer
+from tools.harness.forked import run_ranks
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import (
     assert_equal_across_ranks,
+    long_timeout_group,
     run_on_all_ranks,
     share_of,
 )
@@ -64,6 +69,19 @@ def test_every_rank_has_as_many_parts_of_the_work_and_each_counts_once():
         [(1, True), (0, False)],
     ]
     assert [share_of(2, rank, 3) for rank in range(3)] == [[(0, True)], [(1, True)], [(0, False)]]
+
+
+def wait_for_the_other(rank: int, folder: str) -> None:
+    limit = timedelta(seconds=1)
+    dist.init_process_group("gloo", f"file://{folder}/s", limit, rank=rank, world_size=2)
+    with long_timeout_group() as group:
+        found = run_on_all_ranks(lambda rank: time.sleep(3 * rank) or rank, "wait", group)
+    assert found == [0, 1]
+
+
+@pytest.mark.long
+def test_long_work_of_one_rank_outlasts_the_time_of_a_step(tmp_path):
+    run_ranks(wait_for_the_other, 2, str(tmp_path))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
