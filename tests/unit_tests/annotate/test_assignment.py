@@ -247,6 +247,7 @@ def test_the_collection_has_what_was_decided(folder):
         "annotator": "ann",
         "text": "größer",
         "text_verbatim": "uh größer",
+        "quality": "high",  # confirmed, whatever recognizers agreed on
     }
     assert rows[segment_id(2)].items() >= changed.items()
     assert rows[segment_id(1)]["text"] == "Text 1." and "annotated" not in rows[segment_id(1)]

@@ -90,6 +90,7 @@ REFUSED = """
 3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [3]; training.batch_ramp_steps = 9 | 1/3 cannot | 3 data-parallel ranks x 2 accumulation | multiples of 18
 1 | GRAPHS; training.max_local_batch_size = 8 | 4 accumulation steps do not allow
 1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
+2 | data = {batching = 'packed', longest_per_row = 16}; training.local_batch_size = 8 | longest_per_row = 16 | 32 / 4 = 8 samples | a multiple
 2 | data = {batching = 'packed', longest_per_row = 6} | longest_per_row = 6 | 32 / 2 = 16 samples | a multiple
 1 | data = {batching = 'packed', num_buckets = 1}; objective.loss_on_padding = true | loss_on_padding = true | 'packed'
 1 | data.bucket_frames = [64, 768]; objective.loss_on_padding = true | loss_on_padding = true | 2 lengths | num_buckets = 1

@@ -178,6 +178,14 @@ def test_mistakes_on_the_command_line(arguments, sentence):
         load_config(arguments.split())
 
 
+def test_all_keys_of_a_trainer_of_this_kind_have_a_pointer(tmp_path):
+    keys = """scale parallelism framework compile tensor_parallel_size remat use_te_attn duration_seconds encoder_model
+    frozen_encoder fused_optimizer batch_size_per_gpu max_latent_length max_text_length max_speaker_length t5_hidden_dim"""
+    for key in keys.split():
+        with pytest.raises(InputError, match=r"(use|leave it out:) \[\w+\]"):
+            load(tmp_path, f"{key} = 1")
+
+
 def test_keys_that_exist_have_no_pointer():
     arguments = "--megatron.no-use-te-attn --compile.enable --lr_scheduler.warmup-steps=3 --model.flavor batch_size"
     config = load_config([*arguments.split(), "--parallelism.tensor_parallel_degree=2"])

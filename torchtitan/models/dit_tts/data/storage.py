@@ -196,7 +196,12 @@ def _instead(piece: str) -> str:
         below = matching_shards(os.path.join(glob.escape(path), "*", "*"))
     if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
         return f"folders in it have some, so give {' or '.join(folders)}"
-    return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
+    digits = (
+        "the spoken digits are in the repository, where scripts/main_job.sh prepares them, not in "
+    )
+    return (digits + "the package; " if "spoken_digits" in piece else "") + (
+        f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
+    )
 
 
 def _find_local(piece: str, suffixes: tuple[str, ...]) -> list[str]:
