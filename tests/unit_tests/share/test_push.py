@@ -68,7 +68,7 @@ def test_what_is_pushed_is_trained_from(hub, data, train, capsys, tmp_path):
 def test_the_card_tells_what_the_indexes_do(data, tmp_path):
     assert main(["data", "push", str(data), "me/corpus", "--card-only", "--license=cc0-1.0"]) == 0
     header, text = front_matter(data)
-    assert header["license"] == "cc0-1.0" and header["language"] == ["en"]
+    assert header["license"] == "cc0-1.0" and header["language"] == ["de", "en"]
     assert "configs" not in header
     for row in (
         "speakers | 2 ",
@@ -103,7 +103,7 @@ def test_the_card_tells_what_the_indexes_do(data, tmp_path):
         assert main(["data", "export", str(data), str(out), "--workers=1", *options]) == 0
         assert main(["data", "push", str(out), "me/corpus", "--card-only"]) == 0
         header, text = front_matter(out)
-        assert "samples | 14 " in text and header["language"] == ["en"]
+        assert "samples | 14 " in text and header["language"] == ["de", "en"]
         if "--to=audio-tars" in options:
             assert (
                 "configs" not in header and "Speech as mp3" in text and not list(out.rglob("*.idx"))
