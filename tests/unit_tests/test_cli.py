@@ -247,6 +247,7 @@ def test_speaking_imports_no_compiler():
     ("given", "said"),
     [
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, but a launcher sets it to a whole number from 1"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is 0, but"),
         ({"LOCAL_WORLD_SIZE": "abc"}, "LOCAL_WORLD_SIZE is abc"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
         ({"RANK": "1"}, "RANK = 1, but only 1 ranks"),

@@ -1,4 +1,5 @@
-"""Small synthetic datasets for tests: random latents with the text of spoken digits."""
+"""Small synthetic datasets for tests: random latents with the text of spoken digits, a letter of which has two
+bytes."""
 
 import os
 import tarfile
@@ -9,7 +10,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = ("nül", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def lognormal_frames(generator: np.random.Generator) -> int:
@@ -40,6 +41,7 @@ def make_samples(
             "text": " ".join(words),
             "target_duration": length / 25.0,
             "speaker": f"s{number % 4}",
+            "language": ("en", "de", "en")[number % 3],
         }
         samples.append(
             Triplet(f"utt{number:06d}", array(length), array(reference_length), metadata)

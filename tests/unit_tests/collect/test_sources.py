@@ -133,6 +133,7 @@ def test_a_bucket(tmp_path, queue, monkeypatch):
 
 def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatch):
     read = []
+    monkeypatch.setattr(sources, "READ_AHEAD_BYTES", 7)  # all contents are longer
     hashed = sources.content_id
     monkeypatch.setattr(sources, "content_id", lambda path: read.append(path) or hashed(path))
     first = registered(folder, queue)

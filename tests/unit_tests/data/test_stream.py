@@ -186,8 +186,8 @@ def test_mixed_datasets_are_resumed_under_another_split(tmp_path):
         build(a).load_state_dict(state)
     with pytest.raises(ValueError, match="its samples is .* weights or balance_by"):
         build(None, **{**settings, "weights": [1.0, 2.0]}).load_state_dict(state)
-    with pytest.raises(ValueError, match="balance_by = 'language', but no sample's JSON"):
-        build(None, **settings, balance_by="language")
+    with pytest.raises(ValueError, match="balance_by = 'quality', but no sample's JSON"):
+        build(None, **settings, balance_by="quality")
 
 
 def test_who_is_left_out_takes_nothing_of_the_others(tmp_path):

@@ -13,11 +13,8 @@ def prepared(tmp_path_factory):
     rows = [json.loads(line) for line in listed.read_text().splitlines()]
     for number, row in enumerate(rows):
         row |= {"speaker": f"s{number % 2}", "split": "test" if number > 11 else "train"}
-        row |= {
-            "language": ("en", "de")[number % 2],
-            "text_verbatim": f"er {row['text']}",
-            "weight": 1.5,
-        }
+        row |= {"language": ("en", "de")[number % 2], "weight": 1.5 - number % 3 / 2}
+        row["text_verbatim"] = f"er {row['text']}"
     listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
     corpora.prepare(listed, folder / "data", samples_per_shard=5)
     return folder / "data"
