@@ -20,6 +20,7 @@ from titan_tts.doctor.scan import (
     unspoken,
 )
 from torchtitan.models.dit_tts.bounded import read_json_file
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
@@ -123,8 +124,8 @@ class _Checks:
     def lengths(self) -> None:
         tokens, limits = text_tokens(self.dataset, self.limits), self.limits
         for code, unit, lengths, limit in (
-            ("long_latents", "frames", self.dataset.frames, limits.max_frames),
-            ("long_text", "tokens", tokens, limits.max_text_tokens),
+            ("long_latents", "frames", self.dataset.frames, limits.max_frames or Data.max_frames),
+            ("long_text", "tokens", tokens, limits.max_text_tokens or Data.max_text_tokens),
         ):
             long = np.flatnonzero(lengths > limit)
             self.add_samples(code, long, lambda one: f"{lengths[one]} {unit}", lengths[long])
@@ -158,7 +159,7 @@ class _Checks:
                 self.add(match.verdict, match.count, [Example(match.where, str(match))])
         for code, name in (("cut_start", "start"), ("cut_end", "end")):
             time = self.measured.rows[name]
-            cut = self.measured.where(np.isfinite(time))
+            cut = self.measured.where(time > 0)
             if len(cut) > MIN_CUT_FRACTION * len(read) and np.median(time[cut]) < MAX_CUT_TIME:
                 self.add_samples(code, cut, partial(self.cut_text, name), -time[cut])
 

@@ -50,11 +50,11 @@ class Limits:
     frames_per_second: float = 25.0
     """Latent frames per second of audio."""
 
-    max_frames: int = 768
-    """Maximum length of the latents, as [data] max_frames."""
+    max_frames: int | None = None
+    """Maximum length of the latents, as [data] max_frames; by default as there, and what 99 % of the speech needs."""
 
-    max_text_tokens: int = 192
-    """Maximum length of the text with its begin and end token, as [data] max_text_tokens."""
+    max_text_tokens: int | None = None
+    """Maximum length of the text with its begin and end token, as [data] max_text_tokens; by default likewise."""
 
     text_unit: str = "bytes"
     """Unit of text tokens, as [encoder] model: bytes, chars or phones:LANGUAGE."""

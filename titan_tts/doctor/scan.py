@@ -43,7 +43,7 @@ ROW = np.dtype(
         ("blank_text", "?"),  # nothing but white space
         ("decomposed", "?"),  # see the function
         ("unspoken", "?"),  # likewise
-        ("start", "f4"),  # `SpeechEnds.cut`
+        ("start", "f4"),  # `SpeechEnds.cut`, or 0
         ("end", "f4"),
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
@@ -125,7 +125,6 @@ def _measure_chunk(dataset: Dataset, samples: np.ndarray, ends: SpeechEnds | Non
         np.maximum(highest, loaded.latents.max(axis=0), out=highest)
         _measure_arrays(row, loaded.latents, loaded.reference)
         _measure_metadata(row, loaded.metadata, dataset.key(sample))
-        row["start"] = row["end"] = np.nan
         if ends is not None:
             row["start"], row["end"] = ends.cut(loaded.metadata["text"], loaded.latents)
     return Measurements(rows, lowest, highest, messages)

@@ -36,13 +36,13 @@ class SpeechEnds:
 
     def cut(self, text: str, latents: np.ndarray) -> tuple[float, float]:
         """(beginning, end) of latents (T, C): the part of their usual time that the outermost letters have where the
-        outermost frame is like speech; NaN elsewhere."""
+        outermost frame is like speech; 0 elsewhere."""
         like_speech = latents[[0, -1]] @ self.weights + self.offset > _LIKE_SPEECH
         letters = np.array([False, *(character.isalnum() for character in text), False])
         if not like_speech.any() or letters.sum() < 2 * _LETTERS:
-            return np.nan, np.nan
+            return 0.0, 0.0
         frames, states = self.aligner.frames(text, latents), self.aligner.states(text)
-        found = [np.nan, np.nan]
+        found = [0.0, 0.0]
         for side, step in enumerate((1, -1)):
             if like_speech[side]:
                 end = 1 + np.flatnonzero(letters[::step])[_LETTERS - 1]

@@ -204,7 +204,9 @@ def test_a_queue_that_cannot_be_used_is_one_sentence(tmp_path):
     refused(lambda: open_queue("", tmp_path, "c"), "queue.sqlite", "not a database", "remove it")
     refused(lambda: open_queue("mysql://x", tmp_path, "c"), "--queue", "postgresql://")
     gone = "postgresql://u@/d?host=/nowhere"
-    refused(lambda: open_queue(gone, tmp_path, "c" * 32), "--queue", "cannot be used", "start again")
+    refused(
+        lambda: open_queue(gone, tmp_path, "c" * 32), "--queue", "cannot be used", "start again"
+    )
 
 
 def test_a_collection_of_another_name_is_no_schema():

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from torchtitan.models.dit_tts.bounded import read_arrays
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.errors import InputError, reading
+from torchtitan.models.dit_tts.errors import reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.character_lengths import CharacterLengths, fit_lengths
 
