@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -19,10 +20,13 @@ from titan_tts.doctor.scan import (
     unspoken,
 )
 from torchtitan.models.dit_tts.bounded import read_json_file
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.files import is_remote, nfc
+from torchtitan.models.dit_tts.text.durations import read_evenly
+from torchtitan.models.dit_tts.text.matching import judge_texts
 from torchtitan.models.dit_tts.text.phones import Phonemizer, lost_letters
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import language_of, named
@@ -34,16 +38,11 @@ EXTRA_TEXT_TOKENS = 2
 DURATION_TOLERANCE = 2.0
 # However alike the other samples are, a value within this factor of the median is no outlier.
 MIN_OUTLIER_RATIO = 2.0
-# Correlation of characters and frames below which texts are taken for those of other recordings, at most; of read
-# sentences it is 0.9 and more, of sentences of similar length about 0.5.
-MIN_TEXT_CORRELATION = 0.3
-# The least correlation to expect of right texts: nothing can be told from less, nor from single words.
-MIN_EXPECTED_CORRELATION = 0.3
-MIN_TEXT_CHARS = 12
-# Standard deviations of chance between no correlation and the expected one.
-MIN_CORRELATION_SIGMAS = 6
-# Characters that a digit is said in, beyond itself: "1998" takes as long as some 24 letters.
-DIGIT_CHARS = 5
+# Recordings that begin, or end, like speech are taken for cut ones from this fraction of all on, and where their
+# letters have less than this part of their time: 0.88 and more where right ones were trimmed tightly, up to 0.81 where
+# half lack 0.3 s.
+MIN_CUT_FRACTION = 0.02
+MAX_CUT_TIME = 0.85
 # Peaks spread more than levels do.
 MIN_PEAK_RATIO = 4.0
 
@@ -65,6 +64,7 @@ def check_dataset(dataset: Dataset, measured: Measurements, limits: Limits) -> l
     check.prepare_record()
     check.lengths()
     check.speech_rates()
+    check.texts()
     check.speakers()
     check.arrays()
     check.durations()
@@ -124,8 +124,8 @@ class _Checks:
     def lengths(self) -> None:
         tokens, limits = text_tokens(self.dataset, self.limits), self.limits
         for code, unit, lengths, limit in (
-            ("long_latents", "frames", self.dataset.frames, limits.max_frames),
-            ("long_text", "tokens", tokens, limits.max_text_tokens),
+            ("long_latents", "frames", self.dataset.frames, limits.max_frames or Data.max_frames),
+            ("long_text", "tokens", tokens, limits.max_text_tokens or Data.max_text_tokens),
         ):
             long = np.flatnonzero(lengths > limit)
             self.add_samples(code, long, lambda one: f"{lengths[one]} {unit}", lengths[long])
@@ -135,11 +135,9 @@ class _Checks:
         rate = characters_per_second(self.dataset, self.limits.frames_per_second)
         distance, centre = np.zeros(len(rate)), np.zeros(len(rate))
         outside = np.zeros(len(rate), bool)
-        languages, names = self.dataset.labels("language")
+        languages, _ = self.dataset.labels("language")
         order = np.argsort(languages, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(languages[order])) + 1):
-            language = languages[group[0]] if len(group) else -1
-            self.texts_of_others(group, names[language] if language >= 0 else "")
             # A text without a character is another finding.
             distance[group], limit, centre[group] = log_distance(
                 rate[group], rate[group] > 0, self.limits.outlier_sigmas, MIN_OUTLIER_RATIO
@@ -153,23 +151,23 @@ class _Checks:
         cases = np.flatnonzero(outside)
         self.add_samples("chars_per_second_outlier", cases, detail, distance[outside])
 
-    def texts_of_others(self, samples: np.ndarray, language: str) -> None:
-        """Whether longer texts are longer speech, among the samples (k,) of one language."""
-        rows = self.measured.rows[samples]
-        samples, rows = samples[rows["state"] == READ], rows[rows["state"] == READ]
-        frames, characters = self.dataset.frames[samples], self.dataset.text_chars[samples]
-        spoken = characters + DIGIT_CHARS * rows["digits"].astype(np.int64)
-        where, count = f"language {language!r}" if language else "all texts", len(samples)
-        expected = expected_correlation(spoken, frames)
-        needed = np.tanh(MIN_CORRELATION_SIGMAS / np.sqrt(max(1, count - 3)))
-        if expected < max(needed, MIN_EXPECTED_CORRELATION):
-            said = f"{count} texts are too few, too short or too alike in length"
-            return self.add("texts_not_compared", count, [Example(where, said)])
-        # A language may say a digit in one character.
-        found = max(float(np.corrcoef(each, frames)[0, 1]) for each in (characters, spoken))
-        if found < min(MIN_TEXT_CORRELATION, np.tanh(np.arctanh(expected) / 2)):
-            said = f"correlation of characters and length {found:.2f}, of matching texts about {expected:.1f}"
-            self.add("texts_of_others", count, [Example(where, said)])
+    def texts(self) -> None:
+        """Lengths of the texts against those of their recordings, and recordings that end before their text."""
+        read = np.flatnonzero(self.measured.rows["state"] == READ)
+        for match in judge_texts(*read_evenly(self.dataset, read)):
+            if match.verdict:
+                self.add(match.verdict, match.count, [Example(match.where, str(match))])
+        for code, name in (("cut_start", "start"), ("cut_end", "end")):
+            time = self.measured.rows[name]
+            cut = self.measured.where(time > 0)
+            if len(cut) > MIN_CUT_FRACTION * len(read) and np.median(time[cut]) < MAX_CUT_TIME:
+                self.add_samples(code, cut, partial(self.cut_text, name), -time[cut])
+
+    def cut_text(self, side: str, one: int) -> str:
+        text = self.dataset.metadata(one)["text"].strip()
+        shown = f"{text[:12]}..." if side == "start" else f"...{text[-12:]}"
+        time = self.measured.rows[side][one]
+        return f"{shown!r}, whose {side} has {time:.0%} of the usual time of its letters and no pause around it"
 
     def speakers(self) -> None:
         codes, values = self.dataset.labels("speaker")
@@ -320,19 +318,6 @@ def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:
 def characters_per_second(dataset: Dataset, frames_per_second: float) -> np.ndarray:
     """(n,) characters of the text per second of latents."""
     return dataset.text_chars * frames_per_second / np.maximum(dataset.frames, 1)
-
-
-def expected_correlation(characters: np.ndarray, frames: np.ndarray) -> float:
-    """What the spreads of text lengths (k,) and frames (k,) let expect of right texts, 0 to 0.8.
-
-    A character's time differs by half of the mean, which hides small differences of short texts; the rest of the
-    frames' spread is the speakers'.
-    """
-    if not len(frames) or characters.mean() < MIN_TEXT_CHARS or not characters.std():
-        return 0.0
-    told = (characters.std() / characters.mean()) ** 2 - 0.25 / characters.mean()
-    spread = float(frames.std() / frames.mean())
-    return 0.8 * min(1.0, np.sqrt(max(0.0, told)) / spread) if spread else 0.0
 
 
 def measured_frame_rate(

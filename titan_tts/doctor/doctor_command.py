@@ -87,14 +87,17 @@ def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
 
     from titan_tts.doctor.checks import check_dataset, measured_frame_rate
     from titan_tts.doctor.scan import READ, choose_samples, measure
+    from titan_tts.doctor.speech_ends import MAX_FRAMES, learn_ends
     from titan_tts.doctor.suggest_buckets import suggest
     from titan_tts.doctor.summary import summarize
+    from torchtitan.models.dit_tts.text.aligner import choose_recordings
 
     limits = options.limits
     threads = options.threads if options.threads > 0 else min(8, os.cpu_count() or 1)
     samples = choose_samples(len(dataset), options.max_samples)
+    ends = learn_ends(choose_recordings(dataset, 10**6, MAX_FRAMES))
     with tqdm(total=len(samples), desc="reading", unit=" samples", mininterval=1.0) as bar:
-        measured = measure(dataset, samples, threads, bar.update)
+        measured = measure(dataset, samples, threads, bar.update, ends)
     findings = check_dataset(dataset, measured, limits)
     worst = findings[0].severity if findings else "note"
     rate = measured_frame_rate(dataset, measured, limits.frames_per_second)

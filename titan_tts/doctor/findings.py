@@ -16,13 +16,16 @@ error | zero_latents | Latents that are all zero | Nothing was encoded: encode t
 error | constant_latents | Latents that never change | Every frame is the same, which speech never is: encode again or remove them.
 error | constant_reference | References that are all zero or never change | They hold no information about the speaker: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.
 error | reference_from_target | References with frames of their own target | The model copies its target: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.
-error | texts_of_others | Longer texts are not longer speech | The texts belong to other recordings, as if a list were shifted by a row: listen to a few.
+error | texts_of_others | Texts that do not fit the lengths of their recordings | They belong to other recordings, as if a list were shifted by a row: listen to a few.
 error | lost_letters | Texts with letters that espeak-ng does not read | It says the name of their script or nothing, the same for many words: train on chars or bytes, or write these words as they are said.
 error | heldout_in_training | Held-out samples with the latents of a training sample | Their metrics measure memorization: remove them from one of the two.
 warning | std_outlier | Latents with a standard deviation far from the others' | Often a different loudness, a different codec or silence: listen to a few.
 warning | peak_outlier | Latents with a maximum magnitude far above the others' | Often a corrupt or clipped recording: listen to a few.
 warning | constant_channel | Channels that are the same in every frame | The codec does not use them, or they were lost in processing.
 warning | chars_per_second_outlier | Speech much faster or slower than the rest | Text and audio probably do not match, or one of them is cut off.
+warning | texts_explain_little | Texts that fit the lengths of their recordings less than right ones do | Some belong to other recordings, or these are cut or hold long silence: listen to a few.
+warning | cut_start | Recordings that begin in the middle of speech | Their text says more than is heard: cut them again with a pause before it, or remove the first words of the text.
+warning | cut_end | Recordings that end in the middle of speech | Their text says more than is heard: cut them again with a pause behind it, or remove the last words of the text.
 warning | empty_text | Samples without text | The model learns to speak from nothing: give them their text or remove them.
 warning | unspoken_parts | Texts with parts in brackets, such as <beep> or (laughs) | The model learns to say them: remove what is not heard, and name what is in [encoder] added_tokens.
 warning | not_nfc | Samples with a text or a speaker in decomposed Unicode (not NFC) | Generation composes what it is given, so these are other letters and other speakers: titan-tts prepare into a new folder composes them.
@@ -47,11 +50,11 @@ class Limits:
     frames_per_second: float = 25.0
     """Latent frames per second of audio."""
 
-    max_frames: int = 768
-    """Maximum length of the latents, as [data] max_frames."""
+    max_frames: int | None = None
+    """Maximum length of the latents, as [data] max_frames; by default as there, and what 99 % of the speech needs."""
 
-    max_text_tokens: int = 192
-    """Maximum length of the text with its begin and end token, as [data] max_text_tokens."""
+    max_text_tokens: int | None = None
+    """Maximum length of the text with its begin and end token, as [data] max_text_tokens; by default likewise."""
 
     text_unit: str = "bytes"
     """Unit of text tokens, as [encoder] model: bytes, chars or phones:LANGUAGE."""

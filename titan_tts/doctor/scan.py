@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from titan_tts.doctor.speech_ends import SpeechEnds
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.members import LABELS, VERBATIM
@@ -42,7 +43,8 @@ ROW = np.dtype(
         ("blank_text", "?"),  # nothing but white space
         ("decomposed", "?"),  # see the function
         ("unspoken", "?"),  # likewise
-        ("digits", "u2"),  # in the text
+        ("start", "f4"),  # `SpeechEnds.cut`, or 0
+        ("end", "f4"),
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
         ("duration", "f8"),  # target_duration in seconds; NaN: none, -1: no positive number
@@ -79,8 +81,10 @@ def measure(
     samples: np.ndarray,
     threads: int,
     progress: Callable[[int], Any] = lambda count: None,
+    ends: SpeechEnds | None = None,
 ) -> Measurements:
-    """Read `samples` with `threads` threads; `progress` is called with the number of new ones."""
+    """Read `samples` with `threads` threads; `progress` is called with the number of new ones. `ends`: what tells
+    whether recordings were cut, if that can be told."""
     rows = np.zeros(len(dataset), ROW)
     lowest = np.full(dataset.latent_channels, np.inf)
     highest = -lowest
@@ -90,7 +94,7 @@ def measure(
     ]
     pool = ThreadPoolExecutor(threads, thread_name_prefix="doctor")
     try:
-        results = pool.map(lambda chunk: _measure_chunk(dataset, chunk), chunks)
+        results = pool.map(lambda chunk: _measure_chunk(dataset, chunk, ends), chunks)
         for chunk, part in zip(chunks, results, strict=True):
             rows[chunk] = part.rows
             np.minimum(lowest, part.lowest, out=lowest)
@@ -103,7 +107,7 @@ def measure(
     return Measurements(rows, lowest, highest, messages)
 
 
-def _measure_chunk(dataset: Dataset, samples: np.ndarray) -> Measurements:
+def _measure_chunk(dataset: Dataset, samples: np.ndarray, ends: SpeechEnds | None) -> Measurements:
     numbers = samples.tolist()
     rows = np.zeros(len(numbers), ROW)
     lowest = np.full(dataset.latent_channels, np.inf)
@@ -121,6 +125,8 @@ def _measure_chunk(dataset: Dataset, samples: np.ndarray) -> Measurements:
         np.maximum(highest, loaded.latents.max(axis=0), out=highest)
         _measure_arrays(row, loaded.latents, loaded.reference)
         _measure_metadata(row, loaded.metadata, dataset.key(sample))
+        if ends is not None:
+            row["start"], row["end"] = ends.cut(loaded.metadata["text"], loaded.latents)
     return Measurements(rows, lowest, highest, messages)
 
 
@@ -163,7 +169,6 @@ def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:
     row["blank_text"] = not text.strip()
     row["decomposed"] = bool(decomposed(metadata))
     row["unspoken"] = bool(unspoken(metadata))
-    row["digits"] = min(sum(map(str.isdecimal, text)), 65535)
     row["text_hash"] = xxhash.xxh3_64_intdigest(f"{speaker}\0{text}".encode("utf-8", "replace"))
     duration = metadata.get("target_duration")
     if duration is None:

@@ -12,13 +12,21 @@ import numpy as np
 from titan_tts.doctor.checks import text_tokens
 from titan_tts.doctor.findings import Limits
 from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
-from torchtitan.models.dit_tts.data.buckets import choose_edges, make_batch_policy
+from torchtitan.models.dit_tts.data.buckets import (
+    ALIGNMENT,
+    choose_edges,
+    make_batch_policy,
+    round_up,
+)
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import heldout_shards, split_of
+from torchtitan.models.dit_tts.data.left_out import samples_left_out
 from torchtitan.models.dit_tts.data.storage import plain_name
 
 # More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
 WASTE_TOLERANCE = 0.02
+# Of the speech, by each of the two limits.
+MAX_LOST = 0.005
 _HELD_OUT = re.compile(
     r"(held.?out|dev|val(id(ation)?)?|eval(uation)?|tests?)(?![a-z])", re.IGNORECASE
 )
@@ -29,19 +37,22 @@ def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str,
     tokens = text_tokens(dataset, limits)
     held = held_out(dataset.tar_paths)
     training = ~held[dataset.shard]
-    fits = (dataset.frames <= limits.max_frames) & (tokens <= limits.max_text_tokens)
-    left_out = int((training & ~fits).sum())
+    data = Data(
+        max_frames=_limit(limits.max_frames, Data.max_frames, dataset.frames, dataset, training),
+        max_text_tokens=_limit(
+            limits.max_text_tokens, Data.max_text_tokens, tokens, dataset, training
+        ),
+    )
+    fits = (dataset.frames <= data.max_frames) & (tokens <= data.max_text_tokens)
+    left_out = samples_left_out(dataset, training & ~fits, limits.frames_per_second, training)
+    lost = int((training & ~fits).sum())
     fits &= training
     if not fits.any():
         return None
     frames = dataset.frames[fits].astype(np.int64)
-    choices = bucket_choices(frames, limits.max_frames)
+    choices = bucket_choices(frames, data.max_frames)
     chosen = fewest_buckets([choice["useful_fraction"] for choice in choices]) + 1
-    data = Data(
-        max_frames=limits.max_frames,
-        max_text_tokens=limits.max_text_tokens,
-        num_buckets=chosen,
-    )
+    data.num_buckets = chosen
     lengths = frames, dataset.reference_frames[fits], tokens[fits]
     policy = make_batch_policy(data, data.batch_multiple, *lengths)
     max_frames, max_text, max_reference = map(max, zip(*policy.shapes))
@@ -59,7 +70,8 @@ def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str,
     pasted = {"path": path, **keys}
     return {
         "samples": int(fits.sum()),
-        "left_out": left_out,
+        "left_out": lost,
+        "left_out_words": left_out,
         "held_out": int((~training).sum()),
         "paths": {"training": for_training, "held_out": for_tests},
         **keys,
@@ -76,6 +88,21 @@ def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str,
             for k, v in pasted.items()
         ),
     }
+
+
+def _limit(
+    given: int | None, usual: int, lengths: np.ndarray, dataset: Dataset, training: np.ndarray
+) -> int:
+    """The given limit of lengths (n,), else the usual one or, if higher, what all but `MAX_LOST` of the frames of the
+    training samples need."""
+    if given is not None:
+        return given
+    order = np.flatnonzero(training)[np.argsort(lengths[training], kind="stable")]
+    kept = np.cumsum(dataset.frames[order], dtype=np.int64)
+    if not len(order):
+        return usual
+    needed = lengths[order[np.searchsorted(kept, (1 - MAX_LOST) * kept[-1])]]
+    return max(usual, round_up(int(needed), ALIGNMENT))
 
 
 def held_out(tar_paths: Sequence[str]) -> np.ndarray:

@@ -125,6 +125,7 @@ def suggestion_lines(suggestion: dict[str, Any] | None) -> list[str]:
         f"{suggestion['left_out']:,}",
         f"  for training: {', '.join(paths['training'])}",
     ]
+    lines += [f"  {words}"] if (words := suggestion["left_out_words"]) else []
     if paths["held_out"]:
         held_out = f"{suggestion['held_out']:,}"
         lines.append(f"  held out, {held_out} samples: {', '.join(paths['held_out'])}")

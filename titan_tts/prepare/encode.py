@@ -26,6 +26,7 @@ from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
+from torchtitan.models.dit_tts.data.left_out import WORST
 from torchtitan.models.dit_tts.data.members import REFERENCE_PARTS
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
@@ -58,9 +59,17 @@ class Chunk:
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> recordings
     problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
     counts: dict[str, float] = field(default_factory=dict)  # COUNTED field -> sum
+    dropped_seconds: dict[str, float] = field(default_factory=dict)  # of those that can be decoded
+    longest: list[tuple[str, float]] = field(default_factory=list)  # of them: key, seconds
+
+    def drop(self, reason: str, key: str, seconds: float) -> None:
+        self.add(
+            Chunk({}, {reason: 1}, [], {}, {reason: seconds}, [(key, seconds)] if seconds else [])
+        )
 
     def add(self, other: "Chunk") -> None:
-        for name in ("samples", "dropped", "counts"):
+        self.longest = sorted([*self.longest, *other.longest], key=lambda one: -one[1])[:WORST]
+        for name in ("samples", "dropped", "counts", "dropped_seconds"):
             sums = getattr(self, name)
             for key, value in getattr(other, name).items():
                 sums[key] = sums.get(key, 0) + value
@@ -143,8 +152,11 @@ def _encode(
     chunk, loader = Chunk(), _loader(run)
     samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
     for item in items:
+        seconds = 0.0
         try:
-            outcome = _outcome(run, item, loader.load(item.audio, run.channels))
+            loaded = loader.load(item.audio, run.channels)
+            seconds = _seconds(run, loaded)
+            outcome = _outcome(run, item, loaded)
             references = _references(run, loader.references(item.audio), device)
         except SourceError:
             raise
@@ -154,7 +166,7 @@ def _encode(
             chunk.problems.append([item.key, str(error)])
             outcome = "undecodable"
         if isinstance(outcome, str):
-            chunk.dropped[outcome] = chunk.dropped.get(outcome, 0) + 1
+            chunk.drop(outcome, item.key, seconds)
             continue
         samples[item.split].append(_triplet(run, item, outcome, references, device))
         for name in COUNTED:
@@ -164,14 +176,19 @@ def _encode(
     return chunk, samples
 
 
+def _seconds(run: Run, loaded: Recording | ReadyLatents) -> float:
+    if isinstance(loaded, Recording):
+        return len(loaded.samples) / loaded.rate
+    return len(loaded.latents) * run.hop_length / run.sample_rate
+
+
 def _outcome(
     run: Run, item: Item, loaded: Recording | ReadyLatents
 ) -> Processed | ReadyLatents | str:
     settings = run.options.audio
     if isinstance(loaded, Recording):
         return process(loaded.samples, loaded.rate, run.sample_rate, item.text, settings)
-    seconds = len(loaded.latents) * run.hop_length / run.sample_rate
-    if reason := length_reason(seconds, item.text, settings):
+    if reason := length_reason(_seconds(run, loaded), item.text, settings):
         return reason
     arrays = loaded.reference, loaded.latents
     if is_leak(*(array.astype(np.float16).astype(np.float32) for array in arrays)):  # as stored

@@ -81,14 +81,12 @@ def process(
     if reason is not None:
         return reason
     gain_db, limited = None, False
+    measured = loudness(waveform, target_rate)
+    if measured <= SILENCE_LUFS:
+        return "silent"
     if settings.loudness is not None:
-        measured = loudness(waveform, target_rate)
-        if measured <= SILENCE_LUFS:
-            return "silent"
         gain_db, limited = safe_gain(waveform, settings.loudness - measured)
         waveform = waveform * np.float32(10 ** (gain_db / 20))
-    elif np.abs(waveform).max() < 10 ** (SILENCE_LUFS / 20):
-        return "silent"
     return Processed(waveform, seconds, gain_db, limited, silence_cut)
 
 

@@ -6,6 +6,7 @@ from titan_tts.prepare.encode import Chunk
 from titan_tts.prepare.listing import SHOWN_PROBLEMS
 from titan_tts.prepare.processing import COUNTED, REASONS
 from titan_tts.prepare.recordings import SPLITS
+from torchtitan.models.dit_tts.data.left_out import left_out_words
 from torchtitan.models.dit_tts.errors import without_secrets
 
 
@@ -25,6 +26,8 @@ def summarize(
             "without_reference": sum(shard["without_reference"] for shard in parts),
         }
     summary |= {"speakers": speakers, "dropped": dict(sorted(total.dropped.items()))}
+    seconds = {name: round(each, 1) for name, each in sorted(total.dropped_seconds.items())}
+    summary |= {"dropped_seconds": seconds, "longest_dropped": total.longest}
     summary |= {name: round(total.counts.get(name, 0), 2) for name in COUNTED}
     return summary | {"problems": total.problems[:SHOWN_PROBLEMS]}
 
@@ -56,8 +59,16 @@ def lines(summary: dict[str, Any]) -> list[str]:
         out.append(f"silence cut: {summary['silence_cut_seconds']:.1f} seconds")
     total = sum(summary["dropped"].values())
     if total:
-        out.append(f"left out: {total} of {samples + total} recordings")
-        out += [f"  {name}: {n} ({REASONS[name]})" for name, n in summary["dropped"].items()]
+        seconds = summary.get("dropped_seconds", {})  # not in records of earlier versions
+        lost = sum(seconds.values())
+        everything = lost + 3600 * sum(summary[split]["hours"] for split in SPLITS)
+        longest = summary.get("longest_dropped", ())
+        out.append(
+            left_out_words("recordings", (total, samples + total), (lost, everything), longest)
+        )
+        for name, count in summary["dropped"].items():
+            minutes = f", {seconds[name] / 60:.1f} minutes" if seconds.get(name) else ""
+            out.append(f"  {name}: {count}{minutes} ({REASONS[name]})")
     if summary["problems"]:
         out.append("the first corrupt recordings:")
         out += [without_secrets(f"  {key}: {sentence}") for key, sentence in summary["problems"]]

@@ -92,6 +92,7 @@ REFUSED = """
 1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
 2 | data = {batching = 'packed', longest_per_row = 16}; training.local_batch_size = 8 | longest_per_row = 16 | 32 / 4 = 8 samples | a multiple
 2 | data = {batching = 'packed', longest_per_row = 6} | longest_per_row = 6 | 32 / 2 = 16 samples | a multiple
+2 | data = {batching = 'packed', longest_per_row = 16}; training.max_local_batch_size = 8 | 32 / 4 = 8 samples | a multiple
 1 | data = {batching = 'packed', num_buckets = 1}; objective.loss_on_padding = true | loss_on_padding = true | 'packed'
 1 | data.bucket_frames = [64, 768]; objective.loss_on_padding = true | loss_on_padding = true | 2 lengths | num_buckets = 1
 2 | data = {batching = 'packed'}; training = {batch_ramp = [2], batch_ramp_steps = 8} | 1/2 cannot | multiples of 16
@@ -217,6 +218,7 @@ ALLOWED = """
 1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
 3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [4, 2]; training.batch_ramp_steps = 8
 2 | training.enable_cpu_offload = true
+2 | data = {batching = 'packed', longest_per_row = 8}; training.max_local_batch_size = 8
 2 | data = {batching = 'packed', batch_multiple = 16}; training = {batch_ramp = [2], batch_ramp_steps = 8}
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8}; sampling = {min_t = 0.5, max_t = 0.5}

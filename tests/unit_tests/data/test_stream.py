@@ -234,8 +234,9 @@ def test_held_out_shards_are_refused_unless_allowed(tmp_path):
 
 def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
     """Two shards of which the second has a corrupt sample, and others that are too long or say too much."""
-    lines = []
+    lines, warnings = [], []
     monkeypatch.setattr("torchtitan.models.dit_tts.data.build.logger.info", lines.append)
+    monkeypatch.setattr("torchtitan.models.dit_tts.data.build.logger.warning", warnings.append)
     lengths = iter([16] * 6 + [40, 40, 40, 20] + [100, 100, 20, 30, 30])
     samples = make_samples(15, channels=CHANNELS, frames=lambda _: next(lengths))
     for number, sample in enumerate(samples):
@@ -265,9 +266,12 @@ def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
     ]
     for line, start in zip(lines, expected, strict=True):
         assert line.startswith(start), line
+    [line] = warnings
+    assert "3 of 13 samples, 36.7 of 76.0 minutes" in line and line.endswith("tokens 32")
+    assert "utt000010 (1000.0 s), 1:utt000011 (1000.0 s), 1:utt000012 (200.0 s);" in line
     lines.clear()
     build(tmp_path, **settings, ranks=2, rank=1)
-    assert not lines
+    assert not lines and len(warnings) == 1
     with pytest.raises(InputError) as caught:
         build(tmp_path, **settings, max_dropped_fraction=0.2)
     words = "leaves out 15.4% of the 13 samples and max_text_tokens = 24 another 7.7%; "

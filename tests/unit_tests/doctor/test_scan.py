@@ -122,6 +122,7 @@ def test_summary_of_known_data(tmp_path):
     advice = {
         "samples": 5000,
         "left_out": 7,
+        "left_out_words": "left out: much",
         "held_out": 3000,
         "num_buckets": 2,
         "choices": choices,
@@ -138,7 +139,7 @@ def test_summary_of_known_data(tmp_path):
         "speaker: 6 different, 7 samples without samples hours fraction\nmost4 4 2 50.00 %\nmost2 2 1 "
         "25.00 %\n... 4 more\n",
         "\nerrors: All.\nerror 1,000 T\nA\nw0: d\nw1: d\nw2: d\n\n",
-        "within the limits: 5,000; over them: 7\nfor training: a, b\nheld out, 3,000 samples: c\nbuckets padding\n1 15.0 %\n2 (suggested) 5.0 %\n"
+        "within the limits: 5,000; over them: 7\nfor training: a, b\nleft out: much\nheld out, 3,000 samples: c\nbuckets padding\n1 15.0 %\n2 (suggested) 5.0 %\n"
         "with these, 10.0% of the text tokens and 20.0% of the reference frames are padding\n",
     ):
         assert words in printed

@@ -3,6 +3,7 @@
 import shlex
 import tomllib
 
+import numpy as np
 import pytest
 
 from tests.helpers.sound_samples import CHANNELS, changed, sound_samples, write_shards
@@ -54,6 +55,30 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     for stream in ("", "text_", "reference_"):
         padding = 1 - getattr(policy, f"useful_{stream}fraction")
         assert suggestion[f"{stream}padding_fraction"] == pytest.approx(padding, abs=1e-6)
+
+
+def test_a_suggestion_keeps_the_speech_or_says_what_it_costs(tmp_path):
+    """One long text and one long recording, each a part of the speech that counts, and a text that is none."""
+    samples = sound_samples()
+    long = np.random.default_rng(0).standard_normal((1000, CHANNELS)).astype(np.float16)
+    samples[3] = changed(samples[3], metadata={"text": "long " * 60})
+    samples[7] = changed(samples[7], latents=long)
+    samples.append(changed(samples[0], key="short", latents=long[:9], metadata={"text": "x" * 999}))
+    write_shards(tmp_path / "set", samples)
+    dataset = open_dataset(str(tmp_path / "set"), CHANNELS)
+    found = suggestion_of(dataset)
+    assert (found["max_frames"], found["max_text_tokens"]) == (1000, 304)
+    assert (found["samples"], found["left_out"]) == (24, 1)
+    config = load_config(shlex.split(found["command_line"]))
+    fits = (dataset.frames <= config.data.max_frames) & (dataset.text_bytes + 2 <= 304)
+    assert dataset.frames[fits].sum() > 0.99 * dataset.frames.sum()
+    # What the user gives is taken, and its cost named: the longest first, in seconds.
+    words = suggestion_of(dataset, Limits(max_frames=768, max_text_tokens=192))["left_out_words"]
+    lost = 1000 + 9 + len(samples[3].latents)
+    assert (
+        f"3 of 25 samples, {lost / 1500:.1f} of {dataset.frames.sum() / 1500:.1f} minutes" in words
+    )
+    assert words.index("utt007 (40.0 s)") < words.index("utt003") < words.index("short (0.4 s)")
 
 
 def test_a_limit_of_phones_is_that_of_the_tokenizer_of_training(tmp_path):

@@ -286,7 +286,11 @@ def test_every_reason_is_counted(tmp_path):
     assert summary["dropped"] == dict.fromkeys(sorted(REASONS), 1)
     assert summary["train"]["samples"] == 2 and summary["problems"][0][0] == "undecodable"
     printed = report.lines(summary)
-    assert {"  too_long: 1 (above --max-seconds)", "the first corrupt recordings:"} <= {*printed}
+    assert "the first corrupt recordings:" in printed
+    assert "  too_long: 1, 0.1 minutes (above --max-seconds)" in printed
+    assert (
+        summary["longest_dropped"][0] == ["too_long", 4.0] and len(summary["longest_dropped"]) == 5
+    )
     assert prepare(source, out, **settings, **SKIP)["reused"]
     # Without --on-error skip no recording may be missing.
     with pytest.raises(InputError, match="leaves corrupt recordings out"):

@@ -135,7 +135,9 @@ def test_figures_in_words():
     shards["heldout/a.tar"] = {"samples": 40, "frames": 2250, "without_reference": 0}
     counts = {"peak_limited": 50, "silence_cut_seconds": 12.345, "replaced_reference": 10}
     problems = [[f"k{number}", "bad"] for number in range(21)]
-    total = Chunk({}, {"too_long": 3, "empty_text": 22}, problems, counts)
+    total = Chunk({}, {"too_long": 1, "empty_text": 22}, problems, counts)
+    total.drop("too_long", "a", 1800.0)
+    total.drop("too_long", "b", 2520.0)
     summary = summarize(shards, 25.0, 7, total)
     assert summary["problems"] == problems[:20]
     assert lines(summary) == [
@@ -146,9 +148,9 @@ def test_figures_in_words():
         "samples whose reference in the source was a part of themselves: 10 (10.0%)",
         "samples a little below the wanted loudness, as their peaks would clip: 50 (50.0%)",
         "silence cut: 12.3 seconds",
-        "left out: 25 of 125 recordings",
+        "left out: 25 of 125 recordings, 72.0 of 193.5 minutes (37.2%), the longest: b (2520.0 s), a (1800.0 s)",
         "  empty_text: 22 (its text is empty)",
-        "  too_long: 3 (above --max-seconds)",
+        "  too_long: 3, 72.0 minutes (above --max-seconds)",
         "the first corrupt recordings:",
         *(f"  k{number}: bad" for number in range(20)),
     ]

@@ -118,7 +118,14 @@ def test_what_is_at_a_limit_is_kept(text):
     below = AudioSettings(None, None, max_clipped=0.0499)
     assert process(samples, RATE, RATE, text, below) == "clipped"
     for settings in (AudioSettings(), AS_IS):
-        for silence in (np.zeros((8000, 1), "f4"), np.full((8000, 2), 1e-5, "f4")):
+        # The last: hiss of -76 dB, whose peaks are above -70.
+        hiss = 1.5e-4 * np.random.default_rng(0).standard_normal((8000, 1))
+        assert np.abs(hiss).max() > 10 ** (-70 / 20)
+        for silence in (
+            np.zeros((8000, 1), "f4"),
+            np.full((8000, 2), 1e-5, "f4"),
+            hiss.astype("f4"),
+        ):
             assert process(silence, RATE, RATE, "x", settings) == "silent"
         # No sample is left at the lower rate.
         assert process(np.full((1, 1), 0.5, "f4"), 96_000, RATE, "x", settings) == "silent"

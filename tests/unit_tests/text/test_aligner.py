@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts import train_spec
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text import aligner as aligner_module
 from torchtitan.models.dit_tts.text.aligner import (
     ALIGNER_FILE,
     _best_path,
@@ -131,7 +131,10 @@ def test_recordings_are_chosen_evenly_within_the_limits(monkeypatch):
 
     dataset = SimpleNamespace(frames=frames, text_chars=chars, load=load)
     dataset.fetch = lambda samples: {sample: f"bytes of {sample}" for sample in samples}
-    monkeypatch.setattr(aligner_module, "_MAX_FRAMES", 25)
-    assert [text for text, _ in choose_recordings(dataset, 98)] == ["25", "52", "77", "102"]
+    chosen = choose_recordings(dataset, 98, total_frames=25)
+    assert [text for text, _ in chosen] == ["25", "52", "77", "102"]
     dataset.text_chars = np.zeros(103, int)
-    refused(lambda: choose_recordings(dataset, 98), "text_positions = 'aligned'", "98 frames")
+    monkeypatch.setattr(train_spec, "open_training_data", lambda data: dataset)
+    config = SimpleNamespace(data=SimpleNamespace(max_frames=98))
+    words = "text_positions = 'aligned'", "98 frames"
+    refused(lambda: train_spec._new_aligner(config, str), *words)

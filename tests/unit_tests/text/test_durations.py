@@ -201,28 +201,6 @@ def test_a_language_unlike_the_phones_is_told(tmp_path, caplog, model, stored, k
         write_samples(tmp_path / name / "a.tar", [(4, {"text": "a"} | each) for each in labels])
     dataset = open_dataset([str(tmp_path / "mine"), str(tmp_path / "kept")], 1)
     with caplog.at_level("WARNING"):
-        train_spec._tell_of_texts(0.9, dataset, model)
+        train_spec._tell_of_texts([], dataset, model)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == bool(warned) and all(f"the language {warned}" in line for line in lines)
-
-
-@pytest.mark.parametrize("shift, level", [(0, "INFO"), (2, "WARNING")])
-def test_texts_that_explain_little_are_told(monkeypatch, shift, level):
-    data, lines = Samples(), []
-    data.texts = data.texts[shift:] + data.texts[:shift]
-    explained = fit_durations(data, Encoder()).explained
-    for name in ("info", "warning"):
-        keep = lambda line, name=name: lines.append((name.upper(), line))  # noqa: E731
-        monkeypatch.setattr(train_spec.logger, name, keep)
-    train_spec._tell_of_texts(explained, data, "chars")
-    [(found, line)] = lines
-    assert found == level and ("titan-tts data doctor" in line) == bool(shift)
-
-
-@pytest.mark.parametrize("count, longest", [(20, 40), (60, 40), (200, 40), (60, 8), (200, 8)])
-def test_right_texts_of_few_recordings_explain_enough(count, longest):
-    """Also sentences of five to eight words, each at a rate of its own."""
-    data = Samples()
-    chosen = [n for n, text in enumerate(data.texts) if len(text.split()) <= longest][:count]
-    data.texts, data.frames = [data.texts[n] for n in chosen], data.frames[chosen]
-    assert fit_durations(data, Encoder()).explained > 0.3

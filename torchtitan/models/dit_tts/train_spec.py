@@ -1,6 +1,7 @@
 """The functions that upstream's trainer builds a run from."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torchtitan.models.dit_tts.data.build import (
 )
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss
 from torchtitan.models.dit_tts.infra.adapters import add_adapter
@@ -42,10 +44,16 @@ from torchtitan.models.dit_tts.text.aligner import Aligner, choose_recordings, f
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, origin_of_weights
 from torchtitan.models.dit_tts.text.durations import (
     DURATIONS_FILE,
-    LITTLE_EXPLAINED,
     fit_durations,
     language_unlike_phones,
+    read_evenly,
     stored_durations,
+)
+from torchtitan.models.dit_tts.text.matching import (
+    LITTLE_EXPLAINED,
+    OF_OTHERS,
+    Match,
+    judge_texts,
 )
 from torchtitan.models.dit_tts.text.phones import Phonemizer, check_letters
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -80,25 +88,23 @@ def _ready_durations(job_config: JobConfig) -> None:
             base = None
             if origin is not None and (origin / DURATIONS_FILE).is_file():
                 base = stored_durations(origin)
-            found = fit_durations(dataset, job_config.encoder, base)
+            read = read_evenly(dataset)
+            found = fit_durations(dataset, job_config.encoder, base, read)
             write_atomic(folder / DURATIONS_FILE, found.to_json())
-            _tell_of_texts(found.explained, dataset, job_config.encoder.model)
+            _tell_of_texts(judge_texts(*read), dataset, job_config.encoder.model)
 
     if origin != folder:
         with long_timeout_group() as group:
             run_on_all_ranks(fit, "read the texts of [data] path", group)
 
 
-def _tell_of_texts(explained: float, dataset: Dataset, model: str) -> None:
+def _tell_of_texts(matches: Sequence[Match], dataset: Dataset, model: str) -> None:
     """Warns of texts that seem to belong to other recordings, or are of another language than the phones of `model`."""
-    said = f"Texts explain {explained:.0%} of the variance of the lengths"
-    if explained < LITTLE_EXPLAINED:
-        logger.warning(
-            f"{said}, but right texts explain most of it: they may belong to other recordings; check them with "
-            f"titan-tts data doctor"
-        )
-    else:
-        logger.info(said)
+    for match in matches:
+        if match.verdict in (OF_OTHERS, LITTLE_EXPLAINED):
+            logger.warning(f"{match.where}: {match}; titan-tts data doctor says what to look for")
+        else:
+            logger.info(f"{match.where}: {match}")
     if language := language_unlike_phones(dataset, model):
         logger.warning(
             f"most samples have the language {language!r}, but [encoder] model = {model!r} reads their texts by the rules "
@@ -114,10 +120,14 @@ def _new_aligner(job_config: JobConfig, tokenizer: ConditionedTokenizer) -> Alig
         if rank != 0:
             return None
         dataset = open_training_data(data)
-        training_samples(
-            data, dataset, tokenizer.max_tokens(dataset)
-        )  # refused before minutes of work
+        # Refused before minutes of work.
+        training_samples(data, dataset, tokenizer.max_tokens(dataset))
         recordings = choose_recordings(dataset, data.max_frames)
+        if not recordings:
+            raise InputError(
+                f"[model] text_positions = 'aligned', but no sample of [data] path has a text and at most "
+                f"{data.max_frames} frames; prepare the data with texts, or set it to 'none'"
+            )
         logger.info(f"Learning from {len(recordings)} recordings where their texts are spoken")
         return fit_aligner([(tokenizer.spoken(text), latents) for text, latents in recordings])
 

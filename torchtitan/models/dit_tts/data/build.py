@@ -13,6 +13,7 @@ from torchtitan.models.dit_tts.data.buckets import Selection, select_samples, su
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
+from torchtitan.models.dit_tts.data.left_out import samples_left_out
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, batch_policy, make_order
 from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.row_loader import Features, Tokenizer
@@ -82,6 +83,9 @@ def build_dataloader(
     if dp_rank == 0:
         for line in describe(dataset, selection, loader):
             logger.info(line)
+        left = np.isin(np.arange(len(dataset)), samples, invert=True)
+        if words := samples_left_out(dataset, left, data.frames_per_second):
+            logger.warning(f"{words}; {sufficient_limits(dataset.frames, text_tokens, data)}")
     return loader
 
 

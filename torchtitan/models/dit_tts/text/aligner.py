@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from torchtitan.models.dit_tts.bounded import read_arrays
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.errors import InputError, reading
+from torchtitan.models.dit_tts.errors import reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.character_lengths import CharacterLengths, fit_lengths
 
@@ -165,11 +165,13 @@ def load_aligner(folder: Path) -> Aligner:
         return aligner
 
 
-def choose_recordings(dataset: Dataset, max_frames: int) -> list[tuple[str, np.ndarray]]:
-    """Texts and latents from which an aligner is learned: an even selection of recordings that are not longer
-    than `max_frames`, without the corrupt ones."""
+def choose_recordings(
+    dataset: Dataset, max_frames: int, total_frames: int = _MAX_FRAMES
+) -> list[tuple[str, np.ndarray]]:
+    """Texts and latents from which an aligner is learned: an even selection, of about `total_frames`, of recordings
+    that are not longer than `max_frames`, without the corrupt ones; may be empty."""
     fitting = np.flatnonzero((dataset.frames <= max_frames) & (dataset.text_chars > 0))
-    affordable = 1 + _MAX_FRAMES * len(fitting) // max(1, int(dataset.frames[fitting].sum()))
+    affordable = 1 + total_frames * len(fitting) // max(1, int(dataset.frames[fitting].sum()))
     count = min(len(fitting), _MAX_RECORDINGS, affordable)
     chosen = np.unique(np.linspace(0, len(fitting) - 1, count).astype(np.int64))
     samples, found = fitting[chosen].tolist(), []
@@ -180,11 +182,6 @@ def choose_recordings(dataset: Dataset, max_frames: int) -> list[tuple[str, np.n
         except CorruptSampleError:
             continue
         found.append((loaded.metadata["text"], loaded.latents))
-    if not found:
-        raise InputError(
-            f"[model] text_positions = 'aligned', but no sample of [data] path has a text and at most {max_frames} "
-            f"frames; prepare the data with texts, or set it to 'none'"
-        )
     return found
 
 

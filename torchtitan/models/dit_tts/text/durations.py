@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,6 @@ from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 DURATIONS_FILE = "durations.json"
 
-LITTLE_EXPLAINED = 0.3
-"""of the variance: right texts of similar length explain 0.74 and more, those of other recordings 0.1 to 0.4 of hundreds"""
-
 _RIDGE = 1.0
 _MAX_SAMPLES = 20_000
 _OUTLIER = 6.0
@@ -39,7 +37,7 @@ _BASE_TEXTS = 100.0
 """for so many the fit of a base stands where a run starts from it: a minute of a new voice has a dozen texts"""
 
 
-class _Counter:
+class Counter:
     """Features of a text: counts of each byte of its letters or phones, a one, counts of each added token."""
 
     def __init__(self, language: str, added: Sequence[str]):
@@ -74,8 +72,8 @@ class LinearDurationModel:
     """[encoder] added_tokens"""
 
     @cached_property
-    def _count(self) -> _Counter:
-        return _Counter(self.language, self.added)
+    def _count(self) -> Counter:
+        return Counter(self.language, self.added)
 
     def unseen(self, text: str) -> list[str]:
         """The text's characters, each once, that no training text had: they count for no length."""
@@ -147,8 +145,8 @@ def stored_durations(folder: Path) -> LinearDurationModel:
     return LinearDurationModel(weights, scale, explained, language, added)
 
 
-def _solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> np.ndarray:
-    """Weights (features,) of ridge regression."""
+def solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> np.ndarray:
+    """Weights (features, ...) of ridge regression on frames (samples, ...)."""
     gram = features.T @ features + ridge * np.eye(features.shape[1])
     return np.linalg.solve(gram, features.T @ frames)
 
@@ -163,43 +161,55 @@ def _shrunk(
     return features / factor[:, None], frames / factor
 
 
-def _fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
+def fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
     """(samples,) bool, false where text and speech cannot belong together: one transcript of a whole book
     for one sentence would otherwise bend the fit of all others.
 
     They are found by a fit of their own, whose ridge lets letters in less than 1 % of the texts explain little.
     """
     rows, targets = _shrunk(features, frames, 1.0)
-    distances = np.abs(targets - rows @ _solve(rows, targets, max(_RIDGE, len(rows) / 100)))
+    distances = np.abs(targets - rows @ solve(rows, targets, max(_RIDGE, len(rows) / 100)))
     # Not below a frame: a fit that is exact for most is no reason to leave out a rounding.
     limit = _OUTLIER * max(1.0, 1.4826 * float(np.median(distances)))
     return distances <= limit
 
 
+def read_evenly(
+    dataset: Dataset, samples: np.ndarray | None = None
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """(JSON, frames (n,)) of the samples (m,), by default of all, or of an even selection where they are very many;
+    corrupt ones are left out."""
+    samples = np.arange(len(dataset.frames)) if samples is None else samples
+    places = np.linspace(0, max(0, len(samples) - 1), min(len(samples), _MAX_SAMPLES))
+    chosen = samples[np.unique(places.astype(np.int64))]
+    found = read_metadata(dataset, chosen.tolist())
+    metadata = [each for each in found if each is not None]
+    return metadata, dataset.frames[chosen[[each is not None for each in found]]]
+
+
 def fit_durations(
-    dataset: Dataset, encoder: Encoder, base: LinearDurationModel | None = None
+    dataset: Dataset,
+    encoder: Encoder,
+    base: LinearDurationModel | None = None,
+    read: tuple[list[dict[str, Any]], np.ndarray] | None = None,
 ) -> LinearDurationModel:
-    """Fit on the texts and lengths of a dataset, or of an even selection where it is very large. Samples
-    whose text is corrupt, or far too long or short for its speech, are left out.
+    """Fit on texts and lengths. Those that are far too long or short for each other are left out.
 
     Args:
         encoder: of the run, whose phones count instead of letters if it has them.
         base: the fit of the weights that the run starts from. Few texts leave it as it was, and its voices keep their
             rates: that of new recordings belongs to their speakers, and is every voice's only if these have no names
             or are more than the base's.
+        read: `read_evenly` of the dataset, if it was called already.
     """
     language, added = language_of(encoder.model), tuple(encoder.added_tokens)
-    count = _Counter(language, added)
-    total = len(dataset.frames)
-    chosen = np.unique(np.linspace(0, max(0, total - 1), min(total, _MAX_SAMPLES)).astype(np.int64))
-    found = read_metadata(dataset, chosen.tolist())
-    metadata = [each for each in found if each is not None]
+    count = Counter(language, added)
+    metadata, lengths = read or read_evenly(dataset)
     if not metadata:
         raise InputError("no sample to fit durations on; give data with valid texts")
-    chosen = chosen[[each is not None for each in found]]
     features = np.stack([count(m["text"]) for m in metadata])
-    frames = dataset.frames[chosen].astype(np.float64)
-    good = _fits(features, frames)
+    frames = lengths.astype(np.float64)
+    good = fits(features, frames)
     features, frames = features[good], frames[good]
     names, codes = np.unique(
         [str(m.get("speaker", "")) for m, each in zip(metadata, good, strict=True) if each],
@@ -221,7 +231,7 @@ def fit_durations(
         known = base.weights * rate
         old = {name: each / rate for name, each in base.speaker_scale.items()}
         targets = targets / np.where(names == "", 1.0, rates(features @ known))[codes]
-    weights = known + _solve(rows, targets - rows @ known, ridge)
+    weights = known + solve(rows, targets - rows @ known, ridge)
     fitted = features @ weights
     own = dict(zip(names.tolist(), rates(fitted).tolist(), strict=True))
     scale = old | {name: rate for name, rate in own.items() if name}
