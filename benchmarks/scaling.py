@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from titan_tts.plan import memory  # noqa: E402
-from titan_tts.plan.calibration import load_factor  # noqa: E402
 from titan_tts.plan.devices import Cluster, find_device  # noqa: E402
 from titan_tts.plan.plan import make_plan  # noqa: E402
+from titan_tts.plan.step_time import GUESS  # noqa: E402
 from titan_tts.plan.suggest import suggest  # noqa: E402
 from torchtitan.models.dit_tts.config.manager import load_config  # noqa: E402
 from torchtitan.models.dit_tts.config.shipped import find_config  # noqa: E402
@@ -52,7 +52,7 @@ def remember_passes() -> None:
 def row(model: str, gpu: str, count: int, rule_only: bool) -> dict[str, Any]:
     """The plan of the config's own rule, and the suggested layout or None."""
     device = find_device(gpu)
-    cluster, factor = Cluster.of(device, count), load_factor(device.name)
+    cluster, factor = Cluster.of(device, count), GUESS
     config = load_config([f"--job.config_file={find_config(model)}"])
     plan = make_plan(config, cluster, factor)
     best = None if rule_only else suggest(config, cluster, factor).best

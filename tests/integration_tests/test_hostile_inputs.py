@@ -252,7 +252,6 @@ for _name, _given, _args, _words, _status, *_more in [
     ("an unknown config", None, ["configs", "--copy=nope"], "there is no config 'nope'", 2),
     ("a config that exists", None, ["configs", "--copy=debug"], "exists already", 2, {"debug.toml": "x"}),
     ("a plan of an unknown config", None, ["plan", "nope"], "there is no config", 2),
-    ("a plan from a corrupt benchmark", {"benchmark.json": "["}, ["plan", "--calibrate", "{in}"], "benchmark.json", 2),
     ("inspect of no path", None, ["data", "inspect"], "path is empty", 2),
     ("inspect at inf frames", {"s.tar": SHARD}, ["data", "inspect", "{in}", "--frames-per-second=inf"], "must be positive and finite", 2),
     ("inspect of another width", {"s.tar": SHARD}, ["data", "inspect", "{in}"], "8 wide", 2),

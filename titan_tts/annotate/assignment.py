@@ -105,7 +105,7 @@ class Assignments:
             known = [i for i in self.history.counting if i in self.segments]
             judged = [(self.segments[i], self.history.judgements(i)) for i in known]
         two = [(each, sorted(edits[:2], key=lambda edit: edit.annotator)) for each, edits in judged]
-        return [(each, *edits) for each, edits in two if len(edits) == 2]
+        return [(each, edits[0], edits[1]) for each, edits in two if len(edits) == 2]
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -140,8 +140,8 @@ class Assignments:
     def _choose(self, annotator: str) -> Segment | None:
         if annotator in self._leases and self._is_free(self._leases[annotator][0], annotator):
             return self.segments[self._leases[annotator][0]]
-        ahead = islice(self.order, self._starts.get(annotator, 0), None)
-        ahead = dropwhile(lambda each: not self._is_new(each.id, annotator), ahead)
+        rest = islice(self.order, self._starts.get(annotator, 0), None)
+        ahead = dropwhile(lambda each: not self._is_new(each.id, annotator), rest)
         first = next(ahead, None)
         self._starts[annotator] = self._places[first.id] if first else len(self.order)
         for segment in chain([first] if first else [], ahead):

@@ -145,7 +145,11 @@ def _check_version(weights: Mapping[str, Tensor], header: Header, where: Path) -
     pretrained = predicts and "text_encoder.text_embedding.weight" not in weights
     for version, found, what in (
         ("v4", pretrained or header.get("text_encoder_type") == "pretrained", "text encoder"),
-        ("v3", predicts or any_length or header.get("use_duration_predictor"), "rows of any length"),
+        (
+            "v3",
+            predicts or any_length or header.get("use_duration_predictor"),
+            "rows of any length",
+        ),
     ):
         require(
             not found,

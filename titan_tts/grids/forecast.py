@@ -8,11 +8,11 @@ from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 from titan_tts.grids.cells import Cell
-from titan_tts.plan.calibration import load_factor
 from titan_tts.plan.devices import Cluster, Device, check_device, device_of, find_device, with_peak
 from titan_tts.plan.memory import Activations
 from titan_tts.plan.plan import estimated_buckets
 from titan_tts.plan.planner import Planner, longest_batches
+from titan_tts.plan.step_time import GUESS
 from torchtitan.models.dit_tts.config.checks import data_parallel_degree
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.errors import InputError
@@ -58,7 +58,7 @@ class Forecaster:
         cluster = Cluster(device, cell.gpus // cell.nodes, cell.nodes)
         planner = self._planner(cell)
         batches = longest_batches(config, ranks)
-        step = planner.step(config, cluster, load_factor(device.name), batches)
+        step = planner.step(config, cluster, GUESS, batches)
         memory = [step.memory]
         if config.benchmark.lengths == "mixed":
             others = estimated_buckets(config, ranks)

@@ -41,9 +41,6 @@ class Options:
     data_hours: float = 1000.0
     """Hours of audio in the data, to compute the number of epochs."""
 
-    calibrate: list[Path] = field(default_factory=list)
-    """Compare benchmark runs (folders) or a GPU check with their plans, and save the GPU's factor for later ones."""
-
     suggest: bool = False
     """Compare layouts, checkpointing and micro-batches instead: which are fastest, and why others lose. Takes minutes."""
 
@@ -57,19 +54,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints a plan, or saves factors. Returns the exit status."""
-    if options.calibrate:
-        from titan_tts.plan.calibration import compare, factors_file, save_factors
-
-        comparisons = []
-        for path in options.calibrate:
-            for each in compare(path):
-                print(f"{path}: {each}")
-                comparisons.append(each)
-        for name, found in save_factors(comparisons).items():
-            print(f"{name}: factor {found.value:.3f} +- {found.error:.0%}, {found.origin}")
-        print(f"saved to {factors_file()}")
-        return 0
+    """Prints a plan. Returns the exit status."""
     if not options.config:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
     check_range("--gpus", options.gpus, 0, 10**6)
@@ -84,10 +69,10 @@ def run(options: Options) -> int:
         check_writable(options.out, "--out")
     path = find_config(options.config)
     # torch takes seconds to import.
-    from titan_tts.plan.calibration import load_factor
     from titan_tts.plan.devices import ACCELERATOR, Cluster, find_device, with_peak
     from titan_tts.plan.plan import make_plan
     from titan_tts.plan.report import plan_lines
+    from titan_tts.plan.step_time import GUESS
     from titan_tts.plan.suggest import suggest, suggestion_lines, write_suggestion
     from torchtitan.models.dit_tts.config.checks import validate_config
     from torchtitan.models.dit_tts.config.manager import TTSConfigManager, resolve
@@ -102,16 +87,15 @@ def run(options: Options) -> int:
     device = with_peak(device, config)
     in_node = options.gpus_per_node or device.gpus_per_node
     cluster = Cluster.of(device, options.gpus or in_node, in_node, options.inter_node_gbps)
-    factor = load_factor(device.name)
     result: Any
     if options.suggest:
-        result = suggest(config, cluster, factor)
+        result = suggest(config, cluster, GUESS)
         if options.out:
             write_suggestion(options.out, given, result, cluster)
         lines = suggestion_lines(result, cluster)
     else:
         validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
-        result = make_plan(config, cluster, factor, options.price)
+        result = make_plan(config, cluster, GUESS, options.price)
         lines = plan_lines(result, options.data_hours)
     if options.json:
         lines = [json.dumps(dataclasses.asdict(result), indent=1, default=str)]

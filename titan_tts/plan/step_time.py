@@ -3,7 +3,7 @@
     seconds = factor * (FLOPs / peak + bytes / bandwidth + kernels * launch time) + exposed communication
 
 FLOPs are exact, bytes and kernels are counted for the 800M's block and scaled by the widths, and volumes of
-collectives are counted. The factor is a guess until runs on the GPU have measured it; one relative error
+collectives are counted. The factor is a guess; one relative error
 stands for all that this leaves out.
 """
 
@@ -69,8 +69,6 @@ class Factor:
 
 # A product at 0.7 of the peak, attention at 0.42, and 1.4 times the bytes at 0.8 of the bandwidth.
 GUESS = Factor(1.6, 0.25, "a guess, not measured on this GPU")
-MEASURED_ERROR = 0.10
-"""minimum relative error of a measured factor"""
 
 
 @dataclass(frozen=True)

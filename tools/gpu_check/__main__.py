@@ -85,7 +85,6 @@ def report(
         environment["git_commit"] = options.commit
     stages = [result.as_json() for result in results]
     values = [row["values"] for stage in stages for row in stage["rows"]]
-    # In one place, where `titan-tts plan --calibrate` looks for them.
     runs = [each.pop("run") for each in values if "run" in each]
     return {
         "format": 1,

@@ -83,7 +83,9 @@ def judge_texts(metadata: Sequence[dict[str, Any]], frames: np.ndarray) -> list[
         [str(m.get("language") or "") for m in metadata], return_inverse=True
     )
     return [
-        _judge(str(name), [metadata[n]["text"] for n in group], frames[group].astype(np.float64))
+        _judge(
+            str(name), [metadata[int(n)]["text"] for n in group], frames[group].astype(np.float64)
+        )
         for code, name in enumerate(languages)
         for group in [np.flatnonzero(codes == code)]
     ]
