@@ -1,5 +1,6 @@
 """Settings that cannot work are refused before anything is built; settings that can are not."""
 
+import contextlib
 import re
 import tomllib
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ def test_a_number_is_refused_with_its_bounds(bounds, words):
     with pytest.raises(InputError) as refusal:
         check_numbers(Section(-1.0 if bounds.low > -1 else 75.0), "section")
     assert str(refusal.value).endswith(f"but it must {words}")
+    for bound, is_open in ((bounds.low, bounds.open_low), (bounds.high, bounds.open_high)):
+        if abs(bound) < 1e9:  # one that is given: open, it is refused itself
+            with pytest.raises(InputError) if is_open else contextlib.nullcontext():
+                check_numbers(Section(float(bound)), "section")
 
 
 def test_a_bound_is_shown_with_two_digits():
