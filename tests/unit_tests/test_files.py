@@ -2,9 +2,12 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 
+from tests.helpers.collected import write_collected
+from titan_tts.export.exporter import new_folder
 from torchtitan.models.dit_tts import files
 from torchtitan.models.dit_tts.files import JsonLines, file_name, fingerprint, unique, write_atomic
 
@@ -28,6 +31,42 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path, monkeypatch, at):
     monkeypatch.undo()
     assert path.read_text() == "old"
     assert files_below(tmp_path) == ["a/state.json"]
+
+
+def write_folder(path):
+    with new_folder(path / "out") as folder:
+        for name in ("a", "below/b"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("x")
+
+
+WRITERS = {
+    "a file": lambda path: write_atomic(path / "state.json", "x"),
+    "a recording": lambda path: write_collected(path / "c", [0.5, 0.7]),
+    "an exported folder": write_folder,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_is_renamed_is_on_the_disk_before_and_its_name_after(tmp_path, monkeypatch, writer):
+    """The suite's own fsync does nothing."""
+    synced, renamed = [], []
+    monkeypatch.setattr(os, "fsync", lambda n: synced.append(os.readlink(f"/proc/self/fd/{n}")))
+
+    def noted(call):
+        def rename(source, target):
+            parts = [source, *(Path(source).rglob("*") if os.path.isdir(source) else ())]
+            renamed.append((len(synced), {*map(str, parts)}, os.path.dirname(target)))
+            return call(source, target)
+
+        return rename
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, noted(getattr(os, name)))
+    WRITERS[writer](tmp_path)
+    assert renamed
+    for count, parts, folder in renamed:
+        assert parts <= {*synced[:count]} and folder in synced[count:]
 
 
 def rows(*steps: int) -> list[dict]:

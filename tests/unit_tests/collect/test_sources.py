@@ -11,7 +11,7 @@ from tests.helpers.locked_folder import lock
 from tests.helpers.sentences import refused
 from titan_tts.collect import sources
 from titan_tts.collect.queue import Queue, Source, open_queue
-from titan_tts.collect.sources import list_source, local_copy, register
+from titan_tts.collect.sources import list_source, local_copy, register, size_and_version
 from torchtitan.models.dit_tts.data import remote
 
 OUTPUT = Path("/no/output")
@@ -102,6 +102,10 @@ def test_what_names_no_recording_is_one_sentence(folder, tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text("source/a.mp3\nsource/gone.mp3\n")
     refused(lambda: names(listed), "line 2", "source/gone.mp3")
+    for url in ("github://a/b", "zip://x::y", "zip://source", "ftp://", "http://[::1"):
+        listed.write_text(url)
+        [line] = names(listed)
+        refused(lambda: size_and_version(line))
     os.rename(folder / "a.mp3", os.fsencode(folder) + b"/\xff.mp3")
     refused(lambda: names(folder), "not UTF-8", "\\xff.mp3")
 

@@ -248,6 +248,14 @@ def test_models_that_are_refused(convert, capsys, header, words):
     assert words in err and "copy it again" not in err
 
 
+@pytest.mark.parametrize("content", ["[" * 10**5, '{"a": ' * 500 + "1" + "}" * 500, "[]"])
+def test_a_header_of_a_stranger(tmp_path, capsys, content):
+    source = tmp_path / FILES["irodori"]
+    save_file(random_weights(IRODORI, torch.float32), source, {"config_json": content})
+    assert main(["convert", str(source), str(tmp_path / "out"), "--codec", "mel_dct"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
 def test_what_cannot_be_converted_is_said(convert, tmp_path, capsys):
     odd = random_weights(replace(ECHO, dim=30, heads=5), torch.float32)
     few = random_weights(replace(IRODORI, vocabulary=20), torch.float32)

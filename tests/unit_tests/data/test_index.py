@@ -3,11 +3,14 @@
 import errno
 import os
 import shutil
+import struct
 
 import numpy as np
+import pytest
+import xxhash
 
 from tools.harness.synthetic import make_samples, make_shards
-from torchtitan.models.dit_tts.data import index
+from torchtitan.models.dit_tts.data import index, members
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
@@ -39,6 +42,39 @@ def test_index_is_used_and_rebuilt_when_stale_or_corrupt(tmp_path, monkeypatch):
     os.utime(tar, ns=(1, 1))
     assert open_dataset(tar, CHANNELS).fingerprint == changed.fingerprint
     assert len(built) == 7
+
+
+def forged(stored, change):
+    """An index with another column or other extras, and the right checksum."""
+    content = bytearray(stored[16:])
+    samples, keys = struct.unpack_from("<QQ", content, 40)
+    columns = np.frombuffer(content, members.index_dtype(), samples, 56)
+    at = 56 + columns.nbytes + keys
+    if isinstance(change, bytes):
+        del columns
+        content[at:] = change
+    else:
+        columns[change[0]][1] = change[1]
+    return stored[:8] + xxhash.xxh3_64_digest(bytes(content)) + bytes(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(("frames", 2**30), ("reference_frames", -1), ("latents_offset", -1), ("key_end", 2**40)),
+        *(("metadata_bytes", 2**30), ("speaker_code", 99), ("latents_item_bytes", 0)),
+        *(b"[" * 10**5, b"[]", b'{"labels": 3}', b"{" + b'"a":{' * 500 + b"}" * 501),
+    ],
+)
+def test_an_index_of_a_stranger_is_made_again(tmp_path, change):
+    make_shards(tmp_path, 4, channels=CHANNELS, shards=1)
+    tar, sidecar = str(tmp_path / "000000.tar"), tmp_path / "000000.tar.idx"
+    first = open_dataset(tar, CHANNELS)
+    stored = sidecar.read_bytes()
+    sidecar.write_bytes(forged(stored, change))
+    again = open_dataset(tar, CHANNELS)
+    assert again.fingerprint == first.fingerprint and sidecar.read_bytes() == stored
+    assert [again.metadata(sample) for sample in range(4)]
 
 
 def test_derived_columns_belong_to_the_contents_of_a_tar(tmp_path):

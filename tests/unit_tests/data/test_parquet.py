@@ -144,7 +144,10 @@ def test_a_file_that_is_cut_or_corrupt_is_a_problem_of_the_shard(both):
         ({"options": {"use_dictionary": True}}, "its column latents is UNCOMPRESSED"),
         ({"latents": [[1.0, 2.0]]}, "its column latents is list<"),
         ({"key": pyarrow.array([1])}, "its column key is int64, not string"),
-        ({"extra": {}}, "it has no titan_tts.channels"),
+        *(
+            ({"extra": {"titan_tts.channels": channels}}, "its titan_tts.channels is no number")
+            for channels in ("", "0", "-8", "9" * 5000)
+        ),
         *(
             (
                 {"extra": EXTRA | {"titan_tts.shard_bytes": size}},
@@ -192,6 +195,14 @@ def test_other_tables_are_refused(tmp_path, changes, words):
 def test_a_row_that_breaks_a_rule_is_named(tmp_path, changes, words):
     path = table_with(tmp_path / "x.parquet", **changes)
     refused(lambda: open_dataset(path, CHANNELS), words)
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path):
+    path = table_with(tmp_path / "x.parquet")
+    table = pyarrow.parquet.read_table(path)
+    table = table.append_column("key", pyarrow.array(["b"]))
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False)
+    refused(lambda: open_dataset(path, CHANNELS), "'key' is there 2 times")
 
 
 def test_a_folder_of_both_kinds_is_refused(both):

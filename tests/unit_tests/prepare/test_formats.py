@@ -165,6 +165,8 @@ NO_DATE = pyarrow.array([2**62], pyarrow.timestamp("us"))  # for which Python ha
 BAD_SOURCES = [
     ("m.jsonl", '["x"]', "m.jsonl line 1: is not a JSON object"),
     ("m.jsonl", '{"text": "x", "speaker": "s"}', "names no audio file"),
+    ("m.jsonl", ROW[:-1] + f', "offset": 0, "duration": {"9" * 400}}}', "number of 400 digits"),
+    ("m.jsonl", ROW[:-1] + f', "x": {"[" * 500}{"]" * 500}}}', "nested too deeply"),
     ("m.jsonl", ROW.replace('"x"', "5"), '"text" = 5'),
     ("m.jsonl", '{"audio": "a.wav", "text": "x"}', "no speaker.*--speaker NAME"),
     ("m.jsonl", ROW.replace('"s"}', '"s", "split": "all"}'), "'all'"),

@@ -96,6 +96,24 @@ def test_bad_latents_of_a_foreign_shard(cell, message, tmp_path):
         Loader(str(tmp_path)).load(item.audio, 128)
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize("names", [["audio", "text", "text"], ["audio", "audio", "text"], "struct"])
+def test_a_name_that_is_there_twice(names, suffix, tmp_path):
+    columns = [pyarrow.array([each]) for each in ("a.wav", "b.wav", "c")]
+    if names == "struct":
+        columns = [pyarrow.StructArray.from_arrays(columns[:2], ["path", "path"]), columns[2]]
+        names = ["audio", "text"]
+    table = pyarrow.Table.from_arrays(columns, names)
+    path = str(tmp_path / f"t.{suffix}")
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(InputError, match="is there 2 times"):
+        items_of(path)
+
+
 @pytest.mark.parametrize(
     "cell, message",
     [
@@ -109,6 +127,9 @@ def test_bad_latents(cell, message, tmp_path):
     column = pyarrow.array([cell], pyarrow.list_(pyarrow.float32()))
     (item,) = items_of(table_of(tmp_path, latents=column))
     with pytest.raises(InputError, match=message):
+        Loader(str(tmp_path)).load(item.audio, 128)
+    (item,) = items_of(table_of(tmp_path, latents=[3.0]))
+    with pytest.raises(InputError, match="holds double"):
         Loader(str(tmp_path)).load(item.audio, 128)
 
 

@@ -54,7 +54,7 @@ def add_adapter(model: nn.Module, options: Lora) -> None:
         layer.register_forward_hook(_add_update)
 
 
-def _shapes(layer: nn.Module, parts: int, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def _shapes(layer: nn.Linear, parts: int, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Of `lora_a` and `lora_b`."""
     out, width = layer.weight.shape
     return (parts * rank, width), (out, rank)
