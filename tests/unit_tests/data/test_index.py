@@ -77,6 +77,19 @@ def test_an_index_of_a_stranger_is_made_again(tmp_path, change):
     assert [again.metadata(sample) for sample in range(4)]
 
 
+def test_processes_that_start_together_begin_with_other_shards(tmp_path, monkeypatch):
+    """And find the same dataset."""
+    make_shards(tmp_path, 10, channels=CHANNELS, shards=5)
+    opened, load = [], index.load_index
+    monkeypatch.setattr(index, "load_index", lambda path: opened.append(path) or load(path))
+    monkeypatch.setattr(index, "_LOCAL_OPENERS", 1)
+    parts = [open_dataset(str(tmp_path), CHANNELS, part=(number, 2)) for number in range(2)]
+    assert [int(path[-5]) for path in opened] == [0, 1, 2, 3, 4] + [2, 3, 4, 0, 1]
+    for sample in range(10):
+        assert parts[0].sample_id(sample) == parts[1].sample_id(sample)
+    assert parts[0].fingerprint == parts[1].fingerprint
+
+
 def test_derived_columns_belong_to_the_contents_of_a_tar(tmp_path):
     tar = str(make_shards(tmp_path, 4, channels=CHANNELS, shards=1) / "000000.tar")
     made = index.load_index(tar).digest
