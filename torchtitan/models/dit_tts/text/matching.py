@@ -68,7 +68,8 @@ class Match:
     def __str__(self) -> str:
         if self.shift:
             side = "before" if self.shift > 0 else "after"
-            return f"recordings fit the text of row {abs(self.shift)} {side} them far better than their own"
+            rows = "one row" if abs(self.shift) == 1 else f"{abs(self.shift)} rows"
+            return f"the texts {rows} {side} fit the lengths far better"
         if not self.told:
             return f"{self.count} texts are too few, too short or too alike in length"
         return (
