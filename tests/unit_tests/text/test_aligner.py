@@ -135,6 +135,8 @@ def test_recordings_are_chosen_evenly_within_the_limits(monkeypatch):
     assert [text for text, _ in chosen] == ["25", "52", "77", "102"]
     dataset.text_chars = np.zeros(103, int)
     monkeypatch.setattr(train_spec, "open_training_data", lambda data: dataset)
+    monkeypatch.setattr(train_spec, "training_samples", lambda *_: None)
     config = SimpleNamespace(data=SimpleNamespace(max_frames=98))
     words = "text_positions = 'aligned'", "98 frames"
-    refused(lambda: train_spec._new_aligner(config, str), *words)
+    tokenizer = SimpleNamespace(max_tokens=lambda dataset: None)
+    refused(lambda: train_spec._new_aligner(config, tokenizer), *words)

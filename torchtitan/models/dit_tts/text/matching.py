@@ -68,7 +68,8 @@ class Match:
     def __str__(self) -> str:
         if self.shift:
             side = "before" if self.shift > 0 else "after"
-            return f"the text {abs(self.shift)} rows {side} a recording fits its length better than its own"
+            rows = "one row" if abs(self.shift) == 1 else f"{abs(self.shift)} rows"
+            return f"the texts {rows} {side} fit the lengths far better"
         if not self.told:
             return f"{self.count} texts are too few, too short or too alike in length"
         return (
@@ -79,15 +80,12 @@ class Match:
 
 def judge_texts(metadata: Sequence[dict[str, Any]], frames: np.ndarray) -> list[Match]:
     """A judgement of each language, of JSON and frames (n,) of samples in the order of their list."""
-    languages, codes = np.unique(
-        [str(m.get("language") or "") for m in metadata], return_inverse=True
-    )
+    groups: dict[str, list[int]] = {}
+    for number, each in enumerate(metadata):
+        groups.setdefault(str(each.get("language") or ""), []).append(number)
     return [
-        _judge(
-            str(name), [metadata[int(n)]["text"] for n in group], frames[group].astype(np.float64)
-        )
-        for code, name in enumerate(languages)
-        for group in [np.flatnonzero(codes == code)]
+        _judge(name, [metadata[n]["text"] for n in group], frames[group].astype(np.float64))
+        for name, group in sorted(groups.items())
     ]
 
 
@@ -113,7 +111,8 @@ def _judge(language: str, texts: list[str], frames: np.ndarray) -> Match:
 
 def _shift(texts: list[str], missed: np.ndarray, shifts: list[int]) -> int:
     """The shift by which far more recordings have a text that fits them better; 0: there is none."""
-    _, text = np.unique(texts, return_inverse=True)
+    known: dict[str, int] = {}
+    text = np.array([known.setdefault(each, len(known)) for each in texts])
     sigmas = []
     for column, k in enumerate(shifts):
         other = text != np.roll(text, k)  # neighbours with one text tell nothing
