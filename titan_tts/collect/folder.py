@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from titan_tts.collect.queue import Queue, is_collection_id
 from titan_tts.prepare.settings import difference
 from torchtitan.models.dit_tts.bounded import (
     check_regular,
@@ -43,7 +44,6 @@ from torchtitan.models.dit_tts.files import held, sync_folder, sync_tree, write_
 
 if TYPE_CHECKING:
     from titan_tts.collect.analyze import Segment
-    from titan_tts.collect.queue import Queue
 
 FORMAT = 1
 RECORD_NAME = "collect.json"
@@ -105,10 +105,6 @@ def read_record(output: Path) -> dict[str, Any]:
         f"{path}: is none of this version of titan-tts collect; give a folder that it wrote, or a new one",
     )
     return record
-
-
-def is_collection_id(name: str) -> bool:
-    return re.fullmatch("[0-9a-f]{32}", name) is not None
 
 
 def write_names(output: Path, names: Mapping[str, str]) -> None:
@@ -252,7 +248,7 @@ def read_seconds(folder: Path) -> float:
         return float(read_json_file(folder / "recording.json")["seconds"])
 
 
-def sweep(output: Path, queue: "Queue") -> None:
+def sweep(output: Path, queue: Queue) -> None:
     """Removes what workers have left that lost their claim or were killed."""
     # In this order: a folder that is seen belongs to a claim that was made before.
     folders = list((output / PARTIAL).glob("*"))

@@ -9,6 +9,7 @@ lost its claim to another can neither renew nor acknowledge it. Both engines run
 """
 
 import json
+import re
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from titan_tts.collect.folder import is_collection_id
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
 
 STATES = ("pending", "claimed", "done", "dead")
@@ -259,6 +259,10 @@ class SqliteQueue(Queue):
 
         advice = "it must be on a local disk with free space; if it is damaged or of another version, remove it"
         super().__init__(connect, str(path), advice, max_attempts)
+
+
+def is_collection_id(name: str) -> bool:
+    return re.fullmatch("[0-9a-f]{32}", name) is not None
 
 
 class PostgresQueue(Queue):
