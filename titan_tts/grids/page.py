@@ -5,7 +5,6 @@ from typing import Any
 
 from titan_tts.grids.drawing import UNITS, label
 from titan_tts.grids.effects import Noise
-from titan_tts.grids.published import NOTE, SOURCE
 from titan_tts.grids.runs import COLUMNS, FIGURES
 from titan_tts.grids.verdicts import WITHOUT_REPEATS
 from titan_tts.html import counted, page_template
@@ -99,9 +98,6 @@ def render(generator: str, content: dict[str, Any], plots: dict[str, dict[str, A
         span=span,
         figure_text=figure_text,
         verdicts=verdicts(content),
-        source=SOURCE,
-        published_note=NOTE,
-        published=any(point["published"] for row in content["scaling"] for point in row["points"]),
         factors=factors,
         figures=figures,
         plots=plots,

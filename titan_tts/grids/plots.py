@@ -6,19 +6,16 @@ from typing import Any
 from titan_tts.grids import drawing
 from titan_tts.grids.drawing import COLORS, GREY, MARKERS, UNITS, label, legend, line
 from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, key_of
-from titan_tts.grids.published import SOURCE
-from titan_tts.grids.runs import SPLIT
 from titan_tts.grids.verdicts import kept_apart, means
 
 Content = dict[str, Any]
 
-CURVES = ("mfu", "samples_per_second", "peak_reserved_gib", "peak_allocated_gib")
+CURVES = ("mfu", "samples_per_second", "peak_reserved_gib")
 """Figures that are drawn over the batch"""
 
 PLOTS = {
     *(f"{figure}_over_batch" for figure in CURVES),
-    *(f"effects_{figure}" for figure in CURVES),
-    *("configurations", "pareto", "scaling", "step_split"),
+    *("configurations", "scaling"),
 }
 """Names of all plots"""
 
@@ -44,19 +41,8 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
         if any(row[figure] is not None for row in rows):
             title = f"{_name(figure)} over the micro-batch"
             plots[f"{figure}_over_batch"] = title, _curves, (content, figure)
-    for figure, table in content["effects"].items():
-        # Models of other sizes are no choice, and their ratios would hide the others.
-        table = [row for row in table if row["factor"] not in NO_ALTERNATIVES]
-        table = [row for row in table if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]]
-        if table:
-            plots[f"effects_{figure}"] = f"Effects on {_name(figure)}", _effects, (table,)
-    if content["pareto"]:
-        plots["pareto"] = "Throughput against memory", _pareto, (content["pareto"], names)
     if content["scaling"]:
         plots["scaling"] = "Scaling over GPUs", _scaling, (content["scaling"], names)
-    split = [row for row in rows if row["forward_seconds"] is not None]
-    if split:
-        plots["step_split"] = "Where a step's time goes", _split, (split, names)
     return {
         name: drawing.draw(title, paint, *given) for name, (title, paint, given) in plots.items()
     }
@@ -148,73 +134,8 @@ def _mark_lost(
         axes.axhline(0, color="#b5b9c0", linewidth=0.8)
 
 
-def _intervals(axes: Any, y: float, row: Row, color: str, marker: str) -> None:
-    """A ratio in percent with its interval, and behind it the range over all pairs."""
-    percent = {
-        name: 100 * (row[name] - 1)
-        for name in ("smallest", "largest", "low", "high", "ratio")
-        if row[name] is not None
-    }
-    ends = [percent["smallest"], percent["largest"]]
-    axes.plot(ends, [y, y], color=color, alpha=0.28, linewidth=5)
-    if row["low"] is not None:
-        axes.plot([percent["low"], percent["high"]], [y, y], color=color, linewidth=1.6)
-    axes.plot(percent["ratio"], y, color=color, marker=marker, markersize=6)
-
-
-def _effects(figure: Any, table: Sequence[Row]) -> None:
-    """Ratios of each level, at equal batch and at each side's best batch."""
-    sides = {
-        "equal_batch": ("at equal batch", COLORS[0], "o", -0.16),
-        "best_batch": ("at each side's best batch", COLORS[1], "s", 0.16),
-    }
-    table = table[:40]
-    if not any(row["best_batch"]["pairs"] for row in table):
-        del sides["best_batch"]
-    texts = [
-        f"{row['size']} {', '.join([row['factor'], *row['together']])}: {row['level']} / {row['base']}"
-        for row in table
-    ]
-    axes = drawing.line_axes(figure, [text[:70] for text in texts], 0.42)
-    axes.axvline(0, color="#444", linewidth=1, zorder=2.5)
-    axes.set_xlabel("change (%)")
-    for y, row in enumerate(table):
-        for side, (_, color, marker, shift) in sides.items():
-            if row[side]["pairs"]:
-                _intervals(axes, y + shift, row[side], color, marker)
-        if farthest := row["equal_batch"].get("farthest"):
-            at_left = farthest["ratio"] < row["equal_batch"]["ratio"]
-            x, text = 100 * (farthest["ratio"] - 1), label(farthest["configuration"])
-            style: Any = {"fontsize": 6.5, "color": "#555", "ha": "left" if at_left else "right"}
-            axes.text(x, y - 0.3, text[:90], va="bottom", **style)
-    entries = [line(text, color, marker) for text, color, marker, _ in sides.values()]
-    entries.append(line("range over pairs", GREY))
-    entries[-1].set_linewidth(5)
-    legend(figure, entries, 30)
-
-
-def _pareto(figure: Any, points: Sequence[Row], names: Sequence[str]) -> None:
-    """A panel per NO_ALTERNATIVES; the front's points are numbered from the lowest memory."""
-    for axes, _, each in drawing.group_panels(figure, points, kept_apart(names), 3.0, 1):
-        rest = [point for point in each if not point["on_front"]]
-        front = sorted((p for p in each if p["on_front"]), key=lambda p: p["memory_gib"])
-        for some, style in (
-            (rest, {"color": GREY, "marker": ".", "linestyle": ""}),
-            (front, {"color": COLORS[1], "marker": "o", "drawstyle": "steps-post"}),
-        ):
-            x, y = (
-                [point[name] for point in some] for name in ("memory_gib", "samples_per_second")
-            )
-            axes.plot(x, y, **style)
-        axes.margins(0.1)
-        axes.set_ylim(0, 1.1 * max(point["samples_per_second"] for point in each))
-        axes.set(xlabel="peak memory (GiB per GPU)", ylabel="samples per second")
-    legend(figure, [line("front", COLORS[1], "o"), line("dominated", GREY, "o", "")], 10)
-
-
 def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
-    """MFU, or else efficiency, over GPUs: a panel per NO_ALTERNATIVES, with the flat ideal line of each curve,
-    and what the project's predecessor published of the size."""
+    """MFU, or else efficiency, over GPUs: a panel per NO_ALTERNATIVES, with the flat ideal line of each curve."""
     apart = [name for name in kept_apart(names) if name not in ("gpus", "nodes")]
     with_mfu = all(point["mfu"] is not None for curve in curves for point in curve["points"])
     shown, axis = ("mfu", UNITS["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
@@ -233,10 +154,6 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
                 style = {"color": COLORS[number], "marker": MARKERS[number], "label": text}
             axes.plot(gpus, values, markersize=4.5, **style)
             axes.plot(gpus, [values[0]] * len(gpus), color=style["color"], linestyle=":")
-        published = sorted({(p["gpus"], 100 * p["published"][1]) for p in points if p["published"]})
-        if published and with_mfu:
-            axes.plot(*zip(*published, strict=True), color="#444", linestyle="--", marker="_")
-            entries[1:] = [line(SOURCE, "#444", "_", "--")]
         drawing.ticks(axes, [point["gpus"] for point in points])
         axes.set(xlabel="GPUs", ylabel=axis)
         axes.set_ylim(0, None)
@@ -266,22 +183,3 @@ def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) ->
         axes.barh(y, value, height=0.65, color=color)
         axes.text(value, y, f" {value:.3g}", va="center", fontsize=8)
     axes.set_xlabel(UNITS[shown])
-
-
-def _split(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Seconds of a step of each configuration. Communication overlaps with the other parts, so it has a bar of
-    its own."""
-    parts = [f"{part}_seconds" for part in SPLIT]
-    table = _best_of_each(rows, names, parts)
-    axes = drawing.line_axes(figure, [label(row, names)[:90] for row in table], 0.3)
-    axes.grid(axis="y", visible=False)
-    for y, row in enumerate(table):
-        left = 0.0
-        for part, color in zip(parts[:-1], COLORS, strict=False):
-            axes.barh(y - 0.1, row[part] or 0, left=left, height=0.55, color=color)
-            left += row[part] or 0
-        axes.barh(y + 0.3, row[parts[-1]] or 0, height=0.18, color="#444")
-    axes.set_xlabel("seconds per step")
-    entries = [line(part, color, "s", "") for part, color in zip(SPLIT[:-1], COLORS, strict=False)]
-    entries.append(line("exchange (overlaps)", "#444"))
-    legend(figure, entries, 10)

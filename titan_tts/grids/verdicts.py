@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from titan_tts.grids.effects import LEVEL, NO_ALTERNATIVES, Row, cells, grouped, pooled_noise
-from titan_tts.grids.published import published_mfu
 from titan_tts.grids.runs import Run
 
 WITHOUT_REPEATS = 0.02
@@ -103,7 +102,7 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
     A run on one data-parallel rank has the layout "single" and is the first point of every layout's curve; so
     is FSDP2 on one node of HSDP's. `efficiency` is throughput per GPU over that at the curve's smallest number
     of GPUs; a curve has at least two. Where the same number of GPUs is spread over different nodes, the fewest
-    nodes count. `published` is what the project's predecessor measured of this size on as many GPUs.
+    nodes count.
     """
     others = [name for name in names if name not in ("gpus", "nodes")]
     layouts = {row["layout"] for row in rows} - {"single"}
@@ -118,7 +117,7 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
             curves[tuple(configuration.items())].setdefault(row["gpus"], row)
     result = []
     for key, curve in curves.items():
-        first, size = min(curve), str(dict(key).get("size", rows[0]["size"]))
+        first = min(curve)
         base = curve[first]["samples_per_second"] / first
         points = [
             {
@@ -127,7 +126,6 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
                 "samples_per_second": row["samples_per_second"],
                 "efficiency": row["samples_per_second"] / gpus / base,
                 "mfu": row["mfu"],
-                "published": published_mfu(size, gpus),
             }
             for gpus, row in sorted(curve.items())
         ]

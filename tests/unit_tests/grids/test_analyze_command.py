@@ -15,7 +15,7 @@ from tests.helpers.browser import dom_after_scripts
 from titan_tts import cli
 from titan_tts.grids.drawing import label
 from titan_tts.grids.page import change, figure_text, span
-from titan_tts.grids.plots import _effects, _lost_cells, _scaling
+from titan_tts.grids.plots import _lost_cells, _scaling
 from titan_tts.tables import number
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,11 +76,9 @@ def test_the_csv_has_the_numbers_of_the_runs_and_the_json_the_statistics(grid, a
 def test_every_plot_is_a_picture_and_on_the_page(analysis):
     names = {path.stem for path in (analysis / "plots").glob("*.png")}
     assert names == {path.stem for path in (analysis / "plots").glob("*.svg")}
-    effects = {"samples_per_second", "mfu", "peak_reserved_gib"}
     assert names == {
-        *(f"{name}_over_batch" for name in {*effects, "peak_allocated_gib"}),
-        *(f"effects_{name}" for name in effects),
-        *("configurations", "pareto", "scaling", "step_split"),
+        *(f"{name}_over_batch" for name in ("samples_per_second", "mfu", "peak_reserved_gib")),
+        *("configurations", "scaling"),
     }
     page = (analysis / "index.html").read_text()
     assert page.count("<svg") == len(names)
@@ -92,9 +90,9 @@ def test_every_plot_is_a_picture_and_on_the_page(analysis):
 
 
 def test_lines_of_the_plots():
-    """Each curve's ideal is that of its own fewest GPUs; an effect's range, interval and ratio differ."""
+    """Each curve's ideal is that of its own fewest GPUs."""
     points = [
-        [dict(gpus=n, mfu=mfu, efficiency=1.0, published=None) for n, mfu in ((1, high), (8, low))]
+        [dict(gpus=n, mfu=mfu, efficiency=1.0) for n, mfu in ((1, high), (8, low))]
         for high, low in ((0.4, 0.2), (0.3, 0.1))
     ]
     curves = [
@@ -105,16 +103,10 @@ def test_lines_of_the_plots():
     drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]
     assert drawn == [pytest.approx(ends) for ends in ([30, 10], [30, 30], [40, 20], [40, 40])]
 
-    side = dict(smallest=0.5, low=0.8, ratio=1.1, high=1.3, largest=2.0, pairs=3)
-    row = dict(size="800M", factor="x", together=[], level=1, base=0, best_batch={"pairs": 0})
-    _effects(figure := Figure(), [row | {"equal_batch": side}])
-    drawn = [list(line.get_xdata()) for line in figure.axes[0].lines[1:]]
-    assert drawn == [pytest.approx(ends) for ends in ([-50, 100], [-20, 30], [10])]
-
 
 @pytest.mark.long
 def test_the_table_of_nodes_and_what_is_named(tmp_path):
-    """MFU, its ideal and the published one beside it; bars by name; the pair and the run that stand out."""
+    """MFU and its ideal; bars by name; the run that stands out."""
     for each in combinations(gpus=[4, 16], batch=[2, 4, 8], compile=["off", "default"]):
         name = f"{each['compile']}_{each['gpus']}_{each['batch']}"
         speed = {4: 200.0, 16: 640.0}[each["gpus"]]
@@ -128,13 +120,11 @@ def test_the_table_of_nodes_and_what_is_named(tmp_path):
     table = page[page.index(">Scaling<") :]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", table[: table.index("</table>")])
     # MFU is throughput per GPU over 100: 2.00 x 1.2 = 60 % of the fastest on 4 GPUs.
-    ideal = "60", "35.6 (DDP)"
-    assert cells[:8] == ["batch 4, compile default", "4", "1", "240", "100.0 %", "60", *ideal]
-    assert cells[25:32] == ["16", "4", "768", "80.0 %", "48", *ideal]
-    named = "16 GPUs, 4 nodes, batch 4"
+    ideal = ["60"]
+    assert cells[:7] == ["batch 4, compile default", "4", "1", "240", "100.0 %", "60", *ideal]
+    assert cells[22:28] == ["16", "4", "768", "80.0 %", "48", *ideal]
     assert '<td class="text">off_4_2</td></tr>' in page
     plots = {path.stem: path.read_text() for path in (out / "plots").glob("*.svg")}
-    assert named in plots["effects_mfu"] and "seed, GH200" in plots["scaling"]
     assert "16 GPUs, 4 nodes, batch 4, compile default" in plots["configurations"]
 
 
