@@ -11,6 +11,7 @@ from tests.helpers.small_models import random_model, small_args
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.model import conditions
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, encode_requests
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
@@ -78,3 +79,21 @@ def test_a_request_without_it_is_not_spoken_in_silence(seen):
     request = SpeechRequest("one", torch.zeros(4, 8), 5)
     with pytest.raises(KeyError, match="f0"):
         encode_requests(model, tokenizer, [request], torch.device("cpu"))
+
+
+@pytest.mark.parametrize("on_padding", [False, True])
+def test_validation_has_the_frames_of_training(tiny_data, train, monkeypatch, on_padding):
+    """A model that learns where speech ends is validated on whole rows, silence included."""
+    masks, predict = {True: [], False: []}, ForwardPass.predict
+
+    def seen(of_batch, batch, *given, **more):
+        masks[torch.is_grad_enabled()].append(batch["frame_mask"])
+        return predict(of_batch, batch, *given, **more)
+
+    monkeypatch.setattr(ForwardPass, "predict", seen)
+    own = ["--objective.loss_on_padding", "--data.num_buckets=1"] if on_padding else []
+    common = [f"--validation.path={tiny_data}", "--validation.samples=8", "--training.steps=1"]
+    assert train("run", *common, *own) == 0
+    for found in masks.values():
+        assert found and all(mask.any(1).all() for mask in found)
+        assert all(mask.all() and mask.shape[1] == 32 for mask in found) == on_padding

@@ -141,21 +141,17 @@ def sizes_of(
 def _check_version(weights: Mapping[str, Tensor], header: Header, where: Path) -> None:
     """Raises InputError for Irodori-TTS's versions whose network is another one."""
     predicts = any(name.startswith("duration_predictor.") for name in weights)
+    own_encoder = header.get("text_encoder_type") != "pretrained"
+    if predicts and "text_encoder.text_embedding.weight" not in weights:
+        own_encoder = False
     any_length = header.get("fixed_target_latent_steps", 0) is None
-    pretrained = predicts and "text_encoder.text_embedding.weight" not in weights
-    for version, found, what in (
-        ("v4", pretrained or header.get("text_encoder_type") == "pretrained", "text encoder"),
-        (
-            "v3",
-            predicts or any_length or header.get("use_duration_predictor"),
-            "rows of any length",
-        ),
-    ):
-        require(
-            not found,
-            f"{where} is a model of Irodori-TTS {version}, whose {what} no model here has; only v1 and v2 can be "
-            f"converted, such as Aratako/Irodori-TTS-500M-v2",
-        )
+    newer = predicts or any_length or header.get("use_duration_predictor")
+    version, what = ("v3", "rows of any length") if own_encoder else ("v4", "text encoder")
+    require(
+        own_encoder and not newer,
+        f"{where} is a model of Irodori-TTS {version}, whose {what} no model here has; only v1 and v2 can be converted, "
+        f"such as Aratako/Irodori-TTS-500M-v2",
+    )
 
 
 def entry(header: Header, key: str, default: Any) -> Any:
