@@ -214,6 +214,7 @@ def test_files_of_other_versions():
         ('"bins": 62', '"bins": 61', "was changed"),
         ('"unit": "chars"', '"unit": "words"', "was changed"),
         ('"unit": "chars",', "", "cannot be read"),
+        ('"bins": 62', f'"bins": {10**90}', "bins of duration"),
     ):
         assert old in text
         changed = text.replace(old, new, 1)

@@ -41,6 +41,7 @@ FIRST_BYTE_ID = 3
 UNKNOWN_CHARACTER_ID = 3
 FIRST_CHARACTER_ID = 4
 
+_MAX_BINS = 1_000_000
 _VERSION = 1
 
 # So that 0.3 s in bins of 0.1 s is bin 3 and not, by rounding of the division, bin 2.
@@ -332,6 +333,8 @@ def from_json(text: str, where: str) -> Vocabulary:
         width = 0.0
         for entry in contents["conditioning"]:
             if entry["field"] == "duration":
+                if not 0 <= entry["bins"] < _MAX_BINS:
+                    raise ValueError(f"{entry['bins']} bins of duration")
                 fields["duration"] = tuple(map(str, range(entry["bins"])))
                 width = entry["bin_seconds"]
             else:
