@@ -335,7 +335,9 @@ def test_labels_and_characters(tmp_path, samples, monkeypatch):
     dataset = open_dataset(str(tmp_path), CHANNELS)
     codes, values = dataset.labels("speaker")
     assert [values[c] if c >= 0 else None for c in codes] == ["b", "a", "7", None, "a"]
-    assert dataset.labels("language")[0].tolist() == [-1] * 5
+    codes, values = dataset.labels("language")
+    assert [values[code] for code in codes] == ["en", "de", "en", "en", "de"]
+    assert dataset.labels("quality")[0].tolist() == [-1] * 5
     for number in (0, 3, 0, 4):
         np.testing.assert_array_equal(dataset.read(number)[0], samples[number].latents)
         assert dataset._files._file.cache_info().currsize == 1
