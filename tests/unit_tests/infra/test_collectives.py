@@ -4,6 +4,7 @@ import time
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.helpers.loaders import CHANNELS, config
@@ -76,6 +77,7 @@ def wait_for_the_other(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", f"file://{folder}/s", limit, rank=rank, world_size=2)
     with long_timeout_group() as group:
         found = run_on_all_ranks(lambda rank: time.sleep(3 * rank) or rank, "wait", group)
+        assert group._get_backend(torch.device("cpu")).options._timeout >= timedelta(days=1)
     assert found == [0, 1]
 
 
