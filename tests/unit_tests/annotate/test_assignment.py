@@ -237,7 +237,7 @@ def test_a_text_never_comes_to_other_audio(tmp_path, capsys):
 def test_the_collection_has_what_was_decided(folder):
     audio = {path: path.read_bytes() for path in folder.glob("files/*/*")}
     desk = opened(folder)
-    desk.judge("ann", segment_id(2), "accept", "größer", "uh größer")
+    desk.judge("ann", segment_id(3), "accept", "größer", "uh größer")
     desk.judge("ann", segment_id(0), "reject", "", None)
     path = write_annotated(folder)
     rows = {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
@@ -249,7 +249,7 @@ def test_the_collection_has_what_was_decided(folder):
         "text_verbatim": "uh größer",
         "quality": "high",  # confirmed, whatever recognizers agreed on
     }
-    assert rows[segment_id(2)].items() >= changed.items()
+    assert rows[segment_id(3)].items() >= changed.items()
     assert rows[segment_id(1)]["text"] == "Text 1." and "annotated" not in rows[segment_id(1)]
     assert {path: path.read_bytes() for path in folder.glob("files/*/*")} == audio
 

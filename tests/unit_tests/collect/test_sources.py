@@ -117,6 +117,11 @@ def test_a_bucket(tmp_path, queue, monkeypatch):
     assert names("memory://bucket/x") == ["a.mp3", "y/b.wav"]
     assert names("memory://bucket/x/*.mp3") == ["a.mp3"]
     assert names("memory://bucket/x/y/b.wav") == ["b.wav"]
+    with monkeypatch.context() as patch:  # a store may answer by what it listed before
+        stale, find = ["/bucket/x/gone.mp3"], type(store).find
+        patch.setattr(type(store), "invalidate_cache", lambda self: stale.clear())
+        patch.setattr(type(store), "find", lambda self, path: stale or find(self, path))
+        assert names("memory://bucket/x") == ["a.mp3", "y/b.wav"]
     found = registered("memory://bucket/x", queue)
     url = "memory://bucket/x/y/b.wav"
     assert found[url].file == sha("content of x/y/b.wav")
