@@ -62,10 +62,9 @@ class Segment:
         return str(self.row.get("language") or "")
 
     def _number(self, name: str, otherwise: float) -> float:
-        value = self.row.get(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        value: Any = self.row.get(name)
         # Of NaN the second is False, too; an integer may be too large for a float.
-        return float(value) if is_number and abs(value) < 1e9 else otherwise
+        return float(value) if type(value) in (int, float) and abs(value) < 1e9 else otherwise
 
 
 def read_segments(target: Path) -> dict[str, Segment]:
