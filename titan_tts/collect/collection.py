@@ -109,6 +109,6 @@ def _measured_again(row: dict[str, Any]) -> dict[str, Any]:
     from titan_tts.collect.quality import Figures
 
     rate = len(row["text"]) / (row["stop"] - row["start"])
-    figures = {field.name: row[field.name] for field in fields(Figures)}
+    figures = {field.name: row[field.name] for field in fields(Figures) if field.name in row}
     quality = Figures(**figures | {"agreement": 1.0, "chars_per_second": rate}).quality
     return row | {"agreement": None, "chars_per_second": round(rate, 2), "quality": quality}

@@ -7,6 +7,10 @@ import numpy as np
 from titan_tts.collect.transcripts import Transcript
 from torchtitan.models.dit_tts.speech.scoring.word_errors import WITHOUT_BLANKS, language_code
 
+MIN_CONFIDENCE = 0.4
+"""Of a text that no other confirms. Whisper tiny.en has less in 91 % of French, Italian and Spanish segments, to which
+it gives English texts, and in 3 % of English ones"""
+
 MAX_SNR_DB = 100.0
 """Also of speech whose pauses are digital silence"""
 
@@ -52,8 +56,11 @@ class Figures(Transcript):
     def _within(self, bounds: Bounds) -> bool:
         without_blanks = language_code(self.language) in WITHOUT_BLANKS
         low, high = bounds.without_blanks if without_blanks else bounds.chars_per_second
+        confirmed = self.confidence is None or self.confidence >= MIN_CONFIDENCE
+        if self.agreement is not None:
+            confirmed = self.agreement >= bounds.agreement
         return (
-            (self.agreement is None or self.agreement >= bounds.agreement)
+            confirmed
             and self.snr_db >= bounds.snr_db
             and self.clipped <= bounds.clipped
             and low <= self.chars_per_second <= high

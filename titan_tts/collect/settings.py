@@ -59,6 +59,12 @@ class Settings:
         check_range("--change-threshold", self.change_threshold, 0.05, 0.99)
         check_range("--speaker-threshold", self.speaker_threshold, 0.05, 0.99)
         check_range("--batch-size", self.batch_size, 1, 1024)
+        heard = filter(None, (self.recognizer, self.verbatim_recognizer))
+        require(
+            not all(spec.startswith("words:") for spec in heard),
+            f"--recognizer {self.recognizer} hears one of its words in any sound, and nothing tells which texts are wrong; "
+            "give an open one, such as faster-whisper:small, as the verbatim one or in its place",
+        )
 
     def check_packages(self) -> None:
         """Raises InputError where a model's package is missing or a function cannot be imported, before hours of

@@ -1,5 +1,6 @@
 """Two transcripts of each segment, by two recognizers, and how far they agree."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import (
     normalizer,
 )
 
+_MAX_COMPRESSION = 2.4  # as Whisper's own decoding has it
+
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
@@ -23,6 +26,9 @@ class Transcript:
     text_verbatim: str | None
     agreement: float | None  # of the two texts, 0 to 1; None where there is one recognizer
     language: str  # as the recognizer tells it, else the setting
+    confidence: float | None = (
+        None  # mean probability of the text's tokens; None: the recognizer does not tell it
+    )
 
 
 class Transcriber:
@@ -52,21 +58,23 @@ class Transcriber:
             some = {key: sounds[key] for key in keys[start : start + self.batch]}
             clean = self._hear(self.clean, some)
             verbatim = self._hear(self.verbatim, some) if self.verbatim else {}
-            for key, (text, detected) in clean.items():
+            for key, (text, detected, *told) in clean.items():
                 language = detected or self.language
                 other = verbatim[key][0] if self.verbatim else None
                 agreed = None if other is None else agreement(text, other, language)
                 found[key] = Transcript(
-                    text=text, text_verbatim=other, agreement=agreed, language=language
+                    text=text,
+                    text_verbatim=other,
+                    agreement=agreed,
+                    language=language,
+                    confidence=0.0 if _repeats(text) else next(iter(told), None),
                 )
             seconds += sum(sound.seconds for sound in some.values())
             progress("text", seconds)
         return found
 
-    def _hear(
-        self, recognizer: Recognizer, sounds: Mapping[Span, Sound]
-    ) -> dict[Span, tuple[str, str]]:
-        """{key: (text, language or "" where the recognizer does not tell it)}"""
+    def _hear(self, recognizer: Recognizer, sounds: Mapping[Span, Sound]) -> dict[Span, tuple]:
+        """{key: (text, language or "" where the recognizer does not tell it, and maybe its confidence)}"""
         in_batches = getattr(recognizer, "transcribe_batch", None)
         if in_batches:
             heard = in_batches(list(sounds.values()), self.language)
@@ -78,9 +86,14 @@ class Transcriber:
             "is not known whose they are; its transcribe_batch must return one for each",
         )
         return {
-            key: (text.strip(), language)
-            for key, (text, language) in zip(sounds, heard, strict=True)
+            key: (text.strip(), *told) for key, (text, *told) in zip(sounds, heard, strict=True)
         }
+
+
+def _repeats(text: str) -> bool:
+    """Whether a text says the same again and again, as recognizers do of what they cannot hear."""
+    data = text.encode()
+    return len(data) > _MAX_COMPRESSION * len(zlib.compress(data))
 
 
 def agreement(text: str, other: str, language: str = "") -> float:

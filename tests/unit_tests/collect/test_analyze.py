@@ -139,6 +139,8 @@ def test_one_recognizer_and_a_recording_without_speech(settings):
         ({"pause_seconds": 0.0}, "--pause-seconds"),
         ({"speaker_threshold": 1.0}, "--speaker-threshold"),
         ({"batch_size": 0}, "--batch-size"),
+        ({"recognizer": "words:one,two"}, "hears one of its words in any sound"),
+        ({"recognizer": "words:one", "verbatim_recognizer": "words:one,two"}, "in any sound"),
     ],
 )
 def test_settings_out_of_range_are_refused(change, words):

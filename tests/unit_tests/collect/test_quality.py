@@ -63,6 +63,9 @@ GOOD = dict(
         ({"agreement": 0.89}, "medium"),
         ({"agreement": 0.59}, "low"),
         ({"agreement": None}, "medium"),
+        ({"agreement": None, "confidence": 0.41}, "medium"),
+        ({"agreement": None, "confidence": 0.39}, "low"),
+        ({"confidence": 0.1}, "high"),  # two recognizers have heard the same
         ({"snr_db": 19.0}, "medium"),
         ({"snr_db": 4.0}, "low"),
         ({"clipped": 0.005}, "medium"),

@@ -64,6 +64,13 @@ def test_one_recognizer_agrees_with_nothing(monkeypatch):
     assert transcriber(monkeypatch, made).transcribe({}, lambda *each: None) == {}
 
 
+def test_a_recognizer_tells_how_sure_it_is(monkeypatch):
+    sure = [("one", "en", 0.9), ("two two " * 30, "en", 0.9), ("three", "en")]
+    made = {"clean": recognizer("a", None, lambda sounds, language: sure[: len(sounds)])}
+    heard = transcriber(monkeypatch, made, batch=3).transcribe(sounds(1, 2, 3), lambda *each: None)
+    assert [each.confidence for each in heard.values()] == [0.9, 0.0, None]
+
+
 def test_fewer_texts_than_segments_are_refused(monkeypatch):
     made = {"clean": recognizer("lost one", None, lambda sounds, language: [("a", "en")])}
     heard = transcriber(monkeypatch, made)

@@ -1,6 +1,7 @@
 """Whisper's real loading and decoding, on small random checkpoints in the hub's layout."""
 
 import json
+import math
 import os
 import shutil
 from functools import partial
@@ -202,12 +203,14 @@ def test_faster_whisper(tmp_path):
 
     def transcribe(samples, language, **options):
         given.append((language, options["beam_size"], options["condition_on_previous_text"]))
-        return iter([SimpleNamespace(text=" One"), SimpleNamespace(text=" two.")]), told
+        parts = (" One", -0.5, [1, 2, 3]), (" two.", -0.1, [4])
+        names = "text", "avg_logprob", "tokens"
+        return (SimpleNamespace(**dict(zip(names, part))) for part in parts), told
 
     recognizer.model = SimpleNamespace(supported_languages=["en", "de"], transcribe=transcribe)
     recognizer.of_english = False
     for language in ("German", "", "xx"):
         assert recognizer.transcribe(Sound(noise(1), RATE), language) == "One two."
     assert given == [("de", 1, False), (None, 1, False), (None, 1, False)]
-    pair = ("One two.", "fr")
-    assert recognizer.transcribe_batch([Sound(noise(1), RATE)] * 2) == [pair, pair]
+    said = ("One two.", "fr", pytest.approx(math.exp(-1.6 / 4)))  # by tokens
+    assert recognizer.transcribe_batch([Sound(noise(1), RATE)] * 2) == [said, said]

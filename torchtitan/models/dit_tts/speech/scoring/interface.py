@@ -33,7 +33,8 @@ class Sound:
 class Recognizer(Protocol):
     """Transcribes speech. One that hears other units than words, such as phones, has a method units(text) too, which
     writes a text in them, with blanks between. One that hears several sounds at once, or tells their language, has a
-    method transcribe_batch(sounds, language) -> [(words, language), ...], one pair per sound in their order.
+    method transcribe_batch(sounds, language) -> [(words, language), ...], one pair per sound in their order. A third value
+    may follow: the mean probability of the words' tokens, by which texts of what it cannot hear are told.
 
     Attributes:
         name: for tables and reports, such as "Whisper large-v3".

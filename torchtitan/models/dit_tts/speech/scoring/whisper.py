@@ -3,6 +3,7 @@
 Both decode greedily and without the text before, so that a sound's transcript depends on nothing else.
 """
 
+import math
 import os
 import unicodedata
 from collections.abc import Sequence
@@ -154,8 +155,8 @@ class FasterWhisperRecognizer(_Whisper):
 
     def transcribe_batch(
         self, sounds: Sequence[Sound], language: str = ""
-    ) -> list[tuple[str, str]]:
-        """(words, language code) of each, one after the other."""
+    ) -> list[tuple[str, str, float]]:
+        """(words, language code, confidence) of each, one after the other."""
         code = language_code(language)
         if self.of_english:
             _check_english(code, self.name)
@@ -163,17 +164,21 @@ class FasterWhisperRecognizer(_Whisper):
             code = ""
         return [self._hear(sound.samples(_RATE), code) for sound in sounds]
 
-    def _hear(self, samples: np.ndarray, code: str) -> tuple[str, str]:
+    def _hear(self, samples: np.ndarray, code: str) -> tuple[str, str, float]:
         if not len(samples):
-            return "", code
-        segments, about = self.model.transcribe(
+            return "", code, 0.0
+        parts, about = self.model.transcribe(
             samples,
             language=code or None,
             beam_size=1,
             temperature=0.0,
             condition_on_previous_text=False,
         )
-        return "".join(segment.text for segment in segments).strip(), about.language
+        parts = list(parts)
+        tokens = sum(len(part.tokens) for part in parts)
+        likely = sum(part.avg_logprob * len(part.tokens) for part in parts) / max(1, tokens)
+        text = "".join(part.text for part in parts).strip()
+        return text, about.language, math.exp(likely) if tokens else 0.0
 
 
 def check_whisper(model: str) -> str:
