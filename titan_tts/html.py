@@ -62,6 +62,7 @@ th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--li
 tr:last-child td { border-bottom: 0; }
 th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }
 td.text, th.text { text-align: left; }
+td:first-child { min-width: 8em; }
 @media print { body { background: #fff; } }
 """
 """CSS of every page; a page's own follows and wins."""

@@ -78,6 +78,7 @@ def test_only_who_has_the_token_and_only_by_id(tmp_path):
     with served(folder) as (address, token):
         assert status_of(address, "evil.example", "/") == 403
         status, page = ask(f"{address}/", None)
+        assert b'<meta name="viewport"' in page
         assert status == 200 and token.encode() not in page and b"Text 0" not in page
         for path, sent in (("settings", None), ("next", {"annotator": "ann"}), ("judge", body)):
             for wrong in (None, token[:-1] + "!"):

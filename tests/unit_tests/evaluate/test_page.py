@@ -97,7 +97,11 @@ def test_the_page_in_a_browser(evaluated, tmp_path):
     dom = dom_after_scripts(evaluated / "evaluation.html", tmp_path / "profile")
     found = json.loads((evaluated / "evaluation.json").read_text())
     assert "<title>Evaluation of a@5, a@7</title>" in dom and dom.count("<audio") == 3 * 5
-    assert re.findall("<th>(.*?)</th>", dom)[1:8] == [*HEADS.values(), "real-time factor"]
+    assert re.findall('<th scope="col">(.*?)</th>', dom)[:7] == [
+        *HEADS.values(),
+        "real-time factor",
+    ]
+    assert len(set(re.findall('<audio [^>]*aria-label="(.+?: .+?)"', dom))) == 3 * 5
     cells = re.findall(
         r'<td data-figure="(\w+)" data-row="(.*?)">\s*<b>(.*?)</b><small>(.*?)</small>', dom, re.S
     )

@@ -248,4 +248,4 @@ def test_the_script_is_the_command(tmp_path):
     assert (done.returncode, done.stdout) == (0, f"1 run (1 completed): {page}\n"), done.stderr
     said = page.read_text()
     assert "<h1>Analysis of 1 run</h1>" in said and "<span>run</span>" in said and "(1 run)" in said
-    assert "1 runs" not in said and "<th>seconds of audio per second</th>" in said
+    assert "1 runs" not in said and ">seconds of audio per second</th>" in said

@@ -28,8 +28,7 @@ BACKENDS = ("auto", "sdpa", "matmul", "varlen", "flex")
 
 AUTO = {("cpu", torch.bfloat16): "matmul"}
 """Backend that "auto" selects for a device type and dtype; sdpa for others. On a CPU SDPA converts
-bfloat16 in each block of its kernel. CUDA has not been measured yet: it is to become the one that
-scripts/gpu_check.sh finds fastest."""
+bfloat16 in each block of its kernel. On an H200 SDPA's, of cuDNN, was the fastest (docs/speed.md)."""
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
