@@ -19,7 +19,7 @@ from titan_tts.speak.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
-RATE, HOP = 1000, 40
+RATE, HOP = 8000, 320
 SCRIPT = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
 
 # Speaker, text as a corpus has it, words as they are said.

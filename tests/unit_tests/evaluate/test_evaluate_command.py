@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from tests.helpers.duration_recognizer import LOUD_SPEC, SPEAKER_SPEC, SPEC
-from tests.helpers.evaluated_run import UTTERANCES, evaluate, frames_of, set_up, write_tree
+from tests.helpers.evaluated_run import RATE, UTTERANCES, evaluate, frames_of, set_up, write_tree
 from tests.helpers.sentences import refused
 from titan_tts.evaluate import evaluate as evaluate_module
 from titan_tts.evaluate.evaluate_command import _print, is_training_data
@@ -52,7 +52,7 @@ def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, cap
     assert "recordings" in table and "run@7" in table
     wavs = sorted(Path("out/wavs").rglob("*.wav"))
     assert len(wavs) == 2 * 5 and {path.parent.name for path in wavs} == {"seed-0", "seed-1"}
-    assert soundfile.info(wavs[0]).samplerate == 1000
+    assert soundfile.info(wavs[0]).samplerate == RATE
 
 
 def test_a_scorer_that_puts_a_system_above_the_recordings_says_nothing(tree, capsys):

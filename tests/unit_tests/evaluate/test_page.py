@@ -12,7 +12,15 @@ import soundfile
 from tests.helpers import sampled_run
 from tests.helpers.browser import dom_after_scripts
 from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC, DurationRecognizer
-from tests.helpers.evaluated_run import SCRIPT, UTTERANCES, evaluate, frames_of, set_up, write_tree
+from tests.helpers.evaluated_run import (
+    RATE,
+    SCRIPT,
+    UTTERANCES,
+    evaluate,
+    frames_of,
+    set_up,
+    write_tree,
+)
 from titan_tts.evaluate.page import marks
 
 HEADS = {"wer": "WER", "cer": "CER", "speaker_similarity": "speaker similarity"}
@@ -54,7 +62,7 @@ def test_each_panel_plays_what_it_names(evaluated):
         soundfile.info(io.BytesIO(base64.b64decode(content)))
         for content in re.findall(r'src="data:audio/flac;base64,(.*?)"', one)
     ]
-    assert [sound.samplerate for sound in sounds] == [24_000, 24_000, 1000, 1000, 1000]
+    assert [sound.samplerate for sound in sounds] == [24_000, 24_000, RATE, RATE, RATE]
     # Seed 4, with more errors, is shown: step 5 says the next utterance then.
     lengths = [round(25 * sound.duration) for sound in sounds]
     assert lengths[1:] == [frames_of(0), frames_of(0), frames_of(1), frames_of(0)]

@@ -226,7 +226,7 @@ LINES = {
     '{"text": "a", "reference": "good.npy", "reference_text": "\\ud800"}': "line 2: the text has",
     '{"text": "a", "reference": "wide.npy"}': "latents (frames, 8) are needed",
     '{"text": "a", "reference": "nan.npy"}': "not finite",
-    '{"text": "a", "reference": "object.npy"}': "is not an array",
+    '{"text": "a", "reference": "object.npy"}': "array of object",
 }
 
 
