@@ -25,13 +25,13 @@ class Options:
     """Folder that `titan-tts collect` wrote, or a .jsonl file with audio and text."""
 
     export: bool = False
-    """Only write the annotated collection.jsonl or NAME.annotated.jsonl, and print how far annotators agree."""
+    """Only write the annotated collection.jsonl or NAME.annotated.jsonl."""
 
     tokens: str = "[S1],[S2],(laugh),(breath)"
     """Turns and events that the keys 1 to 9 insert into a text, separated by commas."""
 
     double: float = 0.0
-    """Fraction of the segments that two people annotate, to measure how far they agree."""
+    """Fraction of the segments that two people annotate; the later judgement counts."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 also serves other machines."""
@@ -65,10 +65,6 @@ def run(options: Options) -> int:
     written, progress = write_annotated(target), assignments.progress()
     counts = f"{progress['done']} of {progress['all']} segments annotated"
     show(f"{written}: {counts}, {progress['rejected']} rejected")
-    from titan_tts.annotate.agreement import agreement
-
-    if line := agreement(assignments.pairs()):
-        show(line)
     return 0
 
 

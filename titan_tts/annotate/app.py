@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field, field_validator
 
-from titan_tts.annotate.agreement import differences
 from titan_tts.annotate.assignment import Assignments, Task
+from titan_tts.annotate.differences import differences
 from titan_tts.annotate.segments import Segment, load_audio
 from titan_tts.html import PAGE_STYLE
 from titan_tts.prepare.recordings import is_utf8

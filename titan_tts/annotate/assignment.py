@@ -99,14 +99,6 @@ class Assignments:
                 "hours": self.hours,
             }
 
-    def pairs(self) -> list[tuple[Segment, Edit, Edit]]:
-        """The segments that two people judged, with their judgements in the order of the names."""
-        with self._transaction():
-            known = [i for i in self.history.counting if i in self.segments]
-            judged = [(self.segments[i], self.history.judgements(i)) for i in known]
-        two = [(each, sorted(edits[:2], key=lambda edit: edit.annotator)) for each, edits in judged]
-        return [(each, edits[0], edits[1]) for each, edits in two if len(edits) == 2]
-
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """With the history up to date, and without the leases that have ended."""
