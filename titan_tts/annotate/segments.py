@@ -63,7 +63,6 @@ class Segment:
 
     def _number(self, name: str, otherwise: float) -> float:
         value: Any = self.row.get(name)
-        # Of NaN the second is False, too; an integer may be too large for a float.
         return float(value) if type(value) in (int, float) and abs(value) < 1e9 else otherwise
 
 

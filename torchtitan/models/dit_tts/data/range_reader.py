@@ -1,8 +1,4 @@
-"""Samples of remote tars in any order, by many range requests at once.
-
->>> reader = RangeReader()
->>> header, = reader.fetch([Extent("s3://corpus/000000.tar", size, version, start=0, stop=512)])
-"""
+"""Samples of remote tars in any order, by many range requests at once."""
 
 from collections.abc import Sequence
 
