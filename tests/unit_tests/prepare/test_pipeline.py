@@ -119,11 +119,20 @@ def test_references_of_two_speakers_are_joined(tmp_path):
 
 def test_triplets_and_references(corpus, tmp_path, monkeypatch):
     codec = build_codec("mel_dct")
-    asked = []
-    monkeypatch.setattr(pipeline, "default_workers", lambda *args: asked.append(args) or 1)
+    asked, opened, start = [], [], pipeline.open_engine
+    monkeypatch.setattr(pipeline, "default_workers", lambda *args: asked.append(args) or 2)
+
+    def open_engine(engine, workers, devices):
+        opened.append(workers)
+        return start(engine, 1, devices)
+
+    monkeypatch.setattr(pipeline, "open_engine", open_engine)
+    prepare(corpus, tmp_path / "by three", **SMALL, workers=3)
+    assert (asked, opened.pop()) == ([], 3)
     record = prepare(corpus, tmp_path / "out", **SMALL | {"chunk_items": 5}, workers=0)
     summary, shards = record["summary"], record["shards"]
     assert asked == [(4, ["cpu"], "local")]  # twelve recordings: three chunks, or four shards
+    assert opened == [2]
     assert summary["speakers"] == 4
     assert record["reused"] is False
     train = read_shards(tmp_path / "out/train")

@@ -111,8 +111,9 @@ def test_silence_is_capped_and_speech_never_cut(recordings, noise_db):
 @pytest.mark.parametrize("text", ["four", "  four  "])
 def test_what_is_at_a_limit_is_kept(text):
     samples = np.stack([tone(1), tone(1)], 1)
-    # A twentieth of all values, the upper half of them the largest of 16 bits.
-    samples[:1600:2, 0], samples[1:1600:2, 0] = 32767 / 32768, -1.0
+    # A twentieth of all values: the largest of 16 bits, its negative, and the smallest.
+    samples[:1600:2, 0], samples[1:1600:4, 0] = 32767 / 32768, -32767 / 32768
+    samples[3:1600:4, 0] = -1.0
     at = AudioSettings(None, None, 1.0, 1.0, 4.0, 4.0, 0.05)
     assert isinstance(process(samples, RATE, RATE, text, at), Processed)
     below = AudioSettings(None, None, max_clipped=0.0499)
