@@ -184,7 +184,7 @@ def test_bash_completes_words_and_leaves_what_it_does_not_know(tmp_path):
     assert completed("fine") == ["finetune"] and completed("data", "doc") == ["doctor"]
     assert completed("generate", "run", "--dt") == ["--dtype"]
     assert completed("generate", "run", "--dtype", "b") == ["bfloat16"]
-    for command in (["generate"], ["evaluate"], ["data", "doctor"], ["launch"]):
+    for command in (["generate"], ["evaluate"], ["data", "doctor"], ["plan"]):
         words = completed(*command, "")
         assert len(words) > 9 and all(word.startswith("-") for word in words)
     # Nothing would replace what was typed; bash looks for a file instead.

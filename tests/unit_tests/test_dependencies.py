@@ -33,7 +33,6 @@ ROOMS |= {
     "speak": ["speech"],
 }
 ROOMS |= {
-    "recognizer_command.py": ["recognizer"],
     "plan": [],
     "launch": [],
     "convert": [],
