@@ -263,9 +263,10 @@ def test_only_recordings_of_the_collection_come(folder):
 def test_what_cannot_be_annotated(tmp_path, folder):
     desk = opened(folder)
     refused(lambda: desk.judge("ann", segment_id(0), "accept", " ", None), "needs a text")
-    for duration in (10**90, "x", float("nan"), True):
+    for duration in (10**90, 1e300, "x", float("nan"), True):
         one = write_list(tmp_path, 1, duration=duration, agreement=duration)
         assert opened(one).progress()["hours"] == 0 and read_segments(one)["k0"].agreement == 1.0
+    refused(lambda: opened(write_list(tmp_path, 1, duration=10**400)), "line 1", "401 digits")
     refused(lambda: read_segments(tmp_path / "none"), "has no segments", "titan-tts collect")
     path = write_list(tmp_path, 2)
     path.write_text(path.read_text() * 2)

@@ -82,8 +82,8 @@ def test_speakers_are_found_anew_by_another_threshold(source, output, collect, m
     files = tree(output / "files")
     assert len({row["speaker"] for row in read_rows(output)}) == 4
 
-    def one_speaker(vectors, owners, threshold, known, highest):
-        assert threshold == 0.05
+    def one_speaker(vectors, owners, lengths, threshold, known, highest):
+        assert threshold == 0.05 and lengths.tolist() == [1.0] * len(vectors)
         return np.ones(len(vectors), int), np.ones(len(vectors))
 
     monkeypatch.setattr("titan_tts.collect.speakers.cluster", one_speaker)
@@ -124,7 +124,7 @@ def test_a_name_that_source_has_now_is_preferred(source, output, collect):
 def test_names_that_another_machine_writes_meanwhile_are_kept(source, output, monkeypatch):
     """One lists its SOURCE; another one lists its own and notes the names; then the first notes them."""
     output.mkdir()
-    open_folder(output, {}, {})
+    open_folder(output, {"speaker_threshold": 0.8}, {})
     others = (
         Options(str(source / name), str(output), queue="postgresql://x")
         for name in ("00[01].wav", "00[1-4].wav")
@@ -245,9 +245,10 @@ def test_one_at_a_time_makes_the_collection(source, output, collect, monkeypatch
 
 def test_machines_that_share_a_folder_have_the_same_settings(output):
     output.mkdir()
-    for settings, alone in (({"a": 1}, False), ({"a": 2}, True)):  # nothing is there yet
+    first, second = ({"speaker_threshold": 0.8, "a": number} for number in (1, 2))
+    for settings, alone in ((first, False), (second, True)):  # nothing is there yet
         assert open_folder(output, settings, {}, alone)["settings"] == settings
-    refused(lambda: open_folder(output, {"a": 1}, {}, False), "a was 2, is 1")
+    refused(lambda: open_folder(output, first, {}, False), "a was 2, is 1")
 
 
 def test_annotations_change_their_own_rows_and_nothing_else(source, output, collect, monkeypatch):
