@@ -26,7 +26,8 @@ from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
-ARGS = small_args(text_vocab_size=8, latent_channels=8, text_positions="aligned")
+# fp8 wants multiples of 16.
+ARGS = small_args(text_vocab_size=8, latent_channels=8, speaker_dim=64, text_positions="aligned")
 CONFIG = ["--training.mixed_precision_param=float32", "--activation_checkpoint.mode=full"]
 CONFIG += ["--parallelism.backend=megatron", "--optimizer.implementation=foreach"]
 LORA = ["--lora.rank=3", "--lora.alpha=2"]
@@ -77,8 +78,9 @@ class Training:
 
 
 def batch(number: int) -> dict[str, torch.Tensor]:
+    """Lengths that no number of ranks divides."""
     torch.manual_seed(number)
-    inputs = full_inputs(ARGS, rows=ROWS, frames=6, text=3, speaker=8)
+    inputs = full_inputs(ARGS, rows=ROWS, frames=7, text=3, speaker=12)
     inputs["text_ids"] = torch.randint(0, ARGS.text_vocab_size, (ROWS, 3))
     inputs["frame_mask"][::2, 4:] = False
     return inputs

@@ -211,7 +211,7 @@ def test_a_stopped_server_writes_the_list(tmp_path):
     path, log = write_list(tmp_path, 1), tmp_path / "log"
     log.touch()
     process = start_titan_tts("annotate", path, "--port=0", log=log)
-    while not re.search(r"http://127.0.0.1:\d+/#\S+\n", log.read_text()):
+    while not re.search(r"http://127.0.0.1:[1-9]\d*/#\S+\n", log.read_text()):
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)

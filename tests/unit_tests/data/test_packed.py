@@ -13,7 +13,12 @@ from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.data.packed_rows import PackedSampler, batch_policy, fill_rows
+from torchtitan.models.dit_tts.data.packed_rows import (
+    PackedSampler,
+    _leave_out,
+    batch_policy,
+    fill_rows,
+)
 from torchtitan.models.dit_tts.data.references import WORDS
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import rollback
@@ -59,6 +64,9 @@ def test_rows_by_hand():
     lengths = np.array([[8, 8, 8]] * 3 + [[1, 1, 1]])
     table, too_long = fill_rows(lengths, 2, (9, 9, 9), 3, words, 2, 9)
     assert len(too_long) == 1 and sorted(table[table < 4].tolist()) == [0, 1, 2, 3]
+    # What fills a row to the last frame stays.
+    table = _leave_out(np.array([[2, 4, 4], [3, 0, 1]]), np.array([1]), lengths, (9, 9, 9))
+    assert table.tolist() == [[2, 4, 4], [3, 0, 4]]
 
 
 def rows_of(batch):

@@ -18,6 +18,7 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from titan_tts.cli import main
+from titan_tts.doctor import html_report
 from titan_tts.doctor.doctor_command import Options, default_output
 
 WIDTH = ("--latent-channels", str(CHANNELS))
@@ -95,7 +96,7 @@ def test_bad_input_is_one_sentence(folder, capsys, command):
 
 
 @pytest.mark.long
-def test_doctor_of_valid_data(folder, capsys):
+def test_doctor_of_valid_data(folder, capsys, monkeypatch):
     assert data("doctor", "set") == 0
     printed = capsys.readouterr().out
     assert "healthy" in printed
@@ -110,7 +111,11 @@ def test_doctor_of_valid_data(folder, capsys):
     # A page is replaced, and nothing else is.
     options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
     options += ["--frames-per-second=50"]
-    assert data("doctor", "set", "--output", name, *options) == 0
+    drawn, histogram = [], html_report._histogram
+    with monkeypatch.context() as patch:
+        patch.setattr(html_report, "_histogram", lambda *a: drawn.append(a) or histogram(*a))
+        assert data("doctor", "set", "--output", name, *options) == 0
+    assert drawn[0][1] == "seconds" and drawn[0][0].sum() == pytest.approx(2090 / 50)
     result = json.loads(capsys.readouterr().out)
     assert result["read"]["samples"] == result["read"]["valid_samples"] == 5
     assert (result["status"], result["summary"]["samples"]) == ("warnings", 24)

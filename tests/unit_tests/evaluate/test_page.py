@@ -21,7 +21,8 @@ from tests.helpers.evaluated_run import (
     set_up,
     write_tree,
 )
-from titan_tts.evaluate.page import marks
+from titan_tts.evaluate.page import marks, render
+from titan_tts.evaluate.report import SYSTEM
 
 HEADS = {"wer": "WER", "cer": "CER", "speaker_similarity": "speaker similarity"}
 HEADS |= {"duration_error": "duration error", "pitch": "F0 (Hz)"}
@@ -48,6 +49,14 @@ def test_the_worst_are_first_and_nothing_breaks_out(evaluated):
     assert sorted(shown) == sorted(wanted) and SCRIPT in shown[0]
     for words in ("3 of 5", "2 more in wavs/", "5 utterances of", "2 noise seeds each"):
         assert words in page
+    report = json.loads((evaluated / "evaluation.json").read_text())
+    systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
+    for row, rates in zip(systems, ({"84": 0.9, "9": 0.0}, {"84": 0.1, "9": 0.5}), strict=True):
+        row["wer_by_speaker"] = rates
+    table = render(report, []).partition('id="speakers"')[
+        2
+    ]  # each by the system that hears it worst
+    assert re.findall(r"<tr><td>(\d+)</td>", table) == ["84", "9"]
     assert SCRIPT not in page and "<img src=x" not in page and page.count("<script>") == 1
     assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?\s*(https?:)?//""", page)
 
