@@ -66,7 +66,7 @@ def test_killed_runs_on_other_ranks_train_the_same(made, layout):
         expected, found = (adapter_of(each, entry=entry) for each in (made.lora, resumed))
         assert len(expected) == 48 and expected.keys() == found.keys()
         for each, value in expected.items():
-            torch.testing.assert_close(found[each], value, atol=1e-4, rtol=0)
+            torch.testing.assert_close(found[each], value, atol=1e-3, rtol=0)
     moved = [value for each, value in adapter_of(resumed).items() if each.endswith("lora_b")]
     assert min(value.abs().max() for value in moved) > 1e-2
 

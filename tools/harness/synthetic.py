@@ -1,5 +1,4 @@
-"""Small synthetic datasets for tests: random latents with the text of spoken digits, a letter of which has two
-bytes."""
+"""Small synthetic datasets for tests: random latents with the text of spoken digits."""
 
 import os
 import tarfile
@@ -10,7 +9,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
-DIGITS = ("nül", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def lognormal_frames(generator: np.random.Generator) -> int:
