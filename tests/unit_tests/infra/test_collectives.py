@@ -101,7 +101,7 @@ def test_downloads_and_fits_wait_for_days(second_rank, monkeypatch, tmp_path):
     job = load_config([f"--data.path={data}", f"--data.latent_channels={CHANNELS}"])
     job.job.dump_folder = str(tmp_path)
     train_spec._ready_durations(job)
-    assert train_spec._new_aligner(job, str) is not None
+    assert train_spec._new_aligner(job, byte_tokenizer()) is not None
     monkeypatch.setenv("LOCAL_RANK", "1")
     fetch_together(SimpleNamespace(model="x", fingerprint=lambda dtype: "f"), "float32")
     assert ended == ["group 1", "group 2", "group 3"]

@@ -25,7 +25,9 @@ BLOCK |= {"mlp.gate_and_up", "mlp.down"}
 
 
 def small_model(dim: int = 64) -> DiTTTSModel:
-    return initialized_model(small_args(dim=dim, mlp_dim=96, text_vocab_size=20, adaln_rank=16, speaker_dim=48))
+    return initialized_model(
+        small_args(dim=dim, mlp_dim=96, text_vocab_size=20, adaln_rank=16, speaker_dim=48)
+    )
 
 
 def converted(*arguments: str) -> DiTTTSModel:

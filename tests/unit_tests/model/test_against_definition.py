@@ -297,10 +297,10 @@ def test_pinned_output():
         formula((1, 5, 8), 1.0).float(),
         torch.tensor([0.6]),
         length,
-        torch.tensor([[3, 14, 15, 9, 26]]),
-        length,
-        formula((1, 5, 8), 2.0).float(),
-        length,
+        text_ids=torch.tensor([[3, 14, 15, 9, 26]]),
+        text_mask=length,
+        speaker=formula((1, 5, 8), 2.0).float(),
+        speaker_mask=length,
     )
     expected = [
         [0.742798, 0.562133, 0.425279, 0.353212, 0.234443, 0.047281, 0.316328, 0.510732],

@@ -191,7 +191,9 @@ def test_every_kind_of_model_speaks_as_to_the_request_alone(kind, compiled):
     args = small_args(**{"latent_channels": 8, "text_vocab_size": 300, "n_layers": 1} | KINDS[kind])
     model, more = random_model(args).eval(), {}
     if not args.text_vocab_size:
-        more["text_encoder"] = lambda ids, mask: ids[..., None].float().expand(-1, -1, 32) / 300
+        more["text_encoder"] = lambda ids, mask: (
+            ids[..., None].float().expand(-1, -1, args.text_dim) / 300
+        )
     draw = torch.Generator().manual_seed(2)
     requests = [
         SpeechRequest(text, torch.randn(frames, 8, generator=draw), 4 + frames)
