@@ -319,9 +319,7 @@ def _corruption(path: Path, number: int, count: int, needed: Collection[str]) ->
     ) as bar:
         for name in names:
             with _reading(path / name):
-                longer = (path / name).stat().st_size > files[name][
-                    "bytes"
-                ]  # without an end, perhaps
+                longer = (path / name).stat().st_size > files[name]["bytes"]
                 size, content = (0, "") if longer else _size_and_hash(path / name, bar)
             if longer or size != files[name]["bytes"]:
                 return f"{path / name} has other bytes than {MANIFEST} says"
