@@ -36,7 +36,7 @@ def sound_of(manifest, segment):
 
 
 def tokens_of(whisper, text, language):
-    """What the decoder writes after its start token, as generation gives it."""
+    """The tokens after the start token, in the order in which generation gives them."""
     tokenizer = whisper.processor.tokenizer
     # A model of English alone has no languages and tasks.
     first = [f"<|{language}|>", "<|transcribe|>"] if whisper.languages else []

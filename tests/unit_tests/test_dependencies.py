@@ -1,4 +1,4 @@
-"""What the product imports is what pyproject.toml installs, in the extra that the docs name for a command."""
+"""The product imports exactly the packages that pyproject.toml installs, in the extra that the docs name."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What the README's recipe for an array adds to a batch reaches every caller of the network."""
+"""An array that the README's recipe adds to a batch reaches every caller of the network."""
 
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ def data(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def seen(monkeypatch) -> list[str]:
-    """Who has given the network an f0. It is added at the one place that the README names."""
+    """The callers that gave the network an f0, which is added at the one place that the README names."""
     plain, encode = conditions.condition_inputs, conditions.ConditionedModel.encode_conditions
     callers: list[str] = []
 

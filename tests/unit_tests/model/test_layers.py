@@ -30,7 +30,7 @@ def test_silu_mul_for_triton():
 
 
 def test_norms_on_a_gpu_are_computed_in_float32(monkeypatch):
-    """Of bfloat16 only the result is rounded; each weight is its own."""
+    """In bfloat16 only the result is rounded; each weight is its own."""
     monkeypatch.setattr(layers.cpu_kernels, "use_cpu_kernels", lambda x: False)
     x, weight = (30 * normal(3, 2, 6)).bfloat16(), normal(6).bfloat16()
     norm = layers.RMSNorm(6, 0.5).bfloat16()

@@ -117,7 +117,7 @@ def test_audio_is_what_the_codec_decodes(prepared, tmp_path, kind, monkeypatch):
 
 
 def test_nothing_of_a_stored_reference_is_told_with_the_sound(prepared, tmp_path):
-    """Of one recording or of several, by any of the names."""
+    """One recording or several, by any of the names."""
     told, stored = (
         {},
         {"reference_key": "a", "reference_keys": ["a", "b"], "reference_parts": [2, 2]},
