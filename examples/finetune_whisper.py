@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from titan_tts import install_overlay
+from titan_tts.overlay import install_overlay
 
 install_overlay()
 

@@ -61,8 +61,8 @@ def call(python: str | Path, code: str, *arguments: object) -> str:
 
 COMMANDS = """
 import json, sys
-import titan_tts
-titan_tts.install_overlay()
+from titan_tts.overlay import install_overlay
+install_overlay()
 from titan_tts.cli import main
 for command in json.loads(sys.argv[1]):
     assert main(command) == 0

@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-import titan_tts
 from titan_tts.collect.queue import Queue
 from titan_tts.collect.worker import Job, Unsound, work
 from titan_tts.launch.supervisor import interrupt_on_signals
+from titan_tts.overlay import call_in_overlay
 from titan_tts.prepare.executors import obey_parent
 from torchtitan.models.dit_tts.errors import InputError, require, show
 
@@ -92,7 +92,7 @@ def _started(job: Job, device: str, count: int) -> dict[str, _Worker]:
     threads = max(1, len(os.sched_getaffinity(0)) // count)
     arguments = (theirs, threads, asdict(job), name, device)
     target = "titan_tts.collect.run_workers:main"
-    process = context.Process(target=titan_tts.call_in_overlay, args=(target, *arguments))
+    process = context.Process(target=call_in_overlay, args=(target, *arguments))
     process.start()
     theirs.close()
     return {name: _Worker(process, errors, device)}

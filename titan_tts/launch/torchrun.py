@@ -21,7 +21,7 @@ _PASSED_ON = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 _AGENT = (
-    "import sys; from titan_tts import call_in_overlay; "
+    "import sys; from titan_tts.overlay import call_in_overlay; "
     "sys.exit(call_in_overlay('titan_tts.launch.torchrun:agent', sys.argv[1:]))"
 )
 

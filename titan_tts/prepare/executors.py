@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, cast
 
-import titan_tts
+from titan_tts.overlay import call_in_overlay
 from torchtitan.models.dit_tts.errors import InputError
 
 Runner = Callable[[str, Iterable[tuple]], Iterator[dict[str, Any]]]
@@ -79,7 +79,7 @@ def open_engine(name: str, workers: int, devices: list[str]) -> Iterator[Runner]
 
 
 def _call(function: str, *args: Any) -> dict[str, Any]:
-    return cast(dict, titan_tts.call_in_overlay(f"{_PACKAGE}.{function}", *args))
+    return cast(dict, call_in_overlay(f"{_PACKAGE}.{function}", *args))
 
 
 _device = ""  # of this worker
@@ -123,14 +123,12 @@ def _processes(workers: int, devices: list[str]) -> Iterator[Runner]:
     for number in range(workers):
         queue.put(devices[number % len(devices)])
     start = (f"{_PACKAGE}.prepare.executors:start_worker", queue)
-    pool = ProcessPoolExecutor(workers, context, titan_tts.call_in_overlay, start)
+    pool = ProcessPoolExecutor(workers, context, call_in_overlay, start)
 
     def runner(function: str, jobs: Iterable[tuple]) -> Iterator[dict[str, Any]]:
         target = f"{_PACKAGE}.prepare.executors:work"
         try:
-            futures = {
-                pool.submit(titan_tts.call_in_overlay, target, function, *job) for job in jobs
-            }
+            futures = {pool.submit(call_in_overlay, target, function, *job) for job in jobs}
             for future in as_completed(futures):
                 yield cast(dict, future.result())
         except BrokenProcessPool:
@@ -163,11 +161,8 @@ def _ray(workers: int, devices: list[str]) -> Iterator[Runner]:
         target = f"{_PACKAGE}.{function}"
 
         def call(row: dict[str, str]) -> dict[str, str]:
-            # Runs where nothing of ours is imported yet.
-            import titan_tts
-
             device = "cuda:0" if on_gpu else "cpu"  # Ray shows a task its own GPU only
-            result = titan_tts.call_in_overlay(target, *json.loads(row["job"]), device)
+            result = call_in_overlay(target, *json.loads(row["job"]), device)
             return {"result": json.dumps(result)}
 
         rows = [{"job": json.dumps(job)} for job in jobs]

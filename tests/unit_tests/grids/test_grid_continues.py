@@ -31,7 +31,7 @@ GRID = """
 # A shell starts what is in its background with SIGINT ignored.
 import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
 import sys; sys.path.insert(0, sys.argv[1])
-from titan_tts import install_overlay; install_overlay()
+from titan_tts.overlay import install_overlay; install_overlay()
 from titan_tts.grids import runner
 runner.train_command = lambda config, *_, **__: [sys.executable, "-c", sys.argv[3], str(config.parent)]
 from titan_tts.cli import main; sys.exit(main(["ablate", sys.argv[2]]))

@@ -99,7 +99,7 @@ class CheckpointWriter(dcp.FileSystemWriter):
     def __reduce__(self):
         # DCP's own process for saving may have started without our modules.
         target = "torchtitan.models.dit_tts.run.checkpoint_storage:CheckpointWriter"
-        from titan_tts import call_in_overlay
+        from titan_tts.overlay import call_in_overlay
 
         return call_in_overlay, (target, self.final_path, self.trained_with)
 
