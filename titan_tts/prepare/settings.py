@@ -102,6 +102,9 @@ class Options:
 
     audio: AudioSettings = AudioSettings()
 
+    encoder: str = ""
+    """The [encoder] model to train with: texts that phones:LANGUAGE cannot read are refused before the audio is encoded."""
+
     encode_text: str = ""
     """Also store the features of this text encoder (a hub name or a folder) next to the shards."""
 
@@ -179,7 +182,15 @@ class Options:
 
 
 # Options that change nothing in the shards.
-_OF_A_RUN = {"source", "output", "encode_text", "text_dtype", "text_feature_dtype", "device"}
+_OF_A_RUN = {
+    "source",
+    "output",
+    "encoder",
+    "encode_text",
+    "text_dtype",
+    "text_feature_dtype",
+    "device",
+}
 _OF_A_RUN |= {"workers", "engine", "on_error", "max_corrupt_fraction", "overwrite"}
 
 

@@ -88,6 +88,7 @@ def test_threads_get_the_same(phones):
         ("vi", "Những người phụ nữ", ""),
         ("de", "Buchstabe, schöne Straße, Łódź, αβγ", ""),
         ("en-us", "the letter ñ: naïve café, മലയാളം, 안녕, Москва, α-particle, 😀", ""),
+        ("en-us", "मेरी हिन्दी is the script's own name", ""),
         # What it does not: "Chinese letter", "Hebrew shin", "letter 1 e c 5", and nothing.
         ("ja", "1984年、私は ー", "年私ー"),
         ("ko", "大韓 서울", "大韓"),

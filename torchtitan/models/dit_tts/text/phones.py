@@ -93,6 +93,8 @@ class Phonemizer:
         for word in self._added.without(text).split():
             if self.may_lose(word):
                 said, names = self._sounds(word), {c: self._name_instead(c) for c in word}
+                if said in names.values() and said not in map(self._sounds, word):
+                    continue  # the word is the script's own name, such as "हिन्दी", and is read
                 lost = (
                     c for c, n in names.items() if n is not None and (n in said if n else not said)
                 )
@@ -160,9 +162,18 @@ def lost_letters(dataset: Dataset, phones: Phonemizer) -> dict[int, list[str]]:
 def check_letters(dataset: Dataset, phones: Phonemizer) -> None:
     """Raises InputError where texts have letters that `phones` loses, for a model could not tell their words apart."""
     if lost := lost_letters(dataset, phones):
-        letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
-        raise InputError(
-            f"[encoder] model = 'phones:{phones.language}', but in {len(lost)} of {len(dataset)} texts espeak-ng reads "
-            f"letters as the name of their script or not at all ({named(letters)}; {dataset.sample_id(min(lost))}); set it "
-            f"to 'chars' or 'bytes', or prepare texts without them, with these words written as they are said"
-        )
+        by_name = {dataset.sample_id(sample): letters for sample, letters in lost.items()}
+        raise lost_letters_error("[encoder] model", phones, by_name, len(dataset))
+
+
+def lost_letters_error(
+    key: str, phones: Phonemizer, lost: dict[str, list[str]], texts: int
+) -> InputError:
+    """The error of texts with letters that `phones` loses: {recording: its letters}, of so many texts; `key` is what
+    named the language."""
+    letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
+    return InputError(
+        f"{key} = 'phones:{phones.language}', but in {len(lost)} of {texts} texts espeak-ng reads letters as the name of "
+        f"their script or not at all ({named(letters)}; {next(iter(lost))}); set it to 'chars' or 'bytes', or prepare texts "
+        f"without them, with these words written as they are said"
+    )
