@@ -61,15 +61,15 @@ class SpeechService:
         streams = self.served.synthesizer.streams(body.response_format)
         return self.served.pieces(body.input, body.voice, body.speed, low_latency=streams)
 
-    async def spoken(self, pieces: list[Utterance], client: str) -> AsyncIterator[torch.Tensor]:
+    async def spoken(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
         """Waveforms in order: the first piece is synthesized alone, the rest in batches."""
         rate, pending = self.served.synthesizer.sample_rate, list[Future[Speech]]()
-        with self.batcher.admitted(client, len(pieces)):
+        with self.batcher.admitted(len(pieces)):
             try:
-                pending = self.batcher.submit(pieces[:1], client)
+                pending = self.batcher.submit(pieces[:1])
                 sound = (await asyncio.wrap_future(pending[0])).waveform
                 yield sound if len(pieces) == 1 else faded(sound, rate)
-                pending = self.batcher.submit(pieces[1:], client)
+                pending = self.batcher.submit(pieces[1:])
                 for future in pending:
                     sound = (await asyncio.wrap_future(future)).waveform
                     yield torch.cat([pause(rate), faded(sound, rate)])
@@ -80,8 +80,7 @@ class SpeechService:
     async def answer(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
-        client = request.client.host if request.client else ""
-        synthesizer, sounds = self.served.synthesizer, self.spoken(pieces, client)
+        synthesizer, sounds = self.served.synthesizer, self.spoken(pieces)
         rate, streams = synthesizer.sample_rate, synthesizer.streams(kind)
 
         async def begun() -> torch.Tensor:

@@ -1,11 +1,10 @@
 """Synthesizes the utterances of several requests together: one thread owns the model and batches the queue."""
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from itertools import islice
 
 from titan_tts.html import counted
 from titan_tts.serving.refusals import Refusal
@@ -23,10 +22,10 @@ _Pair = tuple[Utterance, Future[Speech]]
 
 
 class Batcher:
-    """Synthesizes utterances: clients take turns; each client's utterances keep their order.
+    """Synthesizes utterances in the order in which they are asked for.
 
     Args:
-        max_waiting: limit of a client's unfinished utterances, and of clients.
+        max_waiting: limit of the unfinished utterances of all requests.
         seed: of the noise.
     """
 
@@ -39,8 +38,8 @@ class Batcher:
     ):
         self.synthesizer = synthesizer
         self.max_batch, self.max_waiting, self.seed = max_batch, max_waiting, seed
-        self._waiting: dict[str, deque[_Pair]] = {}  # by client; the first has the next turn
-        self._asked = Counter[str]()
+        self._queue = deque[_Pair]()
+        self._admitted = 0
         self._changed = threading.Condition()
         self._closed = self._failing = False
         self._thread = threading.Thread(target=self._work, name="synthesizer", daemon=True)
@@ -49,8 +48,7 @@ class Batcher:
     @property
     def waiting(self) -> int:
         """Number of utterances in the queue."""
-        with self._changed:
-            return sum(map(len, self._waiting.values()))
+        return len(self._queue)
 
     @property
     def alive(self) -> bool:
@@ -58,35 +56,30 @@ class Batcher:
         return self._thread.is_alive() and not self._failing
 
     @contextmanager
-    def admitted(self, client: str, utterances: int) -> Iterator[None]:
-        """Counts a client's request while it is answered. A client's only request may have any number of
-        utterances; Refusal if several have too many."""
+    def admitted(self, utterances: int) -> Iterator[None]:
+        """Counts a request while it is answered. The only request may have any number of utterances; Refusal if
+        several have too many."""
         with self._changed:
-            others, full = self._asked[client], ""
-            if others and others + utterances > self.max_waiting:
-                full = f"{counted(others, 'piece')} of your texts"
-            if not others and len(self._asked) >= self.max_waiting:
-                full = counted(len(self._asked), "client")
-            if full:
-                message = f"the queue holds {full}; try again later"
+            if self._admitted and self._admitted + utterances > self.max_waiting:
+                message = (
+                    f"the queue holds {counted(self._admitted, 'piece')} of texts; try again later"
+                )
                 raise Refusal(429, message, "queue_full", headers={"Retry-After": "1"})
-            self._asked[client] += utterances
+            self._admitted += utterances
         try:
             yield
         finally:
             with self._changed:
-                self._asked[client] -= utterances
-                self._asked = +self._asked
+                self._admitted -= utterances
 
-    def submit(self, utterances: Sequence[Utterance], client: str = "") -> list[Future[Speech]]:
+    def submit(self, utterances: Sequence[Utterance]) -> list[Future[Speech]]:
         """Queues utterances. Returns futures of their speech, which may be cancelled before their turn."""
+        pairs: list[_Pair] = [(each, Future()) for each in utterances]
         with self._changed:
             if self._closed or not self._thread.is_alive():
                 raise ending()
-            pairs: list[_Pair] = [(each, Future()) for each in utterances]
-            if pairs:
-                self._waiting.setdefault(client, deque()).extend(pairs)
-                self._changed.notify_all()
+            self._queue.extend(pairs)
+            self._changed.notify_all()
         return [future for _, future in pairs]
 
     def close(self) -> None:
@@ -95,37 +88,26 @@ class Batcher:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
-        for queue in self._waiting.values():
-            for _, future in queue:
-                future.cancel()
+        for _, future in self._queue:
+            future.cancel()
 
     def _work(self) -> None:
         while batch := self._next_batch():
             self._synthesize(batch)
 
     def _next_batch(self) -> list[_Pair]:
-        """Waits for a batch; empty once the batcher is closed."""
+        """Waits for a batch without cancelled utterances; empty once the batcher is closed."""
         batch: list[_Pair] = []
         with self._changed:
             while not batch:
-                self._changed.wait_for(lambda: self._closed or self._waiting)
+                self._changed.wait_for(lambda: self._closed or self._queue)
                 if self._closed:
                     return []
-                batch = list(islice(self._turns(), self.max_batch))
+                while self._queue and len(batch) < self.max_batch:
+                    pair = self._queue.popleft()
+                    if pair[1].set_running_or_notify_cancel():
+                        batch.append(pair)
         return batch
-
-    def _turns(self) -> Iterator[_Pair]:
-        """Empties the queue, one utterance of each client in turn, without cancelled ones."""
-        while self._waiting:
-            client = next(iter(self._waiting))
-            queue = self._waiting.pop(client)
-            pair = queue.popleft()
-            while not (wanted := pair[1].set_running_or_notify_cancel()) and queue:
-                pair = queue.popleft()
-            if queue:
-                self._waiting[client] = queue  # as the last
-            if wanted:
-                yield pair
 
     def _synthesize(self, batch: list[_Pair]) -> None:
         try:

@@ -32,7 +32,7 @@ class Options(ServerOptions):
     """Texts per batch."""
 
     max_waiting: int = 64
-    """Limit of a client's unfinished pieces of texts, and of clients; further requests get status 429."""
+    """Limit of unfinished pieces of texts; further requests get status 429."""
 
 
 def run(options: Options) -> int:

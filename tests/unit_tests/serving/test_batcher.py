@@ -23,10 +23,9 @@ class Gate:
     def synthesize(self, utterances, seed):
         self.batches.append([each.text for each in utterances])
         assert self.open.wait(20)
-        if any(each.text == "not allowed" for each in utterances):
-            raise InputError("not allowed")
-        if any(each.text == "bad" for each in utterances):
-            raise ValueError("bad")
+        for text, error in (("not allowed", InputError), ("bad", ValueError)):
+            if any(each.text == text for each in utterances):
+                raise error(text)
         return [f"{each.text}{seed}" for each in utterances]
 
 
@@ -62,48 +61,38 @@ def test_what_waits_is_said_together_in_order_and_not_too_much(gate, batcher):
     wait_for(lambda: gate.batches)
     second = batcher.submit(say("b", "bad"))
     third = batcher.submit(say("c"))
-    last = batcher.submit(say("d"))
-    assert batcher.waiting == 4
-    more = batcher.submit(say("e"))
+    last = batcher.submit(say("d", "e"))
+    assert batcher.waiting == 5
     third[0].cancel()  # of one who went away
     gate.open.set()
-    futures = (*first, second[0], *last, *more)
-    assert [future.result(20) for future in futures] == ["a7", "b7", "d7", "e7"]
+    assert [each.result(20) for each in (*first, second[0], *last)] == ["a7", "b7", "d7", "e7"]
     with pytest.raises(ValueError, match="bad"):
         second[1].result(20)
     # One that cannot be said does not spoil the others of its batch.
     assert gate.batches == [["a"], ["b", "bad", "d"], ["b"], ["bad"], ["d"], ["e"]]
 
 
-def test_clients_take_turns(gate, batcher):
-    batcher.submit(say("first"))
-    wait_for(lambda: gate.batches)
-    long = batcher.submit(say("a", "b", "c", "d"), "long")
-    other = batcher.submit(say("e", "f"), "other")
-    batcher.submit(say("g"), "third")
-    long[1].cancel()
-    gate.open.set()
-    for future in (*other, long[3]):
-        future.result(20)
-    assert gate.batches[1:] == [["a", "e", "g"], ["c", "f", "d"]]
-    assert batcher.waiting == 0
-
-
-def test_how_much_a_client_may_ask_for(batcher):
-    """One text may be of any length; others of the same client wait for it, those of others do not."""
-    with batcher.admitted("long", 100), batcher.admitted("other", 3):
-        with (
-            pytest.raises(Refusal, match="100 pieces of your texts"),
-            batcher.admitted("long", 1),
-        ):
+def test_how_much_may_be_asked_for(batcher):
+    """One text may be of any length; others wait for it."""
+    with batcher.admitted(100):
+        with pytest.raises(Refusal, match="100 pieces of texts"), batcher.admitted(1):
             pass
-        with pytest.raises(Refusal, match="3 pieces"), batcher.admitted("other", 2):
+    with batcher.admitted(3), batcher.admitted(1):
+        with pytest.raises(Refusal, match="4 pieces") as refusal, batcher.admitted(1):
             pass
-        with batcher.admitted("other", 1), batcher.admitted("c", 1), batcher.admitted("d", 1):
-            with pytest.raises(Refusal, match="4 clients"), batcher.admitted("e", 1):
-                pass
-    with batcher.admitted("long", 4), batcher.admitted("e", 1):
+    assert refusal.value.status_code == 429 and refusal.value.headers == {"Retry-After": "1"}
+    with batcher.admitted(4):
         pass
+
+
+def test_what_waits_at_the_end_is_cancelled(gate):
+    batcher = Batcher(gate)
+    batcher.submit(say("a"))
+    wait_for(lambda: gate.batches)
+    [last] = batcher.submit(say("b"))
+    threading.Timer(0.1, gate.open.set).start()
+    batcher.close()
+    assert last.cancelled() and gate.batches == [["a"]]
 
 
 def test_it_is_alive_unless_all_that_is_asked_for_fails(gate, batcher):

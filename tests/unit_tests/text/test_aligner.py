@@ -9,7 +9,6 @@ import pytest
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts import train_spec
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.aligner import (
     ALIGNER_FILE,
     _best_path,
@@ -101,19 +100,10 @@ def test_a_stored_aligner_is_the_same(aligner, tmp_path):
     assert np.array_equal(stored.frames(text, latents), aligner.frames(text, latents))
     assert np.array_equal(stored.expected_frames(text), aligner.expected_frames(text))
     path = tmp_path / ALIGNER_FILE
-    content, refusals = path.read_bytes(), 0
-    for place in range(0, len(content), 97):
-        changed = bytearray(content)
-        changed[place] ^= 1 << place % 8
-        path.write_bytes(changed)
-        try:  # a few bytes, as those of dates, mean nothing
-            assert np.array_equal(
-                load_aligner(tmp_path).frames(text, latents), stored.frames(text, latents)
-            )
-        except InputError as error:
-            assert str(path) in str(error)
-            refusals += 1
-    assert refusals > 0.8 * len(content) / 97
+    content = path.read_bytes()
+    for place in (0, len(content) // 3, len(content) // 2):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        refused(lambda: load_aligner(tmp_path), str(path))
     path.unlink()
     refused(lambda: load_aligner(tmp_path), str(path))
 

@@ -95,8 +95,7 @@ def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path, 
     bins = ["--data.frames_per_second=12.5", "--data.duration_token_seconds=0.25"]
     slow = config_of("/nowhere", tmp_path / "slow", "--data.conditioning=duration", *bins)
     # 768 frames are 61.44 s.
-    counts = "506 ids: 256 bytes, 246 values of duration"
-    assert build_tokenizer(slow).vocabulary.describe() == counts
+    assert build_tokenizer(slow).vocab_size == 259 + 1 + 246
     # Another rank finds the same and writes nothing.
     for name, value in (("is_initialized", True), ("get_rank", 3), ("get_world_size", 4)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)

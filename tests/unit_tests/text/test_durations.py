@@ -172,10 +172,8 @@ def test_it_is_stored_to_the_bit(fit, tmp_path):
     assert (found.weights == fit.weights).all() and found.speaker_scale == fit.speaker_scale
     assert found.explained == fit.explained
     zeros = {"weights": [0.0] * 257, "speaker_scale": {}, "explained": 1.0}
-    lacking = [{key: zeros[key] for key in zeros if key != left_out} for left_out in zeros]
     wrong = ({"weights": [1.0]}, {"speaker_scale": {"a": math.nan}}, {"explained": math.inf})
-    contents = [*lacking, *(zeros | each for each in wrong), []]
-    for content in ("", "{", *map(json.dumps, contents)):
+    for content in ("{", *map(json.dumps, [{}, [], *(zeros | each for each in wrong)])):
         path.write_text(content)
         refused(lambda: stored_durations(tmp_path), f"{path} ", "restore the file")
 
@@ -185,11 +183,9 @@ def test_it_is_stored_to_the_bit(fit, tmp_path):
     [
         ("phones:en-us", ["de", "de-AT", "en"], [], "'de'"),
         ("phones:en-us", ["de_DE"] * 3, ["en"] * 20, "'de'"),  # beside more of the base's own
-        ("phones:de", ["de", "de-AT", "en"], [], ""),
         ("phones:en-us", ["EN", "en_GB", "de", None], [], ""),
         ("phones:en-us", ["de", None, None], [], ""),
         ("phones:cmn", ["zh"] * 3, [], ""),
-        ("phones:nb", ["no"] * 3, [], ""),
         ("phones:de", ["deu", "German", "German"], [], ""),
         ("chars", ["de"] * 3, [], ""),
     ],

@@ -20,17 +20,15 @@ def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
     tokens = group.token[kept]
     assert len(set(tokens.tolist())) == len(tokens) == lengths.sum()
     # There and back again: the index that a token came from finds it.
-    flat = group.token.flatten()
     valid = torch.from_numpy(mask_of(lengths, first=3))
-    assert torch.equal(flat[rows.origin[valid]], valid.flatten().nonzero().flatten())
+    assert torch.equal(group.token.flatten()[rows.origin[valid]], valid.flatten().nonzero().T[0])
     assert (rows.origin[~valid] == group.token.numel()).all()
 
 
 def test_the_longest_text_of_a_row_comes_first():
     [group] = pack_rows(mask_of([2, 3])).groups
-    assert group.token.tolist() == [[3, 4, 5, 0, 1]] and group.position.tolist() == [
-        [0, 1, 2, 0, 1]
-    ]
+    assert group.token.tolist() == [[3, 4, 5, 0, 1]]
+    assert group.position.tolist() == [[0, 1, 2, 0, 1]]
     assert group.segment.tolist() == [[1, 1, 1, 2, 2]]
     blocks = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2)).bool()
     assert torch.equal(group.same_segment[0, 0], blocks)
@@ -46,6 +44,17 @@ def test_texts_that_stand_in_one_row():
     assert group.position[0, :5].tolist() == [0, 1, 2, 0, 1]
     last = group.token.numel()
     assert rows.origin.tolist() == [[last, 3, 4, last, last, 0, 1, 2, last, last]]
+
+
+def test_texts_may_have_gaps():
+    """The encoder reads what is text, each with its own position; an added token in the middle is none of it."""
+    valid = np.array([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]], bool)
+    rows = pack_rows(valid)
+    [group] = rows.groups
+    assert sorted(group.token[group.segment > 0].tolist()) == np.flatnonzero(valid).tolist()
+    for where, start in ((1, 0), (2, 1), (4, 2), (11, 0), (13, 1)):
+        at = int(rows.origin.reshape(-1)[where])
+        assert group.token.reshape(-1)[at] == where and group.position.reshape(-1)[at] == start
 
 
 def test_unpacked_rows_are_as_many_groups_on_every_rank():

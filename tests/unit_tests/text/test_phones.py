@@ -1,6 +1,5 @@
 """Phones instead of letters: what espeak-ng says, and the vocabulary, limits and positions that follow from it."""
 
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -39,13 +38,8 @@ def config(tmp_path):
         sample.metadata["text"] = text
     (tmp_path / "data").mkdir()
     write_shard(tmp_path / "data/000000.tar", samples)
-    found = load_config(
-        [
-            f"--data.path={tmp_path / 'data'}",
-            "--encoder.model=phones:en-us",
-            "--model.text_positions=none",
-        ]
-    )
+    options = ["--encoder.model=phones:en-us", "--model.text_positions=none"]
+    found = load_config([f"--data.path={tmp_path / 'data'}", *options])
     found.job.dump_folder = str(tmp_path / "run")
     return found
 
@@ -54,12 +48,11 @@ def test_texts_are_spoken_with_numbers_stress_and_punctuation(phones):
     assert [phones(text) for text in TEXTS] == PHONES
     assert phones(" Three,\n four! ") == PHONES[0]
     assert phones.counts(TEXTS) == list(map(len, PHONES))
-
-
-def test_half_of_a_surrogate_pair_ends_no_count(phones):
-    """Shards of other programs may hold one; the sample is told when it is read."""
+    # Shards of other programs may hold half of a surrogate pair; the sample is told when it is read.
     assert phones.counts(["a\ud83d", "a?"]) == [len(phones("a?"))] * 2
     assert phones.lost("日\ud83d") == ["日"]
+    added = Phonemizer("en-us", AddedTokens(["(笑)"]))
+    assert not added.lost("hello(笑) there") and added.lost("笑 there") == ["笑"]
 
 
 def test_threads_get_the_same(phones):
@@ -75,26 +68,16 @@ def test_threads_get_the_same(phones):
         # What the language reads, some of it by the rules of another one.
         ("ja", "「コーヒー」、と いいました。 ジャズ ABC", ""),
         ("cmn", "你好，世界！二 Hello", ""),
-        ("yue", "廣東話 喺度", ""),
         ("ko", "안녕하세요 꿨다 쓸쓸 ㅋㅋ", ""),
-        ("ml", "മലയാളം കേരളം ൽ", ""),
         ("hi", "नमस्ते ज़िंदगी अक्षर", ""),
-        ("ru", "Съешь ёлку, буква ь hello", ""),
         ("ar", "مرحبا العربيّة ء", ""),
-        ("he", "שָׁלוֹם עולם", ""),
-        ("el", "γράμμα Αθήνα ΰ", ""),
         ("th", "ภาษาไทย ๆ", ""),
-        ("ka", "გამარჯობა", ""),
-        ("vi", "Những người phụ nữ", ""),
         ("de", "Buchstabe, schöne Straße, Łódź, αβγ", ""),
         ("en-us", "the letter ñ: naïve café, മലയാളം, 안녕, Москва, α-particle, 😀", ""),
         ("en-us", "मेरी हिन्दी is the script's own name", ""),
         # What it does not: "Chinese letter", "Hebrew shin", "letter 1 e c 5", and nothing.
         ("ja", "1984年、私は ー", "年私ー"),
-        ("ko", "大韓 서울", "大韓"),
         ("cmn", "こん 々", "こん々"),
-        ("hak", "北京", "北京"),
-        ("ru", "日本", "日本"),
         ("de", "Москва שלום", "Москваשלום"),
         ("en-us", "മ שלום ไทย Nguyễn 東京 京都", "മשלוםไทยễ東京都"),
         ("chr-US-Qaaa-x-west", "ᏣᎳᎩ", "ᏣᎳᎩ"),
@@ -102,11 +85,6 @@ def test_threads_get_the_same(phones):
 )
 def test_letters_that_are_not_read(language, text, lost):
     assert Phonemizer(language).lost(text) == list(lost)
-
-
-def test_added_tokens_are_not_letters():
-    phones = Phonemizer("en-us", AddedTokens(["(笑)"]))
-    assert not phones.lost("hello(笑) there") and phones.lost("笑 there") == ["笑"]
 
 
 def test_a_run_refuses_what_its_phones_lose(config, tmp_path):
@@ -138,26 +116,17 @@ def test_a_run_has_the_vocabulary_of_its_phones(config, tmp_path):
     ids = tokenizer.encode(TEXTS[0])
     assert ids == [1, *(4 + known.index(c) for c in PHONES[0]), 2]
     assert tokenizer.decode(ids) == PHONES[0]
-    assert tokenizer.unknown_characters("pay") == ["e"] and not tokenizer.unknown_characters(
-        TEXTS[1]
-    )
-    # Before its ids are asked for.
+    assert tokenizer.unknown_characters("pay") == ["e"]
+    assert not tokenizer.unknown_characters(TEXTS[1])
     refused(lambda: tokenizer.unknown_characters("a\ud83d"), "half of a surrogate pair")
-    counts = tokenizer.max_tokens(open_dataset(config.data.path))
-    assert counts.tolist() == [len(each) + 2 for each in PHONES]
-    stored = load_tokenizer(tmp_path / "run", config)
-    assert stored.vocabulary == tokenizer.vocabulary and stored.encode(
-        "fourth"
-    ) == tokenizer.encode("fourth")
-    contents = json.loads((tmp_path / "run/tokenizer.json").read_text())
-    assert contents["language"] == "en-us" and contents["unit"] == "phones"
-
-
-def test_places_are_those_of_phones(config):
-    tokenizer = build_tokenizer(config)
     assert tokenizer.spoken("Three") == "θɹˈiː"
     spans = tokenizer.spans("Three")
     assert np.array_equal(spans[1:-1], [[i, i + 1] for i in range(5)]) and not spans[[0, -1]].any()
+    counts = tokenizer.max_tokens(open_dataset(config.data.path))
+    assert counts.tolist() == [len(each) + 2 for each in PHONES]
+    stored = load_tokenizer(tmp_path / "run", config)
+    assert stored.vocabulary == tokenizer.vocabulary
+    assert stored.encode("fourth") == tokenizer.encode("fourth")
 
 
 def test_lengths_are_those_of_phones(tmp_path):
@@ -186,6 +155,5 @@ def test_weights_of_another_language_are_refused(config, tmp_path):
     config.encoder.model, config.encoder.vocab_size = "phones:de", 0
     refused(lambda: build_tokenizer(config), "phones:de", "phones:en-us")
     refused(lambda: load_tokenizer(tmp_path / "run", config), "phones:de", "phones of en-us")
-    refused(
-        lambda: check_encoder(load_config(["--encoder.model=phones"])), "'phones'", "phones:en-us"
-    )
+    nameless = load_config(["--encoder.model=phones"])
+    refused(lambda: check_encoder(nameless), "'phones'", "phones:en-us")

@@ -120,7 +120,7 @@ def test_flops_are_the_counters(checkpoints, name):
     )
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["t5gemma2"])
 def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
     source = find_source(str(checkpoints[name]))
     with torch.device("meta"):
@@ -211,25 +211,3 @@ def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
     assert sum(each.norm() > 1e-3 for each in found[0]) > 0.9 * len(found[0]) > 20
     for one, other in zip(*found, strict=True):
         assert (one - other).norm() <= 1e-5 * one.norm().clamp_min(1e-2)
-
-
-@pytest.mark.long
-@torch.no_grad()
-def test_a_run_with_a_checkpoint_takes_the_encoder_from_it(checkpoints, tmp_path):
-    """Else a resumed run would fine-tune from the start again; and what no checkpoint fills is NaN."""
-
-    def starts(*arguments):
-        args = model_args(checkpoints["t5"], tmp_path, "--encoder.no-frozen", *arguments)
-        model = DiTTTSModel(args)
-        model.init_weights()
-        found = [parameter.isfinite().all().item() for parameter in model.text_encoder.parameters()]
-        assert len(set(found)) == 1
-        return found[0]
-
-    enabled = "--checkpoint.enable"
-    assert starts() and starts(enabled)
-    (tmp_path / "checkpoint" / "step-3").mkdir(parents=True)
-    assert starts(enabled)  # a step that was not finished
-    (tmp_path / "checkpoint" / "step-3" / ".metadata").touch()
-    assert starts("--checkpoint.no-enable") and not starts(enabled)
-    assert starts(enabled, "--checkpoint.create_seed_checkpoint")
