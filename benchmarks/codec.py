@@ -20,9 +20,7 @@ Writes benchmarks/results/codec.json.
 
 import argparse
 import ctypes
-import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -38,18 +36,13 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
 from tools.harness.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
 
 BATCH_SIZES = (1, 2, 4, 8)
 WHOLE = "whole"
 MIB = 1 << 20
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def peak_mib(device: str, work: Callable[[], Tensor]) -> tuple[Tensor, float]:
@@ -100,8 +93,7 @@ def measure_batches(
     seconds = frames / codec.frames_per_second
     speed: dict[str, dict[int, list[float]]] = {"encode": {}, "decode": {}}
     for number in range(rounds):
-        turn = number % len(BATCH_SIZES)
-        for size in BATCH_SIZES[turn:] + BATCH_SIZES[:turn]:
+        for size in rotated(BATCH_SIZES, number):
             for name, run, given in (
                 ("encode", codec.encode_batch, waveforms),
                 ("decode", codec.decode_batch, latents),
@@ -113,9 +105,7 @@ def measure_batches(
         name: {
             str(size): {
                 "audio_seconds_a_second": spread(by_size[size]),
-                "ratio_to_1": spread(
-                    [a / b for a, b in zip(by_size[size], by_size[1], strict=True)]
-                ),
+                "ratio_to_1": ratios(by_size[size], by_size[1]),
             }
             for size in BATCH_SIZES
         }
@@ -138,9 +128,7 @@ def measure_portions(
     }
     for number in range(rounds):
         # The whole comes first in each round: the others are compared with it.
-        others = list(cases)[1:]
-        turn = number % len(others)
-        for case in [WHOLE, *others[turn:], *others[:turn]]:
+        for case in [WHOLE, *rotated(list(cases)[1:], number)]:
             with_portions(codec, cases[case])
             for name, run in runs.items():
                 (out, took), memory = _measured(device, run)
@@ -154,9 +142,7 @@ def measure_portions(
         name: {
             case: {
                 "audio_seconds_a_second": spread(row["speed"]),
-                "ratio_to_whole": spread(
-                    [a / b for a, b in zip(row["speed"], rows[WHOLE]["speed"], strict=True)]
-                ),
+                "ratio_to_whole": ratios(row["speed"], rows[WHOLE]["speed"]),
                 "peak_mib": spread(row["memory"]),
                 "largest_difference": row["difference"],
             }
@@ -179,10 +165,6 @@ def _measured(device: str, run: Callable[[], Tensor]) -> tuple[tuple[Tensor, flo
 
 
 def show(report: dict[str, Any]) -> None:
-    def cell(values: dict[str, float], digits: int = 2) -> str:
-        low, high = values["min"], values["max"]
-        return f"{values['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
     print(
         "\n| recordings at once | encode, s of audio per s | × one | decode, s of audio per s | × one |"
     )
@@ -214,10 +196,9 @@ def main() -> int:
         "--chunks", type=float, nargs="+", default=[1.0, 2.0], help="portions, seconds"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/codec.json"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "codec.json")
     options = parser.parse_args()
 
-    began = time.monotonic()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         path = write_dac_vae(Path(folder) / "weights.pth", RELEASED, watermark=None)
@@ -231,22 +212,14 @@ def main() -> int:
             codec, options.device, frames[1], options.chunks, options.rounds, progress
         )
     report = {
-        "parameters": sum(parameter.numel() for parameter in codec.network.parameters()),
         "recording_frames": frames[0],
         "long_recording_frames": frames[1],
-        "context_frames": {
-            "encode": [codec.encoder_context.before, codec.encoder_context.after],
-            "decode": [codec.decoder_context.before, codec.decoder_context.after],
-        },
         "rounds": options.rounds,
         "batches": batches,
         "portions": portions,
-        "seconds": time.monotonic() - began,
-        "conditions": environment(),
     }
-    write_atomic(Path(options.output), json.dumps(report, indent=1) + "\n")
+    write_report(options.output, report)
     show(report)
-    print(options.output)
     return 0
 
 

@@ -12,24 +12,21 @@ against its hash. The copy knows where everything lies, draws at random, and lea
 """
 
 import importlib.util
-import io
-import json
 import os
-import sys
 import tarfile
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
+from torchtitan.components.loss import IGNORE_INDEX
 
-from benchmarks.bucket_batches import Batch, BucketBatches, Sample
 from benchmarks.synthetic_speech import CHANNELS
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
@@ -39,16 +36,17 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
+Batch = tuple[dict[str, Any], torch.Tensor | None]
+# (key, latents (T, C) float16, reference (R, C) float16, text)
+Sample = tuple[str, np.ndarray, np.ndarray, str]
 # One pass over the samples; called again for another.
 Pass = Callable[[], Iterator[Batch]]
 
 OURS = "titan-tts"
 COPY = "plain copy"
-COPY_NEW_MEMORY = "plain copy, new memory"
 INSTALL = {
     "webdataset": "pip install --no-deps -r benchmarks/requirements.txt",
     "datasets": 'pip install "datasets==5.2.0"',
-    "streaming": "pip install --no-deps -r benchmarks/requirements.txt",
 }
 
 
@@ -58,20 +56,18 @@ class Archives:
 
     Attributes:
         tar_paths: shards of triplets.
-        mds_folder: the same samples in MosaicML's format.
         policy: buckets and rows a batch.
     """
 
     tar_paths: list[str]
-    mds_folder: Path
     policy: BatchPolicy
 
 
 def check_installed(names: Iterable[str]) -> None:
     """Raises InputError for the first of these contenders whose library is missing."""
     for name in names:
-        module = {"MosaicML streaming": "streaming", "HF datasets": "datasets"}.get(name, name)
-        if module in INSTALL and importlib.util.find_spec(module) is None:
+        module = "datasets" if name == "HF datasets" else name
+        if importlib.util.find_spec(module) is None:
             raise InputError(
                 f"the contender '{name}' is not installed; {INSTALL[module]}, or leave it out with "
                 f"--without '{name}'."
@@ -108,34 +104,6 @@ def ours(loader: LatentDataLoader, samples: int) -> Pass:
 
 
 # ---- the other libraries
-
-
-def tarfile_triplets(tar_paths: list[str]) -> Iterator[tuple[str, np.ndarray, np.ndarray, dict]]:
-    """(key, latents, reference, metadata) by Python's own tarfile, as a stream."""
-    for tar_path in tar_paths:
-        with tarfile.open(tar_path, "r|") as tar:
-            members: dict[str, bytes] = {}
-            for member in tar:
-                key, _, suffix = member.name.partition(".")
-                members[suffix] = tar.extractfile(member).read()
-                if len(members) == 3:
-                    yield (
-                        key,
-                        np.load(io.BytesIO(members["npy"])),
-                        np.load(io.BytesIO(members["ref.npy"])),
-                        json.loads(members["json"]),
-                    )
-                    members = {}
-
-
-def tarfile_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
-    def samples() -> Iterator[Sample]:
-        worker = get_worker_info()
-        mine = tar_paths[worker.id :: worker.num_workers] if worker else tar_paths
-        for key, latents, reference, metadata in tarfile_triplets(mine):
-            yield key, latents, reference, metadata["text"]
-
-    return samples
 
 
 def webdataset_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
@@ -181,40 +149,68 @@ def hf_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
     return samples
 
 
-def _mosaic():
-    """``streaming.base`` without the package's ``__init__``, which imports image datasets and with
-    them torchvision, of which the package index has only the CUDA build."""
-    if "streaming" not in sys.modules:
-        spec = importlib.util.find_spec("streaming")
-        sys.modules["streaming"] = importlib.util.module_from_spec(spec)
-    import streaming.base
+class BucketBatches(IterableDataset):
+    """Batches of what ``samples`` gives, by length bucket; the incomplete ones come at the end."""
 
-    return streaming.base
+    def __init__(self, samples: Callable[[], Iterable[Sample]], policy: BatchPolicy):
+        self.samples = samples
+        self.policy = policy
+        self.tokenizer = UnitTokenizer(Vocabulary())
+
+    def __iter__(self) -> Iterator[Batch]:
+        edges = np.array(self.policy.edges)
+        open_batches: dict[int, _OpenBatch] = {}
+        for key, latents, reference, text in self.samples():
+            bucket = int(edges.searchsorted(len(latents)))
+            batch = open_batches.get(bucket)
+            if batch is None:
+                batch = open_batches[bucket] = _OpenBatch(
+                    self.policy.batch_sizes[bucket], self.policy.shapes[bucket], self.tokenizer
+                )
+            batch.add(key, latents, reference, text)
+            if len(batch.keys) == self.policy.batch_sizes[bucket]:
+                yield open_batches.pop(bucket).close()
+        for batch in open_batches.values():
+            yield batch.close()
 
 
-def write_mds(tar_paths: list[str], folder: Path) -> None:
-    """The samples of the tars in MosaicML's format."""
-    columns = {
-        "key": "str",
-        "latents": "ndarray:float16",
-        "reference": "ndarray:float16",
-        "metadata": "json",
-    }
-    with _mosaic().MDSWriter(out=str(folder), columns=columns) as writer:
-        for sample in tarfile_triplets(tar_paths):
-            writer.write(dict(zip(columns, sample, strict=True)))
+class _OpenBatch:
+    """One padded batch while it is filled, row by row."""
 
+    def __init__(self, rows: int, shape: tuple[int, int, int], tokenizer: UnitTokenizer):
+        self.T, self.L, self.R = shape
+        self.tokenizer = tokenizer
+        self.keys: list[str] = []
+        self.latents = torch.empty(rows, self.T, CHANNELS)
+        self.speaker = torch.empty(rows, self.R, CHANNELS)
+        self.text_ids = np.full((rows, self.L), tokenizer.pad_id, np.int64)
+        self.frames, self.references, self.tokens = (np.zeros(rows, np.int64) for _ in range(3))
 
-def mosaic_samples(folder: Path) -> Callable[[], Iterable[Sample]]:
-    # Its arrays are views of bytes objects; they are only read here.
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    dataset = _mosaic().StreamingDataset(local=str(folder), shuffle=False, batch_size=32)
+    def add(self, key: str, latents: np.ndarray, reference: np.ndarray, text: str) -> None:
+        row = len(self.keys)
+        self.keys.append(key)
+        frames, references = len(latents), min(self.R, len(reference))
+        self.latents[row, :frames].copy_(torch.from_numpy(latents))
+        self.latents[row, frames:].zero_()
+        self.speaker[row, :references].copy_(torch.from_numpy(reference[:references]))
+        self.speaker[row, references:].zero_()
+        self.tokens[row] = self.tokenizer.encode_into(self.text_ids[row], text)
+        self.frames[row], self.references[row] = frames, references
 
-    def samples() -> Iterator[Sample]:
-        for sample in dataset:
-            yield sample["key"], sample["latents"], sample["reference"], sample["metadata"]["text"]
-
-    return samples
+    def close(self) -> Batch:
+        n = len(self.keys)
+        frames = self.frames[:n, None]
+        labels = np.where(np.arange(self.T) < frames, np.int64(0), np.int64(IGNORE_INDEX))
+        input_dict = {
+            "latents": self.latents[:n],
+            "speaker": self.speaker[:n],
+            "text_ids": torch.from_numpy(self.text_ids[:n]),
+            "text_tokens": torch.from_numpy(self.tokens[:n]),
+            "speaker_frames": torch.from_numpy(self.references[:n]),
+            "frames": torch.from_numpy(self.frames[:n]),
+            "sample_id": self.keys,
+        }
+        return input_dict, torch.from_numpy(labels)
 
 
 def in_data_loader(
@@ -244,15 +240,11 @@ class _Place:
     reference: tuple[int, int]
 
 
-def plain_copy(archives: Archives, workers: int, seed: int, *, keep_memory: bool) -> Pass:
+def plain_copy(archives: Archives, workers: int, seed: int) -> Pass:
     """Batches of latents and references alone, known offsets, nothing parsed and nothing checked.
 
     A batch holds random samples of one bucket. For each array: one ``preadv`` into a scratch buffer
     that stays in the processor's cache, one widening copy into the batch's row, zeros behind it.
-
-    Args:
-        keep_memory: fill the same memory again and again (the lower bound), or new tensors for each
-            batch.
     """
     batches = _random_batches(archives, seed)
     policy = archives.policy
@@ -264,14 +256,12 @@ def plain_copy(archives: Archives, workers: int, seed: int, *, keep_memory: bool
         T, _, R = policy.shapes[bucket]
         if not hasattr(local, "scratch"):
             local.scratch = torch.empty(max(map(max, policy.shapes)), CHANNELS, dtype=torch.float16)
-            if keep_memory:
-                local.memory = [torch.zeros(largest * CHANNELS) for _ in range(2)]
+            local.memory = [torch.zeros(largest * CHANNELS) for _ in range(2)]
         scratch = local.scratch
         bytes_of_scratch = memoryview(scratch.numpy()).cast("B")
         batch = []
         for number, length in enumerate((T, R)):
-            size = len(places) * length * CHANNELS
-            flat = local.memory[number][:size] if keep_memory else torch.empty(size)
+            flat = local.memory[number][: len(places) * length * CHANNELS]
             batch.append(flat.view(len(places), length, CHANNELS))
         # Rows are cut by numpy: a slice of a tensor costs ten times as much.
         latents, speaker = (tensor.numpy() for tensor in batch)
@@ -335,10 +325,8 @@ def make_contenders(
 ) -> dict[str, Pass]:
     """Name -> pass, with this many threads (ours, the copy) or worker processes (the others)."""
     samples = {
-        "tarfile": lambda: tarfile_samples(archives.tar_paths),
         "webdataset": lambda: webdataset_samples(archives.tar_paths),
         "HF datasets": lambda: hf_samples(archives.tar_paths),
-        "MosaicML streaming": lambda: mosaic_samples(archives.mds_folder),
     }
     passes = {
         name: in_data_loader(make(), archives.policy, workers)
@@ -347,6 +335,5 @@ def make_contenders(
     }
     loader = make_ours(folder, batch_size, workers)
     passes[OURS] = ours(loader, len(loader.dataset))
-    passes[COPY_NEW_MEMORY] = plain_copy(archives, workers, 1, keep_memory=False)
-    passes[COPY] = plain_copy(archives, workers, 1, keep_memory=True)
+    passes[COPY] = plain_copy(archives, workers, 1)
     return passes

@@ -24,11 +24,10 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # of the CPU
 
 import torch  # noqa: E402
 
+from benchmarks.common import RESULTS, write_report  # noqa: E402
 from benchmarks.sampling import Case, Meter, compared  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 
-RESULTS = ROOT / "benchmarks/results/few_steps.json"
 DIGITS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
 FEWER = (8, 4, 2)
 
@@ -45,7 +44,7 @@ def parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--report", action="store_true", help="the table of --out, measures nothing"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "few_steps.json")
     return parser.parse_args(args)
 
 
@@ -128,8 +127,6 @@ def main(args: list[str]) -> int:
         print(table(json.loads(options.out.read_text())["rows"]))
         return 0
     torch.set_num_threads(1)
-    from torchtitan.models.dit_tts.run.run_folder import environment
-
     rows = measure_all(options)
     report = {
         "settings": {
@@ -138,11 +135,10 @@ def main(args: list[str]) -> int:
             "recognizer": options.recognizer,
             "speaker_scorer": "the teacher's own speaker encoder, not independent",
         },
-        "conditions": environment(),
         "rows": rows,
     }
-    write_atomic(options.out, json.dumps(report, indent=1) + "\n")
-    print(f"\n{table(rows)}\n\n{options.out}")
+    write_report(options.out, report)
+    print(f"\n{table(rows)}")
     return 0
 
 

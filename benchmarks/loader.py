@@ -1,22 +1,19 @@
-"""Compares our loader with five other ways to the same padded batches, and with a plain copy.
+"""Compares our loader with webdataset, HF datasets and a plain copy as ways to the same padded batches.
 
     OMP_NUM_THREADS=1 python benchmarks/loader.py
 
-Writes 4,000 synthetic utterances (log-normal, mean 9 s) as tars and in MosaicML's format, holds every
-contender's batches against ours by content, then times all in turn, round after round in rotated order,
-with 0 and 2 workers, from the page cache and from the disk. Writes benchmarks/results/loader.json;
-exit status 1 where batches differ or an aim is missed.
+Writes 4,000 synthetic utterances (log-normal, mean 9 s) as tars, holds every contender's batches against ours by
+content, then times all in turn, round after round in rotated order, with 0 and 2 workers. Writes
+benchmarks/results/loader.json; exit status 1 where batches differ or an aim is missed.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,23 +29,21 @@ import torch  # noqa: E402
 import xxhash  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.bucket_batches import Batch  # noqa: E402
+from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
 from benchmarks.contenders import (  # noqa: E402
     COPY,
     OURS,
     Archives,
+    Batch,
     Pass,
     check_installed,
     make_contenders,
     make_ours,
-    write_mds,
 )
 from benchmarks.synthetic_speech import SAMPLES_A_SHARD, write_archives  # noqa: E402
-from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
+from torchtitan.models.dit_tts.errors import report_input_errors  # noqa: E402
 
-OTHERS = ("tarfile", "webdataset", "HF datasets", "MosaicML streaming")
+OTHERS = ("webdataset", "HF datasets")
 COMPARED = ("latents", "speaker", "text_ids", "text_tokens", "speaker_frames", "frames", "labels")
 AIM_WEBDATASET, AIM_COPY = 6.0, 1.3
 UNITS = ("cpu_us", "wall_us")
@@ -142,49 +137,17 @@ def timed(run: Pass) -> dict[str, float]:
     return {"cpu_us": cpu / rows * 1e6, "wall_us": wall / rows * 1e6}
 
 
-def drop_cache(folder: Path) -> float | None:
-    """Asks the kernel to forget the pages of all files below; returns the fraction that it still has,
-    or None where the file system does not say."""
-    probes = resident = 0
-    for path in folder.rglob("*"):
-        if not path.is_file() or path.suffix not in (".tar", ".mds"):
-            continue
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # only pages that are on the disk can be dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            size = os.fstat(descriptor).st_size
-            for offset in range(0, size, max(4096, size // 16)):
-                probes += 1
-                try:
-                    resident += os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    return None
-        finally:
-            os.close(descriptor)
-    return resident / probes
-
-
 def measure(
-    passes: dict[str, Pass], rounds: int, before_each: Callable[[], Any], progress: tqdm, what: str
+    passes: dict[str, Pass], rounds: int, progress: tqdm, workers: int
 ) -> dict[str, list[dict[str, float]]]:
-    """Each contender once a round; the order is rotated by one from round to round."""
-    names = list(passes)
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    """Each contender once a round."""
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in passes}
     for number in range(rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            progress.set_description(f"{what}, {name}")
-            before_each()
+        for name in rotated(list(passes), number):
+            progress.set_description(f"{workers} workers, {name}")
             results[name].append(timed(passes[name]))
             progress.update()
     return results
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def summarize(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
@@ -194,18 +157,13 @@ def summarize(results: dict[str, list[dict[str, float]]]) -> dict[str, dict[str,
         summary[name] = {unit: spread([row[unit] for row in rows]) for unit in UNITS}
         for other in (OURS, COPY):
             for unit in UNITS:
-                ratios = [a[unit] / b[unit] for a, b in zip(rows, results[other], strict=True)]
-                summary[name][f"{unit}_over_{other}"] = spread(ratios)
+                both = ([row[unit] for row in of] for of in (rows, results[other]))
+                summary[name][f"{unit}_over_{other}"] = ratios(*both)
     return summary
 
 
 def table(summary: dict[str, dict[str, Any]]) -> str:
     """Markdown, slowest first."""
-
-    def cell(values: dict[str, float], digits: int) -> str:
-        low, high = values["min"], values["max"]
-        return f"{values['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
     lines = [
         "| loader | CPU µs per sample | × ours | × plain copy | wall µs per sample |",
         "|---|---|---|---|---|",
@@ -218,44 +176,34 @@ def table(summary: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
+def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--batch-size", type=int, default=32, help="rows of the longest bucket")
-    parser.add_argument("--rounds", type=int, default=7, help="warm; cold ones are 3 at most")
+    parser.add_argument("--rounds", type=int, default=7, help="of every contender")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without", action="append", default=[], choices=OTHERS)
     parser.add_argument("--folder", default=None, help="where the data goes for the while")
-    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/loader.json"))
-    options = parser.parse_args()
+    parser.add_argument("--output", type=Path, default=RESULTS / "loader.json")
+    options = parser.parse_args(args)
     if options.samples < SAMPLES_A_SHARD * max(options.workers):
         parser.error(
             f"--samples {options.samples} is less than one shard of {SAMPLES_A_SHARD} for each of "
             f"{max(options.workers)} workers, and webdataset shares out whole shards; give more"
         )
 
-    began = time.monotonic()
     torch.set_num_threads(1)
     tqdm.monitor_interval = 0  # no thread of its own while worker processes are forked
     names = [name for name in OTHERS if name not in options.without]
-    try:
-        check_installed(names)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for name in options.without:
-        print(f"left out: {name}")
-
+    check_installed(names)
     runs, differences = [], []
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary)
         os.environ["HF_HOME"] = str(folder / "hf")
         tar_paths = write_archives(folder / "tar", options.samples, options.seed)
         loader = make_ours(folder / "tar", options.batch_size, 0)
-        archives = Archives(tar_paths, folder / "mds", loader.policy)
-        if "MosaicML streaming" in names:
-            write_mds(tar_paths, archives.mds_folder)
+        archives = Archives(tar_paths, loader.policy)
         contenders = {
             workers: make_contenders(
                 archives, folder / "tar", options.batch_size, workers, options.without
@@ -263,79 +211,45 @@ def main() -> int:
             # The most workers first: processes are forked before there are threads.
             for workers in sorted(options.workers, reverse=True)
         }
-        cold_rounds = min(3, options.rounds)
-        count = len(names) + 3
-        steps = count * len(contenders) * (1 + options.rounds + cold_rounds)
-        with tqdm(total=steps) as progress:
+        with tqdm(total=(len(names) + 2) * len(contenders) * (1 + options.rounds)) as progress:
             expected = expected_rows(contenders[min(contenders)][OURS], options.samples)
             for workers, passes in contenders.items():
                 differences += check_equal(passes, expected, progress, workers)
-            resident = []
             for workers, passes in sorted(contenders.items()):
-                for cache in ("warm", "cold"):
-                    cold = cache == "cold"
-                    results = measure(
-                        passes,
-                        cold_rounds if cold else options.rounds,
-                        (lambda: resident.append(drop_cache(folder))) if cold else (lambda: None),
-                        progress,
-                        f"{cache}, {workers} workers",
-                    )
-                    runs.append(
-                        {
-                            "workers": workers,
-                            "cache": cache,
-                            "summary": summarize(results),
-                            "rounds": results,
-                        }
-                    )
-        policy = loader.policy
+                results = measure(passes, options.rounds, progress, workers)
+                runs.append({"workers": workers, "summary": summarize(results)})
         data = {
             "samples": options.samples,
             "hours": int(loader.dataset.frames.sum(dtype="int64")) / 25 / 3600,
             "tar_bytes": sum(os.path.getsize(path) for path in tar_paths),
-            "shapes": policy.shapes,
-            "rows_of_a_batch": policy.batch_sizes,
-            "most_pages_left_after_dropping": max(
-                (share for share in resident if share is not None), default=None
-            ),
+            "shapes": loader.policy.shapes,
+            "rows_of_a_batch": loader.policy.batch_sizes,
         }
 
     for run in runs:
-        print(f"\n{run['workers']} workers, {run['cache']} page cache\n\n{table(run['summary'])}")
-    if data["most_pages_left_after_dropping"] is not None:
-        print(f"\npages left after dropping: {data['most_pages_left_after_dropping']:.1%} at most")
+        print(f"\n{run['workers']} workers\n\n{table(run['summary'])}")
     aims = check_aims(runs, options.without)
+    packages = {"webdataset": "webdataset", "HF datasets": "datasets"}
     report = {
         "data": data,
-        "left_out": options.without,
-        "equal_output": not differences,
         "differences": differences,
         "aims": aims,
         "runs": runs,
-        "seconds": time.monotonic() - began,
-        "conditions": environment(),
-        "contender_versions": {
-            package: version(package) if package.split("-")[0] in " ".join(names).lower() else None
-            for package in ("webdataset", "datasets", "mosaicml-streaming")
-        },
+        "versions": {packages[name]: version(packages[name]) for name in names},
     }
-    write_atomic(Path(options.output), json.dumps(report, indent=1) + "\n")
-    print()
+    write_report(options.output, report)
     for sentence in differences:
         print(f"not equal: {sentence}")
-    print(f"equal output of all {len(expected)} samples: {'yes' if not differences else 'NO'}")
     for aim in aims:
         print(f"{aim['claim']}: {aim['measured']:.2f}, {'reached' if aim['reached'] else 'MISSED'}")
-    print(options.output)
     return 0 if not differences and all(aim["reached"] for aim in aims) else 1
 
 
 def check_aims(runs: list[dict[str, Any]], without: list[str]) -> list[dict[str, Any]]:
-    """By the median over rounds of the ratio of CPU time, one process, warm."""
+    """By the median over rounds of the ratio of CPU time, one process."""
     aims = []
     for run in runs:
-        if run["cache"] != "warm" or run["workers"] != 0:
+        if run["workers"] != 0:
             continue
         if "webdataset" not in without:
             ratio = run["summary"]["webdataset"][f"cpu_us_over_{OURS}"]["median"]
@@ -348,4 +262,4 @@ def check_aims(runs: list[dict[str, Any]], without: list[str]) -> list[dict[str,
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_input_errors(main)(sys.argv[1:]))

@@ -12,7 +12,6 @@ a round; above 1 ours is faster. Writes benchmarks/results/peers.json; exit stat
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import sys
@@ -31,7 +30,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # of the CPU
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.speed.cases import fifty_million, randomize  # noqa: E402
+from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
 from benchmarks.speed.mixed_lengths import Lengths  # noqa: E402
 from benchmarks.speed.peers import (  # noqa: E402
     F5,
@@ -44,20 +43,17 @@ from benchmarks.speed.peers import (  # noqa: E402
     Irodori,
     LoaderBatch,
     Ours,
+    fifty_million,
     import_peer,
     make_batch,
+    randomize,
     trainer,
 )
-from titan_tts.plan.activations import StorageLedger  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
-RESULTS = ROOT / "benchmarks/results/peers.json"
 CLASSES: dict[str, type[Any]] = {OURS: Ours, IRODORI: Irodori, F5: F5TTS}
 PRECISIONS = ("bf16", "fp32")
 MODES = ("eager", "compiled")
-OWN, PACKED = "own optimizer", "packed"
 # Least median of the ratio to each peer's faster mode: of our modes by name, or of our fastest.
 STEP_AIMS = {"eager": 1.15, "compiled": 1.3}
 FASTEST_AIMS = {"mixed": 1.25, "sampling": 1.2}
@@ -78,23 +74,17 @@ class Sizes:
     sampling_steps: int = 8
 
 
-def spread(values: Iterable[float]) -> dict[str, float]:
-    values = list(values)
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
-
-
 @dataclass(frozen=True)
 class Variant:
     """A contender in one of its modes."""
 
     name: str
     mode: str
-    special: str = ""
-    """OWN or PACKED"""
+    packed: bool = False
 
     @property
     def how(self) -> str:
-        return f"{self.mode}, {self.special}" if self.special else self.mode
+        return f"{self.mode}, packed" if self.packed else self.mode
 
     def __str__(self) -> str:
         return f"{self.name}, {self.how}"
@@ -120,7 +110,7 @@ def interleaved(
             work[name](number)
         progress.update()
     for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        for name in rotated(names, number):
             gc.collect()
             graphs, began = graphs_made(), time.process_time()
             work[name](number)
@@ -138,18 +128,16 @@ def graphs_made() -> int:
 
 
 def compared(costs: dict[Variant, list[float]]) -> dict[str, Any]:
-    """Ratios of costs within a round: of each of our modes to all variants, and to each peer's faster mode
-    among those with the fused optimizer."""
+    """Ratios of costs within a round: of each of our modes to all variants, and to each peer's faster mode."""
 
     def cost(variant: Variant) -> float:
         return statistics.median(costs[variant])
 
     def ratio(variant: Variant, own: Variant) -> dict[str, float]:
-        return spread(a / b for a, b in zip(costs[variant], costs[own], strict=True))
+        return ratios(costs[variant], costs[own])
 
-    judged = [v for v in costs if v.special != OWN]
-    peers = dict.fromkeys(v.name for v in judged if v.name != OURS)
-    fastest = {peer: min((v for v in judged if v.name == peer), key=cost) for peer in peers}
+    peers = dict.fromkeys(v.name for v in costs if v.name != OURS)
+    fastest = {peer: min((v for v in costs if v.name == peer), key=cost) for peer in peers}
     ours = [variant for variant in costs if variant.name == OURS]
     return {
         "ratios": {
@@ -171,7 +159,7 @@ def build(wanted: Iterable[Variant], shapes: int) -> dict[Variant, Contender]:
     found = {variant: CLASSES[variant.name](fifty_million()) for variant in wanted}
     for variant, contender in found.items():
         if variant.mode == "compiled":
-            one_shape = shapes == 1 or variant.special == PACKED
+            one_shape = shapes == 1 or variant.packed
             contender.compile(1 if one_shape else shapes if variant.name == OURS else 0)
     return found
 
@@ -185,32 +173,16 @@ def step(
     """A training step on one batch without padding."""
     rows, *lengths = sizes.step
     batch = make_batch(*([length] * rows for length in lengths))
-    wanted = variants(names)
-    if IRODORI in names:
-        wanted.append(Variant(IRODORI, "eager", OWN))
-    contenders = build(wanted, 1)
-    steps = {v: trainer(each, precision, v.special == OWN) for v, each in contenders.items()}
+    contenders = build(variants(names), 1)
+    steps = {v: trainer(each, precision) for v, each in contenders.items()}
     seconds = interleaved({v: lambda _, s=s: s(batch) for v, s in steps.items()}, rounds, progress)
-    eager = {v.name: contenders[v] for v in reversed(wanted) if v.mode == "eager"}
     return compared(seconds) | {
         "seconds": {str(v): spread(values) for v, values in seconds.items()},
         "parameters": {
-            name: sum(p.numel() for p in each.module.parameters()) for name, each in eager.items()
-        },
-        "peak_activations_mib": {
-            name: peak_mib(each, steps[Variant(name, "eager")], batch)
-            for name, each in eager.items()
+            v.name: sum(p.numel() for p in each.module.parameters())
+            for v, each in contenders.items()
         },
     }
-
-
-def peak_mib(contender: Contender, run: Callable[[Batch], None], batch: Batch) -> float:
-    """Largest sum of the tensors that a step makes, without gradients and the optimizer's states."""
-    run(batch)  # makes both
-    gradients = [p.grad for p in contender.module.parameters() if p.grad is not None]
-    with StorageLedger([*contender.module.parameters(), *gradients, *vars(batch).values()]) as made:
-        run(batch)
-    return made.peak(without=[p.grad for p in contender.module.parameters()]) / 2**20
 
 
 def mixed(
@@ -218,15 +190,11 @@ def mixed(
 ) -> dict[str, Any]:
     """Useful latent frames per CPU second on mixed lengths; F5-TTS only, as Irodori-TTS pads all to 30 s."""
     wanted = variants(name for name in names if name != IRODORI)
-    wanted += [Variant(OURS, mode, PACKED) for mode in MODES]
+    wanted += [Variant(OURS, mode, packed=True) for mode in MODES]
     lengths = Lengths(sizes.utterances)
     of_f5, packed = lengths.of_f5(), lengths.packed()
     batches: dict[Variant, Sequence[Batch | LoaderBatch]] = {
-        v: of_f5
-        if v.name == F5
-        else packed
-        if v.special == PACKED
-        else lengths.ours(v.mode == "compiled")
+        v: of_f5 if v.name == F5 else packed if v.packed else lengths.ours(v.mode == "compiled")
         for v in wanted
     }
     steps = {
@@ -335,23 +303,21 @@ def main() -> int:
     for name, measure_case in cases.items():
         with tqdm(desc=name, unit="turn") as bar:
             found[name] = measure_case(bar)
-        for mode, ratios in found[name]["ratios_to_all"].items():
-            for variant, ratio in ratios.items():
-                values = f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})"
-                print(f"{name}, ours {mode}: {values} to {variant}", flush=True)
+        for mode, found_ratios in found[name]["ratios_to_all"].items():
+            for variant, ratio in found_ratios.items():
+                print(f"{name}, ours {mode}: {cell(ratio)} to {variant}", flush=True)
     chosen = options.only or options.precision or options.tiny
-    out = options.out or (None if chosen or len(names) < 3 else RESULTS)
+    out = options.out or (None if chosen or len(names) < 3 else RESULTS / "peers.json")
     if out:
         places = ("irodori", "f5", "out")
         given = {key: value for key, value in vars(options).items() if key not in places}
         report = {
-            "environment": environment(),
             "options": given,
             "sizes": asdict(sizes),
             "commits": {n: commit_of(c) for n, c in checkouts.items() if c is not None},
             "cases": found,
         }
-        write_atomic(out, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_report(out, report)
     sentences = missed(found)
     print("\n".join(["missed:", *sentences]) if sentences else "every aim is reached")
     return 1 if sentences else 0

@@ -35,13 +35,12 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # of the CPU
 
 import torch  # noqa: E402
 
+from benchmarks.common import RESULTS, write_report  # noqa: E402
 from torchtitan.models.dit_tts.config.job_config import Sampling  # noqa: E402
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.flow.solvers import network_passes, plan_steps  # noqa: E402
 
-RESULTS = ROOT / "benchmarks/results/sampling.json"
 BUDGETS = (48, 24, 12, 8)
 """network passes per utterance; at the first with even times only, as EPSS has 16 intervals at most"""
 
@@ -149,7 +148,7 @@ def parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--report", action="store_true", help="the tables of --out, measures nothing"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "sampling.json")
     return parser.parse_args(args)
 
 
@@ -316,8 +315,6 @@ def main(args: list[str]) -> int:
         print(tables(json.loads(options.out.read_text())["rows"]))
         return 0
     torch.set_num_threads(1)
-    from torchtitan.models.dit_tts.run.run_folder import environment
-
     began = time.process_time()
     meter = Meter(options)
     run = meter.runs["float32"]
@@ -338,12 +335,10 @@ def main(args: list[str]) -> int:
             "threads": 1,
             "cpu_seconds": time.process_time() - began,
         },
-        "conditions": environment(),
         "rows": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.out, json.dumps(report, indent=1) + "\n")
-    print(f"\n{tables(rows)}\n\n{options.out}")
+    write_report(options.out, report)
+    print(f"\n{tables(rows)}")
     return 0
 
 

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,17 +29,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from benchmarks.common import RESULTS, cell, spread, write_report  # noqa: E402
 from benchmarks.contenders import make_ours  # noqa: E402
 from benchmarks.synthetic_speech import SAMPLES_A_SHARD, write_archives  # noqa: E402
 from torchtitan.models.dit_tts.data.index import load_index  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 BATCH_SIZE = 32
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 # ---- index
@@ -187,10 +181,6 @@ def measure_starts(folder: Path, rounds: int, batches: int) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    def cell(values: dict[str, float], digits: int = 2) -> str:
-        low, high = values["min"], values["max"]
-        return f"{values['median']:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
-
     index = report["index"]
     print(
         f"\nindex: {cell(index['build_us_per_sample'], 1)} us of CPU per sample to build, "
@@ -217,7 +207,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=40, help="taken before memory is read")
     parser.add_argument("--folder", default=None, help="where the data goes for the while")
-    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/startup.json"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "startup.json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
@@ -227,7 +217,6 @@ def main() -> int:
         print(json.dumps(outcome))
         return 0
 
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary)
         tar_paths = write_archives(folder / "real", 4 * SAMPLES_A_SHARD, seed=0)
@@ -244,12 +233,9 @@ def main() -> int:
             "batches_before_memory_is_read": options.batches,
             **million,
         },
-        "seconds": time.monotonic() - began,
-        "conditions": environment(),
     }
-    write_atomic(Path(options.output), json.dumps(report, indent=1) + "\n")
+    write_report(options.output, report)
     show(report)
-    print(options.output)
     return 0
 
 

@@ -36,14 +36,6 @@ def lognormal_frames(
     return np.ceil(seconds[:n] * FRAMES_PER_SECOND).astype(np.int64)
 
 
-def uniform_frames(
-    generator: np.random.Generator, n: int, shortest_seconds: float, longest_seconds: float
-) -> np.ndarray:
-    """(n,) int64 latent frames of utterances, all lengths alike."""
-    seconds = generator.uniform(shortest_seconds, longest_seconds, n)
-    return np.ceil(seconds * FRAMES_PER_SECOND).astype(np.int64)
-
-
 def reference_frames(generator: np.random.Generator, n: int) -> np.ndarray:
     """(n,) int64 latent frames of references, 3 to 15.36 s, all lengths alike."""
     return generator.integers(3 * FRAMES_PER_SECOND, LONGEST_REFERENCE_FRAMES + 1, n)

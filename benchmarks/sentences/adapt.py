@@ -1,12 +1,11 @@
-"""A fifth voice from minutes of speech: all weights, low-rank updates, or a learned reference, side by side.
+"""A fifth voice from minutes of speech: all weights, all weights with kept voices, or low-rank updates, side by side.
 
-python -m benchmarks.sentences.trials --recipes phones           # a base of four voices
-titan-tts export outputs/sentences_trials/debug-phones-5h-2500-seed-0 outputs/sentences_base
-python -m benchmarks.sentences.adapt outputs/sentences_base       # benchmarks/results/adapt.json; 4 minutes a row and core
+    python -m benchmarks.sentences.trials --recipes phones           # a base of four voices
+    titan-tts export outputs/sentences_trials/debug-phones-5h-2500-seed-0 outputs/sentences_base
+    python -m benchmarks.sentences.adapt outputs/sentences_base      # benchmarks/results/adapt.json; 4 minutes a row
 
 Each row is what `titan-tts finetune` does by its defaults, judged on sentences of the new voice and of the old ones
-that no run has heard. An inversion leaves the network as it is, so old voices are the base's and only the new one is judged.
-Rows in the result file are not made again.
+that no run has heard. Rows in the result file are not made again.
 """
 
 import argparse
@@ -15,36 +14,23 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sentences.corpus import FOLDER, NEW_VOICE, ROOT, speak
+from benchmarks.common import RESULTS, ROOT, write_report
+from benchmarks.sentences.corpus import FOLDER, NEW_VOICE, speak
 from benchmarks.sentences.grammar import sentences
-from benchmarks.sentences.inversion import METHODS as INVERSIONS
-from benchmarks.sentences.inversion import invert, judge
 from benchmarks.sentences.trials import REFEREE, SETS
 from titan_tts.evaluate.systems import own_voice
 from titan_tts.speak.load_run import load_run
 from torchtitan.models.dit_tts.errors import report_input_errors
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.run.run_folder import environment
 from torchtitan.models.dit_tts.speech.scoring.interface import SpeakerScorer
 from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import own_scorer
 
-RESULTS = ROOT / "benchmarks/results/adapt.json"
-RUNS = ROOT / "outputs/sentences_adapted"
-METHODS = ("full", "full, kept", "lora", *INVERSIONS)
+METHODS = ("full", "full, kept", "lora")
 FIGURES = ("wer", "speaker_similarity")
 JUDGED = {"new voice": SETS["new_voice"], "old voices": SETS["heldout"]}
-
-
-@dataclass(frozen=True)
-class Row:
-    method: str
-    minutes: float
-    seed: int
-    """of order, noise, times and new weights"""
 
 
 def base_voice(device: str, base: str) -> SpeakerScorer:
@@ -72,53 +58,35 @@ def record(folder: Path, minutes: float) -> Path:
     return path
 
 
-def evaluated(
-    system: str, folder: Path, base: Path, corpus: Path, utterances: int
-) -> dict[str, Any]:
+def evaluated(system: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Figures with their intervals, of the system and of the codec, by set."""
+    scorer = f"benchmarks.sentences.adapt:base_voice:{options.base.resolve()}"
     found: dict[str, Any] = {}
     for name, path in JUDGED.items():
         out = folder / name.replace(" ", "_")
-        options = [
-            "--recognizer",
-            REFEREE,
-            "--speaker-scorer",
-            f"benchmarks.sentences.adapt:base_voice:{base}",
-            "--seeds",
-            1,
-            "--on-page",
-            0,
-        ]
-        options += ["--max-utterances", utterances, "--dtype", "float32"]
-        titan_tts("evaluate", system, "--test", corpus / path, "--out", out, *options)
-        rows = json.loads((out / "evaluation.json").read_text())["rows"]
-        for row in rows:
+        where = ["--test", options.corpus.resolve() / path, "--out", out, "--on-page", 0]
+        scorers = ["--recognizer", REFEREE, "--speaker-scorer", scorer, "--seeds", 1]
+        more = ["--max-utterances", options.utterances, "--dtype", "float32"]
+        titan_tts("evaluate", system, *where, *scorers, *more)
+        for row in json.loads((out / "evaluation.json").read_text())["rows"]:
             if row["kind"] in ("system", "codec"):
                 kept = {key: row["figures"][key] for key in FIGURES}
                 found[f"{name}, {row['kind']}"] = kept
     return found
 
 
-def make(row: Row, base: Path, corpus: Path, runs: Path, utterances: int) -> dict[str, Any]:
-    name = f"{row.method.replace(', ', '_')}-{row.minutes:g}-{row.seed}"
-    folder = runs / name
+def make(row: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    name = f"{row['method'].replace(', ', '_')}-{row['minutes']:g}-{row['seed']}"
+    folder = options.runs.resolve() / name
     shutil.rmtree(folder, ignore_errors=True)
-    recordings = record(runs / "recordings", row.minutes)
-    if row.method in INVERSIONS:
-        options = ["--language", "en", "--heldout-fraction", 0.2, "--codec", "mel_dct"]
-        options += ["--loudness", "off", "--max-silence", "off"]  # as the base's data
-        titan_tts("prepare", recordings, folder / "data", *options)
-        learned, _ = invert(base, folder / "data", INVERSIONS[row.method], row.seed)
-        judged, voices = corpus / JUDGED["new voice"], base_voice("", str(base))
-        figures = judge(base, learned, judged, utterances, voices)
-        return {"new voice, system": {key: figures[key] for key in FIGURES}}
-    method, _, kept = row.method.partition(", ")
-    options = ["--method", method, "--language", "en", "--heldout-fraction", 0.2]
-    options += ["--keep", corpus / "data/train"] if kept else []
-    options += ["--training.mixed_precision_param", "float32"]
-    options += ["--data.seed", row.seed, "--debug.seed", row.seed]
-    titan_tts("finetune", base, recordings, folder, *options)
-    return evaluated(f"{folder / 'run'}@best", folder, base, corpus, utterances)
+    recordings = record(options.runs.resolve() / "recordings", row["minutes"])
+    method, _, kept = row["method"].partition(", ")
+    how = ["--method", method, "--language", "en", "--heldout-fraction", 0.2]
+    how += ["--keep", options.corpus.resolve() / "data/train"] if kept else []
+    how += ["--training.mixed_precision_param", "float32"]
+    how += ["--data.seed", row["seed"], "--debug.seed", row["seed"]]
+    titan_tts("finetune", options.base.resolve(), recordings, folder, *how)
+    return evaluated(f"{folder / 'run'}@best", folder, options)
 
 
 def main(args: list[str]) -> int:
@@ -129,28 +97,24 @@ def main(args: list[str]) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--utterances", type=int, default=60, help="of each set")
     parser.add_argument("--corpus", type=Path, default=FOLDER / "5h")
-    parser.add_argument("--runs", type=Path, default=RUNS)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--runs", type=Path, default=ROOT / "outputs/sentences_adapted")
+    parser.add_argument("--out", type=Path, default=RESULTS / "adapt.json")
     options = parser.parse_args(args)
-    base, corpus, runs = (each.resolve() for each in (options.base, options.corpus, options.runs))
     rows = json.loads(options.out.read_text())["rows"] if options.out.is_file() else []
-
-    def add(about: dict[str, Any], figures: dict[str, Any]) -> None:
-        conditions = environment()
-        del conditions["command"]  # has the paths of this machine
-        rows.append({**about, "figures": figures, "commit": conditions["git_commit"]})
-        content = {"utterances": options.utterances, "rows": rows, "conditions": conditions}
-        write_atomic(options.out, json.dumps(content, indent=1) + "\n")
+    done = [{key: row[key] for key in ("method", "minutes", "seed") if key in row} for row in rows]
+    axes = itertools.product(options.seeds, options.minutes, options.methods)
+    wanted = [{"method": m, "minutes": minutes, "seed": seed} for seed, minutes, m in axes]
+    for row in [{"method": "base"}, *wanted]:
+        if row in done:
+            continue
+        if row["method"] == "base":
+            base = options.base.resolve()
+            figures = evaluated(str(base), options.runs.resolve() / "base", options)
+        else:
+            figures = make(row, options)
+        rows.append({**row, "figures": figures})
+        write_report(options.out, {"utterances": options.utterances, "rows": rows})
         print(json.dumps(rows[-1]), flush=True)
-
-    if not any(row["method"] == "base" for row in rows):
-        found = evaluated(str(base), runs / "base", base, corpus, options.utterances)
-        add({"method": "base"}, found)
-    done = [tuple(row.get(key) for key in ("method", "minutes", "seed")) for row in rows]
-    for seed, minutes, method in itertools.product(options.seeds, options.minutes, options.methods):
-        row = Row(method, minutes, seed)
-        if (method, minutes, seed) not in done:
-            add(asdict(row), make(row, base, corpus, runs, options.utterances))
     return 0
 
 

@@ -22,12 +22,12 @@ from typing import Any
 import soundfile
 from tqdm import tqdm
 
+from benchmarks.common import ROOT
 from benchmarks.sentences.grammar import sentences
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.audio import resample
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "outputs/sentences"
 
 

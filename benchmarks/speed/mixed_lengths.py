@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 from torch.utils.data import SequentialSampler
 
-from benchmarks.speed.cases import fifty_million
-from benchmarks.speed.peers import CHANNELS, Batch, LoaderBatch, make_batch
+from benchmarks.speed.peers import CHANNELS, Batch, LoaderBatch, fifty_million, make_batch
 from benchmarks.synthetic_speech import lognormal_frames, random_text
 from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatchSampler

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.speed.cases import fifty_million, randomize
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
@@ -36,6 +35,36 @@ SOURCES = {
     F5: ("https://github.com/SWivid/F5-TTS", "src/f5_tts/model/cfm.py"),
 }
 CHANNELS = 128
+
+
+def fifty_million() -> DiTTTSModelArgs:
+    """Sizes of a model of about 50 million parameters, with a learned text encoder."""
+    return DiTTTSModelArgs(
+        dim=512,
+        n_layers=9,
+        n_heads=8,
+        mlp_dim=1408,
+        speaker_dim=256,
+        speaker_n_layers=3,
+        speaker_n_heads=4,
+        speaker_mlp_dim=704,
+        text_dim=256,
+        text_vocab_size=BYTE_VOCAB_SIZE,
+        text_n_layers=2,
+        text_n_heads=4,
+        adaln_rank=96,
+        timestep_dim=256,
+    )
+
+
+def randomize(parameters: Iterable[torch.nn.Parameter], seed: int = 0) -> None:
+    """Normal values everywhere, matrices with variance 1 / fan-in, so that no part is switched off by a
+    zero initial value or too small to be seen in the output."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            mean, std = (1.0, 0.1) if parameter.dim() == 1 else (0.0, parameter.shape[-1] ** -0.5)
+            parameter.copy_(mean + std * torch.randn(parameter.shape, generator=generator))
 
 
 @dataclass(frozen=True)
@@ -117,10 +146,6 @@ class Contender:
 
     def compile(self, shapes: int) -> None:
         """Compiles each block for this many static shapes; 0: for any lengths."""
-        raise NotImplementedError
-
-    def own_optimizer(self) -> torch.optim.Optimizer:
-        """As the contender makes it, where that is not the fused AdamW that all get."""
         raise NotImplementedError
 
 
@@ -269,11 +294,6 @@ class Irodori(Contender):
             [*module.blocks, *module.text_encoder.blocks, *module.speaker_encoder.blocks], shapes
         )
 
-    def own_optimizer(self) -> torch.optim.Optimizer:
-        """Its AdamW, which is not fused; its default, Muon, is not compared."""
-        config = importlib.import_module("irodori_tts.config").TrainConfig(optimizer="adamw")
-        return importlib.import_module("irodori_tts.optim").build_optimizer(self.module, config)
-
     def sample(self, batch: Batch, steps: int, text_scale: float, speaker_scale: float) -> None:
         self.flow.sample_euler_rf_cfg(
             self.module,
@@ -328,14 +348,10 @@ class F5TTS(Contender):
         _compile_blocks(self.module.transformer.transformer_blocks, shapes)
 
 
-def trainer(contender: Contender, precision: str, own: bool = False) -> Callable[[Batch], None]:
-    """A training step: loss, backward, clipping and fused AdamW, the same for all, or the `own` optimizer."""
+def trainer(contender: Contender, precision: str) -> Callable[[Batch], None]:
+    """A training step: loss, backward, clipping and fused AdamW, the same for all."""
     randomize(contender.module.parameters())  # what starts at zero would multiply zeros
-    optimizer = (
-        contender.own_optimizer()
-        if own
-        else torch.optim.AdamW(contender.module.parameters(), lr=1e-4, fused=True)
-    )
+    optimizer = torch.optim.AdamW(contender.module.parameters(), lr=1e-4, fused=True)
 
     def autocast() -> Any:
         return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")

@@ -4,7 +4,7 @@ speech, where `speech_end` cuts.
 
 Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
 the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w with w = r / (r + k): the deviation
-of a short reference is mostly chance. k is 50 for the fit (measured: benchmarks/sentences/rates.py) and 100 for a
+of a short reference is mostly chance. k is 50 for the fit (chosen by trials) and 100 for a
 predictor, which has heard the voice. A text by far too long or short for the reference is not its text: that is said, and
 corrects nothing.
 """

@@ -25,7 +25,7 @@ STAGES = (
     Stage("sampling", 50, "latents for 1 and 16 requests, eager and compiled"),
     Stage("goodput", 110, "mixed lengths, packed and in buckets, against the longest only"),
     Stage("resume", 50, "a killed and resumed run against an unbroken one"),
-    Stage("speech", 40, "text encoder and codec throughput"),
+    Stage("speech", 40, "codec throughput"),
 )
 
 

@@ -1,5 +1,4 @@
-"""Stage: seconds of audio and text tokens per second through codec and text encoder, by the benchmarks
-of their own."""
+"""Stage: seconds of audio per second through the codec, by its own benchmark."""
 
 import json
 import subprocess
@@ -35,19 +34,6 @@ def run(script: str, arguments: list[str], output: Path, settings: Settings) -> 
     return json.loads(output.read_text())
 
 
-def text_encoder(settings: Settings) -> Values:
-    output = settings.folder / "encoder.json"
-    sizes = ["--blocks=0", "--dtype=bfloat16", "--batch=64", "--batches=4", "--rounds=5"]
-    if settings.tiny:
-        sizes = ["--blocks=2", "--batch=4", "--batches=1", "--rounds=1"]
-    report = run("encoder.py", [*sizes, "--out", str(output)], output, settings)
-    values: Values = {}
-    for way, rate in report["bucket"]["tokens_per_second"].items():
-        values[f"{way}_tokens_per_second"] = rate["median"]
-    values["packed_to_padded"] = report["bucket"]["ratio_to_padded"]["packed"]["median"]
-    return {**values, "report": {key: report[key] for key in ("options", "bucket", "any")}}
-
-
 def codec(settings: Settings) -> Values:
     output = settings.folder / "codec.json"
     sizes = ["--seconds=10", "--long-seconds=60", "--rounds=3", "--chunks", "10", "30"]
@@ -66,6 +52,5 @@ def codec(settings: Settings) -> Values:
 
 def items(settings: Settings) -> list[Item]:
     return [
-        Item("text encoder", partial(text_encoder, settings), 3.0),
         Item("codec", partial(codec, settings), 3.0),
     ]

@@ -9,7 +9,7 @@ is the longest reference, but at most `max_speaker_frames` and, in all but the l
 
 longer references are cropped to it (`GlobalBatchSampler.crops`). Otherwise nearly every bucket would have
 R = max_speaker_frames, two thirds of it padding where utterances are 5 s long on average
-(benchmarks/padding.py). The longest bucket keeps the longest references, so that a
+(measured on synthetic lengths). The longest bucket keeps the longest references, so that a
 model meets every length of them, if seldom with a short utterance.
 
 Batch sizes follow a budget of frames: with G samples in a global batch of the longest bucket (of T_max
