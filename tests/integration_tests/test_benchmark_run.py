@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from tools.harness import runs
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -73,13 +72,3 @@ def test_fp8_by_its_key(tmp_path):
     arguments = [*BENCHMARK, "--benchmark.steps=1", "--model.converters=float8"]
     run = runs.run(tmp_path, "bench", [*arguments, "--quantize.linear.float8.emulate"])
     assert "fp8, recipe tensorwise, emulated: 24 matmuls of the blocks" in run.log.read_text()
-
-
-def test_a_pretrained_encoder_runs_without_its_weights(tmp_path):
-    encoder = write_tiny_t5gemma2(tmp_path / "encoder")
-    (encoder / "model.safetensors").unlink()
-    arguments = [*BENCHMARK, "--benchmark.steps=1", f"--encoder.model={encoder}"]
-    run = runs.run(tmp_path, "bench", arguments)
-    report = json.loads((run.folder / "benchmark.json").read_text())
-    assert report["step_split"]["exchange"] == 0.0
-    assert report["text_encoder"].endswith("run, frozen, with random weights")

@@ -1,5 +1,5 @@
 """A run on shards as an exported folder, moved away from its run and its data: in processes of
-their own it generates the same, is evaluated, and starts a run on shards."""
+their own it generates the same, is served, and starts a run on shards."""
 
 import io
 import json
@@ -16,7 +16,6 @@ from tools.harness.forked import start_titan_tts, titan_tts
 from tools.harness.synthetic import make_shards
 
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
-DIGITS = "words:zero,one,two,three,four,five,six,seven,eight,nine"
 
 
 def command(*arguments):
@@ -52,17 +51,6 @@ def test_it_says_the_same_to_the_bit(moved, tmp_path):
     assert generate(folder, tmp_path / "said.wav") == said
 
 
-def test_it_is_evaluated(moved, tmp_path):
-    folder, _ = moved
-    make_shards(tmp_path / "texts", 2)
-    test = [f"--test={tmp_path / 'texts'}", f"--recognizer={DIGITS}", "--sampling-steps=1"]
-    command("evaluate", folder, *test, "--seeds=1", "--on-page=0")
-    [found] = folder.glob("evaluation/*/evaluation.json")
-    rows = {row["name"]: row for row in json.loads(found.read_text())["rows"]}
-    assert rows["voice@2"]["weights"] == "ema:0.9"
-    assert rows["voice@2"]["figures"]["wer"]["value"] > 0
-
-
 def test_it_starts_a_run_on_shards(moved, tmp_path):
     folder, _ = moved
     make_shards(tmp_path / "new", 24)
@@ -72,27 +60,22 @@ def test_it_starts_a_run_on_shards(moved, tmp_path):
     assert (run.folder / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
 
 
-@pytest.mark.parametrize("name", ["serve", "demo"])
-def test_it_is_served(moved, tmp_path, name):
-    """By the command; a request is answered, and Ctrl-C ends it."""
+def test_it_is_served(moved, tmp_path):
+    """A request is answered, and Ctrl-C ends the server."""
     pytest.importorskip("uvicorn", reason="the extra serve is not installed")
     folder, _ = moved
     out, err = tmp_path / "out", tmp_path / "err"
-    server = start_titan_tts(name, folder, "--port=0", "--sampling-steps=1", log=out, errors=err)
+    server = start_titan_tts("serve", folder, "--port=0", "--sampling-steps=1", log=out, errors=err)
     try:
         runs.wait_until(lambda: out.exists() and "http://" in out.read_text(), 120, err.read_text)
         address = out.read_text().split("http://")[1].split()[0].rstrip(",/")
-        if name == "demo":
-            with urllib.request.urlopen(f"http://{address}", timeout=60) as answer:
-                assert b"voice" in answer.read()
-        else:
-            body = {"model": "voice", "input": "one two", "voice": "s0", "response_format": "wav"}
-            headers = {"Content-Type": "application/json"}
-            url = f"http://{address}/audio/speech"
-            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                samples, rate = soundfile.read(io.BytesIO(answer.read()))
-            assert rate == 16000 and len(samples) > 0
+        body = {"model": "voice", "input": "one two", "voice": "s0", "response_format": "wav"}
+        headers = {"Content-Type": "application/json"}
+        url = f"http://{address}/audio/speech"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            samples, rate = soundfile.read(io.BytesIO(answer.read()))
+        assert rate == 16000 and len(samples) > 0
         os.kill(server.pid, signal.SIGINT)
         assert server.wait(120) in (0, 130)
     finally:

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,6 @@ class Row:
     words: str
     """a pattern of the sentence, or of the report"""
     status: int = 2
-    more: dict[str, Any] = field(default_factory=dict)
-    """other files, by their names in {d}"""
 
 
 ROWS: list[Row] = []
@@ -72,50 +70,34 @@ def row(*values: Any, **named: Any) -> None:
 # fmt: off
 SKIP = ["--on-error=skip", "--max-corrupt-fraction=1", "--workers=1", "--device=cpu"]
 LEFT_OUT = "left out: 1 of 2 recordings.*undecodable: 1.*"
+MANIFEST = ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP]
 
 for _name, _bad, _words in [  # of one recording of two, which is left out and counted
     ("fifo", fifo, "not a regular file"),
     ("dev zero", link("/dev/zero"), "not a regular file"),
-    ("missing", None, "No such file"),
-    ("empty", b"", "decoded"),
-    ("text", "this is not audio\n" * 99, "decoded"),
-    ("wav header alone", wav(data=b""), "sample"),
     ("id3 tag with a huge size", b"ID3\x04\x00\x00\x7f\x7f\x7f\x7f" + b"x" * 99, "decoded"),
     ("wav of 0 Hz", wav(rate=0), "decoded|Hz"),
-    ("wav of 100 Hz", wav(rate=100), "100 Hz"),
     ("wav of 65535 channels", wav(channels=65535, samples=9), "decoded"),
-    ("wav with nan", float_wav(float("nan")), "NaN"),
     ("wav with inf", float_wav(float("-inf")), "infinite"),
-    ("wav with huge values", float_wav(3e38), "full scale|decoded|large|samples"),
     ("wav that states 2 GB more", wav(lie=2 * 10**9), "cut short"),
 ]:
-    row(f"recording: {_name}", recordings(_bad), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
+    row(f"recording: {_name}", recordings(_bad), MANIFEST, LEFT_OUT + _words, 0)
 
 for _name, _values, _words in [  # of a row of a manifest beside a good one
-    ("path outside", {"audio": "../../../../nowhere.wav"}, "No such file"),
     ("path with a NUL", {"audio": "a\0b.wav"}, "cannot be read"),
     ("path with terminal escapes", {"audio": ESCAPE + ".wav"}, "No such file"),
     ("text as a number", {"text": 7}, "a string is needed"),
     ("text with half a surrogate pair", {"text": "a\ud800"}, "surrogate"),
-    ("speaker that is missing", {"speaker": None}, "no speaker"),
-    ("split that nobody knows", {"split": "banana"}, "begin with train"),
     ("duration behind the end", {"offset": 0, "duration": 99, "audio": "good.wav"}, "ends after"),
-    ("key of the other one", {"key": "good", "audio": "good.wav"}, "more than one recording"),
 ]:
-    row(f"manifest: {_name}", recordings(None, **_values), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT + _words, 0)
+    row(f"manifest: {_name}", recordings(None, **_values), MANIFEST, LEFT_OUT + _words, 0)
 
 GOOD_ROW = '{"audio": "good.wav", "text": "one", "speaker": "ann"}\n'
 HEADER = "audio,text,speaker\n"
 for _name, _file, _content, _words, _status in [
-    ("of invalid json", "m.jsonl", GOOD_ROW + "{not json\n", LEFT_OUT + "not a JSON object", 0),
     ("of deep nesting", "m.jsonl", GOOD_ROW + "[" * 100000 + "\n", LEFT_OUT + "not a JSON object", 0),
-    ("csv with a line break in quotes", "m.csv", HEADER + 'good.wav,one,ann\ngood.wav,"a\nb",ann\n', "left out: 2 of 3.*line break", 0),
     ("empty", "m.jsonl", "", "0 usable recordings", 2),
-    ("empty csv", "m.csv", "", "header with one of", 2),
-    ("csv without an audio column", "m.csv", "wave,text\na,b\n", "header with one of audio", 2),
-    ("csv with an open quote", "m.csv", HEADER + 'good.wav,"one,ann\n', "check its quotes", 2),
     ("csv with a field of 200 kB", "m.csv", HEADER + "good.wav," + "x" * 200000 + ",ann\n", "field", 2),
-    ("parquet that is text", "m.parquet", "no table", "cannot be read as a table", 2),
     ("arrow that is cut", "m.arrow", b"ARROW1\0\0" + bytes(99), "cannot be read as a table", 2),
     ("dev zero", "m.jsonl", link("/dev/zero"), "no known layout", 2),
 ]:
@@ -123,10 +105,7 @@ for _name, _file, _content, _words, _status in [
 
 AUDIO = [("a.wav", wav()), ("a.json", b'{"text": "one", "speaker": "ann"}')]
 for _name, _tar, _words, _status in [
-    ("without json", tar(AUDIO, [("b.wav", wav())]), LEFT_OUT + "lacks KEY.json", 0),
-    ("with a member twice", tar(AUDIO, [("b.wav", wav()), ("b.wav", wav()), ("b.json", b"{}")]), LEFT_OUT + "more than one audio", 0),
     ("with a hard link", tar(AUDIO, special("b.wav", tarfile.LNKTYPE, "a.wav"), [("b.json", b"{}")]), LEFT_OUT + "or one that is a link", 0),
-    ("with a deep json", tar(AUDIO, [("b.wav", wav()), ("b.json", b"[" * 100000)]), LEFT_OUT + "not a JSON object", 0),
     ("that is cut", tar(AUDIO, [("b.wav", wav())])[:20000], LEFT_OUT + "truncated", 0),
     ("that states a huge member", resized(tar(AUDIO), 1 << 60), "0 usable recordings", 2),
 ]:
@@ -136,9 +115,7 @@ LISTED = recordings(wav())
 for _name, _args, _words in [
     ("a source with terminal escapes", ["{in}/" + ESCAPE, "{out}"], r"\\x1b.*no known layout"),
     ("an output below a file", ["{in}/manifest.jsonl", "{in}/good.wav/out"], "cannot be written"),
-    ("an output that is a file", ["{in}/manifest.jsonl", "{in}/good.wav"], "not replaced"),
     ("an output that is a folder of others", ["{in}/manifest.jsonl", "{in}"], "not replaced"),
-    ("a loudness of nan", ["{in}/manifest.jsonl", "{out}", "--loudness=nan"], "--loudness = nan"),
     ("a corrupt recording, not skipped", ["{in}/bad.jsonl", "{out}", "--workers=1"], "bad: .*NaN.*--on-error skip"),
     ("too many corrupt ones", ["{in}/bad.jsonl", "{out}", "--workers=1", "--on-error=skip"], "1 of 2 recordings are corrupt"),
 ]:
@@ -146,60 +123,42 @@ for _name, _args, _words in [
 for _file, _bad in [("w.pth", fifo), ("w.pth", b"cos\nsystem\n(S'true'\ntR."), ("w.safetensors", b"\xff" * 99)]:
     row(f"prepare: a codec in {_file} of {str(_bad):.9}", LISTED | {_file: _bad}, ["prepare", "{in}/manifest.jsonl", "{out}", "--codec={in}/" + _file], _file)
 
-for _name, _bad, _words in [  # beside twenty good samples: a start refuses it, and it is counted where it may be skipped
+for _name, _bad, _words in [  # beside twenty good samples: a start refuses it
     ("that is a pickle", sample(array=b"\x80\x04cos\nsystem\n(S'true'\ntR."), "not an npy array"),
-    ("with a header that states 4 GB", sample(array=b"\x93NUMPY\x02\x00\xff\xff\xff\xff{"), "not an npy array"),
     ("with a shape of 2^62", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (4611686018427387904, 8), }\n")), "shape"),
     ("with deep brackets as its header", sample(array=npy_header("(" * 3000)), "not an npy array"),
     ("of json of 17 MB", sample(text=b" " * (17 << 20)), "at most"),
-    ("with a member twice", sample(tail=[("bad.npy", latents())]), "twice"),
-    ("with a hard link", special("bad.npy", tarfile.LNKTYPE, "good0.npy") + sample()[1:], "link"),
     ("with a fifo as its latents", special("bad.npy", tarfile.FIFOTYPE) + sample()[1:], "lacks .npy"),
     ("with terminal escapes in its key", sample(key=ESCAPE, array=b""), r"\\x1b"),
-    ("with its hashes wrong", sample(text=b'{"text": "one", "xxh3_64": {"npy": "00"}}'), "not as it was written"),
 ]:
     row(f"sample: {_name}", {"s.tar": shard(_bad)}, ["train", "--data.path={in}"], f"s.tar: .*{_words}")
-    if len(ROWS) % 6 == 0:
-        row(f"skipped sample: {_name}", {"s.tar": shard(_bad)}, ["data", "inspect", "{in}", "--latent-channels=8"], "problems in the shards: 1", 0)
+row("skipped sample", {"s.tar": shard(sample(array=b""))}, ["data", "inspect", "{in}", "--latent-channels=8"], "problems in the shards: 1", 0)
 
 SHARD = shard()
 for _name, _tar, _words in [
-    ("empty", b"", "truncated"),
-    ("of zeros alone", bytes(10240), "none of its members"),
     ("cut in a member", SHARD[:3333], "truncated"),
     ("with a flipped bit in a header", flipped(SHARD, 512 * 20 + 3), "corrupt"),
     ("with a huge size", resized(SHARD, 1 << 60), "truncated"),
-    ("with text behind its end", SHARD + b"x" * 512, "follow a zero block"),
     ("of another width", tar(sample(array=latents(width=64), reference=latents(width=64))), "64 wide"),
     ("fifo", fifo, "matches no .tar|not a regular file"),
-    ("dev zero", link("/dev/zero"), "not a regular file|matches no .tar"),
 ]:
-    row(f"shard: {_name}", {"s.tar": _tar, "t.tar": SHARD}, ["train", "--data.path={in}"] if len(ROWS) % 2 else ["train", "--data.path={in}/s.tar"], _words)
+    row(f"shard: {_name}", {"s.tar": _tar, "t.tar": SHARD}, ["train", "--data.path={in}/s.tar"], _words)
 
 for _name, _toml, _words in [
     ("with an unknown section", "[modell]\n", r"\[modell\]: did you mean model"),
-    ("with a number as a section", "model = 5\n", "must be a section"),
     ("that is binary", bytes(range(256)), "not valid TOML"),
     ("of deep nesting", "a = " + "[" * 100000, "not valid TOML"),
     ("with terminal escapes", f'["{ESCAPE}"]\n'.replace("\x1b", "\\u001b").replace("\x07", "\\u0007"), r"unknown section \[\\x1b"),
-    ("with a nan", "[objective]\nlogit_std = nan\n", "logit_std = nan"),
-    ("with steps of 2^70", f"[data]\nseed = {2**70}\n", "seed = 1180591620717411303424"),
     ("that is endless", link("/dev/zero"), "not a regular file|cannot read"),
 ]:
     row(f"config: {_name}", _toml, ["train", "--job.config_file={in}"], _words)
 
 for _args, _words in [  # rules of single keys are in unit_tests/config
-    (f"--training.steps={2**70}", "steps = 11805"), ("--training.steps=", "steps"), ("--training.stepz=5", "stepz"),
-    ("--training.global_batch_size=7", "is not a multiple of local_batch_size"), ("--data.seed=-1", "seed = -1"), ("--optimizer.lr=nan", "lr = nan"),
-    ("--ema.decays=nan", r"decays = \[nan\]"), ("--model.flavor=9000b", "allowed are"), ("--encoder.model=/nowhere/encoder", "/nowhere/encoder"), ("--encoder.model={data}", "data"),
-    ("--checkpoint.folder=../x", "without '/'"), ("--checkpoint.initial_load_path=/nowhere", "is not a folder"), ("--checkpoint.load_step=7", "step-7"),
-    ("--checkpoint.exclude_from_loading=optimiser", r"= \['optimiser'\], but it must be some of .*'optimizer', 'dataloader'"),
-    ("--data.path=", "is empty"), ("--data.path=/nowhere", "matches no .tar"), ("--data.path=/dev/zero", "matches no .tar"), ("--data.path={d}/a\0b", "matches no .tar"),
-    ("--data.path={{1..", "matches no .tar|not a pattern"), ("--data.path={data}/000000.tar,{data}", "twice"), ("--data.weights=1,2", "weights has 2 numbers"),
-    ("--data.max_frames=4", "none of the 42 samples fits"), ("--data.max_frames=9", "leaves out"), ("--data.latent_channels=64", "8 wide"), ("--data.bucket_frames=8,4", "ascending"),
-    ("--data.num_workers=10000000", "num_workers = 1"), ("--data.balance_by=quality", "no sample's JSON"), ("--parallelism.data_parallel_shard_degree=3", "but 1 processes were started"),
-    ("--job.experiment=..", "without '/'"), ("--job.experiment=" + "x" * 300, "at most 255 bytes"), ("--job.dump_folder=a\0b", "is no path"), ("--job.experiment=" + ESCAPE, "experiment"),
-    ("--job.experiment= ", "experiment"), ("--job.dump_folder={data}/000000.tar", "cannot be written"), ("--job.dump_folder=/proc/nope", "cannot be written"), ("--job.dump_folder=/dev/full", "cannot be written"),
+    (f"--training.steps={2**70}", "steps = 11805"), ("--training.global_batch_size=7", "is not a multiple of local_batch_size"),
+    ("--encoder.model={data}", "data"), ("--checkpoint.load_step=7", "step-7"), ("--data.path=/dev/zero", "matches no .tar"), ("--data.path={d}/a\0b", "matches no .tar"),
+    ("--data.path={{1..", "matches no .tar|not a pattern"), ("--data.path={data}/000000.tar,{data}", "twice"),
+    ("--data.max_frames=4", "none of the 42 samples fits"), ("--data.max_frames=9", "leaves out"), ("--data.latent_channels=64", "8 wide"), ("--data.balance_by=quality", "no sample's JSON"),
+    ("--job.experiment=" + "x" * 300, "at most 255 bytes"), ("--job.experiment=" + ESCAPE, "experiment"), ("--job.dump_folder={data}/000000.tar", "cannot be written"), ("--job.dump_folder=/dev/full", "cannot be written"),
 ]:
     row(f"train {_args[:40]!a}", None, ["train", _args], _words)
 
@@ -208,68 +167,46 @@ CHARS = "--encoder.model=chars"
 WIDE = [CHARS, "--data.latent_channels=128"]
 for _name, _given, _args, _words in [
     ("other conditioning", {}, [CHARS, "--training.steps=4", "--data.conditioning=speaker"], "conditioning|tokens|tokenizer"),
-    ("another seed", {}, [CHARS, "--training.steps=4", "--data.seed=9"], "seed"),
     ("other data", {"../s/s.tar": tar(*(sample(f"k{n}", latents(width=128), latents(width=128)) for n in range(20)))}, [CHARS, "--training.steps=4", "--data.path={d}/s"], "dataset|data"),
-    ("a step that is not there", {}, [CHARS, "--training.steps=4", "--checkpoint.load_step=9"], "step-9|load_step"),
 ]:
     row(f"resume: {_name}", _given, [*RESUME, *_args, "{copy}"], _words)
 
 SAY = ["generate", "{copy}", "--text=one", "--speaker=s1", "--seconds=1", "--out={d}/x.wav"]
 REFER = ["generate", "{copy}", "--text=one", "--seconds=1", "--out={d}/x.wav", "--reference={d}/r.wav"]
 for _name, _given, _args, _words in [
-    ("a duration of nan", {}, ["--seconds=nan"], "--seconds = nan"), ("a duration of 1e9", {}, ["--seconds=1e9"], "--seconds = 1e"), ("a seed of 2^70", {}, [f"--seed={2**70}"], "--seed"),
-    ("no sampling steps", {}, ["--sampling-steps=0"], "steps = 0, but"), ("a text of spaces", {}, ["--text= \t\n\u3000"], "--text is empty"),
-    ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"), ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "999999 characters"),
-    ("an unknown ending", {}, ["--out={d}/x.doc"], "must end with one of .wav"), ("an output that is a folder", {"../x.wav/y": b""}, [], "cannot be written"),
-    ("an output below a file", {}, ["--out={copy}/state.json/x.wav"], "cannot be written"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "cannot be written"),
-    ("an unknown speaker", {}, ["--speaker=nobody"], "no such speaker"), ("an unknown condition", {}, ["--condition=mood=sad"], r"has no conditioning tokens; leave it out"),
-    ("a step that is not there", {}, ["--step=7"], "no checkpoint step-7"), ("a codec that is not there", {}, ["--codec=/nowhere.pth"], "no file"),
-    ("data that is not there", {}, ["--data=/nowhere"], "matches no .tar"), ("a binary config", {"config.toml": b"\0\xff"}, [], "not valid TOML"),
-    ("a config of another program", {"config.toml": "[tool]\n"}, [], r"unknown section \[tool\]"), ("a tokenizer that is a list", {"tokenizer.json": "[]"}, [], "tokenizer.json"),
-    ("a tokenizer of deep nesting", {"tokenizer.json": "[" * 100000}, [], "tokenizer.json"), ("a manifest that is cut", {"checkpoint/step-2/manifest.json": "{"}, [], "manifest.json is corrupt"),
+    ("a duration of 1e9", {}, ["--seconds=1e9"], "--seconds = 1e"), ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"),
+    ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "999999 characters"),
+    ("an output that is a folder", {"../x.wav/y": b""}, [], "cannot be written"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "cannot be written"),
+    ("a binary config", {"config.toml": b"\0\xff"}, [], "not valid TOML"), ("a tokenizer that is a list", {"tokenizer.json": "[]"}, [], "tokenizer.json"),
+    ("a manifest that is cut", {"checkpoint/step-2/manifest.json": "{"}, [], "manifest.json is corrupt"),
     ("a manifest with a path outside", {"checkpoint/step-2/manifest.json": '{"files": {"../../config.toml": {"bytes": 1, "xxh3": ""}}, "trained_with": {}}'}, [], "does not list .metadata"),
     ("weights that are cut", {"checkpoint/step-2/__0_0.distcp": b"x"}, [], "other bytes"), ("a table that is a pickle", {"checkpoint/step-2/.metadata": b"cos\nsystem\n(S'true'\ntR."}, [], "other bytes"),
 ]:
     row(f"generate: {_name}", _given, [*SAY, *_args], _words)
-for _name, _bad, _words in [
-    ("fifo", fifo, "no such file"), ("text", "hello\n" * 99, "cannot be decoded"), ("silent", wav(data=bytes(32000)), "quieter"), ("with nan", float_wav(float("nan")), "NaN"),
-]:
+for _name, _bad, _words in [("fifo", fifo, "no such file"), ("with nan", float_wav(float("nan")), "NaN")]:
     row(f"reference: {_name}", {"../r.wav": _bad}, REFER, _words)
 
-EVALUATE = ["evaluate", "{copy}", "--test={data}"]
 WORDS = "--recognizer=words:one,two"
-for _name, _given, _args, _words, _status, *_more in [
+for _name, _given, _args, _words, _status in [
     ("generate of nothing", None, ["generate", "{d}/nowhere", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
-    ("generate in two voices", {"../r.wav": "x"}, ["generate", "{copy}", "--text=a", "--out={d}/x.wav", "--speaker=s1", "--reference={d}/r.wav"], "either a reference or a speaker", 2),
     ("generate of a binary list", {"../l": b"\0\xff"}, ["generate", "{copy}", "--text-list={d}/l", "--out={d}/o"], "not utf-8", 2),
-    ("evaluate on other text", {}, [*EVALUATE, WORDS], "wide|channels|text|characters|cannot hear", 2),
-    ("evaluate of a missing step", {}, ["evaluate", "{copy}@9", "--test={data}", WORDS], "no checkpoint step-9", 2),
     ("evaluate on a bad list", {"x.lst": "a|b|c|d\na|b"}, ["evaluate", "{copy}", "--test={copy}/x.lst", WORDS], "x.lst line 1: .* does not exist", 2),
-    ("verify of nothing", None, ["checkpoint", "verify", "{d}/nowhere"], "is not a folder", 2),
     ("verify without checkpoints", {"config.toml": ""}, ["checkpoint", "verify", "{in}"], "has no checkpoints", 2),
     ("verify of a changed byte", {"checkpoint/step-2/__0_0.distcp": b"x"}, ["checkpoint", "verify", "{copy}"], "step-2: .*other bytes", 1),
-    ("an unknown command", None, ["tarin"], "did you mean train", 2),
-    ("an unknown config", None, ["configs", "--copy=nope"], "there is no config 'nope'", 2),
-    ("a config that exists", None, ["configs", "--copy=debug"], "exists already", 2, {"debug.toml": "x"}),
-    ("a plan of an unknown config", None, ["plan", "nope"], "there is no config", 2),
-    ("inspect of no path", None, ["data", "inspect"], "path is empty", 2),
-    ("inspect at inf frames", {"s.tar": SHARD}, ["data", "inspect", "{in}", "--frames-per-second=inf"], "must be positive and finite", 2),
     ("inspect of another width", {"s.tar": SHARD}, ["data", "inspect", "{in}"], "8 wide", 2),
     ("doctor of all at once", {"s.tar": shard(sample(key=ESCAPE, array=b"")), "t.tar": b"", "u.tar": gz(SHARD)}, ["data", "doctor", "{in}", "--latent-channels=8", "--output={d}/out"], "truncated", 1),
     ("doctor onto another file", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--output={in}/s.tar"], "is not overwritten", 2),
 ]:
-    row(_name, _given, _args, _words, _status, *_more)
+    row(_name, _given, _args, _words, _status)
 
 for _name, _url, _words in [
     ("an unknown scheme", "banana://user:hunter2@host/x.tar", "banana"), ("a refusing host", "http://user:hunter2@127.0.0.1:1/x.tar", "127.0.0.1:1.*tried 5 times"),
-    ("a port of 99999", "http://127.0.0.1:99999/x.tar", "99999"), ("no host", "http:///x.tar", "http://"), ("a broken address", "http://[::1/x.tar", "URL"), ("404", "{url}/404/x.tar?sig=hunter2", "not found"), ("403", "{url}/403/x.tar?sig=hunter2", "access denied"),
-    ("500", "{url}/500/x.tar?sig=hunter2", "status 500, tried 5 times"), ("html", "{url}/html/x.tar", "not a plain tar|truncated|ignores range"), ("a redirect to itself", "{url}/loop/x.tar", "loop"),
-    ("a short body", "{url}/short/x.tar", "short|changed|content"), ("no size", "{url}/sizeless/x.tar", "does not give its size"), ("a listing of html", "{url}/html/", "matches no .tar"), ("a listing of 500", "{url}/500/", "status 500"),
-    ("a hidden secret", "s3://***@bucket/x.tar", "in place of a possible secret"),
+    ("a broken address", "http://[::1/x.tar", "URL"), ("403", "{url}/403/x.tar?sig=hunter2", "access denied"), ("500", "{url}/500/x.tar?sig=hunter2", "status 500, tried 5 times"),
+    ("html", "{url}/html/x.tar", "not a plain tar|truncated|ignores range"), ("a redirect to itself", "{url}/loop/x.tar", "loop"), ("a short body", "{url}/short/x.tar", "short|changed|content"),
+    ("no size", "{url}/sizeless/x.tar", "does not give its size"), ("a listing of html", "{url}/html/", "matches no .tar"),
 ]:
     row(f"url: {_name}", None, ["train", "--data.path=" + _url], _words)
-row("prepare from a refusing host", None, ["prepare", "http://user:hunter2@127.0.0.1:1/x.tar", "{out}"], "127.0.0.1:1")
-row("a recording of a url", recordings(None, name="http://user:hunter2@127.0.0.1:1/a.wav"), ["prepare", "{in}/manifest.jsonl", "{out}", *SKIP], LEFT_OUT, 0)
+row("a recording of a url", recordings(None, name="http://user:hunter2@127.0.0.1:1/a.wav"), MANIFEST, LEFT_OUT, 0)
 # fmt: on
 
 
@@ -332,8 +269,6 @@ def test_hostile_input(case, train, trained, tiny_data, server, tmp_path, capfd,
             put(tmp_path / "copy" / name, content)
     elif case.given is not None:
         put(tmp_path / "in", case.given)
-    for name, content in case.more.items():
-        put(tmp_path / name, content)
     args = [arg.format(**places) for arg in case.args if arg != "{copy}" or case.args[0] != "train"]
     before = snapshot(tmp_path)
     capfd.readouterr()

@@ -17,7 +17,6 @@ from tools.harness import forked, runs
 from tools.harness.synthetic import make_shards
 
 CANDIDATES = ["/usr/bin/python3", "/usr/local/bin/python3"]
-CHECKPOINTS = "tests/unit_tests/run/test_checkpoint_storage.py"
 
 
 def version_of(python: str) -> str:
@@ -46,19 +45,6 @@ def other(tmp_path_factory) -> Path:
     return folder / "bin/python"
 
 
-def call(python: str | Path, code: str, *arguments: object) -> str:
-    """The output of code in another interpreter, which must succeed."""
-    ended = subprocess.run(
-        [python, "-c", code, *map(str, arguments)],
-        cwd=forked.ROOT,
-        env=forked.environment(PYTHONDONTWRITEBYTECODE="1"),
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
 COMMANDS = """
 import json, sys
 from titan_tts.overlay import install_overlay
@@ -76,8 +62,14 @@ def test_a_run_changes_its_python(other, tmp_path):
     options += ["--checkpoint.interval=2"]
 
     def commands(*each):
-        """Of the other Python, one after another in one process."""
-        return call(other, COMMANDS, json.dumps([[*map(str, command)] for command in each]))
+        """Of the other Python, one after another in one process. Returns their output."""
+        given = json.dumps([[*map(str, command)] for command in each])
+        own = {"cwd": forked.ROOT, "env": forked.environment(PYTHONDONTWRITEBYTECODE="1")}
+        ended = subprocess.run(
+            [other, "-c", COMMANDS, given], capture_output=True, text=True, **own
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
 
     place = [f"--job.dump_folder={tmp_path}", "--job.experiment=run"]
     config = forked.ROOT / "train_configs/debug.toml"
@@ -91,9 +83,3 @@ def test_a_run_changes_its_python(other, tmp_path):
     text = ["--text=three one", "--speaker=s0", "--sampling-steps=2", "--seed=3"]
     said = forked.titan_tts("generate", tmp_path / "voice", *text, "--out", tmp_path / "said.wav")
     assert said.returncode == 0 and soundfile.info(tmp_path / "said.wav").frames > 0
-
-
-def test_checkpoints_under_the_other_python(other):
-    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    output = call(other, code, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", CHECKPOINTS)
-    assert " passed" in output and " failed" not in output

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -173,28 +171,6 @@ def test_readme_names_every_room(folder):
     assert named <= rooms, "the README names what is not there"
 
 
-@pytest.mark.parametrize("building", FOLDERS)
-def test_readme_and_layers_agree(building):
-    """`2 to 9` and `2, 6, 7` are a room of several layers; its row names parts with theirs: `audio.py` (2)."""
-    text = (FOLDERS[building] / "README.md").read_text()
-    rows = re.findall(r"^\| (`[^|]+`) \| ([\d, to]+) \|(.*)", text, re.M)
-    told = {}
-    for names, layers, rest in rows:
-        for room in re.findall(r"`([a-z_]+)(?:/|\.py)`", names):
-            told[room] = layers
-            parts = re.findall(r"((?:`[a-z_]+(?:/|\.py)`(?:, )?)+) \((\d+)\)", rest)
-            for several, layer in parts:
-                for part in re.findall(r"`([a-z_]+)", several):
-                    assert LEVEL[building][f"{room}.{part}"] + 1 == int(layer), f"{room}/{part}"
-    for room, layers in told.items():
-        levels = [
-            level + 1 for part, level in LEVEL[building].items() if part.split(".")[0] == room
-        ]
-        numbers = [int(number) for number in re.findall(r"\d+", layers)]
-        assert (min(levels), max(levels)) == (numbers[0], numbers[-1]), room
-    assert set(told) == {part.split(".")[0] for part in LEVEL[building]} - {"__init__", "__main__"}
-
-
 def test_who_imports_whom_outside_the_product():
     """No test imports a test, no benchmark or tool imports a test, the product imports none of them."""
     for path in ROOT.glob("tests/**/*.py"):
@@ -207,17 +183,3 @@ def test_who_imports_whom_outside_the_product():
     for folder in ("tools", "torchtitan", "titan_tts"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not imports(path, "benchmarks"), path
-
-
-def test_what_is_imported_is_declared():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    declared = project["dependencies"] + [each for group in extras.values() for each in group]
-    names = {re.split(r"[\[<>=!~; ]", each)[0].lower().replace("-", "_") for each in declared}
-    modules = {"tomli_w", "aiohttp"}  # comes with fsspec[http]
-    modules |= {"dotenv", "PIL", "pynvml"}  # of python-dotenv, pillow, nvidia-ml-py
-    modules |= {"megatron"}  # of megatron-core
-    names |= modules | {"torchtitan", "titan_tts", "functorch"}  # the last is part of torch
-    for path in (path for folder in FOLDERS.values() for path in folder.rglob("*.py")):
-        for top in {name.partition(".")[0] for name in all_imports(path)}:
-            assert top in names or top in sys.stdlib_module_names, f"{path} imports {top}"

@@ -283,11 +283,8 @@ def test_no_step_on_ranks_reads_a_value(layout):
         trainer.forward_backward_step = watched
         trainer.train_step(iter(batches))
     units = 2 + ARGS.n_layers + (layout.shards > 1) + 1
-    assert [each["c10d::allreduce_"] for each in passes] == [
-        0,
-        0,
-        units if layout.replicas > 1 else 0,
-    ]
+    reduced = [0, 0, units if layout.replicas > 1 else 0]
+    assert [each["c10d::allreduce_"] for each in passes] == reduced
     scattered = units if layout.shards > 1 else 0
     assert [each["c10d::_reduce_scatter_base_"] for each in passes] == [scattered] * MICRO_BATCHES
 
@@ -329,9 +326,8 @@ def test_a_single_process_does_not_wait_for_other_ranks(
     trainer.parallel_dims = SimpleNamespace(world_size=ranks)
     trainer.step, trainer.dataloader = 5, []
     trainer.stop_signal = SimpleNamespace(agreed=lambda: 0)
-    trainer.checkpointer = SimpleNamespace(
-        load=lambda step: None, finish=lambda: slept.append("end")
-    )
+    ends = {"load": lambda step: None, "finish": lambda: slept.append("end")}
+    trainer.checkpointer = SimpleNamespace(**ends)
     trainer.metrics_processor.first_step = 5
     trainer.train()
     assert slept == [*sleeps, "end"] and not list(tmp_path.iterdir())

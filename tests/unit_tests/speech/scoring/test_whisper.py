@@ -1,8 +1,6 @@
 """Whisper's real loading and decoding, on small random checkpoints in the hub's layout."""
 
-import json
 import math
-import os
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -114,17 +112,6 @@ def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english,
     refused(lambda: english_only.check_texts(["hello", "你好"]), "on English alone", "'你好'")
 
 
-def test_a_size_is_a_name_of_the_hub_unless_a_folder_has_it(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    for name, on_hub in (("large-v3", "openai/whisper-large-v3"), ("my/own", "my/own")):
-        words = (f"'whisper:{name}' cannot be loaded", f"hf download {on_hub}")
-        refused(lambda: open_recognizer(f"whisper:{name}"), *words)
-    shutil.copytree(folder, tmp_path / "large-v3")
-    assert open_recognizer("whisper:large-v3").name == "Whisper large-v3"
-
-
 def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path, monkeypatch):
     """Its client would ask six times for each file, for minutes where a firewall drops packets."""
     asked = []
@@ -150,22 +137,11 @@ def less_weights(folder):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def narrower(folder):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "d_model": 16}))
-
-
 @pytest.mark.parametrize(
     "spoil, words",
     [
         (less_weights, "missing or have another shape, the first is model.decoder.lay"),
-        (narrower, "missing or have another shape"),
-        (
-            lambda folder: os.truncate(folder / "model.safetensors", 5000),
-            "give a folder that holds the complete model",
-        ),
         ("model.safetensors", "give a folder"),
-        ("config.json", "give a folder"),
         ("preprocessor_config.json", "preprocessor_config.json"),
         ("tokenizer.json", "has no tokenizer"),
         ("generation_config.json", "has no generation_config.json"),

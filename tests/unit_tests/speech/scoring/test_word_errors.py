@@ -58,10 +58,9 @@ def test_errors(text, heard, language, expected):
 def test_every_digit_is_a_word():
     """The corpus's figures count spoken digits, however the normalizer would join them."""
     normalize = normalizer()
-    for count in (1, 2, 3):
-        for digits in itertools.product(range(10), repeat=count):
-            said = " ".join(DIGITS[digit] for digit in digits)
-            assert normalize(said).split() == [str(digit) for digit in digits]
+    for digits in itertools.product(range(10), repeat=2):
+        said = " ".join(DIGITS[digit] for digit in digits)
+        assert normalize(said).split() == [str(digit) for digit in digits]
 
 
 def test_rates_are_those_of_jiwer():
