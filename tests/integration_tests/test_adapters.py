@@ -55,7 +55,7 @@ def adapter_of(folder, step=6, entry=""):
     return read_adapter(folder / f"checkpoint/step-{step}", entry)
 
 
-@pytest.mark.parametrize("layout", [FSDP, DDP])
+@pytest.mark.parametrize("layout", [FSDP, pytest.param(DDP, marks=pytest.mark.slow)])
 def test_killed_runs_on_other_ranks_train_the_same(made, layout):
     name = "killed_ddp" if layout is DDP else "killed_fsdp"
     started = runs.start(made.folder, name, made.arguments(*LORA, *layout), 2)
@@ -97,13 +97,13 @@ def speak(synthesizer, voices, text="one two three"):
     return [each.latents for each in found]
 
 
-def test_voices_of_one_model_speak_as_the_merged_models_do(made):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_voices_of_one_model_speak_as_the_merged_models_do(made, tmp_path, compiled):
     """In one batch, and compiled without another graph."""
     other = made.adapt("other-rank", "--lora.rank=5", "--data.seed=9")
     adapted = {"lora": made.lora, "other": other}
     for name, run in adapted.items():
-        shutil.rmtree(made.folder / f"{name}-alone", ignore_errors=True)
-        export(run, made.folder / f"{name}-alone", "--adapter", "--weights=raw")
+        export(run, tmp_path / f"{name}-alone", "--adapter", "--weights=raw")
     reference = torch.randn(8, 128, generator=torch.Generator().manual_seed(1))
     options = {"dtype": "float32", "sampling_steps": 2, "speaker_scale": 2.0}
     alone = {
@@ -114,10 +114,11 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made):
     assert (expected["lora"] - expected["base"]).abs().max() > 1e-3
     assert (expected["lora"] - expected["other"]).abs().max() > 1e-3
     served = from_pretrained(made.base, **options)
-    compile_for_any_lengths(served.run.model, "default", "eager")
-    recording = made.folder / "reference.npy"
+    if compiled:
+        compile_for_any_lengths(served.run.model, "default", "eager")
+    recording = tmp_path / "reference.npy"
     np.save(recording, reference.numpy())
-    lora, other = (served.adapted(n, made.folder / f"{n}-alone", recording) for n in adapted)
+    lora, other = (served.adapted(n, tmp_path / f"{n}-alone", recording) for n in adapted)
     plain = served.voice(reference)
     speak(served, [plain, plain]), speak(served, [plain])
     graphs = compiled_graphs()
@@ -129,8 +130,7 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made):
         torch.testing.assert_close(found[-1], expected["base"], atol=1e-5, rtol=0)
     assert compiled_graphs() == graphs
     # One that does not fit, and another of a name that is there.
-    broken = made.folder / "broken"
-    shutil.copytree(made.folder / "lora-alone", broken)
+    broken = shutil.copytree(tmp_path / "lora-alone", tmp_path / "broken")
     values = load_file(broken / "adapter.safetensors")
     values.popitem()
     save_file(values, broken / "adapter.safetensors")
@@ -138,7 +138,7 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made):
     with pytest.raises(InputError, match="does not fit"):
         served.adapted("broken", broken)
     torch.testing.assert_close(speak(served, [plain])[0], expected["base"], atol=1e-5, rtol=0)
-    again = served.adapted("lora", made.folder / "other-alone", recording)
+    again = served.adapted("lora", tmp_path / "other-alone", recording)
     torch.testing.assert_close(speak(served, [again])[0], expected["other"], atol=1e-5, rtol=0)
 
 

@@ -1,5 +1,7 @@
 """A user's mistake as the commands are started: one sentence, status 2, no traceback and no run folder."""
 
+import pytest
+
 from tools.harness import runs
 from torchtitan.models.dit_tts.errors import EXIT_INPUT_ERROR
 
@@ -22,6 +24,7 @@ def test_a_mistake_in_the_config_is_all_that_is_printed(tmp_path):
     assert len(run.log.read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_under_the_launcher(tmp_path):
     """Every rank finds the mistake; neither torchrun nor a waiting rank that it ends prints a traceback."""
     nowhere = str(tmp_path / "nowhere")

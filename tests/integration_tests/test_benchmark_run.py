@@ -24,10 +24,9 @@ def blocks_flops(args: DiTTTSModelArgs, shape: dict) -> int:
     return forward_flops(args, lengths) - forward_flops(none, lengths)
 
 
-def test_two_ranks_with_compiled_blocks(tmp_path):
+def test_two_ranks(tmp_path):
     arguments = [*BENCHMARK, "--benchmark.steps=6", "--metrics.log_freq=1"]
     arguments += ["--activation_checkpoint.mode=full", "--parallelism.data_parallel_shard_degree=2"]
-    arguments += "--compile.enable --compile.backend=aot_eager --compile.components=model".split()
     run = runs.run(tmp_path, "bench", arguments, processes=2)
     assert json.loads((run.folder / "state.json").read_text())["state"] == "completed"
     assert not (run.folder / "checkpoint").exists()
@@ -38,7 +37,6 @@ def test_two_ranks_with_compiled_blocks(tmp_path):
     split = report["step_split"]
     assert split.keys() == PARTS and min(split.values()) > 0
     assert max(split.values()) < report["seconds_per_step"]["max"]
-    assert report["compiles_while_timed"] == 0  # every shape was seen in the warm-up
     assert len(report["step_seconds"]) == 6
     samples = 2 * sum(shape["samples"] * shape["steps"] for shape in report["shapes"])
     assert abs(report["samples_per_second"] * report["timed_seconds"] - samples) < 1e-6

@@ -13,7 +13,8 @@ import soundfile
 from tests.helpers.sentences import refused
 from tests.helpers.speech_checkpoints import write_resemblyzer
 from tests.helpers.speech_corpora import tone
-from titan_tts.finetune_command import Options, run
+from titan_tts import cli, finetune_command
+from titan_tts.finetune_command import OF_FINETUNE, Options, run
 from tools.harness import runs
 from tools.harness.forked import start_titan_tts, titan_tts
 from tools.harness.synthetic import make_shards
@@ -27,9 +28,29 @@ def read_config(folder):
     return tomllib.loads((folder / "config.toml").read_text())
 
 
-def finetune(*arguments):
-    done = titan_tts("finetune", *arguments)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def finetune(monkeypatch, capsys):
+    """The command in this process, whose trainings are forked: (status, output)."""
+
+    def step(*arguments):
+        print("$ titan-tts", *arguments)
+        monkeypatch.setenv(OF_FINETUNE, "1")
+        if arguments[0] == "train":
+            done = titan_tts(*arguments)
+            print(done.stdout, done.stderr)
+            status = done.returncode
+        else:
+            status = cli.main([*arguments])
+        monkeypatch.delenv(OF_FINETUNE)
+        if status:
+            raise finetune_command._Ended(status)
+
+    def call(*arguments):
+        status = cli.main(["finetune", *map(str, arguments)])
+        return status, "".join(capsys.readouterr())
+
+    monkeypatch.setattr(finetune_command, "_titan_tts", step)
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +78,9 @@ def recordings(tmp_path_factory):
     return folder / "list.jsonl"
 
 
-def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch):
+def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch, finetune):
     out, packages = tmp_path / "out", str(write_resemblyzer(tmp_path / "packages"))
     monkeypatch.setattr(sys, "path", [packages, *sys.path])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     arguments = [base, recordings, out, "--speaker=me", "--language=en", "--only=annotated"]
     arguments += ["--steps=4", "--training.mixed_precision_param=float32"]
     status, said = finetune(*arguments)
@@ -120,7 +140,7 @@ def test_what_compares_is_there_before_anything_is_trained(tmp_path, monkeypatch
     refused(lambda: run(options), f"{package} is not installed; run: pip install")
 
 
-def test_a_step_that_fails_ends_the_command(base, tmp_path):
+def test_a_step_that_fails_ends_the_command(base, tmp_path, finetune):
     rows = ({"audio": f"no{n}.wav", "text": "one", "speaker": "me"} for n in range(2))
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     status, said = finetune(base, tmp_path / "list.jsonl", tmp_path / "out")

@@ -56,6 +56,8 @@ LAYOUTS = {
 # Tested in parts by other layouts, or by tests of the layers.
 COVERED = ("ddp_accumulation", "hsdp_accumulation", "every_2nd_block", "fsdp_memory_budget")
 COVERED += ("hsdp_varlen_per_op", "ddp_flex_compile")
+LONG = ("hsdp", "fsdp_units", "full_checkpointing", "per_op_checkpointing")
+LONG += ("fsdp_compile_checkpointing",)
 MATRIX_LAYOUTS = {
     "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
     "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
@@ -105,6 +107,7 @@ VARIANTS = {
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
     "batch_ramp": (2, RAMP, [*DDP, "--training.local_batch_size=1"]),
 }
+SLOW_VARIANTS = ("packed_hsdp", "muon_base_dim", "drawn_references", "batch_ramp")
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +176,8 @@ def assert_same_samples(run: Path, expected: Path) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        *(each for each in LAYOUTS if each not in COVERED),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_LAYOUTS),
+        *(each for each in LAYOUTS if each not in (*COVERED, *LONG)),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (*LONG, *SLOW_LAYOUTS)),
         *(pytest.param(each, marks=pytest.mark.matrix) for each in (*COVERED, *MATRIX_LAYOUTS)),
     ],
 )
@@ -194,8 +197,8 @@ def test_layout_trains_as_one_process_does(seeded, layout):
 @pytest.mark.parametrize(
     "variant",
     [
-        pytest.param(v, marks=pytest.mark.matrix) if "_tp" in v or v == "8bit" else v
-        for v in VARIANTS
+        *("packed", *(pytest.param(v, marks=pytest.mark.slow) for v in SLOW_VARIANTS)),
+        *(pytest.param(v, marks=pytest.mark.matrix) for v in VARIANTS if "_tp" in v or v == "8bit"),
     ],
 )
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
@@ -212,6 +215,7 @@ def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
 
 
+@pytest.mark.slow
 def test_the_critical_batch_is_measured_alike_on_ranks(seeded):
     """From two micro-batches, which have the same samples; DDP keeps the first one's gradient apart."""
     folder, common, plain = seeded
@@ -252,6 +256,7 @@ def test_tensor_parallelism_in_bfloat16_is_as_near_as_one_process_in_bfloat16(se
             assert found[step]["grad_norm"] == pytest.approx(row["grad_norm"], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["fsdp", pytest.param("ddp_units", marks=pytest.mark.matrix)])
 def test_gradients_that_are_summed_in_bfloat16_are_near(seeded, layout):
     """Two ranks round each gradient twice, by 2^-9 at most, and nothing else."""
@@ -265,6 +270,7 @@ def test_gradients_that_are_summed_in_bfloat16_are_near(seeded, layout):
     assert found[STEPS]["loss"] == pytest.approx(plain[STEPS]["loss"], rel=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", ["ddp_accumulation", pytest.param("hsdp", marks=pytest.mark.matrix)]
 )

@@ -6,6 +6,7 @@ import platform
 import signal
 
 import numpy as np
+import pytest
 
 from tests.helpers.tars import npy, write_tar
 from tools.harness import kill_resume, runs
@@ -27,6 +28,7 @@ def kill_one(folder, data, launched=(), ends=("SIGKILL",)):
     return outcome
 
 
+@pytest.mark.slow
 def test_mixed_balanced_corrupt_and_remote_data(tmp_path):
     with kill_resume.everything_at_once(tmp_path) as data:
         outcome = kill_one(tmp_path, data)
@@ -60,6 +62,7 @@ def test_signals_corrupt_checkpoints_and_bad_batches_cost_no_step(tmp_path):
     assert worst["nan:bad"] in ("nan", "inf") and worst["spike:bad"] > 1e5
 
 
+@pytest.mark.slow
 def test_a_rank_that_stands_still_is_named(tmp_path):
     with kill_resume.plain_data(tmp_path) as data:
         arguments = [*runs.TINY, *data, "--training.local_batch_size=4", "--training.steps=999"]

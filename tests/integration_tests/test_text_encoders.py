@@ -39,11 +39,9 @@ COMPILED = ["--compile.enable", "--compile.backend=aot_eager"]
 CHECKPOINTED = ["--activation_checkpoint.mode=selective"]
 CHECKPOINTED += ["--activation_checkpoint.selective_ac_option=op"]
 FULL = "--activation_checkpoint.mode=full"
-LAYOUTS = {
-    "ddp": (2, DDP),
-    "compiled_per_op": (1, [*COMPILED, *CHECKPOINTED]),
-}
+LAYOUTS = {"ddp": (2, DDP)}
 MATRIX_LAYOUTS = {
+    "compiled_per_op": (1, [*COMPILED, *CHECKPOINTED]),
     "tp_compiled_full": (2, [*TP, *COMPILED, FULL]),
     "tp": (2, TP),
     "fsdp_compiled_full": (2, [*FSDP, *COMPILED, FULL]),

@@ -69,25 +69,16 @@ def train_upstream(folder: str, arguments: list[str]) -> None:
     sys.stdout.flush()
 
 
-def trained(assets: Path, tmp_path: Path, *arguments: str) -> dict:
-    log = tmp_path / "log"
-    common = ["--training.steps=2", "--training.seq_len=64", "--training.local_batch_size=2"]
-    common += ["--training.dataset=c4_test", "--model.hf_assets_path=tokenizer"]
-    common += ["--lr_scheduler.warmup_steps=0", f"--job.dump_folder={tmp_path}"]
-    child = forked.start(
-        train_upstream, str(assets), [*common, *arguments], log=log, errors=tmp_path / "errors"
-    )
-    assert child.wait() == 0, (tmp_path / "errors").read_text()[-4000:]
-    return json.loads(log.read_text().splitlines()[-1])
-
-
-@pytest.mark.parametrize("family, converter", [("llama3", ""), ("qwen3", "quantize.linear.float8")])
-def test_it_trains_two_steps(assets, tmp_path, family, converter):
-    """Those that a CPU can train: upstream's mixtures of experts and flux's encoders cannot run there."""
-    arguments = [f"--model.name={family}", "--model.flavor=debugmodel"]
-    if converter:
-        arguments += [f"--model.converters={converter}", "--quantize.linear.float8.emulate"]
-    found = trained(assets, tmp_path, *arguments)
+def test_it_trains_two_steps(assets, tmp_path):
+    """One that a CPU can train: upstream's mixtures of experts and flux's encoders cannot run there."""
+    arguments = ["--model.name=qwen3", "--model.flavor=debugmodel", "--training.steps=2"]
+    arguments += ["--model.converters=quantize.linear.float8", "--quantize.linear.float8.emulate"]
+    arguments += ["--training.seq_len=64", "--training.local_batch_size=2"]
+    arguments += ["--training.dataset=c4_test", "--model.hf_assets_path=tokenizer"]
+    arguments += ["--lr_scheduler.warmup_steps=0", f"--job.dump_folder={tmp_path}"]
+    log, errors = tmp_path / "log", tmp_path / "errors"
+    child = forked.start(train_upstream, str(assets), arguments, log=log, errors=errors)
+    assert child.wait() == 0, errors.read_text()[-4000:]
+    found = json.loads(log.read_text().splitlines()[-1])
     assert found["step"] == 2 and found["finite"] and math.isclose(found["moved"], 1.0)
-    assert (found["float8"] > 0) == bool(converter)
-    assert CONVERTERS <= set(found["converters"])
+    assert found["float8"] > 0 and CONVERTERS <= set(found["converters"])

@@ -1,4 +1,4 @@
-"""What Echo-TTS and Irodori-TTS are beside their weights: sizes, texts, lengths, sampling, codec."""
+"""Echo-TTS and Irodori-TTS apart from their weights: sizes, texts, lengths, sampling, codec."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -61,7 +61,7 @@ ECHO = Project(
     bytes_per_second=16.0,
     licence="CC-BY-NC-SA-4.0, as its codec's",
     audio={"loudness": None, "max_silence": None},
-    # Of generation block by block, which this family has not.
+    # Block-by-block generation, which this model does not support.
     left_out=(".latent_encoder.", ".latent_norm.", ".wk_latent.", ".wv_latent."),
 )
 IRODORI = Project(
@@ -84,7 +84,7 @@ PROJECTS = {"echo": ECHO, "irodori": IRODORI}
 def sizes_of(
     weights: Mapping[str, Tensor], header: Header, project: Project, where: Path
 ) -> DiTTTSModelConfig:
-    """The sizes of a model by the shapes of its tensors. Raises InputError for what this family has not."""
+    """The sizes of a model by the shapes of its tensors. Raises InputError for what this family does not support."""
     _check_version(weights, header, where)
     for key, needed, why in (
         ("use_caption_condition", False, "a voice by its description, without a reference"),
@@ -139,7 +139,7 @@ def sizes_of(
 
 
 def _check_version(weights: Mapping[str, Tensor], header: Header, where: Path) -> None:
-    """Raises InputError for Irodori-TTS's versions whose network is another one."""
+    """Raises InputError for Irodori-TTS's versions whose network is different."""
     predicts = any(name.startswith("duration_predictor.") for name in weights)
     own_encoder = header.get("text_encoder_type") != "pretrained"
     if predicts and "text_encoder.text_embedding.weight" not in weights:
@@ -166,7 +166,7 @@ def entry(header: Header, key: str, default: Any) -> Any:
 
 
 def _rules(header: Header, project: Project) -> dict[str, Any]:
-    """What of the forward pass no shape tells."""
+    """Settings of the forward pass that no shape tells."""
     return {
         "norm_eps": entry(header, "norm_eps", 1e-5),
         "rope_theta": 10000.0,

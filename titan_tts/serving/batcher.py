@@ -52,7 +52,7 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, and since the last speech nothing failed but mistakes of requests."""
+        """True if the thread runs, and since the last speech nothing failed but mistakes of requests."""
         return self._thread.is_alive() and not self._failing
 
     @contextmanager

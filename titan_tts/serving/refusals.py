@@ -35,7 +35,7 @@ class Refusal(HTTPException):
         self.code, self.param = code, param
 
     def response(self) -> JSONResponse:
-        """What OpenAI's clients read."""
+        """The answer in the form that OpenAI's clients read."""
         kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
         error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
         return JSONResponse({"error": error}, self.status_code, self.headers)
@@ -90,7 +90,7 @@ class HostCheck:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a name or address, with or without a port, can mean nothing but this machine."""
+    """True if a name or address, with or without a port, can mean nothing but this machine."""
     try:
         name = host if host.count(":") > 1 and host[0] != "[" else urlsplit(f"//{host}").hostname
         return name == "localhost" or ip_address(name or "").is_loopback

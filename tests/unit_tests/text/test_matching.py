@@ -34,9 +34,8 @@ def test_spoken_digits_beside_the_texts_of_other_rows(digits, rows, shift):
     [match] = judge_texts(texts, frames)
     assert (match.verdict, match.shift) == (MATCH if rows == 0 else OF_OTHERS, shift)
     # Beside another language, each is judged by itself.
-    both = judge_texts(
-        [*metadata, *({**one, "language": "de"} for one in texts)], np.tile(frames, 2)
-    )
+    german = [{**one, "language": "de"} for one in texts]
+    both = judge_texts([*metadata, *german], np.tile(frames, 2))
     assert [(one.language, one.verdict) for one in both] == [("de", match.verdict), ("en", MATCH)]
 
 
@@ -45,12 +44,8 @@ def made(count, words, noise):
     generator, texts, frames = np.random.default_rng(count), [], []
     for _ in range(count):
         letters = generator.integers(0, 9, 5 * int(generator.choice(words)))
-        texts.append(
-            " ".join(
-                "".join("abcdefghi"[one] for one in letters)[n : n + 5]
-                for n in range(0, len(letters), 5)
-            )
-        )
+        said = "".join("abcdefghi"[one] for one in letters)
+        texts.append(" ".join(said[n : n + 5] for n in range(0, len(said), 5)))
         frames.append(10 + (1 + letters / 10).sum() + generator.uniform(0, noise))
     return [{"text": text} for text in texts], np.array(frames).round()
 

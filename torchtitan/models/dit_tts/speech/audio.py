@@ -141,7 +141,7 @@ def _check_wav_length(data: bytes | str) -> None:
 
 
 def _libsndfile_reads_all(data: bytes | str) -> bool:
-    """Whether libsndfile finds the end of an MP3, or of what else stands behind an ID3 tag.
+    """True if libsndfile finds the end of an MP3, or of what else stands behind an ID3 tag.
 
     It takes the length from a tag in the first frame. Without one it estimates the length from the
     first frame's bit rate, and of joined files it reads the first alone.

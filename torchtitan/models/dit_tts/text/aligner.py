@@ -1,4 +1,4 @@
-"""Where in a recording each character of its text is spoken, by a forced alignment.
+"""Finds where in a recording each character of its text is spoken, by a forced alignment.
 
 A hidden Markov model has one state per character of the text, in its order, and one before and one after
 them for what is no speech there. A state's frames are drawn from the Gaussian of its character, with a diagonal
@@ -73,7 +73,7 @@ class Aligner:
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of x², x and 1 in each state's log-likelihood, scaled; constants that all states share are left out."""
+        """Factors of x², x and 1 in each state's log-likelihood, scaled; constants that all states share are left out."""
         precision = _LIKELIHOOD_SCALE / self.variances
         square = (self.means**2 * precision + _LIKELIHOOD_SCALE * np.log(self.variances)).sum(1)
         return -0.5 * precision, self.means * precision, -0.5 * square

@@ -246,7 +246,7 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
 def origin_of_weights(config: JobConfig, folder: Path) -> Path | None:
     """The folder of the run, or the exported folder, whose weights are loaded; None for new weights."""
     # Any name of the checkpoint folder counts, so that a file is never replaced that weights rely on.
-    # A save that a kill cut short, step-N.saving, is none of them.
+    # A save that a kill cut short, step-N.saving, does not count.
     if any(not path.parent.suffix for path in folder.glob("*/step-*/.metadata")):
         return folder
     if config.checkpoint.initial_load_path:

@@ -1,4 +1,4 @@
-"""How many frames a character takes, by the characters around it: means over aligned texts that back off.
+"""The frames that a character takes, by the characters around it: means over aligned texts that back off.
 
 The mean of each wider context is taken of what the narrower ones leave unexplained and shrunk towards 0 by the
 number of its examples, so that a context that was seen once says little and one that was never seen nothing.

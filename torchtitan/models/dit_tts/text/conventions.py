@@ -1,4 +1,4 @@
-"""How the models of other projects expect their texts: [encoder] convention. Each rule is applied to every text, in
+"""The texts that models of other projects expect: [encoder] convention. Each rule is applied to every text, in
 training as in generation, before it becomes ids.
 """
 
@@ -46,7 +46,7 @@ def _irodori_text(text: str) -> str:
 
 
 def _is_bracketed(text: str) -> bool:
-    """Whether one pair of brackets encloses the whole text."""
+    """True if one pair of brackets encloses the whole text."""
     closing = _BRACKETS.get(text[:1])
     if closing is None or len(text) < 2 or text[-1] != closing:
         return False

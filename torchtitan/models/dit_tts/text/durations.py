@@ -1,4 +1,4 @@
-"""How long a text takes to say: a least-squares fit of frames on the bytes of the text.
+"""The time that a text takes to say: a least-squares fit of frames on the bytes of the text.
 
 Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
 weighted sum of the text's (or its phones') byte counts and of its added tokens (a laugh takes time, its letters do not)

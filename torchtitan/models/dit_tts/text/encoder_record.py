@@ -55,7 +55,7 @@ def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
 def check_mode(
     folder: Path, source: HFEncoderSpec, encoder: Encoder, resumes: bool, model_only: bool
 ) -> bool:
-    """Whether the weights to load lack the text encoder that is now trained.
+    """True if the weights to load lack the text encoder that is now trained.
 
     Args:
         folder: of the run that trained the weights.

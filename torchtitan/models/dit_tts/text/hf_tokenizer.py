@@ -115,8 +115,8 @@ class TextTokenizer:
         ]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """Of each of `ids`, the first character and the one after its last; equal for special tokens. Of a text as it
-        is: no convention has positions."""
+        """(first character, the one after the last) of each of `ids`; equal for special tokens. The text is taken as
+        it is: no convention has positions."""
         encoding = self._backend.encode(text)
         if not self._has_more_specials(encoding):
             return encoding.offsets

@@ -34,7 +34,7 @@ _SHIFT_SIGMAS = 5.0
 
 @dataclass(frozen=True)
 class Match:
-    """How well the texts of one language fit the lengths of their recordings."""
+    """The fit of the texts of one language to the lengths of their recordings."""
 
     language: str
     count: int
@@ -123,7 +123,7 @@ def _shift(texts: list[str], missed: np.ndarray, shifts: list[int]) -> int:
 
 
 def _expected_correlation(characters: np.ndarray, frames: np.ndarray) -> float:
-    """What the spreads of text lengths (k,) and frames (k,) let expect of right texts, 0 to 0.8.
+    """The correlation, 0 to 0.8, that the spreads of text lengths (k,) and frames (k,) let expect of right texts.
 
     A character's time differs by half of the mean, which hides small differences of short texts; the rest of the
     frames' spread is the speakers'.

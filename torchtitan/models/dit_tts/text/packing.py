@@ -46,7 +46,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class TextRows:
-    """How the texts of a batch (B, L) go through an encoder, and where their features come back."""
+    """The rows in which the texts of a batch (B, L) go through an encoder, and where their features come back."""
 
     groups: tuple[RowGroup, ...]
 

@@ -106,7 +106,7 @@ class Phonemizer:
         return any(self._name_instead(letter) is not None for letter in letters)
 
     def _find_name(self, letter: str) -> str | None:
-        """What espeak-ng says to a letter alone that is shared by others, "Hebrew" or "letter"; empty: nothing; None: it
+        """The part that espeak-ng says to a letter alone and to others, "Hebrew" or "letter"; empty: nothing; None: it
         reads the letter. In a word, some of these are read by the rules of another language."""
         script = _script_of(letter)
         if not script or letter.isascii():
@@ -131,7 +131,7 @@ class Phonemizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of language, version of espeak-ng and added tokens."""
+        """Language, version of espeak-ng and added tokens."""
         version: Any = self._backend.version()
         return f"{self.language}-{'.'.join(map(str, version))}{self._added.fingerprint}"
 

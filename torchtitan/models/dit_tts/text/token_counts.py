@@ -1,4 +1,4 @@
-"""How many tokens the texts of a dataset have, where their length alone does not say so."""
+"""Counts the tokens of a dataset's texts, where their length alone does not say how many there are."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,7 +17,7 @@ _TEXTS_AT_ONCE = 1024
 class Counter(Protocol):
     @property
     def fingerprint(self) -> str:
-        """Of everything that the counts depend on, as a part of a file's name."""
+        """A hash of everything that the counts depend on, as a part of a file's name."""
         ...
 
     def counts(self, texts: list[str]) -> list[int]: ...

@@ -150,7 +150,7 @@ class ConditionedTokenizer(BaseTokenizer):
         return self.aligner.frames(self.spoken(text), latents)
 
     def text_positions(self, text: str, frames: np.ndarray | None = None) -> np.ndarray:
-        """Where in the speech the middle of each token is, or is to be expected.
+        """The place in the speech of the middle of each token, or where it is to be expected.
 
         Args:
             frames: `aligned_frames` of its recording; None: those that the aligner expects.
@@ -270,7 +270,7 @@ class UnitTokenizer(ConditionedTokenizer):
         return units + np.int32(self.num_special_tokens)
 
     def _ids(self, text: str) -> np.ndarray:
-        """Of the text alone."""
+        """Ids of the text alone."""
         unicode_bytes(text)
         text = self._normalized(text)
         if not self._bytes:

@@ -1,4 +1,4 @@
-"""What each token id means: text units, then conditioning tokens. A pure function of the data.
+"""The meaning of each token id: text units, then conditioning tokens. A pure function of the data.
 
 The order of the ids, in which a text unit's id does not depend on the conditioning:
 
@@ -102,7 +102,7 @@ class Vocabulary:
 
     @property
     def is_learned(self) -> bool:
-        """Whether the rows of text are learned: with the model, not beforehand."""
+        """True if the rows of text are learned with the model, not beforehand."""
         return not is_pretrained(self.model)
 
     @property
@@ -243,7 +243,7 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool =
 
 
 def missing_tokens(run: Vocabulary, data: Vocabulary) -> str:
-    """What `data` has and `run` has not, in words; empty where there is nothing."""
+    """The tokens of `data` that `run` lacks, in words; empty if there are none."""
     found = []
     for kind, wanted, had in (
         ("characters", data.characters, run.characters),
@@ -278,7 +278,7 @@ def rows_in(run: Vocabulary, new: Vocabulary) -> np.ndarray:
     """(rows,) int64: for each row of the learned embedding of `new` the row of `run`'s with the same meaning. A new
     character or value begins as the unknown one, a new token without any is -1.
 
-    The rows of the learned encoder are all ids; a pretrained one's own are none of them.
+    The rows of the learned encoder are all ids; those of a pretrained encoder begin after its own ids.
     """
     known = {meaning: row for row, meaning in enumerate(_meanings(run))}
     found = []

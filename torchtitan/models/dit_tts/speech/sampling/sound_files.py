@@ -94,7 +94,7 @@ def write_sound(path: str | Path, waveform: "Tensor", sample_rate: int) -> None:
 
 
 def is_cut(path: str | Path) -> bool:
-    """Whether a file has less than was written: nothing, or of a wav less than its header says."""
+    """True if a file has less than was written: nothing, or of a wav less than its header says."""
     size = Path(path).stat().st_size
     if Path(path).suffix.lower() != ".wav":
         return size == 0

@@ -1,1 +1,1 @@
-"""How good speech is: recognizers, word errors, speaker similarity, predicted opinion, intervals."""
+"""Scores of speech: recognizers, word errors, speaker similarity, predicted opinion, intervals."""

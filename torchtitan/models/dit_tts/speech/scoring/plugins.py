@@ -145,7 +145,7 @@ def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
 def _from_factory(
     spec: str, device: str, kind: str, known: str, *methods: str, optional: Sequence[str] = ()
 ) -> Any:
-    """What a user's factory returns, with `name` and all methods of its protocol."""
+    """The object that a user's factory returns, with `name` and all methods of its protocol."""
     made = call_factory(
         spec, device, kind, known, ("name", *methods), "speech/scoring/interface.py"
     )

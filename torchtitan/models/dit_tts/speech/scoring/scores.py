@@ -28,7 +28,7 @@ class Scorers:
     pitch: PitchTracker | None = None
 
     def expected(self, text: str) -> str:
-        """What the recognizer should hear of a text, in its units."""
+        """The words of a text that the recognizer should hear, in its units."""
         units = getattr(self.recognizer, "units", str)
         return units(self.added.without(text))
 

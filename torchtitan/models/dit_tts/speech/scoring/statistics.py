@@ -36,7 +36,7 @@ class Interval:
 
     @property
     def is_tie(self) -> bool:
-        """Of a difference: whether 0 is not excluded."""
+        """True for a difference whose interval does not exclude 0."""
         return not (self.low > 0 or self.high < 0)
 
 

@@ -107,7 +107,7 @@ class WhisperRecognizer(_Whisper):
         return features.to(self.model.device, self.model.dtype), long
 
     def _generate(self, sounds: Sequence[Sound], codes: Sequence[str]) -> list[str]:
-        """What is said in sounds of up to 30 s, or in one of any length."""
+        """The words in sounds of up to 30 s, or in one of any length."""
         features, long = self._features(sounds)
         options: dict[str, Any] = {"return_timestamps": True} if long else {}
         if self.languages:
