@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.compile import apply_compile
+from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
@@ -154,7 +155,7 @@ class Ours(Contender):
 
     def __init__(self, args: DiTTTSModelArgs | None = None):
         self.args = replace(args or fifty_million(), text_positions="aligned")
-        self.module = DiTTTSModel(self.args)
+        self.module = cast(DiTTTSModel, build_model(self.args))
         self.objective = FlowMatching()
         self.number = 0
         self.of_loader = ForwardPass(

@@ -10,9 +10,9 @@ import torch
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops
 from torchtitan.models.dit_tts.model_config import model_flavors, write_sizes
-from torchtitan.models.dit_tts.train_spec import build_model
 
 
 def test_the_config_sets_sizes_of_a_copy():

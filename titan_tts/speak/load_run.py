@@ -17,8 +17,8 @@ from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
-from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
-from torchtitan.models.dit_tts.model.duration import DurationModel
+from torchtitan.models.dit_tts.infra.cpu_kernels import multiplies_bfloat16
+from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import read_sizes
 from torchtitan.models.dit_tts.run.checkpoint_storage import (
@@ -77,7 +77,7 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     # The run's own may need what sampling is without: flex compiled blocks, varlen bfloat16.
     args.attention = "sdpa"
     with torch.device("meta"):
-        model: Any = DurationModel(args) if args.task == "duration" else DiTTTSModel(args)
+        model: Any = build_model(args)
     if is_exported(folder):
         _check_fits(model, folder)
     model.to_empty(device=device)

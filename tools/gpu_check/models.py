@@ -14,12 +14,14 @@ from torchtitan.distributed import ParallelDims
 from tools.gpu_check.items import NotMeasured
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.infra.cpu_kernels import CPUKernels
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
+from torchtitan.models.dit_tts.infra.kernels import build_model, use_operations
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron
-from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model.operations import Operations
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 INDUCTOR_OPTIONS = {
@@ -62,7 +64,7 @@ class Mode:
 
     backward: str = ""
     """of the pointwise parts in eager mode, one of BACKWARDS: by hand are the functions of
-    `model/cpu_kernels.py`; empty: as the model chooses on the device"""
+    `infra/cpu_kernels.py`; empty: as the model chooses on the device"""
 
     engine: bool = False
     """TransformerEngine's layers, which then multiply in fp8 if `fp8` names a recipe, and with varlen its
@@ -156,7 +158,7 @@ def built(
     config = job_config(mode, device)
     one = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     with torch.device("meta"):  # drawing weights that are replaced would take longest of all
-        model = DiTTTSModel(sizes(args, mode))
+        model = build_model(sizes(args, mode))
     model.load_state_dict(weights, assign=True)
     changed = (
         (torch._functorch.config, "activation_memory_budget"),
@@ -164,14 +166,14 @@ def built(
             torch._inductor.config,
             "emulate_precision_casts",
         ),
-        (cpu_kernels, "use_cpu_kernels"),
     )
     before = [getattr(module, name) for module, name in changed]
     options = {mode.option: INDUCTOR_OPTIONS[mode.option]} if mode.option else {}
     torch._dynamo.reset()
     try:
         if mode.backward:
-            cpu_kernels.use_cpu_kernels = lambda x: mode.backward == "by hand"
+            chosen = CPUKernels if mode.backward == "by hand" else Operations
+            use_operations(model, lambda x: chosen)
         if mode.fp8 and not mode.engine:
             _convert(model, config, one)
         parallelize = parallelize_megatron if mode.engine else parallelize_dit_tts

@@ -12,7 +12,6 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.compat import functorch_config
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.infra.parallelize_megatron import part_of_groups
-from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.attention import rotated_groups
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
@@ -104,9 +103,8 @@ def test_parameters_keep_names_sizes_and_values():
 @pytest.mark.long
 @pytest.mark.parametrize("sequence", [[], ranks.SEQUENCE])
 @pytest.mark.parametrize("mode", ["full", "memory_budget"])
-def test_blocks_share_one_graph_without_a_break(mode, sequence, monkeypatch):
+def test_blocks_share_one_graph_without_a_break(mode, sequence):
     """Checkpointing can save what is in it: no mesh and no group."""
-    monkeypatch.setattr(cpu_kernels, "use_cpu_kernels", lambda x: False)
     # A budget is put back afterwards.
     budget = functorch_config.patch(activation_memory_budget=1.0)
     with budget, fake_process_group(DataParallelLayout(1, 2, 2)) as dims:

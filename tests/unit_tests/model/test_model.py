@@ -33,8 +33,9 @@ from torchtitan.models.dit_tts.model.flops import (
     training_flops,
 )
 from torchtitan.models.dit_tts.model.initialization import plain_name
-from torchtitan.models.dit_tts.model.layers import apply_rope, rope_table
+from torchtitan.models.dit_tts.model.layers import rope_table
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model.operations import apply_rope
 
 VOCABULARY = 40
 

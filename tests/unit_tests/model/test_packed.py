@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from tests.helpers.packed_batches import in_one_row, streams
 from tests.helpers.small_models import padded_inputs, random_model, small_args
 from torchtitan.models.dit_tts.infra.compile import apply_compile
-from torchtitan.models.dit_tts.model import cpu_kernels
+from torchtitan.models.dit_tts.infra.kernels import use_operations
 from torchtitan.models.dit_tts.model.attention_backends import _segment_block_mask
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model.packed_attention import packed_attention
@@ -64,8 +64,9 @@ def outcome(model: DiTTTSModel, inputs: dict) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kernels", (True, False), ids=("cpu kernels", "definitions"))
 @pytest.mark.parametrize("tail", (0.0, 9.0), ids=("zeros behind", "values behind"))
-def test_outputs_and_gradients_are_those_of_padded_samples(model, kernels, tail, monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "use_cpu_kernels", lambda x: kernels)
+def test_outputs_and_gradients_are_those_of_padded_samples(model, kernels, tail):
+    if kernels:
+        use_operations(model)
     padded = inputs_of(model)
     expected = outcome(model, padded)
     packed = packed_inputs(padded)

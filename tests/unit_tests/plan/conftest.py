@@ -2,9 +2,9 @@
 
 import pytest
 
-from torchtitan.models.dit_tts.model import cpu_kernels
+from torchtitan.models.dit_tts.infra import kernels
 
 
 @pytest.fixture(autouse=True)
 def without_functions_of_a_cpu(monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "use_cpu_kernels", lambda x: False)
+    monkeypatch.setattr(kernels, "CPUKernels", kernels.Operations)

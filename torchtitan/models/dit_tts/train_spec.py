@@ -28,12 +28,11 @@ from torchtitan.models.dit_tts.infra.collectives import (
     run_on_all_ranks,
 )
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
+from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.run.benchmark.loader import (
@@ -164,11 +163,6 @@ def _build_dataloader(*, job_config: JobConfig, **kwargs: Any) -> LatentDataLoad
     synthetic = job_config.benchmark.enable
     build = build_synthetic_dataloader if synthetic else build_agreed_dataloader
     return build(job_config=job_config, **kwargs)
-
-
-def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:
-    """The network of these sizes."""
-    return DurationModel(args) if args.task == "duration" else DiTTTSModel(args)
 
 
 def _parallelize(

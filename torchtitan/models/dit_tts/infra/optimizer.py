@@ -26,7 +26,7 @@ from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, b
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.muon import Muon
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder
-from torchtitan.models.dit_tts.model.layers import HeadRMSNorm
+from torchtitan.models.dit_tts.model.layers import HeadWeights
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
@@ -97,7 +97,7 @@ def without_decay(model: nn.Module) -> set[nn.Parameter]:
     found = embeddings(model)
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            if parameter.ndim < 2 or isinstance(module, HeadRMSNorm):
+            if parameter.ndim < 2 or isinstance(module, HeadWeights):
                 found.add(parameter)
     return found
 

@@ -3,16 +3,16 @@
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.model import cpu_kernels
 from torchtitan.models.dit_tts.model.attention_backends import JointKeys, attend, attend_within
-from torchtitan.models.dit_tts.model.layers import HeadRMSNorm, apply_rope
+from torchtitan.models.dit_tts.model.layers import HeadWeights
+from torchtitan.models.dit_tts.model.operations import WithOperations
 from torchtitan.models.dit_tts.streams import Stream
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one stream, each (B, L, H, K)."""
 
 
-class GatedAttention(nn.Module):
+class GatedAttention(WithOperations):
     """Projections shared by the two kinds of attention.
 
     Q, K, V and the gate of the output are one matmul, laid out head by head (q, k, v, gate), so that
@@ -25,22 +25,18 @@ class GatedAttention(nn.Module):
         self.head_dim = dim // n_heads
         self.qkv_gate = nn.Linear(dim, 4 * dim, bias=False)
         self.out = nn.Linear(dim, dim, bias=False)
-        self.q_norm = HeadRMSNorm(n_heads, self.head_dim, eps)
-        self.k_norm = HeadRMSNorm(n_heads, self.head_dim, eps)
+        self.q_norm = HeadWeights(n_heads, self.head_dim)
+        self.k_norm = HeadWeights(n_heads, self.head_dim)
+        self.eps = eps
 
     def split_heads(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Q, K (normed and rotated), V and gate of x, each (B, L, H, K)."""
         parts = self.qkv_gate(x).unflatten(-1, (-1, 4, self.head_dim))
-        if cpu_kernels.use_cpu_kernels(x):
-            weight = torch.stack([self.q_norm.weight, self.k_norm.weight], dim=1)
-            return cpu_kernels.normed_heads(parts, weight, rope, self.k_norm.eps)
-        q, k, v, gate = parts.unbind(-2)
-        return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v, gate
+        weights = self.q_norm.weight, self.k_norm.weight
+        return self.operations(parts).normed_heads(parts, weights, rope, self.eps)
 
     def project_out(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        if cpu_kernels.use_cpu_kernels(attended):
-            return self.out(cpu_kernels.sigmoid_mul(attended, gate).flatten(-2))
-        return self.out((attended * torch.sigmoid(gate)).flatten(-2))
+        return self.out(self.operations(attended).sigmoid_mul(attended, gate).flatten(-2))
 
 
 class SelfAttention(GatedAttention):
@@ -86,14 +82,9 @@ class JointAttention(GatedAttention):
 
     def _key_value(self, kv: torch.Tensor, rope: torch.Tensor | None = None) -> KeyValue:
         parts = kv.unflatten(-1, (-1, 2, self.head_dim))
-        if cpu_kernels.use_cpu_kernels(kv):
-            k, v = cpu_kernels.normed_heads(
-                parts, self.k_norm.weight[:, None], rope, self.k_norm.eps
-            )
-            return k, v
-        k, v = parts.unbind(-2)
-        k = self.k_norm(k)
-        return k if rope is None else apply_rope(k, rope), v
+        weights = (self.k_norm.weight,)
+        k, v = self.operations(parts).normed_heads(parts, weights, rope, self.eps)
+        return k, v
 
     def condition_key_values(
         self, text: torch.Tensor, speaker: torch.Tensor, text_rope: torch.Tensor | None

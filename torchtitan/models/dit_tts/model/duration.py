@@ -11,13 +11,14 @@ from torch import nn
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditions
-from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm, modulated_norm
+from torchtitan.models.dit_tts.model.layers import GatedMLP, RMSNorm
+from torchtitan.models.dit_tts.model.operations import WithOperations
 
 NEIGHBOURS = 3
 """Tokens on each side that a block sees"""
 
 
-class DurationBlock(nn.Module):
+class DurationBlock(WithOperations):
     """A convolution over neighbouring tokens, then a gated MLP: x (B, L, D) and voice (B, c) to (B, L, D).
 
     The voice scales and shifts the normed tokens, since it decides how long each letter takes. mask (B, L) is
@@ -33,7 +34,7 @@ class DurationBlock(nn.Module):
 
     def forward(self, x: torch.Tensor, voice: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         scale, shift = self.voice(voice)[:, None].chunk(2, dim=-1)
-        h = modulated_norm(x, scale, shift, self.eps) * mask[..., None]
+        h = self.operations(x).modulated_norm(x, scale, shift, self.eps) * mask[..., None]
         padded = F.pad(h, (0, 0, NEIGHBOURS, NEIGHBOURS))
         near = self.near.to(h.dtype).unbind(1)
         shifted = (padded[:, n : n + x.shape[1]] * weight for n, weight in enumerate(near))

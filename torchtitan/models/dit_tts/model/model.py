@@ -18,12 +18,11 @@ from torchtitan.models.dit_tts.model.conditions import ConditionedModel, Conditi
 from torchtitan.models.dit_tts.model.layers import (
     GatedMLP,
     RMSNorm,
-    add_gated,
-    modulated_norm,
     positions_of,
     rope_table,
     timestep_embedding,
 )
+from torchtitan.models.dit_tts.model.operations import WithOperations
 from torchtitan.models.dit_tts.streams import PackedStreams, Stream
 
 
@@ -87,7 +86,7 @@ class LowRankAdaLN(nn.Module):
         return up.view(3, 2, batch, dim).permute(2, 0, 1, 3)
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(WithOperations):
     """x + tanh(gate)·attention(modulated norm of x), then the same with the MLP. (B, T, D)."""
 
     def __init__(self, args: DiTTTSModelArgs):
@@ -121,10 +120,11 @@ class TransformerBlock(nn.Module):
             key_values, modulation = cache
         shift, scale, gate = modulation[..., None, :].unbind(1)  # each (B, 2, 1, D)
         gate = torch.tanh(gate)
-        h = modulated_norm(x, scale[:, 0], shift[:, 0], self.eps, packed)
-        x = add_gated(x, gate[:, 0], self.attention(h, rope, keys, key_values), packed)
-        h = modulated_norm(x, scale[:, 1], shift[:, 1], self.eps, packed)
-        return add_gated(x, gate[:, 1], self.mlp(h), packed)
+        ops = self.operations(x)
+        h = ops.modulated_norm(x, scale[:, 0], shift[:, 0], self.eps, packed)
+        x = ops.add_gated(x, gate[:, 0], self.attention(h, rope, keys, key_values), packed)
+        h = ops.modulated_norm(x, scale[:, 1], shift[:, 1], self.eps, packed)
+        return ops.add_gated(x, gate[:, 1], self.mlp(h), packed)
 
 
 class DiTTTSModel(ConditionedModel):

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torchtitan.tools.logging import logger
 
-from torchtitan.models.dit_tts.model.cpu_kernels import multiplies_bfloat16
+from torchtitan.models.dit_tts.infra.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 
 

@@ -1,9 +1,9 @@
-"""The pointwise parts of a block for eager mode on a CPU, with backward passes by hand.
+"""The model's operations for eager mode on a CPU, with backward passes by hand.
 
 Under autograd each of their operations reads and writes whole activations in float32, and keeps most results.
 As one function each they work in place, keep little more than their input, and write the gradients of parts of
-a matmul's output into its gradient without a `cat`. `layers` and `attention` have the definitions, and call
-these if `use_cpu_kernels` is true: a compiler fuses the definitions, and a GPU has a kernel for RMSNorm.
+a matmul's output into its gradient without a `cat`. A compiler fuses the definitions, and a GPU has a kernel
+for RMSNorm.
 
 They compute in float32, or float64 for such an input; results have the dtype of the input.
 """
@@ -15,10 +15,8 @@ import torch.nn.functional as F
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-
-def use_cpu_kernels(x: torch.Tensor) -> bool:
-    # Not a subclass: fake tensors on the CPU are a plan for a GPU.
-    return type(x) is torch.Tensor and x.is_cpu and not torch.compiler.is_compiling()
+from torchtitan.models.dit_tts.model.operations import Operations, upcast
+from torchtitan.models.dit_tts.streams import Stream
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
@@ -26,11 +24,6 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     (and whose system lets it be used)."""
     cpu = torch.cpu
     return device.type != "cpu" or cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()
-
-
-def upcast(x: torch.Tensor) -> torch.Tensor:
-    """Converts x to the dtype of computation."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -121,25 +114,13 @@ class _ScaledNorm(Function):
         return d_x.to(x.dtype), d_scale, d_shift, None, None
 
 
-def scaled_norm(
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor | None,
-    eps: float,
-    starts: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """RMSNorm of x (..., D), times scale, plus shift; both broadcast to x. With starts (S + 1,) of the samples
-    in x (1, L, D) they are (S, 1, D), one row per sample."""
-    return _ScaledNorm.apply(x, scale, shift, eps, starts)
-
-
 def _empty_upcast(x: torch.Tensor) -> torch.Tensor:
     """Contiguous memory for x in the dtype of computation."""
     return x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _rotate(x: torch.Tensor, rope: torch.Tensor, sign: int) -> None:
-    """Rotates x (B, L, H, N, K) in place, forwards or (sign -1) back; rope is a `layers.rope_table`."""
+    """Rotates x (B, L, H, N, K) in place, forwards or (sign -1) back; rope is a `rope_table`."""
     grouped = x.unflatten(2, (rope.shape[-3], -1))
     (first, second), half = grouped.chunk(2, dim=-1), x.shape[-1] // 2
     cos, sin = rope[0, ..., None, :half], rope[1, ..., None, half:]
@@ -184,14 +165,6 @@ class _NormedHeads(Function):
         return d_x, d_weight, None, None
 
 
-def normed_heads(
-    x: torch.Tensor, weight: torch.Tensor, rope: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, ...]:
-    """The parts of a fused projection x (B, L, H, P, K), each (B, L, H, K). The first N are normalized over K,
-    multiplied by weight (H, N, K) and rotated by rope, a `layers.rope_table` or None. The others are views."""
-    return _NormedHeads.apply(x, weight, rope, eps)
-
-
 class _SiluMul(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -214,11 +187,6 @@ class _SiluMul(Function):
         return d_x
 
 
-def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate)·up for x (..., 2, F) = (gate, up). Returns (..., F)."""
-    return _SiluMul.apply(x)
-
-
 class _SigmoidMul(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -233,11 +201,6 @@ class _SigmoidMul(Function):
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
         x, opened = ctx.saved_tensors
         return opened * gradient, torch.ops.aten.sigmoid_backward(gradient * x, opened)
-
-
-def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x·sigmoid(gate), both of one shape."""
-    return _SigmoidMul.apply(x, gate)
 
 
 class _AddScaled(Function):
@@ -267,8 +230,33 @@ class _AddScaled(Function):
         return gradient, d_scale, _multiply_(gradient.clone(), scale, starts), None
 
 
-def add_scaled(
-    x: torch.Tensor, scale: torch.Tensor, update: torch.Tensor, starts: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x + scale·update; scale broadcasts to x, or has one row per sample as for `scaled_norm`."""
-    return _AddScaled.apply(x, scale, update, starts)
+class CPUKernels(Operations):
+    @staticmethod
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return _ScaledNorm.apply(x, weight, None, eps, None)
+
+    @staticmethod
+    def modulated_norm(
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        shift: torch.Tensor,
+        eps: float,
+        packed: Stream | None = None,
+    ) -> torch.Tensor:
+        return _ScaledNorm.apply(x, 1 + scale, shift, eps, packed and packed.starts)
+
+    @staticmethod
+    def add_gated(
+        x: torch.Tensor, gate: torch.Tensor, update: torch.Tensor, packed: Stream | None = None
+    ) -> torch.Tensor:
+        return _AddScaled.apply(x, gate, update, packed and packed.starts)
+
+    @staticmethod
+    def normed_heads(
+        x: torch.Tensor, weights: tuple[torch.Tensor, ...], rope: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, ...]:
+        """The parts that are not normed are views of x."""
+        return _NormedHeads.apply(x, torch.stack(weights, dim=1), rope, eps)
+
+    silu_mul = staticmethod(_SiluMul.apply)
+    sigmoid_mul = staticmethod(_SigmoidMul.apply)
