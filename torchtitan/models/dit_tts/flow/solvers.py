@@ -40,6 +40,38 @@ class Step(NamedTuple):
 Velocity = Callable[[torch.Tensor, float, Step], torch.Tensor]
 """(latents (B, T, C), t, step) to velocity (B, T, C)."""
 
+History = list[tuple[Step, torch.Tensor]]
+"""Earlier steps of a sampling with the velocity at each one's begin; solvers of several steps append to it."""
+
+
+class Solver(NamedTuple):
+    times: Callable[[float, float], tuple[float, ...]]
+    """(begin, end) of a step to the times at which the velocity is evaluated, the begin first; as many as
+    EVALUATIONS_PER_STEP says"""
+
+    advance: Callable[[Velocity, torch.Tensor, Step, History], torch.Tensor]
+    """(velocity, x, step, history) to x (B, T, C) at the step's end"""
+
+
+def _runge_kutta(velocity: Velocity, x: torch.Tensor, step: Step, history: History) -> torch.Tensor:
+    """Euler's method x + h·v(x, t), and with a second evaluation at t + a·h the method of second order with
+    weights 1 - 1/(2a) and 1/(2a) (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I,
+    section II.1): the midpoint rule for a = 1/2, Heun's for a = 1."""
+    begin, *inner = step.times
+    slope = velocity(x, begin, step)
+    for t in inner:
+        weight = step.width / (2.0 * (t - begin))
+        second = velocity(x + (t - begin) * slope, t, step)
+        slope = (1.0 - weight) * slope + weight * second
+    return x + step.width * slope
+
+
+SOLVERS = {
+    "euler": Solver(lambda begin, end: (begin,), _runge_kutta),
+    "midpoint": Solver(lambda begin, end: (begin, (begin + end) / 2), _runge_kutta),
+    "heun": Solver(lambda begin, end: (begin, end), _runge_kutta),
+}
+
 
 def swayed(t: float, coefficient: float) -> float:
     """Sway sampling (Chen et al. 2024, F5-TTS, arXiv 2410.06885): with u = 1 - t, the fraction
@@ -70,11 +102,10 @@ def plan_steps(sampling: Sampling) -> list[Step]:
     """
     steps = []
     for number, (t, end) in enumerate(pairwise(schedule_times(sampling))):
-        evaluated = {"euler": (t,), "midpoint": (t, (t + end) / 2), "heun": (t, end)}
         is_forced = t > sampling.speaker_kv_min_t + 1e-6
         steps.append(
             Step(
-                evaluated[sampling.solver],
+                SOLVERS[sampling.solver].times(t, end),
                 end - t,
                 branches_at(sampling, number, t),
                 sampling.speaker_kv_scale if is_forced else 1.0,
@@ -88,20 +119,11 @@ def network_passes(steps: Sequence[Step]) -> int:
     return sum(len(step.times) * (1 + len(step.branches)) for step in steps)
 
 
-def integrate(velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
-    """The latents (B, T, C) at the end of the steps.
-
-    Euler's method is x + h·v(x, t). With a second evaluation at t + a·h it is the Runge-Kutta method of
-    second order with weights 1 - 1/(2a) and 1/(2a) (Hairer, Nørsett and Wanner, Solving Ordinary
-    Differential Equations I, section II.1): the midpoint rule for a = 1/2, Heun's for a = 1.
-    """
-    x = noise
+def integrate(
+    velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step], solver: Solver
+) -> torch.Tensor:
+    """The latents (B, T, C) at the end of the steps."""
+    x, history = noise, History()
     for step in steps:
-        begin, *inner = step.times
-        slope = velocity(x, begin, step)
-        for t in inner:
-            weight = step.width / (2.0 * (t - begin))
-            second = velocity(x + (t - begin) * slope, t, step)
-            slope = (1.0 - weight) * slope + weight * second
-        x = x + step.width * slope
+        x = solver.advance(velocity, x, step, history)
     return x
