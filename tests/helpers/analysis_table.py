@@ -2,9 +2,9 @@
 
 import csv
 import json
-import re
 from pathlib import Path
 
+from tests.helpers.pages import table
 from titan_tts.grids.drawing import UNITS
 from titan_tts.grids.page import figure_text
 
@@ -64,12 +64,10 @@ def check_page(dom: str, out: Path) -> int:
     Returns:
         Number of figures compared.
     """
-    table = dom[dom.index('id="runs"') :]
-    head, *rows = table[: table.index("</table>")].split("<tr>")[1:]
-    columns = re.findall(r"<th.*?>(.*?)</th>", head, re.S)
+    columns, *rows = table(dom, "state")
     expected, compared = {row["name"]: row for row in read_table(out)}, 0
     for row in rows:
-        cells = dict(zip(columns, re.findall(r"<td.*?>(.*?)</td>", row, re.S), strict=True))
+        cells = dict(zip(columns, row, strict=True))
         values = expected.pop(cells["name"])
         for name in UNITS.keys() & values.keys():
             if UNITS[name] in cells:

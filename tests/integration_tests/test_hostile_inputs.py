@@ -300,7 +300,7 @@ def test_hostile_input(case, train, trained, tiny_data, server, tmp_path, capfd,
 FEW_FILES = """
 import os, resource, sys
 from titan_tts import cli
-from titan_tts.doctor import summary, text_report
+from titan_tts.doctor import page, summary
 first = os.dup(0)
 os.close(first)
 resource.setrlimit(resource.RLIMIT_NOFILE, (first + int(sys.argv[1]), 99))

@@ -37,7 +37,7 @@ FAMILY_LAYERS = [
     {"__init__"},
 ]
 COMMAND_LAYERS = [
-    {"html", "tables", "overlay"},
+    {"report", "overlay"},
     {"launch.supervisor"},
     {"plan", "prepare", "doctor", "annotate.store"},
     {"speak", "grids", "collect"},

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field, field_validator
 from titan_tts.annotate.assignment import Assignments, Task
 from titan_tts.annotate.differences import differences
 from titan_tts.annotate.segments import Segment, load_audio
-from titan_tts.html import PAGE_STYLE
 from titan_tts.prepare.recordings import is_utf8
+from titan_tts.report.page import STYLE
 from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
 from torchtitan.models.dit_tts.speech.audio import to_mono
 from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
@@ -76,7 +76,9 @@ def build_app(
 
     @app.get("/")
     def page() -> HTMLResponse:
-        content = _PAGE.read_text(encoding="utf-8").replace("/* page_style */", PAGE_STYLE)
+        content = _PAGE.read_text(encoding="utf-8").replace(
+            "/* page_style */", STYLE.read_text(encoding="utf-8")
+        )
         return HTMLResponse(content, headers={"Content-Security-Policy": _POLICY})
 
     @app.get("/v1/settings")

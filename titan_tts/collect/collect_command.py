@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from titan_tts.collect.settings import Settings
-from titan_tts.html import counted
+from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.errors import check_range, require, require_modules, show
 from torchtitan.models.dit_tts.factories import find_factory
 from torchtitan.models.dit_tts.files import check_writable
@@ -162,7 +162,7 @@ def _work(options: Options, job: "Job", queue: "Queue") -> None:
 def _report(output: Path, queue: "Queue") -> int:
     from titan_tts.collect.collection import COLLECTION_NAME, write_collection
     from titan_tts.collect.folder import FILES, is_complete, read_record
-    from titan_tts.collect.report import REPORT_NAME, summarize, write_page
+    from titan_tts.collect.report import REPORT_NAME, collection_page
 
     done = queue.jobs("done").keys() & read_record(output)["files"].keys()
     unseen = sum(not is_complete(output, file) for file in done)
@@ -171,11 +171,11 @@ def _report(output: Path, queue: "Queue") -> int:
         f"{output / FILES}: {counted(unseen, 'folder')} that other machines have made cannot be seen here; check that all "
         "use the same OUTPUT, and start again when the file system shows them",
     )
-    report = summarize(output, write_collection(output), queue)
-    write_page(output, report)
-    show("\n".join([*report.lines(), ""]))
+    page = collection_page(output, write_collection(output), queue)
+    page.write(output / REPORT_NAME)
+    show(f"{page.text()}\n")
     show(f"report:        {output / REPORT_NAME}")
     show(f"correct it:    {shlex.join(['titan-tts', 'annotate', str(output)])}")
     manifest = str(output / COLLECTION_NAME)
     show(f"prepare it:    {shlex.join(['titan-tts', 'prepare', manifest, 'DATA'])}")
-    return int(report.failed > 0)
+    return int(page.cards["failed"] != "0")

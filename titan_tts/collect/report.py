@@ -1,43 +1,25 @@
-"""What a collection holds and cost: one table on stdout, and report.html."""
+"""What a collection holds and cost, on a terminal and in report.html, with the least certain texts to hear."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from titan_tts.collect.folder import FILES, is_complete, read_record, read_seconds
 from titan_tts.collect.queue import Queue
-from titan_tts.html import page_template
-from titan_tts.tables import aligned
-from torchtitan.models.dit_tts.files import write_atomic
+from titan_tts.report.page import Audio, Note, Page, Section, Sound, Table
+from titan_tts.report.sound import data_url
+from torchtitan.models.dit_tts.bounded import read_bytes
 
 REPORT_NAME = "report.html"
 _SHOWN_SPEAKERS = 50
-_ON_STDOUT = 3  # tables
+_SHOWN_SEGMENTS, _SHOWN_BYTES = 24, 16 * 2**20
 
 _Rows = Sequence[tuple[str, ...]]
-Table = tuple[str, tuple[str, ...], _Rows]
-"""Title, header, rows"""
 
 
-@dataclass(frozen=True)
-class Report:
-    """Of the recordings that the collection is made of."""
-
-    figures: dict[str, str]
-    tables: list[Table]
-    failed: int
-
-    def lines(self) -> list[str]:
-        shown = [table for table in self.tables[:_ON_STDOUT] if table[2]]
-        parts: list[_Rows] = [[*self.figures.items()]]
-        parts += [[header, *rows] for _, header, rows in shown]
-        return [line for part in parts for line in ["", *aligned(part)]]
-
-
-def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> Report:
-    """Hours are of audio."""
+def collection_page(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> Page:
+    """The page of the recordings that the collection is made of. Hours are of audio."""
     record = read_record(output)
     names = record["files"]
     complete = [file for file in names if is_complete(output, file)]
@@ -65,15 +47,43 @@ def summarize(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queue) -> 
     }
     costs = [(stage, f"{seconds / analyzed:,.1f}") for stage, seconds in stages.items()]
     settings = [(name, str(value)) for name, value in record["settings"].items()]
-    parts = "segments", "hours"
-    tables: list[Table] = [
-        ("Failed", ("failed (--retry-dead tries again)",), failed),
-        ("Quality", ("quality", *parts), _parts(rows, "quality")),
-        ("Cost", ("stage", "seconds of one worker per hour of audio"), costs),
-        ("Speakers with the most speech", ("name", *parts), speakers[:_SHOWN_SPEAKERS]),
-        ("Settings", ("name", "value"), settings),
-    ]
-    return Report(figures, tables, len(failed))
+    head, most = ("segments", "hours"), {"max_rows": _SHOWN_SPEAKERS, "on_terminal": 0}
+    heard = [*_heard(output, rows)]
+    said = f"{len(heard)} of {len(rows):,}, the least agreement of both recognizers first; all are in {FILES}/."
+    return Page(
+        output.name,
+        [
+            Table(("failed (--retry-dead tries again)",), failed),
+            Table(("quality", *head), _parts(rows, "quality"), "Quality"),
+            Table(("stage", "seconds of one worker per hour of audio"), costs, "Cost"),
+            Table(("name", *head), speakers, "Speakers with the most speech", **most),
+            Section("Segments to hear", [Note(said), *heard] if heard else [], False),
+            Table((), settings, "Settings", (0, 1), on_terminal=0),
+        ],
+        cards=figures,
+        about="Collected by titan-tts collect",
+        generator="titan-tts collect",
+    )
+
+
+def _heard(output: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[Audio]:
+    """The segments whose texts agree least, as many as are not too large."""
+    worst = sorted(
+        rows, key=lambda row: (row["agreement"] is None, row["agreement"] or 0.0, row["id"])
+    )
+    size = 0
+    for row in worst[:_SHOWN_SEGMENTS]:
+        content = read_bytes(output / row["audio"])
+        size += len(content)
+        if size > _SHOWN_BYTES:
+            return
+        start, stop, agreement = row["start"], row["stop"], row["agreement"]
+        facts = [] if agreement is None else [f"agreement {agreement:.0%}"]
+        facts += [f"quality {row['quality']}", f"{row['source']} at {start:.1f} s"]
+        if (verbatim := row["text_verbatim"]) and verbatim != row["text"]:
+            facts.append(f"verbatim: {verbatim}")
+        sound = Sound(row["speaker"], stop - start, data_url("audio/flac", content))
+        yield Audio(row["text"], ", ".join(facts), [sound])
 
 
 def _parts(rows: Sequence[Mapping[str, Any]], column: str) -> _Rows:
@@ -87,9 +97,3 @@ def _parts(rows: Sequence[Mapping[str, Any]], column: str) -> _Rows:
 
 def _hours(row: Mapping[str, Any]) -> Any:
     return (row["stop"] - row["start"]) / 3600
-
-
-def write_page(output: Path, report: Report) -> None:
-    template = page_template(__package__, "report.html.jinja", {})
-    page = template.render(title=output.name, report=report)
-    write_atomic(output / REPORT_NAME, page.encode("utf-8", "backslashreplace"))

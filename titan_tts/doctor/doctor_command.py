@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
-from titan_tts.html import check_page
 from torchtitan.models.dit_tts.errors import require, require_modules, show
 from torchtitan.models.dit_tts.files import (
     SHARD_SUFFIXES,
     is_remote,
     local_path,
     without_shard_suffix,
-    write_atomic,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +38,8 @@ class Options(DatasetOptions):
 
 
 def run(options: Options) -> int:
-    from titan_tts.doctor.html_report import GENERATOR, draw_plots, render
-    from titan_tts.doctor.text_report import report_lines, show_json
+    from titan_tts.doctor.page import GENERATOR, doctor_page, draw_plots
+    from titan_tts.report.page import check_page
     from torchtitan.models.dit_tts.data.dataset import open_dataset
 
     limits = options.limits
@@ -62,13 +60,10 @@ def run(options: Options) -> int:
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     result = examine(dataset, options)
     edges = result["suggestion"]["bucket_frames"] if result["suggestion"] else []
-    page = render(result, draw_plots(dataset, limits, edges))
-    write_atomic(output, page.encode("utf-8", "backslashreplace"))
     result["page"] = str(output)
-    if options.json:
-        show_json(result)
-    else:
-        show("\n".join(report_lines(result)))
+    page = doctor_page(result, draw_plots(dataset, limits, edges))
+    page.write(output)
+    show(page.json() if options.json else f"{page.text()}\n\npage: {output}")
     return int(result["status"] == "errors")
 
 

@@ -40,16 +40,13 @@ class Options(DatasetOptions):
 def run(options: Options) -> int:
     check_input(options.path, options.frames_per_second)
 
+    from titan_tts.doctor.page import inspect_page
     from titan_tts.doctor.summary import summarize
-    from titan_tts.doctor.text_report import show_json, summary_lines
     from torchtitan.models.dit_tts.data.dataset import open_dataset
 
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
-    summary = summarize(dataset, options.path, options.frames_per_second, options.top)
-    if options.json:
-        show_json(summary)
-    else:
-        show("\n".join(summary_lines(summary)))
+    page = inspect_page(summarize(dataset, options.path, options.frames_per_second, options.top))
+    show(page.json() if options.json else page.text())
     return 0
 
 

@@ -1,6 +1,5 @@
 """`titan-tts evaluate`: scores the speech of runs on held-out texts, as a table, a page and JSON."""
 
-import json
 import shutil
 import sys
 import time
@@ -22,9 +21,11 @@ def run(options: Options) -> int:
     require_modules("soundfile", "soxr", "matplotlib")
     from torchtitan.tools.utils import device_type
 
-    from titan_tts.evaluate import page, report
+    from titan_tts.evaluate import report
     from titan_tts.evaluate.evaluate import Evaluation, output_folder
+    from titan_tts.evaluate.page import evaluation_page, shown_utterances
     from titan_tts.evaluate.systems import find_checkpoints
+    from titan_tts.report.words import size_text
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
     from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
@@ -70,12 +71,13 @@ def run(options: Options) -> int:
             "seconds": time.monotonic() - began,
         }
         found = report.build(rows, tests.prompts, evaluation.codec.frames_per_second, about)
-        write_atomic(
-            folder / "evaluation.json", json.dumps(found, indent=1, allow_nan=False) + "\n"
-        )
-    html = page.render(found, page.shown_utterances(found, evaluation, options.on_page))
-    write_atomic(folder / "evaluation.html", html)
-    _print(found, folder, len(html))
+        write_atomic(folder / "evaluation.json", evaluation_page(found).json() + "\n")
+    page = evaluation_page(found, shown_utterances(found, evaluation, options.on_page))
+    size = page.write(folder / "evaluation.html")
+    show(f"\n{page.text()}")
+    for warning in page.warnings:
+        show(f"warning: {warning}", sys.stderr)
+    show(f"\nevaluation.html ({size_text(size)}), evaluation.json, wavs/: {folder}")
     return 0
 
 
@@ -94,24 +96,3 @@ def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]
     if options.recordings:
         add_recordings(tests, options.recordings, options.test, options.speaker)
     return kind, tests
-
-
-def _print(found: dict[str, Any], folder: Path, page_bytes: int) -> None:
-    """Prints the tables, and warnings to stderr."""
-    from titan_tts.evaluate.report import numbers, text_tables, warnings
-
-    test, options = found["test"], found["options"]
-    show(f"\n{test['utterances']} utterances of {test['source']}, {options['seeds']} seeds")
-    for name, scorer in found["scorers"].items():
-        if scorer is not None:
-            show(f"{name}: {scorer}")
-    for row in found["rows"]:
-        if row["kind"] == "system":
-            show(f"{row['name']}: weights {row['weights']}")
-    show("\n" + text_tables(found))
-    if sentence := numbers(found):
-        show(f"\n{sentence}")
-    for warning in warnings(found):
-        show(f"warning: {warning}", sys.stderr)
-    size = f"{page_bytes / 2**20:.1f} MiB"
-    show(f"\nevaluation.html ({size}), evaluation.json, wavs/: {folder}")

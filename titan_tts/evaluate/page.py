@@ -1,13 +1,11 @@
 """evaluation.html: the tables, and the worst utterances to hear and see, in one file without network."""
 
-import base64
-import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from titan_tts.evaluate.prompts import Prompt, decoded
 from titan_tts.evaluate.report import (
@@ -21,11 +19,11 @@ from titan_tts.evaluate.report import (
     warnings,
     worst_first,
 )
-from titan_tts.html import page_template
+from titan_tts.report.page import Audio, Cell, Note, Page, Part, Section, Table
+from titan_tts.report.sound import with_spectrograms
+from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.speech.audio import decode, to_mono
-from torchtitan.models.dit_tts.speech.sampling.plots import DYNAMIC_RANGE_DB, log_mel_decibels
-from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
-from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound as Waveform
 from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language, normalizer
 
 if TYPE_CHECKING:
@@ -34,60 +32,174 @@ if TYPE_CHECKING:
 MAX_SPEAKERS = 50
 """Rows of the table by speaker; evaluation.json has all."""
 
-MAX_RATE = 48_000  # Hz; nobody hears frequencies above half of it
 
-
-def render(report: dict[str, Any], utterances: list[dict[str, Any]]) -> str:
+def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) -> Page:
     """The page, of what `report.build` and `shown_utterances` return."""
-    template = page_template(__package__, "evaluation.html.jinja", {})
-    rates = [row["wer_by_speaker"] for row in report["rows"] if row["kind"] == SYSTEM]
-    speakers = {speaker for each in rates for speaker in each}
-    worst = sorted(speakers, key=lambda speaker: (-max(r.get(speaker, 0) for r in rates), speaker))
-    return template.render(
-        all_figures=FIGURES,
-        figures=shown_figures(report),
-        speed=SPEED,
-        speakers=worst[:MAX_SPEAKERS],
-        more_speakers=max(0, len(worst) - MAX_SPEAKERS),
-        shown=utterances,
+    systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
+    test, total = report["test"], len(report["utterances"])
+    seeds = counted(len(systems[0]["seeds"]), "noise seed")
+    parts: list[Part] = [
+        Section("Figures", [figures_table(report), *_explained(report), *_differences(report)]),
+        Section("Word error rate by speaker", [_by_speaker(report, systems)], on_terminal=False),
+        Section("Measured with", [Table((), [*_measured_with(report, systems)], left=(0, 1))]),
+    ]
+    if utterances:
+        shown = f"{len(utterances)} of {total}"
+        if more := total - len(utterances):
+            shown += f"; {more:,} more in wavs/ and evaluation.json"
+        legend = (
+            f"{shown}. Audio is FLAC, as it was scored. Of the seeds, the one with most word errors. A click on a spectrogram "
+            "(80 mel bands, one scale per utterance) plays from there. Words are marked as they are compared: another word was "
+            "expected, +one that was not, or struck out: it was not heard."
+        )
+        parts.append(Section("Utterances, the worst first", [Note(legend), *utterances], False))
+    return Page(
+        f"Evaluation of {', '.join(row['name'] for row in systems)}",
+        parts,
+        about=f"{counted(test['utterances'], 'utterance')} of {test['source']}, {seeds} each",
         warnings=warnings(report),
-        numbers=numbers(report),
-        **report,
+        data=report,
+        generator="titan-tts evaluate",
     )
 
 
-def shown_utterances(
-    report: dict[str, Any], evaluation: "Evaluation", count: int
-) -> list[dict[str, Any]]:
-    """The `count` worst utterances, each with the noise seed that has most word errors over all systems, and a
-    panel for every sound: audio (FLAC) and spectrogram as data URLs, transcript and scores."""
+def figures_table(report: dict[str, Any]) -> Table:
+    figures = shown_figures(report)
+    rows = []
+    for row in report["rows"]:
+        cells: list[str | Cell] = [row["name"]]
+        for name, figure in figures.items():
+            found = row["figures"][name]
+            cells.append(Cell(figure.text(found and found["value"]), figure.limits(found)))
+        rows.append([*cells, SPEED.text(row.get("real_time_factor"))])
+    heads = (figure.head for figure in figures.values())
+    return Table(("", *heads, SPEED.head), rows, on_terminal=1000)
+
+
+def _explained(report: dict[str, Any]) -> Iterator[Part]:
+    """What the figures mean, those that are there."""
+    kinds = [row["kind"] for row in report["rows"]]
+    words = "Small figures: 95 % intervals, for other texts in these voices and other noise. "
+    if CODEC in kinds:
+        words += "No system can be expected to be better than the codec's row"
+        words += ", nor the codec than the recordings. " if RECORDINGS in kinds else ". "
+    words += (
+        "WER and CER: errors per word and character of all texts, both sides normalized. Duration error: mean difference of "
+        "the lengths of speech and recording. "
+    )
+    if "pitch" in shown_figures(report):
+        words += (
+            "F0: mean of the utterances' medians, and of their ranges from the 10th to the 90th percentile; near those of the "
+            "recordings is good. "
+        )
+    batch = report["rows"][-1]["batch_size"]
+    yield Note(
+        f"{words}Real-time factor: seconds to make a second of speech, in batches of {batch}."
+    )
+    yield from filter(None, [numbers(report)])
+
+
+def _differences(report: dict[str, Any]) -> Iterator[Part]:
+    rows: list[Sequence[str | Cell]] = []
+    for each in report["differences"]:
+        figure, better = FIGURES[each["figure"]], each["better"]
+        pair = f"{each['first']} - {each['second']}"
+        value, limits = figure.text(each["value"], True), figure.limits(each, True)
+        verdict = Cell(f"{better} is better", badge="good") if better else Cell("tie", badge="note")
+        rows.append((pair, figure.head, value, limits, verdict))
+    if rows:
+        head = ("systems", "figure", "difference", "95 % interval", "verdict")
+        yield Table(head, rows, title="Differences", left=(0, 1, 4), on_terminal=1000)
+        yield Note(
+            "Utterance by utterance; of rates in percentage points. Tie: the interval holds 0, so this test does not tell which "
+            "system is better. About one in twenty comparisons of equal systems is not called a tie."
+        )
+
+
+def _by_speaker(report: dict[str, Any], systems: Sequence[dict[str, Any]]) -> Table:
+    """The speaker whom a system says worst first; empty for one speaker."""
+    rates = [row["wer_by_speaker"] for row in systems]
+    speakers = {speaker for each in rates for speaker in each}
+    worst = sorted(speakers, key=lambda speaker: (-max(r.get(speaker, 0) for r in rates), speaker))
+    text = FIGURES["wer"].text
+    rows = [
+        (speaker or "(none)", *(text(row["wer_by_speaker"].get(speaker)) for row in report["rows"]))
+        for speaker in worst
+    ]
+    head = ("the worst first", *(row["name"] for row in report["rows"]))
+    shown = rows if len(rows) > 1 else []
+    return Table(head, shown, max_rows=MAX_SPEAKERS, rest="in evaluation.json")
+
+
+def _measured_with(
+    report: dict[str, Any], systems: Sequence[dict[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    scorers = report["scorers"]
+    yield "words", scorers["recognizer"]
+    yield "voice", scorers["speaker"] or "not measured (--speaker-scorer)"
+    yield "opinion", scorers["opinion"] or "not measured (--opinion)"
+    if scorers.get("pitch"):
+        yield "F0", scorers["pitch"]
+    for row in systems:
+        how, weights = row["sampling"], f", weights {row['weights']}" if row["weights"] else ""
+        yield (
+            row["name"],
+            f"{row['run']} step {row['step']}{weights}; {counted(how['steps'], 'sampling step')} ({how['solver']}, "
+            f"{how['schedule']}), {how['guidance']} guidance, text scale {how['text_scale']}, speaker scale "
+            f"{how['speaker_scale']}",
+        )
+
+
+def shown_utterances(report: dict[str, Any], evaluation: "Evaluation", count: int) -> list[Audio]:
+    """The `count` worst utterances, each with the noise seed that has most word errors over all systems."""
     systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
     scorers = evaluation.scorers
     spelling = getattr(scorers.recognizer, "spelling", None)
     shown = []
     for index in worst_first(evaluation.scored, len(report["utterances"]))[:count]:
         row, prompt = report["utterances"][index], evaluation.tests.prompts[index]
-        scores = row["scores"]
         errors = [
-            sum(scores[system["name"]][seed]["word_errors"] for system in systems)
+            sum(row["scores"][system["name"]][seed]["word_errors"] for system in systems)
             for seed in range(len(systems[0]["seeds"]))
         ]
         seed = int(np.argmax(errors))
-        sounds = list(_sounds(prompt, evaluation, systems, seed))
-        panels = draw_panels([(label, sound) for label, sound, _ in sounds])
-        for panel, (label, _, scored) in zip(panels, sounds, strict=True):
-            score = scores[scored][seed if len(scores[scored]) > 1 else 0] if scored else None
-            panel["score"] = score
-            if score:
+        waveforms = list(_sounds(prompt, evaluation, systems, seed))
+        sounds = []
+        pictures = with_spectrograms([(label, sound) for label, sound, _ in waveforms])
+        for sound, (_, _, scored) in zip(pictures, waveforms, strict=True):
+            if scored:
+                scores = row["scores"][scored]
+                score = scores[seed if len(scores) > 1 else 0]
                 wanted = scorers.expected(row["text"])
-                panel["marks"] = marks(wanted, score["heard"], prompt.language, spelling)
-        shown.append(row | {"seed": systems[0]["seeds"][seed], "panels": panels})
+                heard = marks(wanted, score["heard"], prompt.language, spelling)
+                sound = replace(sound, words=heard, **_verdict(score))
+            sounds.append(sound)
+        speaker = f", speaker {row['speaker']}" if row["speaker"] else ""
+        note = f"{row['key']}{speaker}, seed {systems[0]['seeds'][seed]}"
+        shown.append(Audio(row["text"], note, sounds))
     return shown
+
+
+def _verdict(score: dict[str, Any]) -> dict[str, Any]:
+    """Of a sound: how well it was heard."""
+    found: dict[str, Any] = {}
+    if "words" in score:
+        errors = counted(score["word_errors"], "error")
+        found["verdict"] = f"{errors} in {counted(score['words'], 'word')}"
+        found["verdict_kind"] = "error" if score["word_errors"] else "good"
+    figures = {"speaker_similarity": "similarity {}", "pitch": "F0 {} Hz", "opinion": "opinion {}"}
+    notes = [
+        words.format(FIGURES[name].text(score[name]))
+        for name, words in figures.items()
+        if score[name] is not None
+    ]
+    nothing = [] if score["heard"] else ["(nothing heard)"]
+    return found | {"note": " ".join([*nothing, *notes])}
 
 
 def _sounds(
     prompt: Prompt, evaluation: "Evaluation", systems: Sequence[dict[str, Any]], seed: int
-) -> Iterator[tuple[str, Sound, str]]:
+) -> Iterator[tuple[str, Waveform, str]]:
     """(label, sound, name of the row with its scores, if any) of every sound of an utterance."""
     names = {row.name for row in evaluation.scored}
     if prompt.load_reference is not None:
@@ -99,52 +211,7 @@ def _sounds(
     for system in systems:
         path = evaluation.wav(system["name"], system["seeds"][seed], prompt)
         samples, rate = decode(str(path))
-        yield system["name"], Sound(torch.from_numpy(to_mono(samples)), rate), system["name"]
-
-
-def draw_panels(sounds: Sequence[tuple[str, Sound]]) -> list[dict[str, Any]]:
-    """Players and spectrograms on one scale of time and of loudness."""
-    # At one rate, so that the bands of all panels are the same.
-    rate = min(sound.sample_rate for _, sound in sounds)
-    spectrograms = [log_mel_decibels(torch.from_numpy(s.samples(rate)), rate) for _, s in sounds]
-    loudest = max(float(one.max()) for one in spectrograms)
-    longest = max(sound.seconds for _, sound in sounds)
-    return [
-        {
-            "label": label,
-            "seconds": sound.seconds,
-            "width": 100 * sound.seconds / longest,
-            "audio": _data_url("audio/flac", _flac(sound)),
-            "picture": _data_url("image/png", _picture(spectrogram, loudest)),
-        }
-        for (label, sound), spectrogram in zip(sounds, spectrograms, strict=True)
-    ]
-
-
-def _flac(sound: Sound) -> bytes:
-    rate = min(sound.sample_rate, MAX_RATE)
-    return encoded(torch.from_numpy(sound.samples(rate)), rate, "flac")
-
-
-def _picture(spectrogram: Tensor, loudest: float) -> bytes:
-    """(frames, bands) in dB as a PNG, one pixel each."""
-    from matplotlib.image import imsave
-
-    buffer = io.BytesIO()
-    imsave(
-        buffer,
-        spectrogram.T.numpy(),
-        vmin=loudest - DYNAMIC_RANGE_DB,
-        vmax=loudest,
-        cmap="magma",
-        origin="lower",
-        format="png",
-    )
-    return buffer.getvalue()
-
-
-def _data_url(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+        yield system["name"], Waveform(torch.from_numpy(to_mono(samples)), rate), system["name"]
 
 
 def marks(

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from titan_tts.evaluate.prompts import Prompt
-from titan_tts.tables import aligned
 from torchtitan.models.dit_tts.speech.scoring.scores import UtteranceScore, corpus_scores
 from torchtitan.models.dit_tts.speech.scoring.statistics import (
     Interval,
@@ -50,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the rows, and how the terminal and the page print it."""
+    """One figure of the rows, and how it is printed."""
 
     head: str
     """of its column"""
@@ -308,27 +307,3 @@ def shown_figures(report: dict[str, Any]) -> dict[str, Figure]:
         for name, figure in FIGURES.items()
         if any(row["figures"][name] is not None for row in report["rows"])
     }
-
-
-def text_tables(report: dict[str, Any]) -> str:
-    """The tables for a terminal."""
-    figures = shown_figures(report)
-    table = [["", *(figure.head for figure in figures.values()), SPEED.head]]
-    for row in report["rows"]:
-        cells = [row["name"]]
-        for name, figure in figures.items():
-            interval = row["figures"][name]
-            value, limits = figure.text(interval and interval["value"]), figure.limits(interval)
-            cells.append(f"{value} ({limits})" if limits else value)
-        table.append([*cells, SPEED.text(row.get("real_time_factor"))])
-    lines = aligned(table)
-    if report["differences"]:
-        rows = [["difference", "figure", "", "95 % interval", ""]]
-        for each in report["differences"]:
-            figure = FIGURES[each["figure"]]
-            verdict = f"{each['better']} is better" if each["better"] else "tie"
-            value, limits = figure.text(each["value"], True), figure.limits(each, True)
-            pair = f"{each['first']} - {each['second']}"
-            rows.append([pair, figure.head, value, limits, verdict])
-        lines += ["", *aligned(rows)]
-    return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from titan_tts.html import check_page, counted
+from titan_tts.report.page import check_page
+from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import write_atomic
 
@@ -38,14 +38,16 @@ def run(options: Options) -> int:
     require_modules("scipy", "matplotlib")
     out = Path(options.out or Path(options.runs[0]) / "analysis").expanduser().absolute()
     check_page(out / PAGE, "--out", GENERATOR)
-    from titan_tts.grids.page import render
+    from titan_tts.grids.page import analysis_page
     from titan_tts.grids.plots import draw_all
     from titan_tts.grids.runs import find_runs
 
     content = analyse(find_runs(options.runs))
     plots = draw_all(content)
-    _write(out, content, plots)
-    write_atomic(out / PAGE, render(GENERATOR, content, plots).encode("utf-8", "backslashreplace"))
+    page = analysis_page(GENERATOR, content, plots)
+    _write(out, content, page.json(), plots)
+    page.write(out / PAGE)
+    show(f"{page.text()}\n")
     states = ", ".join(f"{count} {state}" for state, count in content["states"].items())
     show(f"{counted(len(content['all']), 'run')} ({states}): {out / PAGE}")
     return 0
@@ -90,7 +92,9 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
     }
 
 
-def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> None:
+def _write(
+    out: Path, content: dict[str, Any], summary: str, plots: dict[str, dict[str, Any]]
+) -> None:
     """Writes summary.csv, summary.json and the plots, and removes an earlier analysis's plots."""
     from titan_tts.grids.plots import PLOTS
 
@@ -99,9 +103,7 @@ def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]])
     writer.writeheader()
     writer.writerows(content["all"])
     write_atomic(out / "summary.csv", table.getvalue().encode("utf-8", "backslashreplace"))
-    summary = {name: value for name, value in content.items() if name not in ("rows", "lost")}
-    text = json.dumps({"format": 1, **summary}, allow_nan=False, indent=1)
-    write_atomic(out / "summary.json", text + "\n")
+    write_atomic(out / "summary.json", summary + "\n")
     for name in PLOTS - plots.keys():
         for kind in ("svg", "png"):
             (out / "plots" / f"{name}.{kind}").unlink(missing_ok=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped
-from titan_tts.html import plot_style, svg_element
+from titan_tts.report.plots import plot_style, svg_element
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#5d4a1f")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#96752f")
 GREY = "#b4b9c1"
 MARKERS = "osD^vPX*"
 _MAX_PANELS = 12

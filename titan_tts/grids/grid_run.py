@@ -15,8 +15,8 @@ from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.runner import FINAL, TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.grids.search import largest_that_fits, smaller
-from titan_tts.html import counted
 from titan_tts.launch.supervisor import Outcome
+from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
 

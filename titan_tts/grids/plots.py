@@ -7,6 +7,7 @@ from titan_tts.grids import drawing
 from titan_tts.grids.drawing import COLORS, GREY, MARKERS, UNITS, label, legend, line
 from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, key_of
 from titan_tts.grids.verdicts import kept_apart, means
+from titan_tts.report.plots import INK, LINE
 
 Content = dict[str, Any]
 
@@ -71,7 +72,7 @@ def _curves(figure: Any, content: Content, name: str) -> None:
     if len(ranked) > len(color):
         entries.append(line(f"{len(ranked) - len(color)} slower configurations", GREY))
     entries += [
-        line(text, "#444", mark, "")
+        line(text, INK, mark, "")
         for state, (mark, text) in _LOST.items()
         if any(row["state"] == state for _, row in lost)
     ]
@@ -131,7 +132,7 @@ def _mark_lost(
     axes.set_ylim(-step * (lines + 0.6) if lines else 0, top * 1.06)
     axes.set_yticks([tick for tick in axes.get_yticks() if 0 <= tick <= top * 1.06])
     if lines:
-        axes.axhline(0, color="#b5b9c0", linewidth=0.8)
+        axes.axhline(0, color=LINE, linewidth=0.8)
 
 
 def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
@@ -140,7 +141,7 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
     with_mfu = all(point["mfu"] is not None for curve in curves for point in curve["points"])
     shown, axis = ("mfu", UNITS["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
     rows = [row["configuration"] | {"points": row["points"]} for row in curves]
-    entries = [line("ideal: as on the fewest GPUs", "#444", style=":")]
+    entries = [line("ideal: as on the fewest GPUs", INK, style=":")]
     for axes, _, here in drawing.group_panels(figure, rows, apart, 4.2, 1):
         levels = [name for name in here[0] if name != "points"]
         varying = [name for name in levels if len({curve[name] for curve in here}) > 1]

@@ -22,7 +22,7 @@ from titan_tts.plan.plan import estimated_buckets
 from titan_tts.plan.planner import Batches, Planner, TimedStep
 from titan_tts.plan.states import DataParallelLayout
 from titan_tts.plan.step_time import Factor
-from titan_tts.tables import aligned
+from titan_tts.report.words import aligned
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from titan_tts.html import counted
+from titan_tts.report.words import counted
 from titan_tts.serving.refusals import Refusal
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Speech, Utterance

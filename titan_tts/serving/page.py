@@ -9,7 +9,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it would report to
 import gradio as gr
 import numpy as np
 
-from titan_tts.html import counted
+from titan_tts.report.words import counted
 from titan_tts.serving.served import Served
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError

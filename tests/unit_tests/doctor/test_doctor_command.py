@@ -3,12 +3,12 @@
 import html
 import json
 import os
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.helpers.pages import check_offline
 from tests.helpers.sound_samples import (
     CHANNELS,
     changed,
@@ -18,7 +18,7 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from titan_tts.cli import main
-from titan_tts.doctor import html_report
+from titan_tts.doctor import page as doctor_page
 from titan_tts.doctor.doctor_command import Options, default_output
 
 WIDTH = ("--latent-channels", str(CHANNELS))
@@ -40,13 +40,13 @@ def test_inspect_prints_a_table_or_json(folder, capsys):
     assert data("inspect", "set") == 0
     printed = capsys.readouterr().out
     for words in (
-        "samples      24 in 2 shards\n",
-        "arrays       8 channels, float16 in 24 samples\n",
+        "samples 24\n",
+        "arrays 8 channels, float16 in 24 samples\n",
         " hours at 25 frames per second\n",
-        "speaker: 3 different ",
+        "speaker: 3 different samples hours",
         "fingerprint",
     ):
-        assert words in printed
+        assert words in "\n".join(" ".join(line.split()) for line in printed.split("\n"))
     assert "doctor" not in printed and os.listdir(folder) == ["set"]
     options = ["--json", "--frames-per-second=50", "--top=2"]
     assert data("inspect", "set/shard-000000.tar", "set/shard-000001.tar", *options) == 0
@@ -107,13 +107,13 @@ def test_doctor_of_valid_data(folder, capsys, monkeypatch):
     for each in (printed, page):
         assert "every check passed" not in each and "24 texts are too few" in each
     assert page.count("<svg") == 3
-    assert "<b>24</b><span>samples</span>" in page and "of 24 samples read" in page
+    assert "<b>24</b><span>samples</span>" in page and "24 of 24 samples read" in page
     # A page is replaced, and nothing else is.
     options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
     options += ["--frames-per-second=50"]
-    drawn, histogram = [], html_report._histogram
+    drawn, histogram = [], doctor_page._histogram
     with monkeypatch.context() as patch:
-        patch.setattr(html_report, "_histogram", lambda *a: drawn.append(a) or histogram(*a))
+        patch.setattr(doctor_page, "_histogram", lambda *a: drawn.append(a) or histogram(*a))
         assert data("doctor", "set", "--output", name, *options) == 0
     assert drawn[0][1] == "seconds" and drawn[0][0].sum() == pytest.approx(2090 / 50)
     result = json.loads(capsys.readouterr().out)
@@ -154,9 +154,7 @@ def test_doctor_of_corrupt_data(folder, capsys):
     page = (folder / "page.html").read_text()
     assert "shard-000000:utt003" in page and "王小明" in page
     assert evil not in page and evil in html.unescape(page)
-    # It loads nothing: namespaces are names, and nothing else may look like an address.
-    assert not re.search(r"<(script|link|img)|@import|url\((?!#)|href=.(?!#)|src=", page)
-    assert set(re.findall(r"""(\S*)=["']?https?:""", page)) <= {"xmlns", "xmlns:xlink"}
+    check_offline(page)
 
     (sample,) = sound_samples(1)
     del sample.metadata["text"]

@@ -16,8 +16,7 @@ from tests.helpers.sound_samples import (
 from titan_tts.doctor import scan
 from titan_tts.doctor.scan import choose_samples, measure
 from titan_tts.doctor.summary import distribution, summarize
-from titan_tts.doctor.text_report import report_lines, size_text
-from titan_tts.tables import number
+from titan_tts.report.words import number, size_text
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
@@ -112,37 +111,6 @@ def test_summary_of_known_data(tmp_path):
     assert summary["labels"]["quality"]["most"][0]["value"] == "3"
     assert [row["value"] for row in speaker["most"]] == [name for name, _ in ranked[:2]]
     json.dumps(summary, allow_nan=False)
-
-    most = [{"samples": n, "hours": n / 2, "fraction": n / 8, "value": f"most{n}"} for n in (4, 2)]
-    summary["labels"] = {"speaker": {"count": 6, "without": 7, "most": most}}
-    summary["frames"]["histogram"] = {"edges": [0, 50, 100], "counts": [40, 10]}
-    finding = {"severity": "error", "count": 1000, "title": "T", "advice": "A"}
-    finding["examples"] = [{"where": f"w{n}", "detail": "d"} for n in range(4)]
-    choices = [{"buckets": n, "useful_fraction": 0.75 + 0.1 * n} for n in (1, 2)]
-    advice = {
-        "samples": 5000,
-        "left_out": 7,
-        "left_out_words": "left out: much",
-        "held_out": 3000,
-        "num_buckets": 2,
-        "choices": choices,
-        "toml": "x = 1",
-    }
-    advice |= {"text_padding_fraction": 0.1, "reference_padding_fraction": 0.2, "command_line": ""}
-    advice["paths"] = {"training": ["a", "b"], "held_out": ["c"]}
-    result = {"summary": summary, "status": "errors", "read": {"scope": "All."}, "page": "p.html"}
-    lines = report_lines(result | {"findings": [finding], "suggestion": advice})
-    printed = "\n".join(" ".join(line.split()) for line in lines)
-    for words in (
-        "references 0.016 hours\n",
-        f"\n0.0 - 4.0 s 40 {40 * '#'}\n4.0 - 8.0 s 10 {10 * '#'}\n",
-        "speaker: 6 different, 7 samples without samples hours fraction\nmost4 4 2 50.00 %\nmost2 2 1 "
-        "25.00 %\n... 4 more\n",
-        "\nerrors: All.\nerror 1,000 T\nA\nw0: d\nw1: d\nw2: d\n\n",
-        "within the limits: 5,000; over them: 7\nfor training: a, b\nleft out: much\nheld out, 3,000 samples: c\nbuckets padding\n1 15.0 %\n2 (suggested) 5.0 %\n"
-        "with these, 10.0% of the text tokens and 20.0% of the reference frames are padding\n",
-    ):
-        assert words in printed
 
 
 def test_distribution_by_hand():

@@ -12,8 +12,9 @@ from tests.helpers.duration_recognizer import LOUD_SPEC, SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import RATE, UTTERANCES, evaluate, frames_of, set_up, write_tree
 from tests.helpers.sentences import refused
 from titan_tts.evaluate import evaluate as evaluate_module
-from titan_tts.evaluate.evaluate_command import _print, is_training_data
+from titan_tts.evaluate.evaluate_command import is_training_data
 from titan_tts.evaluate.options import Options, read_configs, scorer_specs
+from titan_tts.evaluate.report import warnings
 from titan_tts.speak import hub
 from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.speech.codec import record
@@ -157,30 +158,21 @@ def test_defaults():
     assert (options.test_format, options.max_utterances, options.on_page) == ("auto", 0, 24)
 
 
-def test_warnings_of_what_figures_do_not_say(capsys):
+def test_warnings_of_what_figures_do_not_say():
     test = {"source": "t", "utterances": 5, "left_out": {"silent": 2, "undecodable": 1}}
     test |= {"without_reference": 3, "without_recording": 4, "is_training_data": True}
-    found = {"test": test, "options": {"seeds": 2}, "scorers": {"recognizer": "r", "opinion": None}}
-    found |= {"rows": [], "differences": [], "unfit_recognizer": "it is unfit", "void": {}}
-    found["utterances"] = [{"language": "de"}]
-    _print(found, Path("out"), 3 << 19)
-    printed = capsys.readouterr()
-    assert printed.err.splitlines() == [
-        "warning: utterances left out: 2 silent, 1 undecodable",
-        "warning: 3 utterances have no reference, so their voice is arbitrary",
-        "warning: 4 utterances have no recording, so there is no row of the recordings",
-        "warning: a system was trained on these utterances, so its figures praise memory",
-        "warning: it is unfit",
+    found = {"test": test, "unfit_recognizer": "it is unfit", "void": {}}
+    assert warnings(found) == [
+        "utterances left out: 2 silent, 1 undecodable",
+        "3 utterances have no reference, so their voice is arbitrary",
+        "4 utterances have no recording, so there is no row of the recordings",
+        "a system was trained on these utterances, so its figures praise memory",
+        "it is unfit",
     ]
-    assert "Numbers in de are compared as they are written" in printed.out
-    assert "recognizer: r\n" in printed.out and "opinion" not in printed.out
-    assert "evaluation.html (1.5 MiB), evaluation.json, wavs/: out" in printed.out
     test |= {"left_out": {}, "without_reference": 0, "is_training_data": False}
-    _print(found | {"unfit_recognizer": ""}, Path("out"), 0)
-    assert capsys.readouterr().err.count("\n") == 1
+    assert len(warnings(found | {"unfit_recognizer": ""})) == 1
     test["without_recording"] = 5  # none has one: a row less is no surprise
-    _print(found | {"unfit_recognizer": ""}, Path("out"), 0)
-    assert capsys.readouterr().err == ""
+    assert warnings(found | {"unfit_recognizer": ""}) == []
 
 
 @pytest.mark.parametrize(

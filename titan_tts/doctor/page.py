@@ -1,0 +1,217 @@
+"""What doctor and inspect show of a dataset: findings, suggested buckets, plots and contents."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from titan_tts.doctor.checks import characters_per_second
+from titan_tts.doctor.findings import Limits
+from titan_tts.doctor.summary import QUANTILES
+from titan_tts.report.page import Code, Details, Figure, Page, Part, Section, Table
+from titan_tts.report.plots import plot_style, svg_element
+from titan_tts.report.words import aligned, counted, number, size_text
+from torchtitan.models.dit_tts.data.dataset import Dataset
+
+GENERATOR = "titan-tts data doctor"
+_BLUE, _ORANGE = "#4a7fc1", "#d9730d"
+_BAR_CELLS = 40
+_EXAMPLES = 3  # of each finding on a terminal
+_OPEN = 6  # findings
+_RARE = 60
+_LENGTHS = {
+    "frames": "frames",
+    "reference_frames": "reference frames",
+    "text_chars": "text characters",
+    "text_bytes": "text bytes",
+    "chars_per_second": "characters per second",
+}
+
+
+def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
+    """The page of `examine`'s result."""
+    read, summary, findings = result["read"], result["summary"], result["findings"]
+    measured = read["frames_per_second_measured"]
+    rate = f"{number(measured or summary['frames_per_second'])}, {'measured' if measured else 'assumed'}"
+    found: list[Part] = [_finding(place, each) for place, each in enumerate(findings)]
+    about = f"{read['samples']:,} of {counted(summary['samples'], 'sample')} read, {read['valid_samples']:,} of them as written"
+    return Page(
+        ", ".join(summary["path"]),
+        [
+            Section("Findings", found or ["None: every check passed."]),
+            Section("Suggested buckets", _suggestion(result["suggestion"])),
+            Section("Plots", [Section("", plots)], on_terminal=False),
+            Section("Contents", _contents(summary), on_terminal=False),
+        ],
+        cards=_cards(summary) | {"frames per second": rate},
+        badge=result["status"],
+        kind={"healthy": "good", "warnings": "warning", "errors": "error"}[result["status"]],
+        about=f"{read['scope']} {about}.",
+        data=result,
+        generator=GENERATOR,
+    )
+
+
+def inspect_page(summary: dict[str, Any]) -> Page:
+    parts = _contents(summary)
+    if summary["problems"]:
+        count = f"{summary['problems']:,}"
+        parts.append(f"problems in the shards: {count}; titan-tts data doctor lists them")
+    return Page(", ".join(summary["path"]), parts, _cards(summary), data=summary)
+
+
+def _cards(summary: dict[str, Any]) -> dict[str, str]:
+    return {
+        "samples": f"{summary['samples']:,}",
+        "hours": number(summary["hours"]),
+        "speakers": f"{summary['labels']['speaker']['count']:,}",
+        "shards": f"{summary['shards']:,}",
+        "size": size_text(summary["bytes"]),
+    }
+
+
+def _finding(place: int, finding: dict[str, Any]) -> Details:
+    examples = Table(
+        (),
+        [(each["where"], each["detail"]) for each in finding["examples"]],
+        left=(0, 1),
+        on_terminal=_EXAMPLES,
+        rest="like these",
+        total=finding["count"],
+    )
+    severity = finding["severity"]
+    return Details(
+        finding["title"],
+        [f"{finding['advice']} ({finding['code']})", examples],
+        severity,
+        severity,
+        f"{finding['count']:,}",
+        open=severity == "error" and place < _OPEN,
+    )
+
+
+def _contents(summary: dict[str, Any]) -> list[Part]:
+    """All of `summary.summarize`."""
+    fps = summary["frames_per_second"]
+    dtypes = ", ".join(f"{name} in {n:,} samples" for name, n in summary["dtype"].items())
+    characters = f"{summary['characters']:,} different"
+    if rare := summary["rare_characters"]:
+        listed = [f"{character!r} {count}" for character, count in rare.items()]
+        more = f" and {len(rare) - _RARE:,} more" if len(rare) > _RARE else ""
+        characters += f"; in few texts: {', '.join(listed[:_RARE])}{more}"
+    facts = [
+        ("speech", f"{number(summary['hours'])} hours at {fps:g} frames per second"),
+        ("references", f"{number(summary['reference_hours'])} hours"),
+        ("arrays", f"{counted(summary['latent_channels'], 'channel')}, {dtypes}"),
+        ("characters", characters),
+        ("fingerprint", summary["fingerprint"]),
+    ]
+    lengths = []
+    for name, title in _LENGTHS.items():
+        one = summary[name]
+        quantiles = [one["quantiles"].get(str(fraction)) for fraction in QUANTILES]
+        lengths.append([title, *map(number, (one["min"], *quantiles, one["max"], one["mean"]))])
+    head = ("lengths", "min", *(f"{100 * part:g} %" for part in QUANTILES), "max", "mean")
+    sources = [
+        (one["path"], f"{one['samples']:,}", number(one["hours"])) for one in summary["sources"]
+    ]
+    return [
+        Table((), facts, left=(0, 1)),
+        Table(("source", "samples", "hours"), sources if len(sources) > 1 else []),
+        Table(head, lengths),
+        Figure("Length of latents", lines=_bars(summary["frames"]["histogram"], fps)),
+        *(_label(name, label) for name, label in summary["labels"].items()),
+    ]
+
+
+def _bars(histogram: dict[str, list], frames_per_second: float) -> list[str]:
+    """A histogram of letters."""
+    counts, edges = histogram["counts"], [edge / frames_per_second for edge in histogram["edges"]]
+    digits = 1 if len(edges) > 1 and edges[1] >= 0.5 else 2
+    rows = []
+    for low, high, samples in zip(edges, edges[1:], counts):
+        bar = "#" * -(-samples * _BAR_CELLS // max(counts))
+        rows.append([f"{low:.{digits}f} - {high:.{digits}f} s", f"{samples:,}", bar])
+    return aligned(rows, (0, 2)) if rows else []
+
+
+def _label(name: str, label: dict[str, Any]) -> Table:
+    without = f", {label['without']:,} samples without" if label["without"] else ""
+    head = (f"{name}: {label['count']:,} different{without}", "samples", "hours", "fraction")
+    rows = [
+        (
+            one["value"],
+            f"{one['samples']:,}",
+            number(one["hours"]),
+            f"{100 * one['fraction']:.2f} %",
+        )
+        for one in label["most"]
+    ]
+    return Table(head, rows, on_terminal=10**6, rest="(--top lists more)", total=label["count"])
+
+
+def _suggestion(suggestion: dict[str, Any] | None) -> list[Part]:
+    """All of `suggest_buckets.suggest`."""
+    if suggestion is None:
+        return ["none: no training sample is within the limits"]
+    paths, left_out = suggestion["paths"], f"{suggestion['left_out']:,}"
+    facts = [
+        f"training samples within the limits: {suggestion['samples']:,}; over them: {left_out}",
+        suggestion["left_out_words"],
+        f"for training: {', '.join(paths['training'])}",
+    ]
+    if paths["held_out"]:
+        facts.append(
+            f"held out, {suggestion['held_out']:,} samples: {', '.join(paths['held_out'])}"
+        )
+    rows = []
+    for one in suggestion["choices"]:
+        mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
+        rows.append([f"{one['buckets']}{mark}", f"{100 - 100 * one['useful_fraction']:.1f} %"])
+    return [
+        *filter(None, facts),
+        Table(("buckets", "padding"), rows),
+        f"with these, {suggestion['text_padding_fraction']:.1%} of the text tokens and "
+        f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding",
+        "In the config, in its one table of [data]:",
+        Code(suggestion["toml"]),
+        "or as options:",
+        Code(suggestion["command_line"]),
+    ]
+
+
+def draw_plots(dataset: Dataset, limits: Limits, edges: list[int]) -> list[Figure]:
+    """`edges` (frames) end the suggested buckets."""
+    if not len(dataset):
+        return []
+    fps = limits.frames_per_second
+    rate = characters_per_second(dataset, fps)
+    # Far ends are gathered in the outermost bins.
+    rate = np.clip(rate, *np.quantile(rate, [0.001, 0.999]))
+    characters, text_bytes = dataset.text_chars, dataset.text_bytes
+    seconds, ends = dataset.frames / fps, [edge / fps for edge in edges]
+    plots: list[tuple[str, Any, str, list, str]] = [
+        ("Length of latents", seconds, "seconds", ends, "ends of the suggested buckets"),
+        ("Length of texts", characters, "characters", [], ""),
+        ("Speech rate", rate, "characters per second", [np.median(rate)], "median"),
+    ]
+    if (characters != text_bytes).any():
+        plots.append(("Length of texts in bytes", text_bytes, "bytes", [], ""))
+    return [Figure(title, _histogram(*given)) for title, *given in plots]
+
+
+def _histogram(values: np.ndarray, unit: str, marks: Sequence[float], meaning: str) -> str:
+    """An `<svg>` element: samples by value, with lines at `marks`, which the legend explains above the plot."""
+    from matplotlib.figure import Figure as Plot
+
+    with plot_style(unit):
+        # Two plots stand in a row of the page: at this width letters are as large as the page's.
+        figure = Plot(figsize=(5.0, 2.6), layout="constrained")
+        axes = figure.add_subplot()
+        axes.hist(values, bins=60, color=_BLUE)
+        for place, mark in enumerate(marks):
+            axes.axvline(mark, color=_ORANGE, linewidth=1, label="" if place else meaning)
+        if marks:
+            axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
+        axes.set(xlabel=unit, ylabel="samples")
+        return svg_element(figure)
