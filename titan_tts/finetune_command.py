@@ -60,7 +60,7 @@ class Options:
     """Recordings with their texts, in any layout that `titan-tts prepare` reads, or a folder that it wrote."""
 
     out: tyro.conf.Positional[str]
-    """Folder for the data, the run and the comparison: data/, run/, evaluation/; also adapter/."""
+    """Folder for the data, the run and the comparison: data/, run/, evaluation/, comparison.html; also adapter/."""
 
     method: Literal["full", "lora"] = "full"
     """What is trained: all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
@@ -353,4 +353,10 @@ def _compare(options: Options, base: Path, data: Path) -> None:
         for key in ("recognizer", "speaker_scorer", "max_utterances"):
             arguments += [f"--{key.replace('_', '-')}", str(getattr(options, key))]
         _titan_tts("evaluate", *systems, *arguments)
-    show(f"compare: {os.path.join(options.out, 'evaluation', 'evaluation.html')}")
+    from titan_tts.evaluate.comparison import comparison_page
+
+    headings = {"evaluation": "The new recordings", "forgotten": "What the base could say before"}
+    title = f"{options.base} and its fine-tune {options.out}"
+    page = comparison_page(title, {headings[name]: out / name for name in tests})
+    page.write(out / "comparison.html")
+    show(f"compare: {out / 'comparison.html'}")

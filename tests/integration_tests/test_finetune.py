@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.helpers.pages import check_offline
 from tests.helpers.sentences import refused
 from tests.helpers.speech_checkpoints import write_resemblyzer
 from tests.helpers.speech_corpora import tone
@@ -120,6 +121,11 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch
         heard_by = found["scorers"]["speaker"], found["scorers"]["pitch"]
         assert heard_by == ("voice encoder of Resemblyzer", "SwiftF0")
         assert found["rows"][0]["figures"]["speaker_similarity"] is not None
+    page = (out / "comparison.html").read_text()
+    assert page.count("<audio") == 2 * 2 * 2  # of each set two texts by both
+    for heading in ("The new recordings", "What the base could say before"):
+        assert heading in page
+    check_offline(page)
     # Half of the samples are the base's, from prepared shards and an exported model.
     again = [out / "base", out / "data", tmp_path / "kept", f"--keep={data}", "--steps=1"]
     again += ["--training.mixed_precision_param=float32", "--data.max_dropped_fraction=1"]

@@ -32,7 +32,8 @@ def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
     """The page of `examine`'s result."""
     read, summary, findings = result["read"], result["summary"], result["findings"]
     measured = read["frames_per_second_measured"]
-    rate = f"{number(measured or summary['frames_per_second'])}, {'measured' if measured else 'assumed'}"
+    rate = number(measured or summary["frames_per_second"])
+    how = "measured" if measured else "assumed"
     found: list[Part] = [_finding(place, each) for place, each in enumerate(findings)]
     about = f"{read['samples']:,} of {counted(summary['samples'], 'sample')} read, {read['valid_samples']:,} of them as written"
     return Page(
@@ -40,10 +41,10 @@ def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
         [
             Section("Findings", found or ["None: every check passed."]),
             Section("Suggested buckets", _suggestion(result["suggestion"])),
-            Section("Plots", [Section("", plots)], on_terminal=False),
+            Section("Plots", [Section("", plots)] if plots else [], on_terminal=False),
             Section("Contents", _contents(summary), on_terminal=False),
         ],
-        cards=_cards(summary) | {"frames per second": rate},
+        cards=_cards(summary) | {f"frames per second, {how}": rate},
         badge=result["status"],
         kind={"healthy": "good", "warnings": "warning", "errors": "error"}[result["status"]],
         about=f"{read['scope']} {about}.",

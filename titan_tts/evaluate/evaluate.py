@@ -10,13 +10,13 @@ from tqdm import tqdm
 from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import Prompt, PromptSet, decoded, encode_prompts
 from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, Row
-from titan_tts.evaluate.systems import Checkpoint, System, own_voice, untrained_tokens
+from titan_tts.evaluate.systems import Checkpoint, System, own_voice, untrained_tokens, wav_path
 from titan_tts.speak.hub import find_folder
 from titan_tts.speak.sampling_options import load_synthesizer
 from titan_tts.speak.speaker_reference import reference_settings
 from titan_tts.speak.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.files import file_name, unique
+from torchtitan.models.dit_tts.files import file_name
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
@@ -130,8 +130,7 @@ class Evaluation:
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
         """The file of a system's speech."""
         names = [each.name for each in self.checkpoints]
-        folder = unique([file_name(each) for each in names], str.lower)[names.index(name)]
-        return self.folder / "wavs" / folder / f"seed-{seed}" / f"{prompt.file_name}.wav"
+        return wav_path(self.folder, names, name, seed, prompt.file_name)
 
     def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:
         """Scores of (index of its prompt, sound) in any order, in the order of the prompts."""

@@ -39,8 +39,10 @@ def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) ->
     test, total = report["test"], len(report["utterances"])
     seeds = counted(len(systems[0]["seeds"]), "noise seed")
     parts: list[Part] = [
-        Section("Figures", [figures_table(report), *_explained(report), *_differences(report)]),
-        Section("Word error rate by speaker", [_by_speaker(report, systems)], on_terminal=False),
+        Section(
+            "Figures", [figures_table(report), *_explained(report), *differences_table(report)]
+        ),
+        Section("Word error rate by speaker", [*_by_speaker(report, systems)], on_terminal=False),
         Section("Measured with", [Table((), [*_measured_with(report, systems)], left=(0, 1))]),
     ]
     if utterances:
@@ -99,7 +101,7 @@ def _explained(report: dict[str, Any]) -> Iterator[Part]:
     yield from filter(None, [numbers(report)])
 
 
-def _differences(report: dict[str, Any]) -> Iterator[Part]:
+def differences_table(report: dict[str, Any]) -> Iterator[Part]:
     rows: list[Sequence[str | Cell]] = []
     for each in report["differences"]:
         figure, better = FIGURES[each["figure"]], each["better"]
@@ -116,8 +118,8 @@ def _differences(report: dict[str, Any]) -> Iterator[Part]:
         )
 
 
-def _by_speaker(report: dict[str, Any], systems: Sequence[dict[str, Any]]) -> Table:
-    """The speaker whom a system says worst first; empty for one speaker."""
+def _by_speaker(report: dict[str, Any], systems: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """The speaker whom a system says worst first; nothing for one speaker."""
     rates = [row["wer_by_speaker"] for row in systems]
     speakers = {speaker for each in rates for speaker in each}
     worst = sorted(speakers, key=lambda speaker: (-max(r.get(speaker, 0) for r in rates), speaker))
@@ -127,8 +129,8 @@ def _by_speaker(report: dict[str, Any], systems: Sequence[dict[str, Any]]) -> Ta
         for speaker in worst
     ]
     head = ("the worst first", *(row["name"] for row in report["rows"]))
-    shown = rows if len(rows) > 1 else []
-    return Table(head, shown, max_rows=MAX_SPEAKERS, rest="in evaluation.json")
+    if len(rows) > 1:
+        yield Table(head, rows, max_rows=MAX_SPEAKERS, rest="in evaluation.json")
 
 
 def _measured_with(

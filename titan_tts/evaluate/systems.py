@@ -16,6 +16,7 @@ from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import file_name, unique
 from torchtitan.models.dit_tts.speech.sampling.sampler import speaker_embeddings
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -104,6 +105,14 @@ def _find_checkpoint(text: str, step: "int | str | None", weights: str) -> Check
     checkpoint = Checkpoint(folder, *find_checkpoint(found, config, step, weights))
     check_weights(found, config, checkpoint.step, checkpoint.weights)
     return checkpoint
+
+
+def wav_path(
+    folder: Path, systems: Sequence[str], name: str, seed: int | None, utterance: str
+) -> Path:
+    """The file of a system's speech; `systems`: the names of all in this folder."""
+    own = unique([file_name(each) for each in systems], str.lower)[systems.index(name)]
+    return folder / "wavs" / own / f"seed-{seed}" / f"{utterance}.wav"
 
 
 def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:

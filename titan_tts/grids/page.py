@@ -42,7 +42,7 @@ def analysis_page(
         ]
         falls = (_falls(figure, each) for figure, each in growth.items() if each["falls"])
         sections.append(Section("Verdicts", [Table((), rows, left=(0, 1)), *falls]))
-    more = [Section("How MFU is counted", [_MFU, *_peaks(content["peaks"])])]
+    more: dict[str, list[Part]] = {"How MFU is counted": [_MFU, *_peaks(content["peaks"])]}
     if content["rows"]:
         batches = "No configuration was run at two batches."
         if growth["samples_per_second"]["pairs"]:
@@ -51,19 +51,19 @@ def analysis_page(
                 "or were skipped at that batch, in the configuration's color."
             )
         curves = drawn(*(name for name in plots if name.endswith("_over_batch")))
-        scaling = [*_scaling(content), *drawn("scaling")]
-        more += [
-            Section("Over the micro-batch", [batches, *curves]),
-            Section("Effects", [*_effects(content)]),
-            Section("Throughput against memory", [*_front(content)]),
-            Section("Scaling", scaling),
-            Section("Predicted beside measured", [*_forecasts(content["forecasts"])]),
-        ]
-    more.append(Section("All runs", [*_all_runs(content["all"])]))
+        more |= {
+            "Over the micro-batch": [batches, *curves],
+            "Effects": [*_effects(content)],
+            "Throughput against memory": [*_front(content)],
+            "Scaling": [*_scaling(content), *drawn("scaling")],
+            "Predicted beside measured": [*_forecasts(content["forecasts"])],
+        }
+    more["All runs"] = [*_all_runs(content["all"])]
+    sections += [Section(title, parts, on_terminal=False) for title, parts in more.items()]
     constant = content["constant"]
     return Page(
         f"Analysis of {counted(len(content['all']), 'run')}",
-        [*sections, Section("", more, on_terminal=False)],
+        sections,
         cards={state: str(count) for state, count in content["states"].items()},
         about=f"Alike in all that were measured: {label(constant)}." if constant else "",
         data={"format": 1}

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -219,13 +220,14 @@ def _lines(parts: Sequence[Part]) -> Iterator[str]:
                 yield from ("", *(f"  {line}".rstrip() for line in text.split("\n")), "")
             case Table() if part.rows and part.on_terminal:
                 rows = [[*map(str, row)] for row in part.shown(part.on_terminal)]
-                yield from ("", *([part.title] if part.title else []))
+                yield from ("", part.title) if part.title else [""] * bool(part.head)
                 yield from aligned([[*part.head], *rows] if part.head else rows, part.left)
                 yield from filter(None, [part.more(part.on_terminal)])
             case Figure(title, _, lines) if lines:
                 yield from ("", title, *lines)
-            case Section(title, inner, True):
-                yield from ("", title, *(f"  {line}".rstrip() for line in _lines(inner)))
+            case Section(title, inner, True) if inner:
+                inside = dropwhile(lambda line: not line, _lines(inner))
+                yield from ("", title, *(f"  {line}".rstrip() for line in inside))
             case Details(title, inner, badge, _, count):
                 yield f"{badge:8}{count:>9}  {title}"
                 yield from (f"{'':8}{line}".rstrip() for line in _lines(inner))
