@@ -16,7 +16,6 @@ from tests.helpers.sound_samples import (
 from titan_tts.doctor import scan
 from titan_tts.doctor.scan import choose_samples, measure
 from titan_tts.doctor.summary import distribution, summarize
-from titan_tts.report.words import number, size_text
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
@@ -121,10 +120,3 @@ def test_distribution_by_hand():
     assert distribution(np.zeros(0))["mean"] is None
     zeros = distribution(np.zeros(3, np.int32))
     assert zeros["max"] == 0 and sum(zeros["histogram"]["counts"]) == 3
-
-
-def test_numbers_as_people_read_them():
-    sizes = {999: "999 bytes", 1000: "1 kB", 1_234_567: "1.23 MB", 5e9: "5 GB", 2e15: "2e+03 TB"}
-    assert {size: size_text(size) for size in sizes} == sizes
-    numbers = {None: "-", 12345.0: "12,345", 1234.4: "1,234", 999.96: "1000", 0.123456: "0.1235"}
-    assert {value: number(value) for value in numbers} == numbers

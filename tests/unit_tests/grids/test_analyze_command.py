@@ -16,7 +16,6 @@ from titan_tts import cli
 from titan_tts.grids.drawing import label
 from titan_tts.grids.page import change, figure_text, span
 from titan_tts.grids.plots import _lost_cells, _scaling
-from titan_tts.report.words import number
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = "<script>alert(1)</script>"
@@ -127,8 +126,6 @@ def test_the_table_of_nodes_and_what_is_named(tmp_path):
 
 
 def test_numbers_and_levels_as_people_read_them():
-    numbers = [number(each) for each in (None, 0.123456, 999.96, 1234.5)]
-    assert numbers == ["-", "0.1235", "1000", "1,234"]
     assert (figure_text("mfu", 0.41234), figure_text("loss", 0.41234)) == ("41.23", "0.4123")
     assert (change(1.093), change(0.5), change(None)) == ("+9.3 %", "-50.0 %", "-")
     assert (span(0.969, 1.045), span(None, None)) == ("-3.1 to +4.5 %", "-")

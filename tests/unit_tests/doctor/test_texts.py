@@ -1,0 +1,114 @@
+"""The doctor's findings of texts beside their recordings, and training's warnings of the same."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.helpers.sound_samples import CHANNELS, sound_samples, write_shards
+from titan_tts.doctor.checks import check_dataset
+from titan_tts.doctor.findings import Limits
+from titan_tts.doctor.scan import choose_samples, measure
+from torchtitan.models.dit_tts import train_spec
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+
+FEW = "texts_not_compared"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "train"
+
+
+def examine(folder):
+    """code -> finding"""
+    dataset = open_dataset(str(folder), CHANNELS, on_error="report")
+    measured = measure(dataset, choose_samples(len(dataset), 0), 2)
+    return {one.code: one for one in check_dataset(dataset, measured, Limits())}
+
+
+def spoken_list(generator, count, words, digits):
+    """(texts, frames): 1.1 to 1.9 frames a letter by the letter, 8 for a digit, a rate of its own for each text."""
+    texts, frames = [], []
+    for _ in range(count):
+        said = [
+            "".join(generator.choice(list("abcdefghi"), size))
+            for size in generator.integers(2, 9, words())
+        ]
+        letters = sum(1 + (ord(letter) - 96) / 10 for letter in "".join(said))
+        if generator.random() < digits:
+            said.append("".join(generator.choice(list("0123456789"), generator.integers(1, 9))))
+            letters += 8 * len(said[-1])
+        texts.append(" ".join(said))
+        frames.append(int(letters * np.exp(generator.normal(0, 0.08)) + generator.integers(5, 15)))
+    return texts, frames
+
+
+def write_list(folder, texts, frames):
+    template, samples = sound_samples()[0], []
+    for number, (text, count) in enumerate(zip(texts, frames, strict=True)):
+        latents = np.random.default_rng(number).standard_normal((count, CHANNELS))
+        metadata = {**template.metadata, "text": text, "target_duration": count / 25}
+        samples.append(
+            replace(
+                template, key=f"{number:03d}", latents=latents.astype(np.float16), metadata=metadata
+            )
+        )
+    write_shards(folder, samples)
+
+
+@pytest.mark.parametrize("shift, code", [(0, None), (1, "texts_of_others")])
+@pytest.mark.parametrize("count, shortest, longest, digits", [(100, 7, 9, 0.0), (180, 6, 9, 0.5)])
+def test_texts_of_other_recordings(folder, count, shortest, longest, digits, shift, code):
+    """A list whose texts are shifted by a row; sentences of similar length are the hard case."""
+    generator = np.random.default_rng(count + longest)
+    texts, frames = spoken_list(
+        generator, count, lambda: generator.integers(shortest, longest + 1), digits
+    )
+    write_list(folder, texts[shift:] + texts[:shift], frames)
+    found = set(examine(folder)) & {"texts_of_others", FEW}
+    assert found == ({code} if code else set())
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_training_and_doctor_judge_a_list_of_like_neighbours_alike(folder, monkeypatch, shift):
+    """Sorted by a name that goes with the length: texts of the next row still have a correlation of 0.5 and more."""
+    generator = np.random.default_rng(5)
+    texts, frames = spoken_list(generator, 300, lambda: generator.integers(4, 15), 0.0)
+    order = np.argsort(np.array(frames) * generator.uniform(0.7, 1.4, 300))
+    texts, frames = [texts[n] for n in order], [frames[n] for n in order]
+    texts = texts[shift:] + texts[:shift]
+    assert np.corrcoef([len(text) for text in texts], frames)[0, 1] > 0.5
+    write_list(folder, texts, frames)
+    assert ("texts_of_others" in examine(folder)) == bool(shift)
+    config, warnings = JobConfig(), []
+    config.data.path, config.data.latent_channels = str(folder), CHANNELS
+    config.job.dump_folder = str(folder.parent / "run")
+    monkeypatch.setattr(train_spec.logger, "warning", warnings.append)
+    train_spec._ready_durations(config)
+    assert len(warnings) == shift and all("titan-tts data doctor" in line for line in warnings)
+
+
+def test_numbers_are_short_texts_of_long_speech(folder):
+    """Right texts, of which those with a number have fewer characters and more frames."""
+    generator = np.random.default_rng(0)
+    texts = ["ab " * int(generator.integers(10, 14)) for _ in range(75)]
+    numbers = ["ab " * int(generator.integers(2, 6)) + "1234567890" for _ in range(75)]
+    frames = [len(text) for text in texts] + [len(text) + 60 for text in numbers]
+    write_list(folder, texts + numbers, frames)
+    found = examine(folder)
+    assert not {"texts_of_others", FEW} & set(found)
+
+
+@pytest.mark.parametrize("count, words", [(20, 12), (100, 1)])
+def test_texts_that_cannot_be_compared(folder, count, words):
+    """Few sentences, or single words: neither right nor wrong ones can be told, and the doctor says so."""
+    generator = np.random.default_rng(1)
+    texts, frames = spoken_list(generator, count, lambda: words, 0.0)
+    for shift in (0, 1):
+        write_list(folder, texts[shift:] + texts[:shift], frames)
+        found = examine(folder)
+        assert "texts_of_others" not in found
+        [example] = found[FEW].examples
+        assert example.where == "language 'en'" and example.detail.startswith(f"{count} texts")
