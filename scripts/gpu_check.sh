@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks and measures this code on one GPU in under ten minutes; see docs/gpu_check.md.
-#   scripts/gpu_check.sh [--stages a,b] [--minutes 9] [--flavors 800M,3B] [--out FILE] ...
-#   scripts/gpu_check.sh --tiny                   every stage on a CPU at small sizes
+# Checks and measures this code on one GPU in under ten minutes; see docs/speed.md.
+#   scripts/gpu_check.sh [--groups a,b] [--only NAME] [--minutes 9] [--flavors 800M,3B] [--out FILE] ...
+#   scripts/gpu_check.sh --tiny                   all of it on a CPU at small sizes
 # For a GPU machine without a network:
 #   scripts/gpu_check.sh --collect-wheels DIR     elsewhere: fetches what such a machine lacks
 #   scripts/gpu_check.sh --wheels DIR ...         there: uses them from a throw-away folder

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.documents
 # What the reader of a page has, which the page does not make.
 ASSUMED = {
     "README.md": "/data/recordings",
-    "docs/alignment.md": "/data/ready",
     "docs/analysis.md": "outputs/my_grid outputs/debug",
     "docs/annotate.md": "/data/collected /data/ready outputs/base",
     "docs/checkpoints.md": "outputs/NAME outputs/debug outputs/data /data/ready",
@@ -32,29 +31,22 @@ ASSUMED = {
     "docs/convert.md": "/models/irodori /models/tokenizer /models/dacvae voice.wav",
     "docs/codec.md": "/data/speech /models/dacvae dacvae outputs/NAME voice.wav",
     "docs/doctor.md": "outputs/data",
-    "docs/duration.md": "outputs/NAME outputs/data /data/ready voice.wav",
-    "docs/encoders.md": "outputs/data /data/recordings",
     "docs/evaluate.md": "outputs/NAME outputs/a outputs/b /data/ready",
     "docs/export.md": "outputs/debug outputs/mine outputs/data outputs/duration /data/new",
-    "docs/few_steps.md": "outputs/debug outputs/NAME outputs/data /data/ready voice.wav",
     "docs/fine_tune.md": "outputs/base /data/new /data/old recordings.jsonl voice.wav",
-    "docs/generate.md": "voice",
+    "docs/generate.md": "voice voice.wav outputs/debug outputs/NAME outputs/data /data/ready",
     "docs/many_gpus.md": "/data/ready",
-    "docs/megatron.md": "/data/ready",
     "docs/monitor.md": "/data/recordings outputs/NAME outputs/data",
     "docs/prepare.md": "/data/LJSpeech-1.1 /data/LibriTTS_R /data/mine/train.jsonl "
     "/data/vctk.jsonl /data/emilia /data/hub/datasets--x--y/snapshots/1a2b/data",
-    "docs/sampling.md": "outputs/NAME outputs/data /data/ready",
-    "docs/serve.md": "voice",
     "docs/share.md": "outputs/data",
-    "docs/sounds_bad.md": "/data/mine outputs/NAME",
-    "docs/text.md": "/data/recordings",
+    "docs/text.md": "/data/recordings outputs/data",
     "docs/train_your_voice.md": "recordings.jsonl voice.jsonl voice.wav",
 }
 
 
 # Commands that are not run here, by why.
-NOT_RUN = {"network": 21, "GPU": 12, "machines": 8, "minutes": 12, "here: it is this": 1}
+NOT_RUN = {"network": 21, "GPU": 9, "machines": 8, "minutes": 7, "here: it is this": 1}
 
 
 @pytest.fixture(scope="session")
@@ -214,22 +206,27 @@ def test_what_is_annotated_is_trained_on(reader, page):
     assert (reader.folder / "my_whisper/model.safetensors").is_file()
 
 
-@follows("docs/few_steps.md")
-def test_a_student_speaks_by_itself(reader, page):
-    read(reader, page)
-    for name in ("distill", "fast"):
-        trained(reader, name)
-    speaks(reader, "fast.wav")
-    evaluated(reader, "/data/ready/heldout")
-
-
 @follows("docs/export.md")
-def test_an_exported_folder_speaks_and_is_fine_tuned(reader, page):
-    read(reader, page)
+def test_an_exported_folder_speaks_is_fine_tuned_and_served(reader, page):
+    exported, _, tuned, demo, served_, guarded = [each.commands for each in blocks(page)]
+    reader.run("\n".join(exported))
     speaks(reader, "speech.wav")
     evaluated(reader, "outputs/data/spoken_digits/heldout")
+    reader.run("\n".join(tuned))
     trained(reader, "tuned")
     starts_from_the_base(reader, "tuned", "debug")
+    (reader.folder / "speech.wav").unlink()
+    serve, ask = served_
+    with served(reader, serve) as port:
+        reader.run(ask.replace(":8000", f":{port}"))
+    speaks(reader, "speech.wav")
+    with served(reader, guarded[0]) as port:
+        status = reader.run(
+            f"curl -so no.wav -w '%{{http_code}}' -d '{{}}' http://127.0.0.1:{port}/v1/audio/speech"
+        )
+        assert status == "401"
+    with served(reader, demo[0]) as port:
+        assert "gradio" in reader.run(f"curl -s http://127.0.0.1:{port}/")
 
 
 @follows("docs/checkpoints.md")
@@ -262,26 +259,13 @@ def test_a_condition_is_given(reader, page):
 
 
 @follows("docs/generate.md")
-def test_texts_are_said(reader, page):
+def test_texts_are_said_and_a_student_speaks_by_itself(reader, page):
     read(reader, page)
-    speaks(reader, "speech.wav", "speech.flac", "story.ogg", "played.wav")
+    speaks(reader, "speech.wav", "speech.flac", "story.ogg", "played.wav", "there.wav", "fast.wav")
     speaks(reader, "speech/greeting.wav", "book/greeting.wav")
-
-
-@follows("docs/serve.md")
-def test_a_voice_is_served(reader, page):
-    demo, programs, guarded = [each.commands for each in blocks(page)]
-    serve, ask = programs
-    with served(reader, serve) as port:
-        reader.run(ask.replace(":8000", f":{port}"))
-    speaks(reader, "speech.wav")
-    with served(reader, guarded[0]) as port:
-        status = reader.run(
-            f"curl -so no.wav -w '%{{http_code}}' -d '{{}}' http://127.0.0.1:{port}/v1/audio/speech"
-        )
-        assert status == "401"
-    with served(reader, demo[0]) as port:
-        assert "gradio" in reader.run(f"curl -s http://127.0.0.1:{port}/")
+    for name in ("duration", "distill", "fast"):
+        trained(reader, name)
+    evaluated(reader, "/data/ready/heldout")
 
 
 @follows(*[each for each in documents() if each not in _looked_at])

@@ -89,7 +89,7 @@ def fp8(layout: ranks.Layout) -> None:
 
 def gpu_check(folder: Path) -> None:
     """What scripts/gpu_check.sh asks of the real one."""
-    there = Settings("cuda", False, str(folder), ("800M",), ())
+    there = Settings("cuda", False, str(folder), ("numerics",), ("800M",))
     modes = [mode for mode in numerics.modes(there) if mode.engine]
     assert len(modes) == 3 and sum(mode in block.modes(there) for mode in modes) == 1
     for mode in modes:

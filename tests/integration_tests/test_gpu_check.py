@@ -10,20 +10,34 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.gpu_check import numerics, supervisor
-from tools.gpu_check.items import Row
-from tools.gpu_check.models import Mode
-from tools.gpu_check.settings import ROOT, Settings, Stage
-from tools.gpu_check.supervisor import StageResult, Supervisor
-from tools.gpu_check.table import passed, table
+from tests.helpers.small_models import small_args
+from tools.gpu_check import block, measuring, numerics, sampling, telemetry
+from tools.gpu_check.__main__ import pack, unpack
+from tools.gpu_check.models import INDUCTOR_OPTIONS, Mode, built, random_weights
+from tools.gpu_check.settings import ROOT, Settings
+from tools.gpu_check.supervisor import Entry, Supervisor, clean, stages
 from torchtitan.models.dit_tts.model import model as model_module
+
+TINY = small_args(dim=64, n_layers=1, mlp_dim=96, speaker_n_heads=1)
 
 FAULTY = """
 import os, signal, time
+from pathlib import Path
 from tools.gpu_check.items import Item, NotMeasured
 
 class OutOfMemoryError(RuntimeError):
     pass
+
+def measured(name, then, slow=0.0):
+    def measure(turn):
+        time.sleep(slow)
+        turn()
+        with open(os.environ["ORDER"], "a") as file:
+            print(name, "begins", file=file, flush=True)
+            time.sleep(0.1)
+            print(name, "ends", file=file, flush=True)
+        return then()
+    return Item("group", name, measure)
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -31,71 +45,68 @@ def die():
 def raised(error):
     raise error
 
-def items(settings):
+def catalog(settings):
     return [
-        Item("good", lambda: {"tflops": 1.5}),
-        Item("dies", die),
-        Item("raises", lambda: raised(ValueError("no such thing"))),
-        Item("too large", lambda: raised(OutOfMemoryError("2 GiB more"))),
-        Item("absent", lambda: raised(NotMeasured("not in this version"))),
-        Item("over its bar", lambda: {"error": 2.0, "passed": False, "why": "2 is over 1"}),
-        Item("within its bar", lambda: {"error": 0.5, "passed": True}),
-        Item("too long", lambda: {}, seconds=1e6),
-        Item("never ends", lambda: time.sleep(1e6)),
-        Item("behind it", lambda: {}),
+        measured("good", lambda: {"tflops": 1.5}),
+        measured("dies", die),
+        measured("raises", lambda: raised(ValueError("no such thing"))),
+        measured("too large", lambda: raised(OutOfMemoryError("2 GiB more"))),
+        measured("absent", lambda: raised(NotMeasured("not in this version"))),
+        measured("over its bar", lambda: {"error": 2.0, "passed": False, "why": "2 is over 1"}),
+        measured("within its bar", lambda: {"error": 0.5, "passed": True}),
+        measured("never ends", lambda: time.sleep(1e6)),
+        measured("behind it", lambda: {}),
     ]
 """
 
 
 def settings(folder: Path) -> Settings:
-    return Settings("cpu", True, str(folder), ("debug",), ())
-
-
-FINE = """
-from tools.gpu_check.items import Item
-
-def items(settings):
-    return [Item("good", lambda: {"tflops": 1.5})]
-"""
+    return Settings("cpu", True, str(folder), ("block",), ("debug",))
 
 
 def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, monkeypatch):
-    sources = {"faulty": FAULTY, "broken": "import no_such_module", "fine": FINE}
     package = tmp_path / "more" / "tools" / "gpu_check"
     package.mkdir(parents=True)
-    for name, source in sources.items():
-        (package / f"{name}.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "more"))
-    monkeypatch.setattr(supervisor, "STAGES", tuple(Stage(n, 1, "a test's") for n in sources))
-    monkeypatch.setattr(supervisor, "_GRACE_SECONDS", 1.0)
-    printed, kept = [], []
+    (package / "catalog.py").write_text(FAULTY)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("ORDER", str(tmp_path / "order"))
+    kept = []
 
-    def keep(results: list[StageResult]) -> None:
-        kept.append([(result.name, result.state, len(result.rows)) for result in results])
+    def keep(entries: list[Entry]) -> None:
+        kept.append([entry.name for entry in entries if entry.row is not None])
 
-    results = Supervisor(settings(tmp_path), 9.0, printed.append, keep).run([*sources])
-    faulty, broken, fine = results
-    rows = {row.item: row for row in faulty.rows}
-    failed, unmeasured = ("dies", "raises", "over its bar"), ("absent", "too long", "never ends")
+    # Folders without __init__.py are one package, in which the first one's catalog is found.
+    monkeypatch.setattr("tools.gpu_check.supervisor.ROOT", tmp_path / "more")
+    printed: list[str] = []
+    until = time.time() + 60
+    supervisor = Supervisor(settings(tmp_path), 3, 8.5, until, printed.append, keep)
+
+    def stop_when_it_hangs(line: str) -> None:
+        printed.append(line)
+        if "within its bar" in line:
+            supervisor.end = time.time() + 2
+
+    supervisor.say = stop_when_it_hangs
+    entries = supervisor.run()
+    rows = {entry.name: entry.row for entry in entries}
+    failed, unmeasured = ("dies", "raises", "over its bar"), ("absent", "never ends", "behind it")
     assert {name: row.status for name, row in rows.items()} == {
         **{"good": "measured", "too large": "oom", "within its bar": "passed"},
         **dict.fromkeys(failed, "failed"),
-        **dict.fromkeys((*unmeasured, "behind it"), "not measured"),
+        **dict.fromkeys(unmeasured, "not measured"),
     }
     assert "status -9" in rows["dies"].why
     assert rows["raises"].why == "ValueError: no such thing"
-    assert rows["behind it"].why.startswith("time:") and faulty.state == "timeout"
-    assert broken.state == "failed" and "no_such_module" in broken.rows[0].why
-    assert [row.status for row in fine.rows] == ["measured"]
-    assert not passed(results) and passed([fine])
-    for status, fine_too in (("oom", True), ("not measured", True), ("failed", False)):
-        assert passed([StageResult("steps", "completed", rows=[Row("b", status)])]) == fine_too
-    shown = table(results)
-    assert all(row.item in shown for result in results for row in result.rows)
-    assert [("faulty", "running", 8)] in kept  # while the ninth item does not end
-    ends = [("faulty", "timeout", 10), ("broken", "failed", 1), ("fine", "completed", 1)]
-    assert kept[-1] == ends
-    assert any("faulty 7/10 within its bar: passed" in line and "to go" in line for line in printed)
+    assert rows["behind it"].why.startswith("time:") and kept[-1] == list(rows)
+    order = [line.rpartition(" ")[0] for line in (tmp_path / "order").read_text().splitlines()]
+    assert order[::2][:7] == order[1::2][:7] and sorted(order[::2]) == sorted(
+        set(rows) - {"behind it"}
+    )
+    [stage] = stages(entries)
+    assert stage["name"] == "group" and len(stage["rows"]) == 9
+    assert any("within its bar: passed" in line and "to go" in line for line in printed)
+    clean(tmp_path)
+    assert not list((tmp_path / "rows").iterdir())
 
 
 @pytest.fixture
@@ -105,13 +116,16 @@ def no_memory_of_errors():
     numerics.measured_errors.cache_clear()
 
 
-def test_a_nan_in_any_bucket_is_no_pass(tmp_path, monkeypatch, no_memory_of_errors):
+def test_numerics_pass_and_see_a_nan_and_one_key_too_many(
+    tmp_path, monkeypatch, no_memory_of_errors
+):
     torch.set_num_threads(1)
-    buckets = [(2, 16, 8, 8), (2, 24, 8, 8)]
-    monkeypatch.setattr(numerics, "_BUCKETS", tuple(buckets))
-    expected_rows = len(numerics.reference(buckets[1]).output)  # before the fault
-    numerics.reference(buckets[0])
+    monkeypatch.setattr(numerics, "_BUCKETS", ((2, 16, 8, 8), (4, 24, 8, 8)))
+    for mode in (Mode(), Mode("varlen", "bfloat16", checkpointing="full")):
+        values = numerics.check(mode, settings(tmp_path))
+        assert values["passed"], (mode.name, values)
     outcome, nan = numerics.outcome, float("nan")
+    expected_rows = len(numerics.reference((4, 24, 8, 8)).output)
 
     def faulty(model, batch, mode, device):
         found = outcome(model, batch, mode, device)
@@ -123,15 +137,6 @@ def test_a_nan_in_any_bucket_is_no_pass(tmp_path, monkeypatch, no_memory_of_erro
     monkeypatch.setattr(numerics, "outcome", faulty)
     values = numerics.check(Mode("flex", "bfloat16"), settings(tmp_path))
     assert not values["passed"] and values["gradient_error"] == float("inf")
-    assert values.get("times_eager_sdpa", float("inf")) == float("inf")
-
-
-def test_numerics_pass_and_see_one_key_too_many(tmp_path, monkeypatch, no_memory_of_errors):
-    torch.set_num_threads(1)
-    modes = [Mode(), Mode(precision="bfloat16"), Mode("varlen", "bfloat16", checkpointing="full")]
-    for mode in modes:
-        values = numerics.check(mode, settings(tmp_path))
-        assert values["passed"], (mode.name, values)
     prepare_keys = model_module.prepare_keys
 
     def without_one_hole(backend, valid, *rest):
@@ -145,6 +150,77 @@ def test_numerics_pass_and_see_one_key_too_many(tmp_path, monkeypatch, no_memory
     assert not values["passed"] and values["output_error"] > 10 * values["output_bar"]
 
 
+def test_the_measured_block_keeps_no_gradients_and_has_full_lengths():
+    mode, shape = Mode("sdpa", "bfloat16"), (3, 16, 8, 8)
+    with built(TINY, mode, "cpu", random_weights(TINY, seed=0)) as model:
+        batch = block.full_batch(shape, TINY)
+        work = block.Work(model, batch, mode, "cpu")
+        work.both()
+        assert len(work.differentiated) > len(list(model.layers[0].parameters()))
+        assert all(x.grad is None for x in work.differentiated)
+    masks = ("frame_mask", "text_mask", "speaker_mask", "keep_text", "keep_speaker")
+    assert all(batch.arguments[name].all() for name in masks)
+
+
+def test_options_of_inductor_are_on_while_their_mode_is_measured():
+    mode = Mode(precision="bfloat16", compile="default", options=tuple(INDUCTOR_OPTIONS))
+    before = torch._inductor.config.get_config_copy()
+    with built(TINY, mode, "cpu", random_weights(TINY, seed=0)):
+        inside = torch._inductor.config.get_config_copy()
+        assert {name: inside[name] for name in INDUCTOR_OPTIONS} == INDUCTOR_OPTIONS
+    after = torch._inductor.config.get_config_copy()
+    assert all(after[name] == before[name] != INDUCTOR_OPTIONS[name] for name in INDUCTOR_OPTIONS)
+
+
+def test_time_without_a_kernel_is_idle_and_groups_add_up():
+    assert measuring.covered([(5, 7), (0, 2), (1, 4), (6, 6.5)]) == (7, 6)
+    assert measuring.covered([]) == (0, 0)
+    groups = {
+        "nvjet_tst_128x256_NTN": "matmul",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop": "attention",
+        "triton_per_fused_native_layer_norm_3": "triton",
+        "multi_tensor_apply_kernel<FusedAdamMathFunctor>": "optimizer",
+        "Memcpy HtoD (Pinned -> Device)": "copies",
+        "softmax": "other",
+    }
+    assert {name: measuring.group_of(name) for name in groups} == groups
+    found = measuring.profiled(lambda: torch.ones(64, 64) @ torch.ones(64, 64), "cpu", 2)
+    assert found["ms_of_kernels"] == pytest.approx(sum(found["ms_by_group"].values()))
+    assert found["ms_by_group"]["matmul"] > 0 and {calls for *_, calls in found["kernels"]} >= {1}
+
+
+def test_clocks_are_those_of_the_timed_section(tmp_path):
+    def line(second: float, mhz: int) -> str:
+        moment = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(1e9 + int(second)))
+        return f"{moment}.{round(second % 1 * 1000):03d}, {mhz}, 2619, 500.5, 61\n"
+
+    file = tmp_path / "telemetry.csv"
+    file.write_text(line(1, 100) + line(2.2, 200) + line(2.4, 300) + "[N/A]\n" + "2001/09/09 01")
+    lines = telemetry.read(file)
+    found = telemetry.between(lines, 1e9 + 2, 1e9 + 3)
+    assert found["sm_mhz"] == {"median": 250, "min": 200, "max": 300}
+    assert found["watts"]["max"] == 500.5 and telemetry.between(lines, 0, 1) == {}
+
+
+def test_sampled_latents_are_compared_by_their_largest_difference():
+    expected = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    found = expected.clone()
+    found[0, 2] += 0.5
+    assert sampling.difference(found, expected) == pytest.approx(0.5 / expected.std())
+    assert sampling.difference(expected * float("nan"), expected) == float("inf")
+
+
+def test_compiled_kernels_are_packed_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.gpu_check.__main__.PART_BYTES", 1000)
+    kernels = tmp_path / "inductor"
+    (kernels / "a").mkdir(parents=True)
+    (kernels / "a/kernel.so").write_bytes(os.urandom(3000))
+    parts = pack(kernels, tmp_path / "out.json")
+    assert len(parts) > 3 and all(part.stat().st_size <= 1000 for part in parts)
+    unpack(parts, tmp_path / "again")
+    assert (tmp_path / "again/a/kernel.so").read_bytes() == (kernels / "a/kernel.so").read_bytes()
+
+
 def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [str(ROOT / "scripts/gpu_check.sh"), *arguments],
@@ -155,23 +231,30 @@ def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-def test_the_command_writes_its_json_and_table(tmp_path):
+def test_all_of_it_runs_on_a_cpu(tmp_path):
     out = tmp_path / "result.json"
-    began = time.time()
-    done = script("--tiny", "--stages", "environment,ceilings", "--out", str(out))
+    stub = tmp_path / "bin/nvidia-smi"
+    stub.parent.mkdir()
+    line = 'date "+%Y/%m/%d %H:%M:%S.%3N, 1980, 2619, 650.5, 61"'
+    stub.write_text(f"#!/bin/bash\nwhile sleep 0.05; do {line}; done\n")
+    stub.chmod(0o755)
+    order = "sampling,ceilings,numerics,block,goodput,step"
+    path = f"{stub.parent}:{os.environ['PATH']}"
+    done = script("--tiny", "--groups", order, "--minutes", "15", "--out", str(out), PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{ROOT}/" not in out.read_text()
     report = json.loads(out.read_text())
-    assert report["passed"] and report["complete"] and report["tiny"]
-    assert 0 < report["seconds"] <= time.time() - began
-    assert report["environment"]["versions"]["torch"] == torch.__version__
-    assert report["command"][0] == "scripts/gpu_check.sh" and "--tiny" in report["command"]
-    assert [stage["name"] for stage in report["stages"]] == ["environment", "ceilings"]
-    rows = {row["item"]: row for row in report["stages"][1]["rows"]}
-    products = rows["debug products bf16"]
-    assert products["status"] == "measured" and products["values"]["tflops"] > 0
-    assert rows["debug products fp8"]["why"] == "fp8 products need a GPU"
-    assert "debug products bf16" in done.stdout and str(out) in done.stdout
+    assert report["passed"] and report["complete"]
+    assert [stage["name"] for stage in report["stages"]] == order.split(",")
+    rows = {row["item"]: row for stage in report["stages"] for row in stage["rows"]}
+    assert rows["debug products bf16"]["values"]["tflops"] > 0
+    assert "need a GPU" in rows["debug products fp8"]["why"]
+    step = rows["debug step, as shipped"]["values"]
+    assert step["ms_by_group"]["matmul"] > 0
+    assert set(step["ms_of_ranges"]) >= {"forward", "noising", "speaker encoder", "optimizer"}
+    assert step["clocks"]["watts"]["median"] == 650.5
+    [part] = tmp_path.glob("result.json.cache.*")
+    assert part.stat().st_size > 1000
 
 
 def test_wheels_are_pinned_and_installed_without_network_or_dependencies(tmp_path):
@@ -187,7 +270,6 @@ def test_wheels_are_pinned_and_installed_without_network_or_dependencies(tmp_pat
     assert {"torchtitan==0.2.2", "tyro==1.0.17"} <= wanted
     assert not any(word.startswith(("torch==", "numpy==")) for word in wanted)
     assert "pip download --no-deps --only-binary=:all:" in download
-    assert "--python-version 3.12" in download
     assert "--no-index --no-deps" in install and wanted == {w for w in install.split() if "==" in w}
     site = install.split("--target ")[1].split()[0]
     assert check.startswith(f"{ROOT}:{site}") and check.endswith("-m tools.gpu_check --tiny")

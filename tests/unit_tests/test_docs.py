@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from titan_tts import cli
+from tools import api_page
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
 from torchtitan.models.dit_tts.config.shipped import find_config
@@ -65,15 +66,30 @@ def test_documented_keys_exist(line):
         assert has_key(flag), flag
 
 
-def test_the_table_of_old_keys_is_the_one_in_use():
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/old_keys.md").read_text(), re.M)
-    assert dict(rows) == OLD_KEYS and len(rows) == len(OLD_KEYS)
-
-
 def test_what_replaces_an_old_key_exists():
     for old, instead in OLD_KEYS.items():
         for section, keys in re.findall(r"\[([\w.]+)\] ?(\w*)", instead):
             assert has_key(f"--{section}.{keys}" if keys else f"--{section}"), old
+
+
+def test_the_api_page_has_the_codes_signatures_and_docstrings():
+    page = api_page.PAGE.read_text()
+    assert page.count("<!-- api ") > 8
+    assert page == api_page.filled(page), "python -m tools.api_page writes them anew"
+
+
+def test_links_lead_somewhere():
+    pages = [*DOCUMENTS, ROOT / "benchmarks/README.md", ROOT / "titan_tts/README.md"]
+    for path in [*pages, ROOT / "torchtitan/models/dit_tts/README.md", ROOT / "CHANGELOG.md"]:
+        for target, anchor in re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", path.read_text()):
+            file = (path.parent / target).resolve() if target else path
+            assert file.exists(), f"{path.name}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+                known = [
+                    re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings
+                ]
+                assert anchor in known, f"{path.name}: {target}#{anchor}"
 
 
 def test_documented_files_exist():
@@ -82,11 +98,3 @@ def test_documented_files_exist():
             r"(?:^|[ =])((?:scripts|train_configs|benchmarks)/[\w/]+\.(?:sh|slurm|py|toml))", line
         ):
             assert (ROOT / path).is_file(), line
-
-
-def test_the_sentences_of_the_index_are_the_products():
-    paths = [path for name in ("torchtitan", "titan_tts") for path in (ROOT / name).rglob("*.py")]
-    source = "".join(path.read_text() for path in paths)
-    source = re.sub(r'"\s*\n\s*f?"', "", source)  # literals that Python joins
-    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs/errors.md").read_text(), re.M)
-    assert len(rows) > 15 and [each for each in rows if each not in source] == []

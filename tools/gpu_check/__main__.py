@@ -1,117 +1,82 @@
-"""Checks and measures this code on one GPU: numerics, ceilings, blocks, steps, sampling, goodput,
-resume.
+"""Checks and measures this code on one GPU: steps, ceilings, blocks, numerics, goodput, sampling.
 
     scripts/gpu_check.sh                      # one GPU, under ten minutes
-    scripts/gpu_check.sh --tiny               # every stage on a CPU at small sizes
-    scripts/gpu_check.sh --stages numerics,block --minutes 4
+    scripts/gpu_check.sh --groups step,block --only compiled --minutes 5
+    scripts/gpu_check.sh --tiny               # all of it on a CPU at small sizes
 
-Writes benchmarks/results/gpu_check_<device>.json and prints a table. The exit status is 1 where a check
-is over its bar or something ended in an error; what ran out of memory or time is a result.
+Writes benchmarks/results/gpu_check_<device>.json, a line per item, and beside it the compiled kernels, which --cache
+takes at the next time. The exit status is 1 where a check is over its bar or something ended in an error; what ran out of
+memory or time is a result.
 """
 
 import argparse
+import io
 import json
 import os
 import re
 import shutil
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from tools.gpu_check.settings import ROOT, STAGES, Settings
-from tools.gpu_check.supervisor import StageResult, Supervisor
-from tools.gpu_check.table import passed, table
+from tools.gpu_check import telemetry
+from tools.gpu_check.items import FAILED, described
+from tools.gpu_check.settings import ROOT, Settings
+from tools.gpu_check.supervisor import Entry, Supervisor, clean, stages
 
-_MINUTES = 9.0
-_TINY_MINUTES = 15.0
-_KNOWN_FLAVORS = ("debug", "800M", "3B", "8B")
+GROUPS = ("step", "ceilings", "block", "numerics", "goodput", "sampling")
+FLAVORS = ("debug", "800M", "3B", "8B")
+PART_BYTES = 15 << 20  # of the packed kernels: machines give back files of limited size
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    names = [stage.name for stage in STAGES]
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check.sh",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--tiny", action="store_true", help="small sizes on a CPU")
-    parser.add_argument("--stages", default=",".join(names), help="some of them, with commas")
-    parser.add_argument("--minutes", type=float, help=f"for all stages (default {_MINUTES:g})")
-    parser.add_argument("--flavors", help="sizes with commas (default 800M,3B; --tiny: debug)")
+    parser.add_argument("--groups", default=",".join(GROUPS), help="some of them, in your order")
+    parser.add_argument("--only", default="", help="a part of the names of the items")
+    parser.add_argument("--flavors", help="sizes with commas (default 800M; --tiny: debug)")
+    parser.add_argument("--micro-batch", type=int, default=0, help="of the steps")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--out", type=Path, help="file of the results")
+    parser.add_argument("--work", type=Path, help="folder of rows and logs, which is kept")
     parser.add_argument(
-        "--micro-batches", default="", help="of the steps, in the order they are tried"
+        "--cache", type=Path, nargs="+", default=[], help="packed kernels, in order"
     )
-    parser.add_argument("--out", help="file of the results")
-    parser.add_argument(
-        "--work", help="folder of runs and logs, which is kept; else a temporary one"
-    )
-    parser.add_argument("--commit", help="of the sources, where the machine has no git")
+    parser.add_argument("--commit", default="", help="of the sources, where there is no git")
     options = parser.parse_args(given)
-    options.stages = options.stages.split(",")
-    unknown = sorted(set(options.stages) - set(names))
-    if unknown:
-        parser.error(
-            f"--stages {','.join(unknown)}: there is no such stage; there are {','.join(names)}"
-        )
-    options.flavors = tuple(
-        (options.flavors or ("debug" if options.tiny else "800M,3B")).split(",")
-    )
-    wrong = [flavor for flavor in options.flavors if flavor not in _KNOWN_FLAVORS]
-    if wrong:
-        parser.error(f"--flavors {','.join(wrong)}: there are {','.join(_KNOWN_FLAVORS)}")
-    try:
-        options.micro_batches = tuple(int(n) for n in options.micro_batches.split(",") if n)
-    except ValueError:
-        parser.error(f"--micro-batches {options.micro_batches}: give whole numbers with commas")
-    options.minutes = options.minutes or (_TINY_MINUTES if options.tiny else _MINUTES)
+    options.flavors = options.flavors or ("debug" if options.tiny else "800M")
+    for name, known in (("groups", GROUPS), ("flavors", FLAVORS)):
+        chosen = tuple(getattr(options, name).split(","))
+        setattr(options, name, chosen)
+        if wrong := [each for each in chosen if each not in known]:
+            parser.error(f"--{name} {','.join(wrong)}: there are {','.join(known)}")
     return options
 
 
-def report(
-    options: argparse.Namespace,
-    results: list[StageResult],
-    environment: dict[str, Any],
-    seconds: float,
-    complete: bool,
-) -> dict[str, Any]:
-    """Args:
-    seconds: since the check began.
-    complete: no item is still to come.
-    """
-    if options.commit:
-        environment["git_commit"] = options.commit
-    stages = [result.as_json() for result in results]
-    values = [row["values"] for stage in stages for row in stage["rows"]]
-    runs = [each.pop("run") for each in values if "run" in each]
-    return {
-        "format": 1,
-        "passed": passed(results),
-        "complete": complete,
-        "seconds": seconds,
-        "command": ["scripts/gpu_check.sh", *sys.argv[1:]],
-        "tiny": options.tiny,
-        "options": {
-            key: value for key, value in vars(options).items() if key not in ("work", "out")
-        },
-        "environment": environment,
-        "stages": stages,
-        "runs": runs,
-    }
+def pack(folder: Path, out: Path) -> list[Path]:
+    """Compressed files of a folder, in parts `OUT.cache.0` and so on."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
+            if path.is_file() and path.suffix != ".lock":
+                tar.add(path, str(path.relative_to(folder)))
+    content, parts = packed.getvalue(), []
+    for number, start in enumerate(range(0, len(content), PART_BYTES)):
+        parts.append(out.with_name(f"{out.name}.cache.{number}"))
+        parts[-1].write_bytes(content[start : start + PART_BYTES])
+    return parts
 
 
-def without_paths(text: str, work: Path) -> str:
-    """Where this machine has the sources and the runs is no result."""
-    return text.replace(f"{ROOT}/", "").replace(str(work), "work")
-
-
-def file_name(device: str, tiny: bool) -> str:
-    device = (
-        "cpu" if device.startswith("CPU") else re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
-    )
-    return f"gpu_check_{device}{'_tiny' if tiny else ''}.json"
+def unpack(parts: list[Path], folder: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts))) as tar:
+        tar.extractall(folder, filter="data")
 
 
 def main(given: list[str]) -> int:
@@ -122,62 +87,80 @@ def main(given: list[str]) -> int:
     try:
         import torch
 
-        import torchtitan.models.dit_tts.trainer  # noqa: F401  what a run needs
         from torchtitan.models.dit_tts.files import write_atomic
         from torchtitan.models.dit_tts.run.run_folder import environment
     except ImportError as error:
         print(
             f"error: {error}; install the project, or bring wheels: scripts/gpu_check.sh "
-            f"--collect-wheels DIR where there is a network, then scripts/gpu_check.sh --wheels DIR here",
+            "--collect-wheels DIR where there is a network, then scripts/gpu_check.sh --wheels DIR here",
             file=sys.stderr,
         )
         return 2
     if not options.tiny and not torch.cuda.is_available():
-        print(
-            "error: torch sees no GPU; scripts/gpu_check.sh --tiny runs every stage on a CPU",
-            file=sys.stderr,
-        )
+        print("error: torch sees no GPU; --tiny runs all of it on a CPU", file=sys.stderr)
         return 2
     found = environment()
-    found["variables"].pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch's; the stages have their own
-    work = Path(options.work or tempfile.mkdtemp(prefix="gpu_check_")).resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    for left in work.glob("*.jsonl"):
-        left.unlink()  # of an earlier check in the same folder
-    settings = Settings(
-        device="cpu" if options.tiny else "cuda",
-        tiny=options.tiny,
-        work=str(work),
-        flavors=options.flavors,
-        micro_batches=options.micro_batches,
-    )
-    out = Path(
-        options.out or ROOT / "benchmarks/results" / file_name(found["device"], options.tiny)
-    )
+    found["variables"].pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch's; the check has its own
+    if options.commit:
+        found["git_commit"] = options.commit
+    work = (options.work or Path(tempfile.mkdtemp(prefix="gpu_check_"))).resolve()
+    clean(work)
+    if options.cache:
+        unpack(options.cache, work / "inductor")
+    device = "cpu" if options.tiny else "cuda"
+    gib = 1e6 if options.tiny else 0.95 * torch.cuda.mem_get_info()[0] / 2**30
+    where = (options.groups, options.flavors, options.micro_batch, options.only)
+    settings = Settings(device, options.tiny, str(work), *where)
+    kind = "cpu_tiny" if options.tiny else re.sub(r"[^a-z0-9]+", "_", found["device"].lower())
+    out = options.out or ROOT / f"benchmarks/results/gpu_check_{kind}.json"
 
-    def keep(results: list[StageResult], complete: bool = False) -> None:
-        content = report(options, results, found, time.time() - began, complete)
-        write_atomic(out, without_paths(json.dumps(content, indent=1), work) + "\n")
+    def passed(entries: list[Entry]) -> bool:
+        return not any(entry.row is not None and entry.row.status == FAILED for entry in entries)
 
-    supervisor = Supervisor(
-        settings,
-        options.minutes * 60 - (time.time() - began),
-        say=lambda line: print(line, flush=True),
-        keep=keep,
-    )
-    # Who ends the check ends the stage's processes too.
+    def keep(entries: list[Entry]) -> None:
+        lines = telemetry.read(work / "telemetry.csv")
+        for entry in entries:
+            if entry.row is not None and entry.row.began:
+                ended = entry.row.began + entry.row.seconds
+                entry.row.values["clocks"] = telemetry.between(lines, entry.row.began, ended)
+        report = {
+            "format": 2,
+            "passed": passed(entries),
+            "complete": all(entry.row is not None for entry in entries),
+            "seconds": time.time() - began,
+            "command": ["scripts/gpu_check.sh", *given],
+            "environment": found,
+            "stages": stages(entries),
+        }
+        # Where this machine has the sources and the runs is no result.
+        text = json.dumps(report, indent=1).replace(f"{ROOT}/", "").replace(str(work), "work")
+        write_atomic(out, text + "\n")
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    results = supervisor.run(options.stages)
-    keep(results, complete=True)
-    print(table(results))
-    print(f"\n{'passed' if passed(results) else 'FAILED'} in {time.time() - began:.0f} s; {out}")
-    if options.work:
-        print(f"runs and logs: {work}")
-    elif passed(results):
-        shutil.rmtree(work)
+    watched = None if options.tiny and not shutil.which("nvidia-smi") else True
+    watch = telemetry.start(work / "telemetry.csv") if watched else None
+    end = began + options.minutes * 60
+    supervisor = Supervisor(
+        settings, os.cpu_count() or 1, gib, end, lambda s: print(s, flush=True), keep
+    )
+    try:
+        entries = supervisor.run()
+    finally:
+        if watch is not None:
+            watch.kill()
+            watch.wait()
+    keep(entries)
+    for entry in entries:
+        if entry.row is not None:
+            print(f"  {entry.row.item:<60} {described(entry.row)}")
+    parts = pack(work / "inductor", out)
+    print(f"compiled kernels for --cache: {' '.join(map(str, parts)) or 'none'}")
+    print(f"{'passed' if passed(entries) else 'FAILED'} in {time.time() - began:.0f} s; {out}")
+    if options.work or not passed(entries):
+        print(f"rows and logs: {work}")
     else:
-        print(f"runs and logs are kept: {work}")
-    return 0 if passed(results) else 1
+        shutil.rmtree(work)
+    return 0 if passed(entries) else 1
 
 
 if __name__ == "__main__":

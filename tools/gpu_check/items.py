@@ -1,13 +1,9 @@
-"""What a stage is made of: items that are measured one after another, and the lines they leave.
-
-A stage's process appends one JSON line an item, so that whatever ends the process, what was measured
-before stands. At import the standard library only: the process that watches the stages needs nothing else.
-"""
+"""Items that are measured, each in a process of its own, and what becomes of them. Imports nothing but the standard
+library: the process that watches the others needs no more."""
 
 import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +13,55 @@ FAILED = "failed"
 OOM = "oom"
 NOT_MEASURED = "not measured"
 
-AGAIN = 75
-"""exit status of a stage's process that asks for a new one, for the items it has no row of"""
-
 Values = dict[str, Any]
 """Figures by name, the unit in the name; under "passed" a bool where the item is a check"""
 
+Turn = Callable[[], None]
+"""Called once by an item that has built, compiled and warmed up. Returns when the device is the item's alone."""
+
 
 class NotMeasured(Exception):
-    """This item cannot be measured here, and why."""
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Of the device or the host."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    if "torch" not in sys.modules:  # stages that only start other processes
-        return False
-    from torchtitan.models.dit_tts.errors import failure_state
-
-    return failure_state(error) == "oom"
+    """The item cannot be measured here, and why."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One line of the table."""
-
+    group: str
     name: str
-    measure: Callable[[], Values]
-    seconds: float = 0.0
-    """time it takes at least: with less left it is not started"""
+    measure: Callable[[Turn], Values]
+    gib: float = 4.0
+    """device memory that it holds at most"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
     """What became of an item."""
 
     item: str
     status: str
     seconds: float = 0.0
+    """of the timed section"""
+
     values: Values = field(default_factory=dict)
     why: str = ""
     """of every status but measured and passed"""
 
-
-def write_line(path: Path, content: dict[str, Any]) -> None:
-    """Appends a JSON line in one write."""
-    with open(path, "ab", buffering=0) as file:
-        file.write((json.dumps(content) + "\n").encode())
+    began: float = 0.0
+    """time.time() of the timed section's begin"""
 
 
-def write_row(path: Path, row: Row) -> None:
-    write_line(path, asdict(row))
+def read_row(path: Path) -> Row | None:
+    return Row(**json.loads(path.read_text())) if path.is_file() else None
 
 
-def read_stage(path: Path) -> tuple[list[str] | None, list[Row]]:
-    """Names of a stage's items, None if it has not got so far, and the rows it has left. A line that
-    a kill cut short is left out."""
-    if not path.exists():
-        return None, []
-    lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    names = next((line["items"] for line in lines if "items" in line), None)
-    return names, [Row(**line) for line in lines if "item" in line]
+def short(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+
+
+def described(row: Row) -> str:
+    """A row in words: its status, and its figures or why it has none."""
+    plain = {name: v for name, v in row.values.items() if isinstance(v, (int, float, str))}
+    figures = ", ".join(f"{name} {short(value)}" for name, value in [*plain.items()][:8])
+    return ": ".join(filter(None, [row.status, row.why or figures]))

@@ -1,76 +1,124 @@
-"""Times work on the device: warmed up, repeated, with its spread."""
+"""What work costs on the device: kernels by name and by group, the time it idles, and the time of the host."""
 
+import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from tools.gpu_check.items import Values
 from torchtitan.models.dit_tts.run.benchmark.figures import spread
 
 GIB = 2**30
-_LEAST_REPEATS = 5
+_REPEATS = 5
+_GROUPS = {
+    "attention": r"flash|fmha|sdpa|attention|flex",
+    "matmul": r"gemm|nvjet|cutlass|xmma|cublas|scaled_mm|\bmm\b|addmm|bmm",
+    "triton": r"^triton_",
+    "optimizer": r"multi_tensor|adam|foreach|lpnorm",
+    "copies": r"memcpy|memset|copy",
+}
 
 
-def timed(
-    work: Callable[[], object],
-    device: str,
-    seconds: float = 0.5,
-    warm_up: int = 3,
-    least: int = _LEAST_REPEATS,
-) -> Values:
-    """Milliseconds of one call: median, p10, p90, least and most.
+def group_of(kernel: str) -> str:
+    lower = kernel.lower()
+    return next((group for group, names in _GROUPS.items() if re.search(names, lower)), "other")
 
-    Args:
-        work: what is timed; its result is dropped.
-        seconds: about how long it is repeated, at least `least` times.
-    """
-    for _ in range(warm_up):
-        work()
-    times = []
+
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def timed(work: Callable[[], object], device: str, seconds: float, least: int = _REPEATS) -> Values:
+    """Milliseconds of a call from the host's begin to the device's end: median, p10, p90, least and most."""
+    times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < least or time.perf_counter() < end:
-        times.append(_once_ms(work, device))
+        synchronize(device)
+        began = time.perf_counter()
+        work()
+        synchronize(device)
+        times.append((time.perf_counter() - began) * 1e3)
     return {**{f"ms_{name}": value for name, value in spread(times).items()}, "repeats": len(times)}
 
 
-def _once_ms(work: Callable[[], object], device: str) -> float:
-    if device == "cpu":
+def profiled(work: Callable[[], object], device: str, repeats: int = _REPEATS) -> Values:
+    """What the device did in one call of `work`, of `repeats` in a row.
+
+    Returns:
+        `ms_of_kernels`; `ms_by_group`; `kernels`, [name, milliseconds, calls], the longest first; `ms_of_device`, from the
+        first kernel's begin to the last one's end, and `ms_idle` of it without a kernel; `ms_of_host` until the last
+        launch; `ms_of_ranges` {range: [host, kernels launched in it]} of `record_function`. On a CPU operators stand for
+        kernels.
+    """
+    on_device = ProfilerActivity.CPU if device == "cpu" else ProfilerActivity.CUDA
+    synchronize(device)
+    with profile(activities=list({ProfilerActivity.CPU, on_device})) as found:
         began = time.perf_counter()
-        work()
-        return (time.perf_counter() - began) * 1e3
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    began.record()
-    work()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended)
-
-
-def kernels(work: Callable[[], object]) -> list[tuple[str, float]]:
-    """Names of a GPU's kernels and milliseconds of each in one call of `work`, the longest first."""
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(_LEAST_REPEATS):
+        for _ in range(repeats):
             work()
-        torch.cuda.synchronize()
-    found = [
-        (event.key[:120], event.self_device_time_total / 1e3 / _LEAST_REPEATS)
-        for event in profile.key_averages()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
-    return sorted(found, key=lambda each: -each[1])
+        host = time.perf_counter() - began
+        synchronize(device)
+    events = list(found.events())
+    kind = DeviceType.CPU if device == "cpu" else DeviceType.CUDA
+    kernels = [e for e in events if e.device_type == kind and not e.is_user_annotation]
+    milliseconds, calls = Counter[str](), Counter[str]()
+    for event in kernels:
+        took = event.self_cpu_time_total if device == "cpu" else event.device_time
+        milliseconds[event.name[:120]] += took / 1e3 / repeats
+        calls[event.name[:120]] += 1
+    groups = Counter[str]()
+    for name, value in milliseconds.items():
+        groups[group_of(name)] += value
+    spans = [(e.time_range.start / 1e3, e.time_range.end / 1e3) for e in kernels]
+    whole, busy = covered(spans)
+    return {
+        "ms_of_kernels": groups.total(),
+        "ms_of_device": whole / repeats,
+        "ms_idle": (whole - busy) / repeats,
+        "ms_of_host": host * 1e3 / repeats,
+        "ms_by_group": dict(groups.most_common()),
+        "ms_of_ranges": _ranges(events, repeats),
+        "kernels": [[name, ms, calls[name] / repeats] for name, ms in milliseconds.most_common(40)],
+    }
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Length from the first begin to the last end, and the part of it that spans cover."""
+    ordered = sorted(spans)
+    if not ordered:
+        return 0.0, 0.0
+    busy, until = 0.0, ordered[0][0]
+    for begin, end in ordered:
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return until - ordered[0][0], busy
+
+
+def _ranges(events: Iterable[Any], repeats: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for event in events:
+        if event.is_user_annotation and event.device_type == DeviceType.CPU:
+            sums = found.setdefault(event.name, [0.0, 0.0])
+            sums[0] += event.cpu_time_total / 1e3 / repeats
+            sums[1] += event.device_time_total / 1e3 / repeats
+    return found
 
 
 def tflops(flops: float, milliseconds: float) -> float:
     return flops / milliseconds / 1e9
 
 
-def peak_gib(work: Callable[[], object], device: str) -> float | None:
-    """Most that `work` has allocated at once beyond what was there before; None on a CPU, where the
-    allocator keeps no such count."""
+def peak_gib(work: Callable[[], object], device: str) -> float:
+    """Most that `work` has allocated at once beyond what was there before; 0 on a CPU, which keeps no such count."""
     if device == "cpu":
-        return None
+        work()
+        return 0.0
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,9 +1,9 @@
-"""Models in every mode that this version of the code has, built as the trainer builds them."""
+"""Models in every mode, built as the trainer builds them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch._functorch.config
@@ -14,14 +14,12 @@ from torchtitan.distributed import ParallelDims
 from tools.gpu_check.items import NotMeasured
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.cpu_kernels import CPUKernels
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
-from torchtitan.models.dit_tts.infra.kernels import build_model, use_operations
+from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
-from torchtitan.models.dit_tts.model.operations import Operations
 
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 INDUCTOR_OPTIONS = {
@@ -31,14 +29,10 @@ INDUCTOR_OPTIONS = {
 }
 """Options of Inductor for the kernels beside the products, which `[compile]` leaves at their defaults"""
 ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
-MATMUL = "matmul"
-"""the backend of bfloat16 on CPUs: a GPU's numerics are checked, its speed is not"""
-
 _BUDGET = 0.9
 CHECKPOINTING = ("none", "full", "every 2", "op", f"memory budget {_BUDGET}")
 FP8_RECIPES = ("tensorwise", "rowwise")
 ENGINE_FP8 = "current scaling"
-BACKWARDS = ("by autograd", "by hand")
 
 
 @dataclass(frozen=True)
@@ -52,19 +46,12 @@ class Mode:
     compile: str = ""
     """mode of torch.compile; empty: eager"""
 
-    option: str = ""
-    """one of INDUCTOR_OPTIONS that is on while compiling; empty: none"""
+    options: tuple[str, ...] = ()
+    """those of INDUCTOR_OPTIONS that are on while compiling"""
 
     checkpointing: str = "none"
-    encoders: bool = False
-    """compiles the encoders' blocks too"""
-
     fp8: str = ""
     """recipe of the large products; empty: none"""
-
-    backward: str = ""
-    """of the pointwise parts in eager mode, one of BACKWARDS: by hand are the functions of
-    `infra/cpu_kernels.py`; empty: as the model chooses on the device"""
 
     engine: bool = False
     """TransformerEngine's layers, which then multiply in fp8 if `fp8` names a recipe, and with varlen its
@@ -77,45 +64,24 @@ class Mode:
             self.precision,
             f"compiled {self.compile}" if self.compile else "eager",
         ]
-        if self.option:
-            parts.append(f"with {self.option}")
+        if self.options:
+            parts.append(f"with {' and '.join(self.options)}")
         if self.engine:
             parts.append("TransformerEngine")
-        if self.encoders:
-            parts.append("encoders too")
         if self.checkpointing != "none":
             parts.append(f"checkpointing {self.checkpointing}")
         if self.fp8:
             parts.append(f"fp8 {self.fp8}")
-        if self.backward:
-            parts.append(f"backward {self.backward}")
         return ", ".join(parts)
 
 
-def _allowed(section: str, field: str) -> tuple[str, ...]:
-    """Values that a choice of the config has in this version; none where there is no such key."""
-    for each in fields(JobConfig):
-        if each.name == section:
-            return get_args(get_type_hints(each.type).get(field))
-    return ()
-
-
 def job_config(mode: Mode, device: str) -> JobConfig:
-    """Raises NotMeasured where this version has no such mode."""
     config = JobConfig()
-    if mode.attention != "sdpa" or _allowed("attention", "backend"):
-        _require(
-            mode.attention in _allowed("attention", "backend"),
-            "[attention] backend",
-            mode.attention,
-        )
-        config.attention.backend = mode.attention
+    config.attention.backend = mode.attention
     if mode.compile:
         config.compile.enable = True
-        config.compile.components = ["model", "encoders"] if mode.encoders else ["model"]
-        if mode.compile != "default":
-            _require(mode.compile in _allowed("compile", "mode"), "[compile] mode", mode.compile)
-            config.compile.mode = mode.compile
+        config.compile.components = ["model"]
+        config.compile.mode = mode.compile
     _set_checkpointing(config, mode)
     if mode.engine:
         config.megatron = Megatron("transformer_engine", mode.attention == "varlen", bool(mode.fp8))
@@ -124,11 +90,6 @@ def job_config(mode: Mode, device: str) -> JobConfig:
         config.quantize.linear.float8.recipe_name = mode.fp8
         config.quantize.linear.float8.emulate = device == "cpu"
     return config
-
-
-def _require(known: bool, key: str, value: str) -> None:
-    if not known:
-        raise NotMeasured(f"not in this version: {key} = {value!r}")
 
 
 def _set_checkpointing(config: JobConfig, mode: Mode) -> None:
@@ -142,13 +103,6 @@ def _set_checkpointing(config: JobConfig, mode: Mode) -> None:
         section.mode = mode.checkpointing
 
 
-def sizes(args: DiTTTSModelArgs, mode: Mode) -> DiTTTSModelArgs:
-    """The sizes with the mode's attention backend."""
-    if "attention" in {each.name for each in fields(args)}:
-        return replace(args, attention=mode.attention)
-    return replace(args)
-
-
 @contextmanager
 def built(
     args: DiTTTSModelArgs, mode: Mode, device: str, weights: dict[str, torch.Tensor]
@@ -158,22 +112,16 @@ def built(
     config = job_config(mode, device)
     one = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     with torch.device("meta"):  # drawing weights that are replaced would take longest of all
-        model = build_model(sizes(args, mode))
+        model = build_model(replace(args, attention=mode.attention))
     model.load_state_dict(weights, assign=True)
     changed = (
         (torch._functorch.config, "activation_memory_budget"),
-        (
-            torch._inductor.config,
-            "emulate_precision_casts",
-        ),
+        (torch._inductor.config, "emulate_precision_casts"),
     )
     before = [getattr(module, name) for module, name in changed]
-    options = {mode.option: INDUCTOR_OPTIONS[mode.option]} if mode.option else {}
+    options = {name: INDUCTOR_OPTIONS[name] for name in mode.options}
     torch._dynamo.reset()
     try:
-        if mode.backward:
-            chosen = CPUKernels if mode.backward == "by hand" else Operations
-            use_operations(model, lambda x: chosen)
         if mode.fp8 and not mode.engine:
             _convert(model, config, one)
         parallelize = parallelize_megatron if mode.engine else parallelize_dit_tts

@@ -1,122 +1,203 @@
-"""Stage: whole training steps in benchmark mode, at growing and shrinking micro-batches.
+"""Whole training steps: the trainer itself in benchmark mode in this process, timed and then profiled.
 
-One run of the trainer each, all utterances of full length, without EMA. The micro-batches come in the
-order of what they tell: the trainer's own first. One above a micro-batch that did not fit is left out.
-Beside the first micro-batch stands the same in the other way of running the blocks: eager where the config
-compiles, without its memory budget, which needs compile; compiled where it does not.
+The host may run ahead of the device, as in training; afterwards some steps are profiled: sums by group of kernels, by part
+of the step (forward with text encoder, speaker encoder and noising in it, backward, optimizer), the time that the device
+idles and that the host takes. All utterances have full length, and averages of the weights are off.
 """
 
+import gc
+import json
+import shutil
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from tools.gpu_check.items import Item, NotMeasured, Values
-from tools.gpu_check.settings import Settings
-from tools.gpu_check.train_runs import OutOfMemoryError, benchmark, config_of
+import torch
 
-_MICRO_BATCHES = {
-    "debug": (1, 2),
-    "800M": (32, 64, 8, 96, 1, 2, 4, 16),
-    "3B": (8, 4, 16, 1, 2),
-    "8B": (1, 2, 4),
-}
-_LEAST_SECONDS = {"debug": 3.0, "800M": 45.0, "3B": 60.0, "8B": 90.0}
-"""start, compile and a dozen steps"""
+from tools.gpu_check.items import Item, Turn, Values
+from tools.gpu_check.measuring import profiled
+from tools.gpu_check.models import INDUCTOR_OPTIONS
+from tools.gpu_check.settings import ROOT, Settings
+
+_CONFIGS = {name: f"dit_tts_{name.lower()}.toml" for name in ("800M", "3B", "8B")}
+_CONFIGS["debug"] = "debug.toml"
+_MICRO_BATCH = {"debug": 2, "800M": 32, "3B": 8, "8B": 1}
+_GIB = {"debug": 1.0, "800M": 60.0, "3B": 110.0, "8B": 130.0}
+_PROFILED = 3
+_EAGER = ["--compile.no-enable", "--activation_checkpoint.mode=none"]
+_BUDGET = [
+    "--activation_checkpoint.mode=memory_budget",
+    "--activation_checkpoint.memory_budget=0.9",
+]
+_FP8 = ["--model.converters=float8", "--quantize.linear.float8.recipe_name=rowwise"]
 
 
-def figures(report: dict[str, Any]) -> Values:
+@contextmanager
+def _patched(module: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def run(settings: Settings, flavor: str, name: str, arguments: list[str], turn: Turn) -> Values:
+    """A run in benchmark mode, whose timed steps begin at the item's turn.
+
+    Returns:
+        `report`, its benchmark.json, and `profile` of `_PROFILED` steps behind the timed ones.
+    """
+    from torchtitan.models.dit_tts import main, trainer
+
+    found: Values = {}
+    steps, warm_up = (2, 1) if settings.tiny else (20, 4)
+
+    class Profiled(trainer.DiTTTSTrainer):
+        """Waits for its turn behind the warm-up, and has its last steps profiled."""
+
+        def train_step(self, data_iterator) -> None:
+            if self.step == warm_up + 1:
+                turn()
+            super().train_step(data_iterator)
+            if self.step == warm_up + steps:
+                self.named_parts()
+                own = partial(super().train_step, data_iterator)
+                with _patched(self, benchmark=None):  # its marks are of timed steps
+                    found["profile"] = profiled(own, settings.device, _PROFILED)
+
+        def named_parts(self) -> None:
+            parts = {"text encoder": (self.forward_pass, "text_encoder")}
+            parts["noising"] = (self.forward_pass, "add_noise")
+            parts["speaker encoder"] = (self.model_parts[0].speaker_encoder, "forward")
+            parts["forward"] = (self.forward_pass, "loss_sum")
+            parts["optimizer"] = (self.optimizers, "step_unless")
+            for part, (owner, attribute) in parts.items():
+                if (called := getattr(owner, attribute)) is not None:
+                    setattr(owner, attribute, _Named(part, called))
+
+    runs = settings.folder / "runs"
+    shutil.rmtree(runs / name, ignore_errors=True)
+    given = [f"--job.config_file={ROOT / 'train_configs' / _CONFIGS[flavor]}"]
+    given += [f"--job.dump_folder={runs}", f"--job.experiment={name}", "--ema.no-enable"]
+    given += ["--benchmark.enable", f"--benchmark.steps={steps}"]
+    given += [f"--benchmark.warmup_steps={warm_up}", "--metrics.log_freq=1000"]
+    given += ["--metrics.no-enable-tensorboard", *arguments]
+    with _patched(trainer, DiTTTSTrainer=Profiled):
+        status = main.train(given)
+    if status:
+        raise RuntimeError(f"the run ended with status {status}; its log says why")
+    gc.collect()
+    return {**found, "report": json.loads((runs / name / "benchmark.json").read_text())}
+
+
+class _Named:
+    """A callable whose kernels and host time stand under a name in a profile; attributes are its own."""
+
+    def __init__(self, part: str, called: Any):
+        self.part, self.called = part, called
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        with torch.profiler.record_function(self.part):
+            return self.called(*positional, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.called, name)
+
+
+def figures(found: Values) -> Values:
     """What stands in the table of a benchmark's report; MFU by each convention."""
+    report = found["report"]
     seconds = report["seconds_per_step"]
-    values: Values = {
-        "seconds_per_step": seconds["median"],
-        "p10_seconds": seconds["p10"],
-        "p90_seconds": seconds["p90"],
-        "samples_per_second": report["samples_per_second"],
-        "audio_seconds_per_second": report["audio_seconds_per_second"],
-        "tflops": report["tflops_per_device"],
-        "peak_allocated_gib": report["peak_allocated_gib"],
-        "peak_reserved_gib": report["peak_reserved_gib"],
-        "padding_fraction": report["padding_fraction"],
-        "text_padding_fraction": report["text_padding_fraction"],
-        "reference_padding_fraction": report["reference_padding_fraction"],
-        "compiles_while_timed": report["compiles_while_timed"],
-        "step_split": report["step_split"],
-    }
-    if report["hfu"] is not None:
-        values["hfu"] = report["hfu"]
+    values: Values = {f"ms_{k}": seconds[k] * 1e3 for k in ("median", "p10", "p90")}
+    values |= {key: report[key] for key in ("samples_per_second", "peak_allocated_gib")}
+    values["tflops"] = report["tflops_per_device"]
     for row in report["conventions"]:
         if row["mfu"] is not None:
             values[f"mfu, {row['convention']}"] = row["mfu"]
-    return {**values, "text_encoder": report["text_encoder"], "run": slim(report)}
+    values |= {key: report[key] for key in ("compiles_while_timed", "step_split")}
+    values |= {key: v for key, v in found["profile"].items() if key != "kernels"}
+    return values | {"kernels": found["profile"]["kernels"]}
 
 
-def slim(report: dict[str, Any]) -> dict[str, Any]:
-    """The report without what the check's own file says once."""
-    kept = {key: value for key, value in report.items() if key != "step_seconds"}
-    return {**kept, "environment": {"device": report["environment"]["device"]}}
+def sized(settings: Settings, flavor: str, micro_batch: int, accumulation: int = 1) -> list[str]:
+    size = settings.micro_batch or micro_batch or _MICRO_BATCH[flavor]
+    whole = f"--training.global_batch_size={size * accumulation}"
+    multiple = f"--data.batch_multiple={size * accumulation}"
+    return [f"--training.local_batch_size={size}", whole, multiple]
 
 
 def step(
-    flavor: str,
-    micro_batch: int,
-    arguments: list[str],
-    too_large: dict[tuple[str, ...], int],
     settings: Settings,
+    flavor: str,
+    said: str,
+    arguments: list[str],
+    options: tuple[str, ...],
+    turn: Turn,
 ) -> Values:
-    # By arguments too: what is too large with fp8 may fit without.
-    kind = (flavor, *arguments)
-    limit = too_large.get(kind)
-    if limit is not None and micro_batch >= limit:
-        raise NotMeasured(f"a micro-batch of {limit} did not fit already")
-    try:
-        return figures(benchmark(settings, flavor, micro_batch, "longest", arguments))
-    except OutOfMemoryError:
-        too_large[kind] = micro_batch
-        raise
+    from torch._inductor import config
 
-
-def _config(flavor: str) -> dict[str, Any]:
-    return tomllib.loads(Path(config_of(flavor)).read_text())
-
-
-def _other_way(flavor: str) -> tuple[str, list[str]]:
-    """Eager beside the config's compiled blocks or the reverse: what it is called, and its arguments."""
-    if _config(flavor).get("compile", {}).get("enable", False):
-        return ", eager", ["--compile.no-enable", "--activation_checkpoint.mode=none"]
-    return ", compiled", ["--compile.enable"]
-
-
-def _others(flavor: str) -> dict[str, list[str]]:
-    """Arguments of further runs that stand beside the config's own, by what they are called."""
-    checkpointing = {
-        ", no checkpointing": ["--activation_checkpoint.mode=none"],
-        ", memory budget 0.9": [
-            "--activation_checkpoint.mode=memory_budget",
-            "--activation_checkpoint.memory_budget=0.9",
-        ],
-    }
-    budget = _config(flavor).get("activation_checkpoint", {}).get("mode") == "memory_budget"
-    own = ", memory budget 0.9" if budget else ", no checkpointing"
-    fp8 = ["--model.converters=float8", "--quantize.linear.float8.recipe_name=rowwise"]
-    return {
-        ", fp8 rowwise": fp8,
-        **{said: given for said, given in checkpointing.items() if said != own},
-    }
+    name = f"{flavor}_{said}".replace(" ", "_").replace(",", "")
+    with config.patch({option: INDUCTOR_OPTIONS[option] for option in options}):
+        return figures(run(settings, flavor, name, arguments, turn))
 
 
 def items(settings: Settings) -> list[Item]:
-    too_large: dict[tuple[str, ...], int] = {}
-    listed: list[tuple[int, Item]] = []
+    """For each flavor the config's own step first, then what may be faster or is its counterpart."""
+    listed = []
     for flavor in settings.flavors:
-        micro_batches = settings.micro_batches or _MICRO_BATCHES[flavor]
-        runs = [(place, each, "", []) for place, each in enumerate(micro_batches)]
+        config = tomllib.loads((ROOT / "train_configs" / _CONFIGS[flavor]).read_text())
+        compiles = config.get("compile", {}).get("enable", False)
+        other = ("eager", _EAGER) if compiles else ("compiled", ["--compile.enable"])
+        every = tuple(INDUCTOR_OPTIONS)
+        cases: list[tuple[str, list[str], int, int, tuple[str, ...]]] = [
+            ("as shipped", [], 0, 1, ())
+        ]
         if not settings.tiny:
-            runs += [(1, micro_batches[0], *other) for other in _others(flavor).items()]
-        runs.append((1, micro_batches[0], *_other_way(flavor)))
-        for place, micro_batch, said, arguments in runs:
-            measure = partial(step, flavor, micro_batch, arguments, too_large, settings)
-            name = f"{flavor} step, micro-batch {micro_batch}{said}"
-            listed.append((place, Item(name, measure, _LEAST_SECONDS[flavor])))
-    # Every size's most telling run before any size's second.
-    return [item for _, item in sorted(listed, key=lambda entry: entry[0])]
+            cases += [
+                ("accumulation 4", [], 0, 4, ()),
+                ("all options of Inductor", [], 0, 1, every),
+                ("twice the micro-batch", [], 2 * _MICRO_BATCH[flavor], 1, ()),
+                ("no checkpointing", ["--activation_checkpoint.mode=none"], 0, 1, ()),
+                ("memory budget 0.9", _BUDGET, 0, 1, ()),
+                ("fp8 rowwise", _FP8, 0, 1, ()),
+            ]
+        cases.append((*other, 0, 1, ()))
+        for said, arguments, size, accumulation, options in cases:
+            given = [*sized(settings, flavor, size, accumulation), *arguments]
+            measure = partial(step, settings, flavor, said, given, options)
+            listed.append(Item("step", f"{flavor} step, {said}", measure, _GIB[flavor]))
+    return listed
+
+
+def goodput(settings: Settings, flavor: str, batching: str, turn: Turn) -> Values:
+    """FLOPs of real lengths per second on mixed lengths."""
+    keys = ["--benchmark.lengths=mixed", "--data.num_buckets=8"]
+    if batching == "packed rows":
+        rows = min(4, settings.micro_batch or _MICRO_BATCH[flavor])
+        keys = [
+            "--benchmark.lengths=mixed",
+            "--data.batching=packed",
+            f"--data.longest_per_row={rows}",
+        ]
+    name = f"{flavor}_{batching}".replace(" ", "_")
+    found = run(settings, flavor, name, [*sized(settings, flavor, 0), *keys], turn)
+    [useful] = [r for r in found["report"]["conventions"] if r["convention"] == "exact goodput"]
+    return {"goodput_tflops": useful["tflops_per_device"], **figures(found)}
+
+
+def goodput_items(settings: Settings) -> list[Item]:
+    flavor = settings.flavors[0]
+    return [
+        Item(
+            "goodput",
+            f"{flavor} mixed lengths, {how}",
+            partial(goodput, settings, flavor, how),
+            _GIB[flavor],
+        )
+        for how in ("packed rows", "8 buckets")
+    ]

@@ -1,189 +1,180 @@
-"""Runs the stages one after another, each in a process of its own and within its time.
+"""Starts a process per item, so many at once as there are cores and device memory, and gives them their turns.
 
-A stage that crashes costs the item it crashed at, and continues behind it in a new process; one that
-does not end is killed. What was not reached has a row that says so.
+Processes build and compile side by side from the first second. Timed sections come one at a time, in the caller's
+order: the first item that is ready, and while it measures all others are stopped, so that device and cores are its own.
+A process that crashes costs its item; what the time did not suffice for has a row that says so.
 """
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from titan_tts.launch.supervisor import kill_tree
-from tools.gpu_check.items import AGAIN, FAILED, NOT_MEASURED, Row, read_stage, write_row
-from tools.gpu_check.settings import ROOT, STAGES, Settings, Stage
+from tools.gpu_check.items import FAILED, NOT_MEASURED, Row, described, read_row
+from tools.gpu_check.settings import ROOT, Settings
 from tools.harness.runs import last_line
 
-_GRACE_SECONDS = 15.0
-"""after its time a stage may finish the item it is at, for so long at most"""
-
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 
 
 @dataclass
-class StageResult:
+class Entry:
+    """An item, its process and its row."""
+
+    number: int
+    group: str
     name: str
-    state: str
-    """running; completed; timeout, where it was killed; failed, where it could not even list its items"""
+    gib: float
+    process: subprocess.Popen | None = None
+    row: Row | None = None
 
-    seconds: float = 0.0
-    budget_seconds: float = 0.0
-    rows: list[Row] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def minutes(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    return f"{whole // 60}:{whole % 60:02d}"
+    def send(self, number: int) -> None:
+        """A signal to the process and those that it started."""
+        if self.process is not None and self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
 
 
 class Supervisor:
     """Args:
-    settings: for every stage.
-    budget_seconds: for all stages together.
+    at_once: processes that may be alive.
+    gib: device memory for all of them.
+    end: time.time() at which the check is over.
     say: takes a line of progress.
-    keep: takes the stages so far, after every row: a machine that is taken away takes one item with it.
+    keep: takes the entries after every row: a machine that is taken away takes one item with it.
     """
 
     def __init__(
         self,
         settings: Settings,
-        budget_seconds: float,
+        at_once: int,
+        gib: float,
+        end: float,
         say: Callable[[str], None] = print,
-        keep: Callable[[list[StageResult]], None] = lambda results: None,
+        keep: Callable[[list[Entry]], None] = lambda entries: None,
     ):
-        self.settings = settings
-        self.keep = keep
-        self.results: list[StageResult] = []
-        self.end = time.time() + budget_seconds
+        self.settings, self.at_once, self.gib, self.end = settings, at_once, gib, end
+        self.say, self.keep = say, keep
+        self.rows = settings.folder / "rows"
+        self.rows.mkdir(parents=True, exist_ok=True)
+        self.file = settings.write()
         self.began = time.time()
-        self.say = say
+        self.entries: list[Entry] = []
 
-    def run(self, chosen: list[str]) -> list[StageResult]:
-        stages = [stage for stage in STAGES if stage.name in chosen]
-        for number, stage in enumerate(stages):
-            # What earlier stages left is divided among all that are still to come.
-            fractions = sum(later.fraction for later in stages[number:])
-            budget = max(0.0, self.end - time.time()) * stage.fraction / fractions
-            place = f"[{number + 1}/{len(stages)}] {stage.name}"
-            self.say(
-                f"{place}: {stage.summary}; {minutes(budget)} for it, {minutes(self.end - time.time())} "
-                f"for all that is left"
-            )
-            self._run_stage(stage, budget, place)
-        return self.results
+    def run(self) -> list[Entry]:
+        """Rows for all items.
 
-    def _run_stage(self, stage: Stage, budget: float, place: str) -> None:
-        began = time.time()
-        result = StageResult(stage.name, "running", budget_seconds=budget)
-        self.results.append(result)
-        state = "completed"
-        lines = self.settings.folder / f"{stage.name}.jsonl"
-        log = self.settings.folder / f"{stage.name}.log"
-        deadline = began + budget
-        reported = 0
-        while True:
-            process = self._start(stage, lines, log, deadline)
-            try:
-                while process.poll() is None and time.time() < deadline + _GRACE_SECONDS:
-                    time.sleep(_POLL_SECONDS)
-                    reported = self._report(place, lines, reported, began, deadline, result)
-                timed_out = process.poll() is None
-            finally:
-                kill_tree(process)
-            names, rows = read_stage(lines)
-            if names is None:
-                state = "timeout" if timed_out else "failed"
-                why = (
-                    f"the stage's {budget:.0f} s were over before its first item"
-                    if timed_out
-                    else f"the stage's process ended with status {process.returncode}: {last_line(log)}"
-                )
-                write_row(lines, Row("start", NOT_MEASURED if timed_out else FAILED, why=why))
-                break
-            missing = [name for name in names if name not in {row.item for row in rows}]
-            if not missing:
-                break
-            if timed_out:
-                state = "timeout"
-                why = f"time: the stage's {budget:.0f} s and {_GRACE_SECONDS:.0f} s of grace were over"
-                for name in missing:
-                    write_row(lines, Row(name, NOT_MEASURED, why=why))
-                break
-            if process.returncode != AGAIN:
-                why = f"its process ended with status {process.returncode}: {last_line(log)}"
-                write_row(lines, Row(missing[0], FAILED, why=why))
-        result.state = state
-        self._report(place, lines, reported, began, deadline, result)
-        self.keep(self.results)
+        Raises:
+            RuntimeError: the items could not even be listed.
+        """
+        listing = self._start("list")
+        if listing.wait():
+            raise RuntimeError(last_line(self.rows / "list.log"))
+        listed = json.loads((self.rows / "list.json").read_text())
+        self.entries = [Entry(number, *each) for number, each in enumerate(listed)]
+        measuring: Entry | None = None
+        try:
+            while left := [entry for entry in self.entries if entry.row is None]:
+                if time.time() > self.end:
+                    for entry in left:
+                        why = "time: the check was over before its turn had ended"
+                        self._finish(entry, Row(entry.name, NOT_MEASURED, why=why))
+                    break
+                self._start_more(left)
+                for entry in left:
+                    self._collect(entry)
+                if measuring is None or measuring.row is not None:
+                    if measuring is not None:
+                        self._others(left, measuring, signal.SIGCONT)
+                    measuring = self._next(left)
+                    if measuring is not None:
+                        self._others(left, measuring, signal.SIGSTOP)
+                        (self.rows / f"{measuring.number}.turn").touch()
+                time.sleep(_POLL_SECONDS)
+        finally:
+            for entry in self.entries:
+                entry.send(signal.SIGKILL)
+        return self.entries
 
-    def _start(self, stage: Stage, lines: Path, log: Path, deadline: float) -> subprocess.Popen:
-        settings_file = self.settings.folder / f"{stage.name}.settings.json"
-        self.settings.write(settings_file, deadline)
+    def _start(self, number: int | str) -> subprocess.Popen:
+        cache = self.settings.folder / "inductor"
         environment = {
             **os.environ,
             **({"CUDA_VISIBLE_DEVICES": ""} if self.settings.device == "cpu" else {}),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            # Stages compile the same blocks; the later ones find the kernels.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.settings.folder / "inductor"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
         }
-        command = [sys.executable, "-m", "tools.gpu_check.stage", stage.name]
-        with open(log, "ab") as output:
+        command = [sys.executable, "-m", "tools.gpu_check.worker", str(self.file), str(number)]
+        with (self.rows / f"{number}.log").open("wb") as log:
             return subprocess.Popen(
-                [*command, str(settings_file), str(lines)],
+                command,
                 cwd=ROOT,
                 env=environment,
-                stdout=output,
+                stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # killed together with the runs it starts
+                start_new_session=True,  # stopped and killed together with what it starts
             )
 
-    def _report(
-        self,
-        place: str,
-        lines: Path,
-        reported: int,
-        began: float,
-        deadline: float,
-        result: StageResult,
-    ) -> int:
-        """Prints and keeps the rows that came in after the first `reported`; returns how many there are now."""
-        names, rows = read_stage(lines)
-        result.rows, result.seconds = rows, time.time() - began
-        for number, row in enumerate(rows[reported:], start=reported + 1):
-            left = max(0.0, deadline - time.time())
-            if names:
-                spent = (time.time() - began) / number
-                left = min(left, spent * (len(names) - number))
-            later = max(0.0, self.end - deadline)
-            self.say(
-                f"{place} {number}/{len(names or rows)} {row.item}: {describe(row)} "
-                f"({minutes(time.time() - self.began)} gone, at most {minutes(left + later)} to go)"
-            )
-        if len(rows) > reported:
-            self.keep(self.results)
-        return len(rows)
+    def _start_more(self, left: list[Entry]) -> None:
+        alive = [entry for entry in left if entry.process is not None]
+        for entry in left:
+            held = sum(each.gib for each in alive)
+            if len(alive) >= self.at_once or (alive and held + entry.gib > self.gib):
+                return  # a later one that fits would be out of order
+            if entry.process is None:
+                entry.process = self._start(entry.number)
+                alive.append(entry)
+
+    def _collect(self, entry: Entry) -> None:
+        if entry.process is None or entry.process.poll() is None:
+            return
+        why = f"its process ended with status {entry.process.returncode}: " + last_line(
+            self.rows / f"{entry.number}.log"
+        )
+        row = read_row(self.rows / f"{entry.number}.json")
+        self._finish(entry, row or Row(entry.name, FAILED, why=why))
+
+    def _finish(self, entry: Entry, row: Row) -> None:
+        entry.row = row
+        done = sum(each.row is not None for each in self.entries)
+        gone, left = time.time() - self.began, max(0.0, self.end - time.time())
+        self.say(
+            f"[{done}/{len(self.entries)}] {row.item}: {described(row)} "
+            f"({gone:.0f} s gone, at most {left:.0f} s to go)"
+        )
+        self.keep(self.entries)
+
+    def _next(self, left: list[Entry]) -> Entry | None:
+        ready = (e for e in left if e.row is None and (self.rows / f"{e.number}.ready").exists())
+        return next(ready, None)
+
+    @staticmethod
+    def _others(left: list[Entry], measuring: Entry, number: int) -> None:
+        for entry in left:
+            if entry is not measuring:
+                entry.send(number)
 
 
-def describe(row: Row) -> str:
-    """A row in words: its status, and its figures or why it has none."""
-    figures = ", ".join(
-        f"{name} {short(value)}" for name, value in row.values.items() if _plain(value)
-    )
-    return ": ".join(filter(None, [row.status, row.why or figures]))
+def stages(entries: list[Entry]) -> list[dict]:
+    """Rows by group, as the file of results has them."""
+    groups = dict.fromkeys(entry.group for entry in entries)
+    return [
+        {
+            "name": group,
+            "rows": [vars(e.row) for e in entries if e.group == group and e.row is not None],
+        }
+        for group in groups
+    ]
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, (int, float, str))
-
-
-def short(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, float):
-        return str(value)
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+def clean(folder: Path) -> None:
+    """Removes what an earlier check left in the same folder, but for compiled kernels."""
+    for path in (folder / "rows").glob("*"):
+        path.unlink()

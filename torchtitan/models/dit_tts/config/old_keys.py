@@ -1,6 +1,6 @@
 """Keys of other trainers of this kind and of earlier configs, and what to write instead.
 
-They are refused like any unknown key; docs/old_keys.md has the same table.
+They are refused like any unknown key, with this sentence.
 """
 
 from typing import Any
