@@ -17,7 +17,7 @@ Values = dict[str, Any]
 """Figures by name, the unit in the name; under "passed" a bool where the item is a check"""
 
 Turn = Callable[[], None]
-"""Called once by an item that has built, compiled and warmed up. Returns when the device is the item's alone."""
+"""Called once by an item that has built, compiled and warmed up, and is timed. Returns when the device is its alone."""
 
 
 class NotMeasured(Exception):
