@@ -14,6 +14,7 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from titan_tts.doctor import scan
+from titan_tts.doctor.page import inspect_page
 from titan_tts.doctor.scan import choose_samples, measure
 from titan_tts.doctor.summary import distribution, summarize
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -96,20 +97,27 @@ def test_summary_of_known_data(tmp_path):
 
     speaker = summary["labels"]["speaker"]
     assert (speaker["count"], speaker["without"]) == (3, 1)
-    assert len(speaker["most"]) == 2
-    named = summarize(dataset, given, 12.5, top=9)["labels"]["speaker"]["most"]
     by_speaker = dict.fromkeys(("s0", "s1", "s2"), 0.0)
     for sample in samples[1:]:
         by_speaker[sample.metadata["speaker"]] += len(sample.latents) / 12.5 / 3600
-    ranked = sorted(by_speaker.items(), key=lambda item: -item[1])
-    assert sum(row["samples"] for row in named) == 24
-    assert [row["value"] for row in named] == [name for name, _ in ranked]
-    for row, (_, wanted) in zip(named, ranked, strict=True):
+    ranked = sorted(by_speaker.items(), key=lambda item: -item[1])[:2]
+    for row, (name, wanted) in zip(speaker["most"], ranked, strict=True):
         share = wanted / sum(by_speaker.values())
+        assert row["value"] == name and row["samples"] == 8
         assert (row["hours"], row["fraction"]) == pytest.approx((wanted, share))
     assert summary["labels"]["quality"]["most"][0]["value"] == "3"
-    assert [row["value"] for row in speaker["most"]] == [name for name, _ in ranked[:2]]
     json.dumps(summary, allow_nan=False)
+    # The same on a terminal, and what is not listed counted.
+    said = [" ".join(line.split()) for line in inspect_page(summary).text().split("\n")]
+    for words in (
+        "references 0.016 hours",
+        "speaker: 3 different, 1 samples without samples hours fraction",
+        "1 more (--top lists more)",
+        "problems in the shards: 1; titan-tts data doctor lists them",
+    ):
+        assert words in said
+    bars = [line.rpartition(" ")[2] for line in said if line.endswith("#")]
+    assert sorted(map(len, bars))[-1] == 40 and len(bars) == sum(map(bool, counts))
 
 
 def test_distribution_by_hand():
