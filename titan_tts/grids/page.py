@@ -169,12 +169,12 @@ def _effects(content: dict[str, Any]) -> Iterator[Part]:
     intervals = "No cell was repeated, so there are no intervals."
     if degrees:
         intervals = (
-            f"Intervals of 95 %: Student's t with the pooled variance of repeats, {degrees} degrees of freedom, about the mean "
+            f"Small figures are intervals of 95 %: Student's t with the pooled variance of repeats, {degrees} degrees of freedom, about the mean "
             "over just these pairs."
         )
     yield (
         "Change by one level against another, for each model size. At equal batch: mean over pairs of cells equal in every other "
-        "factor, the micro-batch too. At each side's best batch: both sides where they are fastest. Range: the smallest and "
+        "factor, the micro-batch too. At best batches: both sides where they are fastest. Range: the smallest and "
         f"largest effect over the pairs. {intervals}"
     )
     for first, others in content["together"].items():
@@ -185,12 +185,12 @@ def _effects(content: dict[str, Any]) -> Iterator[Part]:
     if not tables:
         yield "No factor varies besides batch and GPUs."
     for figure, effects in tables.items():
-        sides = {"equal_batch": "at equal batch", "best_batch": "at each side's best batch"}
+        sides = {"equal_batch": "at equal batch", "best_batch": "at best batches"}
         if figure == content["memory"]:
             del sides["best_batch"]
         head = ["size", "factor", "level", "against"]
         for side in sides.values():
-            head += [f"change {side}", "95 % interval", "range", "pairs"]
+            head += [side, "range", "pairs"]
         rows: list[list[str | Cell]] = []
         for row in effects:
             if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]:
@@ -208,10 +208,10 @@ def _effects(content: dict[str, Any]) -> Iterator[Part]:
 
 
 def _estimate(found: dict[str, Any]) -> list[str | Cell]:
-    interval, reach = span(found["low"], found["high"]), span(found["smallest"], found["largest"])
+    interval = "" if found["low"] is None else span(found["low"], found["high"])
+    reach = span(found["smallest"], found["largest"])
     return [
-        Cell(change(found["ratio"]), value=found["ratio"]),
-        interval,
+        Cell(change(found["ratio"]), interval, value=found["ratio"]),
         reach,
         str(found["pairs"]),
     ]
