@@ -46,8 +46,13 @@ def _patched(module: Any, **values: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def run(settings: Settings, flavor: str, name: str, arguments: list[str], turn: Turn) -> Values:
+def run(
+    settings: Settings, flavor: str, name: str, lengths: str, arguments: list[str], turn: Turn
+) -> Values:
     """A run in benchmark mode, whose timed steps begin at the item's turn.
+
+    Args:
+        lengths: of [benchmark].
 
     Returns:
         `report`, its benchmark.json, and `profile` of `_PROFILED` steps behind the timed ones.
@@ -56,15 +61,16 @@ def run(settings: Settings, flavor: str, name: str, arguments: list[str], turn: 
 
     found: Values = {}
     steps, warm_up = (2, 1) if settings.tiny else (20, 4)
+    steps *= 1 if lengths == "longest" else 3
 
     class Profiled(trainer.DiTTTSTrainer):
         """Waits for its turn behind the warm-up, and has its last steps profiled."""
 
         def train_step(self, data_iterator) -> None:
-            if self.step == warm_up + 1:
+            if self.step == self.benchmark.warm_up_steps + 1:
                 turn()
             super().train_step(data_iterator)
-            if self.step == warm_up + steps:
+            if self.step == self.benchmark.warm_up_steps + steps:
                 self.named_parts()
                 own = partial(super().train_step, data_iterator)
                 with _patched(self, benchmark=None):  # its marks are of timed steps
@@ -84,7 +90,7 @@ def run(settings: Settings, flavor: str, name: str, arguments: list[str], turn: 
     shutil.rmtree(runs / name, ignore_errors=True)
     given = [f"--job.config_file={ROOT / 'train_configs' / _CONFIGS[flavor]}"]
     given += [f"--job.dump_folder={runs}", f"--job.experiment={name}", "--ema.no-enable"]
-    given += ["--benchmark.enable", f"--benchmark.steps={steps}"]
+    given += ["--benchmark.enable", f"--benchmark.steps={steps}", f"--benchmark.lengths={lengths}"]
     given += [f"--benchmark.warmup_steps={warm_up}", "--metrics.log_freq=1000"]
     given += ["--metrics.no-enable-tensorboard", *arguments]
     with _patched(trainer, DiTTTSTrainer=Profiled):
@@ -143,7 +149,7 @@ def step(
 
     name = f"{flavor}_{said}".replace(" ", "_").replace(",", "")
     with config.patch({option: INDUCTOR_OPTIONS[option] for option in options}):
-        return figures(run(settings, flavor, name, arguments, turn))
+        return figures(run(settings, flavor, name, "longest", arguments, turn))
 
 
 def items(settings: Settings) -> list[Item]:
@@ -176,16 +182,12 @@ def items(settings: Settings) -> list[Item]:
 
 def goodput(settings: Settings, flavor: str, batching: str, turn: Turn) -> Values:
     """FLOPs of real lengths per second on mixed lengths."""
-    keys = ["--benchmark.lengths=mixed", "--data.num_buckets=8"]
+    keys = ["--data.num_buckets=8"]
     if batching == "packed rows":
         rows = min(4, settings.micro_batch or _MICRO_BATCH[flavor])
-        keys = [
-            "--benchmark.lengths=mixed",
-            "--data.batching=packed",
-            f"--data.longest_per_row={rows}",
-        ]
+        keys = ["--data.batching=packed", f"--data.longest_per_row={rows}"]
     name = f"{flavor}_{batching}".replace(" ", "_")
-    found = run(settings, flavor, name, [*sized(settings, flavor, 0), *keys], turn)
+    found = run(settings, flavor, name, "mixed", [*sized(settings, flavor, 0), *keys], turn)
     [useful] = [r for r in found["report"]["conventions"] if r["convention"] == "exact goodput"]
     return {"goodput_tflops": useful["tflops_per_device"], **figures(found)}
 

@@ -126,9 +126,9 @@ class Supervisor:
         alive = [entry for entry in left if entry.process is not None]
         for entry in left:
             held = sum(each.gib for each in alive)
-            if len(alive) >= self.at_once or (alive and held + entry.gib > self.gib):
-                return  # a later one that fits would be out of order
-            if entry.process is None:
+            if len(alive) >= self.at_once:
+                return
+            if entry.process is None and (not alive or held + entry.gib <= self.gib):
                 entry.process = self._start(entry.number)
                 alive.append(entry)
 
