@@ -33,7 +33,7 @@ def write_collected(output: Path, agreements: list[float]) -> Path:
         )
         for number, agreement in enumerate(agreements)
     ]
-    write_recording(output, FILE, "t", segments, float(len(segments)), RATE)
+    write_recording(output, FILE, output / "partial/t", segments, float(len(segments)), RATE)
     write_names(output, {FILE: "talk.mp3"})
     return output
 

@@ -2,8 +2,8 @@
 `collect`."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,10 @@ import pytest
 import soundfile
 
 from titan_tts import cli
-from titan_tts.collect import run_workers
-from titan_tts.collect.queue import Queue, open_queue
-from titan_tts.collect.worker import Unsound, work
+from titan_tts.collect import worker
+from titan_tts.collect.queue import Queue
+from titan_tts.jobs import engines
 from tools.harness.stand_in_analyzer import RATE, write_recordings
-from torchtitan.models.dit_tts.errors import InputError
 
 STAND_IN = "tools.harness.stand_in_analyzer:stand_in"
 COUNT = 6
@@ -37,18 +36,14 @@ def output(tmp_path) -> Path:
 def collect(monkeypatch) -> Callable[..., int]:
     """collect(source, output, *options): the exit status."""
 
-    def run_here(job, devices, count, queue, watch):
-        assert devices == ["cpu"]
-        try:
-            while True:
-                with suppress(Unsound):
-                    return work(job, "worker", devices[0])
-                watch()
-        except InputError:
-            queue.release_claims("worker")
-            raise
+    start = engines.open_engine
 
-    monkeypatch.setattr(run_workers, "run_here", run_here)
+    def open_engine(name, workers, devices, here):
+        assert (name, devices, here) == ("local", ["cpu"], False)
+        return start(name, 1, devices)
+
+    monkeypatch.setattr(engines, "open_engine", open_engine)
+    worker._analyzer.cache_clear()
 
     def collect(source: object, output: object, *options: str) -> int:
         analyzer = () if "--analyzer" in options else ("--analyzer", STAND_IN)
@@ -61,12 +56,13 @@ def read_rows(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "collection.jsonl").open(encoding="utf-8")]
 
 
-def queue_of(output: Path) -> Queue:
-    return open_queue("", output, "unused")
+def states(output: Path, attempts: int = 3) -> dict[str, int]:
+    """{state: jobs} where so many attempts are the most."""
+    return dict(Counter(row.state for row in Queue(output, attempts).jobs().values()))
 
 
 def analyzed_jobs(output: Path) -> set[str]:
-    return {job for job, row in queue_of(output).jobs().items() if row.seconds}
+    return {job for job, row in Queue(output).jobs().items() if row.seconds}
 
 
 def seconds(path: Path) -> int:

@@ -2,12 +2,12 @@
 
 import io
 import json
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.kill_prepare import Preparation
 from tests.helpers import speech_corpora as corpora
 from tools.harness import forked, runs
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -104,17 +104,19 @@ def test_two_workers_give_the_same_bytes_as_one(engine, tmp_path):
 
 
 def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
-    def preparation(name):
-        return Preparation(tmp_path / name, ("SIGKILL",), start, corpus, settings)
-
-    def start(arguments, log):
-        return forked.start_titan_tts(*arguments, log=log)
-
+    """Killed as a whole while it encodes and while it writes shards."""
     corpus = corpora.write_webdataset(tmp_path / "wds", corpora.speech(each=45))
-    # Each stage has many moments to die in: 92 chunks and as many shards.
-    settings = ["--chunk-items", "2", "--samples-per-shard", "2"]
-    expected = preparation("unbroken").run()
-    assert len(expected) >= 92
-    kills, shards = preparation("killed").kill_and_finish(["encode", "shards"], seed=5)
-    assert [kill.stage for kill in kills] == ["encode", "shards"]
-    assert shards == expected
+    found = []
+    for name in ("unbroken", "killed"):
+        output, log = tmp_path / name, tmp_path / f"{name}.log"
+        given = ["prepare", corpus, output, "--chunk-items", "2", "--samples-per-shard", "2"]
+        for made in ("chunks/*.json", "train/*.tar") if name == "killed" else ():
+            running = forked.start_titan_tts(*given, "--workers", "2", log=log)
+            while len([*tmp_path.glob(f"{name}.partial/{made}")]) < 9:
+                assert running.poll() is None, forked.tail(log)
+                time.sleep(0.005)
+            running.kill()
+        assert forked.start_titan_tts(*given, log=log).wait() == 0, forked.tail(log)
+        tars = output.glob("*/*.tar")
+        found.append({str(path.relative_to(output)): path.read_bytes() for path in tars})
+    assert found[0] == found[1] and len(found[0]) >= 92

@@ -1,12 +1,14 @@
 """`titan-tts collect`: from hours of long recordings to segments with texts and speakers."""
 
+import json
 import os
 import shlex
+import shutil
 import time
-from contextlib import closing, nullcontext
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -18,7 +20,6 @@ from torchtitan.models.dit_tts.files import check_writable
 
 if TYPE_CHECKING:
     from titan_tts.collect.queue import Queue
-    from titan_tts.collect.worker import Job
 
 _MAX_CPU_WORKERS = 4  # by default: each has models of its own in memory
 
@@ -47,12 +48,8 @@ class Options:
     workers: int = 0
     """Processes, each with models of its own; 0: one per GPU, or at most 4 on a CPU."""
 
-    queue: str = ""
-    """postgresql://USER:PASSWORD@HOST/DATABASE: machines that are given the same one and the same OUTPUT share the work;
-    empty: a file in OUTPUT, for one machine."""
-
-    lease_seconds: float = 60.0
-    """A job whose worker is silent for longer goes to another."""
+    engine: Literal["local", "ray"] = "local"
+    """What runs the processes: this machine, or a Ray cluster whose nodes see SOURCE and OUTPUT under the same paths."""
 
     attempts: int = 3
     """A recording that fails so many times is left out and listed."""
@@ -67,7 +64,6 @@ class Options:
         """Raises InputError where a number is out of its range."""
         self.analysis.check()
         check_range("--workers", self.workers, 0, 1024)
-        check_range("--lease-seconds", self.lease_seconds, 1, 86_400)
         check_range("--attempts", self.attempts, 1, 1000)
 
 
@@ -78,44 +74,34 @@ def run(options: Options) -> int:
         find_factory(options.analyzer, "analyzer", "none")
     else:
         options.analysis.check_packages()
-    from titan_tts.collect.folder import RECORD_NAME, locked, open_folder
-    from titan_tts.collect.worker import Job
-    from titan_tts.prepare.executors import library_versions
+    from titan_tts.collect.folder import RECORD_NAME, open_folder
+    from titan_tts.collect.queue import Queue
+    from titan_tts.jobs.devices import library_versions
+    from titan_tts.jobs.workspace import working_in
 
-    output, alone = Path(os.path.realpath(options.output)), not options.queue
+    output = Path(os.path.realpath(options.output))
     check_writable(output / RECORD_NAME, "OUTPUT")
-    with locked(output, alone):
+    with working_in(output, output / ".collect.lock", "collect", "OUTPUT"):
         settings = asdict(options.analysis) | {"analyzer": options.analyzer}
-        record = open_folder(output, settings, library_versions(), alone)
-    limits = options.lease_seconds, options.attempts
-    job = Job(str(output), options.queue, record["collection"], settings, *limits)
-    with locked(output, alone) if alone else nullcontext(), closing(job.open_queue()) as queue:
-        if alone:
-            queue.fail_claims()  # of a run that was killed, maybe by one of these recordings
+        open_folder(output, settings, library_versions())
+        queue = Queue(output, options.attempts)
         _list(options, output, queue)
-        _work(options, job, queue)
+        _work(options, output, queue, settings)
         return _report(output, queue)
 
 
 def _list(options: Options, output: Path, queue: "Queue") -> None:
     """Brings the queue up to SOURCE."""
-    from titan_tts.collect.folder import FILES, is_complete, locked, sweep, write_names
+    from titan_tts.collect.folder import FILES, write_names
     from titan_tts.collect.sources import register
 
-    sweep(output, queue)
     known = set(queue.jobs())
     listed = register(options.source, queue, output, options.prune)
-    # Between them no other machine, whose recordings are others, may write its names.
-    with locked(output, False) if options.queue else nullcontext():
-        found = [(s.path not in listed, s.name, s.file) for s in queue.sources().values()]
-        names = {file: name for _, name, file in sorted(found, reverse=True)}  # the last one stays
-        write_names(output, names)
-    done = names.keys() & queue.jobs("done").keys()
-    queue.move([file for file in done if not is_complete(output, file)], "done")
-    # Its last worker was taken for dead, and was only slow.
-    queue.move([f for f in queue.jobs("dead") if is_complete(output, f)], "dead", "done")
+    found = [(s.path not in listed, s.name, s.file) for s in queue.sources().values()]
+    names = {file: name for _, name, file in sorted(found, reverse=True)}  # the last one stays
+    write_names(output, names)
     if options.retry_dead:
-        queue.move(names, "dead")
+        queue.forget_failures()
     show(f"{counted(len(names), 'different recording')}, {len(names.keys() - known):,} of them new")
     gone = {path.name for path in (output / FILES).glob("*")} - names.keys()
     if gone:
@@ -125,55 +111,62 @@ def _list(options: Options, output: Path, queue: "Queue") -> None:
         )
 
 
-def _work(options: Options, job: "Job", queue: "Queue") -> None:
-    """Until no job is left, here or on other machines."""
-    from tqdm import tqdm
+def _work(options: Options, output: Path, queue: "Queue", settings: dict[str, Any]) -> None:
+    """Until no job is left."""
+    from titan_tts.collect.folder import PARTIAL, is_complete
+    from titan_tts.jobs.devices import codec_devices
+    from titan_tts.jobs.engines import open_engine
+    from titan_tts.jobs.run import Job, progress, run_jobs
 
-    from titan_tts.collect.folder import sweep
-    from titan_tts.collect.run_workers import run_here
-    from titan_tts.prepare.executors import codec_devices
-
-    counts = queue.counts()
-    jobs = counts["pending"] + counts["claimed"]
+    shutil.rmtree(output / PARTIAL, ignore_errors=True)  # of killed workers
+    rows, of_file = queue.jobs(), defaultdict[str, list[tuple]](list)
+    for source in queue.sources().values():
+        of_file[source.file].append(tuple(source))
+    given = json.dumps(settings)
+    sizes: dict[str, int] = {file: each[0][2] for file, each in of_file.items()}
+    jobs = [
+        Job(each[0][1], (str(output), file, each, given), sizes[file], rows[file].attempts)
+        for file, each in of_file.items()
+        if rows[file].state == "pending"
+    ]
+    # What was never tried comes first, of that the longest: the shortest fill the gaps at the end.
+    jobs.sort(key=lambda job: (job.tried, -job.work, job.values[1]))
     if not jobs:
         return
-    devices = codec_devices(options.device)
+    devices = codec_devices(options.device, options.engine)
     most = min(_MAX_CPU_WORKERS, len(os.sched_getaffinity(0)))
-    count = options.workers or (min(jobs, most) if devices == ["cpu"] else len(devices))
-    (done, size, heard), began = queue.totals(), time.monotonic()
-    # Of bytes, as nobody knows the hours of a recording before it is decoded. Smoothed, the rate would be that of the
-    # second in which a recording was finished, and the time left 00:00.
-    shown = {"desc": "collecting", "unit": "B", "unit_scale": True, "smoothing": 0}
-    with tqdm(total=size, initial=done, **shown) as bar:
+    count = options.workers or (min(len(jobs), most) if devices == ["cpu"] else len(devices))
+    done, began, heard = sum(sizes.values()) - sum(job.work for job in jobs), time.monotonic(), 0.0
+    function = "titan_tts.collect.worker:collect_recording"
 
-        def watch() -> None:
-            done, _, seconds = queue.totals()
-            speed = (seconds - heard) / (time.monotonic() - began)
-            doing = [row.progress for row in queue.jobs("claimed").values() if row.progress]
-            bar.update(done - bar.n)
-            # Draws the bar, which an update by nothing does not.
-            bar.set_postfix_str("; ".join([f"{speed:.1f} h of audio per h", *doing[:2]]))
+    def failed(job: Job, reason: str) -> None:
+        queue.fail(job.values[1], job.tried, reason)
 
-        run_here(job, devices, count, queue, watch)
-        watch()
-    sweep(Path(job.output), queue)
+    # In bytes, as nobody knows the hours of a recording before it is decoded.
+    with (
+        open_engine(options.engine, count, devices, here=False) as runner,
+        progress("collecting", "B", jobs, done, unit_scale=True) as bar,
+    ):
+        for job, made in run_jobs(runner, function, jobs, bar, output, failed, options.attempts):
+            require(
+                is_complete(output, job.values[1]),
+                f"{output}: what a worker has made of {job.name} cannot be seen here; check that all machines have the same "
+                "OUTPUT, and start again when the file system shows it",
+            )
+            queue.done(job.values[1], **made)
+            heard += made["seconds"]
+            bar.set_postfix_str(f"{heard / (time.monotonic() - began):.1f} h of audio per h")
+    shutil.rmtree(output / PARTIAL, ignore_errors=True)
 
 
 def _report(output: Path, queue: "Queue") -> int:
     from titan_tts.collect.collection import COLLECTION_NAME, write_collection
-    from titan_tts.collect.folder import FILES, is_complete, read_record
     from titan_tts.collect.report import REPORT_NAME, collection_page
 
-    done = queue.jobs("done").keys() & read_record(output)["files"].keys()
-    unseen = sum(not is_complete(output, file) for file in done)
-    require(
-        not unseen,
-        f"{output / FILES}: {counted(unseen, 'folder')} that other machines have made cannot be seen here; check that all "
-        "use the same OUTPUT, and start again when the file system shows them",
-    )
     page = collection_page(output, write_collection(output), queue)
     page.write(output / REPORT_NAME)
-    show(f"{page.text()}\n")
+    show(f"{page.text()}
+")
     show(f"report:        {output / REPORT_NAME}")
     show(f"correct it:    {shlex.join(['titan-tts', 'annotate', str(output)])}")
     manifest = str(output / COLLECTION_NAME)

@@ -24,7 +24,7 @@ from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic
 
 COLLECTION_NAME, SPEAKERS_NAME = "collection.jsonl", "speakers.json"
-_EDITED = {"annotated", "annotator", "text", "text_verbatim"}
+_EDITED = {"annotated", "text", "text_verbatim"}
 
 
 def write_collection(output: Path) -> list[dict[str, Any]]:

@@ -3,13 +3,14 @@
     OUTPUT/
       collect.json             settings and versions, and {FILE_ID: name in SOURCE} of what it was made from
       speakers.json            {SEGMENT_ID: number of its speaker}, by which speakers keep their names
-      queue.sqlite             the jobs, unless --queue names a database
+      sources.jsonl            which path has which content
+      jobs.jsonl               what each recording cost, or why it failed
       files/FILE_ID/           of one recording, renamed into place when it is complete
         recording.json         {"seconds"}
         segments.jsonl         a line per segment, in order of time
         embeddings.npy         (segments, E) float32, in the order of the lines
         SEGMENT_ID.flac        mono, at the recording's rate
-      partial/FILE_ID.TOKEN/   the same while a worker makes it; TOKEN is its claim's
+      partial/                 what workers are making
 
 FILE_ID is the first 16 hex digits of the SHA-256 of the recording's bytes, and a SEGMENT_ID is FILE_ID-START-STOP in
 milliseconds. What lies in files/ depends on content and settings alone, so `source` and `speaker`, which depend on
@@ -20,17 +21,13 @@ import io
 import json
 import math
 import re
-import shutil
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titan_tts.collect.queue import Queue, is_collection_id
-from titan_tts.prepare.settings import difference
+from titan_tts.jobs.workspace import require_same
 from torchtitan.models.dit_tts.bounded import (
     check_regular,
     parse_array,
@@ -40,7 +37,7 @@ from torchtitan.models.dit_tts.bounded import (
     read_json_file,
 )
 from torchtitan.models.dit_tts.errors import InputError, first_line, reading, require
-from torchtitan.models.dit_tts.files import held, sync_folder, sync_tree, write_atomic
+from torchtitan.models.dit_tts.files import sync_folder, sync_tree, write_atomic
 
 if TYPE_CHECKING:
     from titan_tts.collect.analyze import Segment
@@ -49,60 +46,41 @@ FORMAT = 1
 RECORD_NAME = "collect.json"
 FILES, PARTIAL = "files", "partial"
 MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
-_LOCK_SECONDS = 60
 _DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "loudness": 2}
 _DIGITS |= {"chars_per_second": 2, "overlap": 4}
 _FIELDS = (*_DIGITS, "text", "text_verbatim", "language", "quality")  # of a segment
 _NULLABLE = ("agreement", "overlap", "text_verbatim")
 
 
-@contextmanager
-def locked(output: Path, alone: bool) -> Iterator[None]:
-    """Makes the folder; `alone`: no other command may work in it until the block ends."""
-    output.mkdir(parents=True, exist_ok=True)
-    refusal = f"{output}: another titan-tts collect is at work there; wait for it, or let several share the work through "
-    refusal += "--queue postgresql://..."
-    with held(output / ".collect.lock", refusal, 0 if alone else _LOCK_SECONDS):
-        yield
-
-
 _FREE = {"speaker_threshold": None, "batch_size": None}  # they decide nothing in files/
 
 
-def open_folder(
-    output: Path, settings: dict[str, Any], versions: dict[str, str], alone: bool = True
-) -> dict[str, Any]:
-    """The content of collect.json, which is made in an empty folder. Other settings are refused once there are segments,
-    and always where other machines may be at work by them."""
+def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> None:
+    """Makes collect.json in an empty folder. Other settings are refused once there are segments."""
     if not (output / RECORD_NAME).exists():
         foreign = [each.name for each in output.iterdir() if not each.name.startswith(".")]
         require(
             not foreign, f"{output}: holds {foreign[:1]} and no {RECORD_NAME}; give a new folder"
         )
-        new = {"format": FORMAT, "collection": uuid.uuid4().hex, "settings": settings}
-        _write_record(output, new | {"versions": versions, "files": {}})
+        new = {"format": FORMAT, "settings": settings, "versions": versions, "files": {}}
+        _write_record(output, new)
     record = read_record(output)
-    changed = difference(record["settings"] | _FREE, settings | _FREE)
-    if changed and (not alone or any((output / FILES).glob("*"))):
-        raise InputError(
-            f"{output}: was collected with other settings ({changed}); give those again, or another OUTPUT"
-        )
-    record["settings"] = settings
-    _write_record(output, record)
-    return record
+    if any((output / FILES).glob("*")):
+        old, new = record["settings"] | _FREE, settings | _FREE
+        require_same(output, old, new, "give those again, or another OUTPUT")
+    _write_record(output, record | {"settings": settings})
 
 
 def read_record(output: Path) -> dict[str, Any]:
     path = output / RECORD_NAME
-    record = read_json(path, collection=str, settings=dict, files=dict)
-    # They become names of a database and of folders, and the folder may be a stranger's.
+    record = read_json(path, settings=dict, files=dict)
+    # They become names of folders, and the folder may be a stranger's.
     require(
         record.get("format") == FORMAT
-        and is_collection_id(record["collection"])
         and all(re.fullmatch("[0-9a-f]{16}", file) for file in record["files"])
         and all(isinstance(name, str) for name in record["files"].values())
         and _is_number(record["settings"].get("speaker_threshold")),
-        f"{path}: is none of this version of titan-tts collect; give a folder that it wrote, or a new one",
+        f"{path}: was written by another version of titan-tts collect; give a folder that this one wrote, or a new one",
     )
     return record
 
@@ -125,21 +103,30 @@ def segment_id(file: str, start: float, stop: float) -> str:
     return f"{file}-{round(start * 1000):08d}-{round(stop * 1000):08d}"
 
 
-def write_recording(
-    output: Path, file: str, token: str, segments: "Sequence[Segment]", seconds: float, rate: int
-) -> None:
-    """Makes files/FILE_ID of a recording's segments, whose audio has `rate`. Of two writers one wins: what they write
-    is the same. Raises OSError where the disk fails, InputError for embeddings that tell nothing."""
-    import soundfile
-
-    folder = output / PARTIAL / f"{file}.{token}"
-    folder.mkdir(parents=True, exist_ok=True)
-    records = []
+def check_embeddings(segments: "Sequence[Segment]") -> None:
+    """Refuses embeddings by which no speaker can be told."""
     vectors = [np.asarray(segment.embedding, np.float32) for segment in segments]
     require(
         len({each.shape for each in vectors}) < 2 and all(np.isfinite(v).all() for v in vectors),
-        "the analyzer returned embeddings that are not finite, or of several sizes; mend it",
+        "the analyzer returned embeddings that are not finite, or of several sizes",
     )
+
+
+def write_recording(
+    output: Path,
+    file: str,
+    folder: Path,
+    segments: "Sequence[Segment]",
+    seconds: float,
+    rate: int,
+) -> None:
+    """Makes files/FILE_ID of a recording's segments, whose audio has `rate`: in `folder` first, which is then renamed.
+    Of two writers the first one wins: both write the same. Raises OSError where the disk fails."""
+    import soundfile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    records = []
+    vectors = [np.asarray(segment.embedding, np.float32) for segment in segments]
     array = np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
     for segment in segments:
         name = segment_id(file, segment.start, segment.stop)
@@ -172,7 +159,6 @@ def write_recording(
     except OSError:
         if not target.is_dir():
             raise
-        shutil.rmtree(folder)
     sync_folder(target.parent)
 
 
@@ -246,13 +232,3 @@ def read_seconds(folder: Path) -> float:
     """Length of the whole recording."""
     with reading(folder / "recording.json", "collect the recording again"):
         return float(read_json_file(folder / "recording.json")["seconds"])
-
-
-def sweep(output: Path, queue: Queue) -> None:
-    """Removes what workers have left that lost their claim or were killed."""
-    # In this order: a folder that is seen belongs to a claim that was made before.
-    folders = list((output / PARTIAL).glob("*"))
-    live = {row.token for row in queue.jobs("claimed").values()}
-    for folder in folders:
-        if folder.suffix[1:] not in live:
-            shutil.rmtree(folder, ignore_errors=True)

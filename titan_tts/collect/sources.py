@@ -51,7 +51,7 @@ def list_source(source: str, output: Path) -> dict[str, str]:
             raise InputError(f"SOURCE: the name {shown} is not UTF-8; rename the file")
     require(
         bool(found),
-        f"SOURCE = {source} names no recording outside OUTPUT and folders like it; give a folder or a bucket with audio files below it, "
+        f"SOURCE = {source} contains no recordings (folders written by collect are left out); give a folder or a bucket with audio files below it, "
         f"a glob, or a text file ({', '.join(LIST_SUFFIXES)}) with a path in each line",
     )
     return dict(sorted(found.items(), key=lambda each: (each[1], each[0])))
@@ -117,7 +117,7 @@ def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
     """Lists SOURCE into the queue, and returns the paths that it names. What was read before and has the size and time
     of then is not read again. What earlier ones named stays, unless it has failed or `prune` forgets it. A path whose
     content has changed stands for the new content."""
-    known, jobs, listed = queue.sources(), queue.jobs(), list_source(source, output)
+    known, listed = queue.sources(), list_source(source, output)
     shown = tqdm(listed.items(), "reading names and contents", unit="file", mininterval=1.0)
     for path, name in shown:
         found, before = size_and_version(path), known.get(path)
@@ -131,11 +131,8 @@ def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
         now = Source(path, name, *found, file)
         if now != before:
             queue.put_source(now)
-        # The source first: a job without one could not be done.
-        if file not in jobs:
-            queue.add([(file, found[0])])
-    gone, failed = known.keys() - listed.keys(), queue.jobs("dead")
-    queue.forget_sources(path for path in gone if prune or known[path].file in failed)
+    jobs, gone = queue.jobs(), known.keys() - listed.keys()
+    queue.forget_sources(path for path in gone if prune or jobs[known[path].file].state == "dead")
     return set(listed)
 
 

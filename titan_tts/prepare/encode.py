@@ -22,7 +22,6 @@ from titan_tts.prepare.listing import items_of_chunk, read_plan, unusable
 from titan_tts.prepare.processing import COUNTED, REASONS, Processed, length_reason, process
 from titan_tts.prepare.recordings import SPLITS, Item, SourceError
 from titan_tts.prepare.settings import AudioSettings, Options
-from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
@@ -124,26 +123,21 @@ def _loader(run: Run) -> Loader:
 
 
 def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
-    """Encode a chunk: {"items": n, "chunk": its Chunk as a dict}, or {"error": sentence}."""
+    """Encode a chunk: {"chunk": its Chunk as a dict}."""
     work = Path(folder)
     run = read_run(work)
     items, plan = items_of_chunk(work, number), read_plan(work)
-    try:
-        with one_thread():  # one worker per core, and sums in the same order everywhere
-            chunk, samples = _encode(run, items, device, plan.items if plan else len(items))
-        for split, triplets in samples.items():
-            path = _shard_path(work, split, number)
-            path.unlink(missing_ok=True)  # of an earlier attempt, that may have dropped others
-            if triplets:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_shard(path, triplets)
-                load_index(str(path))  # here, where it runs in parallel
-        write_atomic(_chunk_path(work, number), json.dumps(asdict(chunk)))
-    except InputError as error:
-        return {"error": str(error)}
-    except OSError as error:
-        return {"error": cannot_write(folder, error)}
-    return {"items": len(items), "chunk": asdict(chunk)}
+    with one_thread():  # one worker per core, and sums in the same order everywhere
+        chunk, samples = _encode(run, items, device, plan.items if plan else len(items))
+    for split, triplets in samples.items():
+        path = _shard_path(work, split, number)
+        path.unlink(missing_ok=True)  # of an earlier attempt, that may have dropped others
+        if triplets:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_shard(path, triplets)
+            load_index(str(path))  # here, where it runs in parallel
+    write_atomic(_chunk_path(work, number), json.dumps(asdict(chunk)))
+    return {"chunk": asdict(chunk)}
 
 
 def _encode(

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
-from titan_tts.prepare.executors import codec_devices, open_engine
-from titan_tts.prepare.work_folder import cannot_write, locked
+from titan_tts.jobs.devices import codec_devices
+from titan_tts.jobs.engines import open_engine
+from titan_tts.jobs.run import Job, progress, run_jobs
+from titan_tts.prepare.work_folder import working_in_partial
 from torchtitan.models.dit_tts.config.job_config import Encoder, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -56,35 +57,31 @@ def encode_texts(
     files = find_feature_files(dataset, kind)
     here = sum(len(file.tokens) for file in files if file is not None)
     settings = json.dumps(asdict(replace(encoder, model=source.model)))
-    jobs = [(path, settings) for path, file in zip(tar_paths, files, strict=True) if file is None]
+    found = zip(tar_paths, files, strict=True)
+    jobs = [Job(path, (path, settings)) for path, file in found if file is None]
     devices = codec_devices(device, engine)
     if jobs:
         with (
-            locked(output.resolve()),
+            working_in_partial(output.resolve()),
             open_engine(engine, len(devices), devices) as runner,
-            tqdm(desc="encoding texts", total=len(dataset), initial=here, unit="text") as progress,
+            progress("encoding texts", "shard", jobs) as bar,
         ):
             for left in output.glob(f"*/{FOLDER_NAME}/*/.*.tmp"):  # by killed writers
                 left.unlink()
-            for result in runner("prepare.encode_text:encode_shard", jobs):
-                if "error" in result:
-                    raise InputError(result["error"])
-                progress.update(result["texts"])
+            for _ in run_jobs(
+                runner, "titan_tts.prepare.encode_text:encode_shard", jobs, bar, output
+            ):
+                pass
     return len(dataset), len(dataset) - here
 
 
 def encode_shard(tar_path: str, settings: str, device: str) -> dict[str, Any]:
-    """Makes one shard's feature file by an `Encoder` of these settings, in JSON: {"texts": number}, or {"error":
-    sentence}. Called by name in processes of every engine."""
-    try:
-        encoder, tokenizer, kind = _loaded(settings, device)
-        dataset = open_dataset(tar_path, load_index(tar_path).channels)
-        make_shard_features(dataset, 0, encoder, tokenizer, kind)
-    except InputError as error:
-        return {"error": str(error)}
-    except OSError as error:
-        return {"error": cannot_write(tar_path, error)}
-    return {"texts": len(dataset)}
+    """Makes one shard's feature file by an `Encoder` of these settings, in JSON. Called by name in processes of every
+    engine."""
+    encoder, tokenizer, kind = _loaded(settings, device)
+    dataset = open_dataset(tar_path, load_index(tar_path).channels)
+    make_shard_features(dataset, 0, encoder, tokenizer, kind)
+    return {}
 
 
 def make_shard_features(

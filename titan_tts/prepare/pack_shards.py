@@ -11,7 +11,6 @@ import numpy as np
 from titan_tts.prepare.encode import Run, open_chunks, read_run
 from titan_tts.prepare.references import SpeakerTable, choose_reference
 from titan_tts.prepare.settings import Options
-from titan_tts.prepare.work_folder import cannot_write
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -29,9 +28,8 @@ def shard_name(split: str, number: int) -> str:
 
 
 def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[str, Any]:
-    """Write a shard and its index, or keep the one that an earlier run wrote: its entry in the record and
-    its "name", or {"error": sentence}. Called by name in processes of every engine; `device` is not used.
-    """
+    """Write a shard and its index, or keep the one that an earlier run wrote; returns its entry in the record. Called
+    by name in processes of every engine; `device` is not used."""
     run = read_run(Path(folder))
     path = Path(folder, shard_name(split, number))
     try:
@@ -43,19 +41,14 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
             path.parent.mkdir(exist_ok=True)
             write_shard(path, _triplets(run, chunks, table, samples))
         index = load_index(str(path))
-        if index.problems or len(index) != len(samples):
-            counts = f"{len(index)} valid samples of {len(samples)}"
-            raise InputError(f"{path}: holds {counts}; remove it and start again")
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except CorruptSampleError as error:
-        return {"error": f"{error}; remove {folder}/chunks and start again"}
-    except InputError as error:
-        return {"error": str(error)}
-    except OSError as error:
-        return {"error": cannot_write(folder, error)}
+        raise InputError(f"{error}; remove {folder}/chunks and start again") from error
+    if index.problems or len(index) != len(samples):
+        counts = f"{len(index)} valid samples of {len(samples)}"
+        raise InputError(f"{path}: holds {counts}; remove it and start again")
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
-        "name": shard_name(split, number),
         "bytes": path.stat().st_size,
         "sha256": digest,
         "samples": len(samples),

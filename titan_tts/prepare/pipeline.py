@@ -22,22 +22,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from titan_tts.jobs.devices import codec_devices, default_workers, library_versions
+from titan_tts.jobs.engines import Runner, open_engine
+from titan_tts.jobs.run import Job, progress, run_jobs
+from titan_tts.jobs.workspace import difference
 from titan_tts.prepare import report, work_folder
 from titan_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
-from titan_tts.prepare.executors import (
-    Runner,
-    codec_devices,
-    default_workers,
-    library_versions,
-    open_engine,
-)
 from titan_tts.prepare.formats import Reader, find_format, open_corpus
 from titan_tts.prepare.listing import Plan, allowing, read_plan, source_digest, write_plan
 from titan_tts.prepare.pack_shards import shard_name
 from titan_tts.prepare.recordings import SPLITS
-from titan_tts.prepare.settings import Options, difference
+from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.errors import InputError, show, without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
@@ -72,7 +67,7 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     record = _reusable(output, state, options)
     if record is not None:
         return record | {"reused": True}
-    with work_folder.locked(output) as folder:
+    with work_folder.working_in_partial(output) as folder:
         finishing = work_folder.is_finishing(folder, state)
         if not finishing:
             work_folder.restore(folder, output)
@@ -207,17 +202,16 @@ def _encode_stage(
 ) -> int:
     """Encode the missing chunks, and add them to `counted`; the number of recordings in them."""
     size = options.chunk_items
-    wanted = sum(min(size, plan.items - number * size) for number in missing)
-    results = runner("prepare.encode:encode_chunk", [(str(folder), number) for number in missing])
-    with tqdm(
-        desc="encoding", total=plan.items, initial=plan.items - wanted, unit="recording"
-    ) as bar:
-        for result in results:
-            if "error" in result:
-                raise InputError(result["error"])
+    jobs = [
+        Job(f"chunk {number}", (str(folder), number), min(size, plan.items - number * size))
+        for number in missing
+    ]
+    wanted = sum(int(job.work) for job in jobs)
+    with progress("encoding", "recording", jobs, plan.items - wanted) as bar:
+        function = "titan_tts.prepare.encode:encode_chunk"
+        for _, result in run_jobs(runner, function, jobs, bar, folder):
             counted.add(Chunk(**result["chunk"]))
             _check_corrupt(options, plan, counted)
-            bar.update(result["items"])
     return wanted
 
 
@@ -244,15 +238,11 @@ def _shard_stage(
 ) -> dict[str, dict[str, Any]]:
     """Write the shards that are not there yet; {name: its entry in the record} in order."""
     jobs = [
-        (str(folder), split, number)
+        Job(shard_name(split, number), (str(folder), split, number))
         for split in SPLITS
         for number in range(-(-total.samples.get(split, 0) // options.samples_per_shard))
     ]
-    shards: dict[str, dict[str, Any]] = {}
-    with tqdm(desc="writing shards", total=len(jobs), unit="shard") as bar:
-        for result in runner("prepare.pack_shards:build_shard", jobs):
-            if "error" in result:
-                raise InputError(result["error"])
-            shards[result.pop("name")] = result
-            bar.update()
-    return {(name := shard_name(*job[1:])): shards[name] for job in jobs}
+    with progress("writing shards", "shard", jobs) as bar:
+        function = "titan_tts.prepare.pack_shards:build_shard"
+        shards = {job: result for job, result in run_jobs(runner, function, jobs, bar, folder)}
+    return {job.name: shards[job] for job in jobs}

@@ -18,7 +18,7 @@ OF_FINETUNE = "TITAN_TTS_OF_FINETUNE"
 def run(options: Options) -> int:
     find_format(options.source, options.format)  # before seconds of imports
 
-    from titan_tts.prepare.executors import LIBRARIES
+    from titan_tts.jobs.devices import LIBRARIES
 
     require_modules(*LIBRARIES)
     from titan_tts.prepare.pipeline import prepare_corpus

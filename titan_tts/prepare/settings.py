@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from titan_tts.jobs.workspace import flat
 from torchtitan.models.dit_tts.errors import InputError, require
 
 OrOff = Annotated[
@@ -192,21 +193,3 @@ _OF_A_RUN = {
     "device",
 }
 _OF_A_RUN |= {"workers", "engine", "on_error", "max_corrupt_fraction", "overwrite"}
-
-
-def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """One level: {"audio": {"loudness": 1}} -> {"loudness": 1}."""
-    out: dict[str, Any] = {}
-    for name, value in settings.items():
-        out |= flat(value) if isinstance(value, dict) else {name: value}
-    return out
-
-
-def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """How two settings differ: "seed was 0, is 1"; empty where they do not."""
-    before, after = flat(old), flat(new)
-    return "; ".join(
-        f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    )

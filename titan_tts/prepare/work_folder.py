@@ -17,20 +17,14 @@ files are removed, the folder is renamed to OUTPUT. A kill between them is repai
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from titan_tts.prepare.settings import difference
+from titan_tts.jobs.workspace import difference, require_same, sweep, working_in
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import (
-    check_writable,
-    held,
-    sync_folder,
-    write_atomic,
-)
+from torchtitan.models.dit_tts.files import check_writable, sync_folder, write_atomic
 
 RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
@@ -42,28 +36,11 @@ _SCRATCH = ["chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json"
 _SCRATCH += [_SHARDS_OF_NAME, STATE_NAME]  # the state goes last
 
 
-@contextmanager
-def locked(output: Path) -> Iterator[Path]:
-    """The work folder of an output, made if absent, for this process alone; an empty one is removed.
-
-    An OSError in the context becomes an InputError.
-    """
-    folder = output.with_name(output.name + ".partial")
-    lock = output.with_name(f".{output.name}.lock")
+def working_in_partial(output: Path) -> AbstractContextManager[Path]:
+    """The work folder of an output, made if absent, for this process alone; an empty one is removed."""
     check_writable(output / RECORD_NAME, "OUTPUT")
-    running = "another titan-tts prepare is running there; wait for it or give another OUTPUT"
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with held(lock, f"{folder}: {running}"):
-            try:
-                folder.mkdir(exist_ok=True)
-                yield folder
-            finally:
-                with suppress(OSError):
-                    folder.rmdir()
-                lock.unlink(missing_ok=True)  # who waits for it sees that it is gone
-    except OSError as error:
-        raise InputError(cannot_write(folder, error)) from None
+    folder = output.with_name(output.name + ".partial")
+    return working_in(folder, output.with_name(f".{output.name}.lock"), "prepare", "OUTPUT")
 
 
 def read_record(output: Path) -> dict[str, Any] | None:
@@ -88,27 +65,22 @@ def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
     record = read_record(folder)
     # Without its state.json a folder was killed in the last steps of `finish`.
     earlier = read_json(folder / STATE_NAME) or record
-    if earlier is not None and (change := _change(earlier, state)) and not overwrite:
-        raise InputError(
-            f"{folder}: holds the work of an earlier run {change}; pass --overwrite to drop it, or "
-            "remove the folder"
-        )
-    if earlier is None or record is not None or _change(earlier, state):
+    compared = _compared(earlier or state, state), _compared(state, state)
+    if earlier is not None and not overwrite:
+        require_same(folder, *compared, "pass --overwrite to drop that work, or remove the folder")
+    if earlier is None or record is not None or difference(*compared):
         clear(folder)
         write_atomic(folder / STATE_NAME, json.dumps(state))
 
 
-def _change(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """How two states differ, in words; empty where they do not."""
-    if changed := difference(old.get("settings", {}), new["settings"]):
-        return f"on other settings ({changed})"
-    versions = [
-        state.get("versions", {}) | {"prepare": state.get("version")} for state in (old, new)
-    ]
-    if changed := difference(*versions):
-        return f"by other versions ({changed}), whose samples may differ"
-    same = old.get("source_digest") == new["source_digest"]
-    return "" if same else "on a source that has changed since"
+def _compared(state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """All on which the samples may depend, under names for a user."""
+    same = state.get("source_digest") == now["source_digest"]
+    versions = state.get("versions", {}) | {"prepare": state.get("version")}
+    source = "as it is now" if same else "another, or changed since"
+    return {**state.get("settings", {}), "source": source} | {
+        f"version of {name}": each for name, each in versions.items()
+    }
 
 
 def restore(folder: Path, output: Path) -> None:
@@ -145,8 +117,7 @@ def finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
     It may be killed and done again."""
     for name in _SCRATCH:
         _remove(folder / name)
-    for path in folder.rglob(".*.tmp"):  # left by killed writers
-        _remove(path)
+    sweep(folder)
     replaced = folder / _REPLACED_NAME
     if not is_empty(output):
         if replaces is None or read_record(output) != replaces:
@@ -176,15 +147,6 @@ def is_finishing(folder: Path, state: dict[str, Any]) -> bool:
     if record is None or any(record.get(name) != state[name] for name in names):
         return False
     return has_all_shards(folder, record)
-
-
-def cannot_write(folder: str | Path, error: OSError) -> str:
-    """The sentence about a file system that fails, as a full one does."""
-    path = f"{error.filename}: " if error.filename else ""
-    return (
-        f"{folder}: cannot be written ({path}{error.strerror or error}); free space or correct it and "
-        "start again, finished work is kept"
-    )
 
 
 def _remove(path: Path) -> None:

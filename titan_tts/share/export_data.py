@@ -12,10 +12,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from titan_tts.prepare.executors import codec_devices, open_engine
-from titan_tts.prepare.settings import difference
+from titan_tts.jobs.devices import codec_devices
+from titan_tts.jobs.engines import open_engine
+from titan_tts.jobs.run import Job, progress, run_jobs
+from titan_tts.jobs.workspace import require_same, sweep, working_in
 from titan_tts.share.contents import STATE_NAME, figures, open_shards, read_state, shards_of
 from titan_tts.share.options import ExportOptions
 from torchtitan.models.dit_tts.bounded import read_json_file
@@ -32,15 +32,22 @@ from torchtitan.models.dit_tts.speech.codec.record import (
 
 def export_data(options: ExportOptions) -> dict[str, Any]:
     """Writes what is missing. Returns counts: files, new ones, samples, bytes, and the folders below OUT."""
-    shards, out = shards_of(options.data), Path(options.out).resolve()
+    out = Path(options.out).resolve()
+    check_writable(out / STATE_NAME, "OUT")
+    with working_in(out, out.with_name(f".{out.name}.lock"), "data export", "OUT"):
+        return _export(options, out)
+
+
+def _export(options: ExportOptions, out: Path) -> dict[str, Any]:
+    shards = shards_of(options.data)
     to_parquet, dataset = options.to == "parquet", open_shards(shards.values())
     state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "private": "left out"}
     settings, devices = vars(options) | {"codec": ""}, ["cpu"]
     if to_parquet:
         state |= {"references": options.references}
     else:
-        devices = codec_devices(options.device)
-        codec = _codec_of(options, devices[0])
+        devices = codec_devices(options.device, options.engine)
+        codec = _codec_of(options, "cpu" if options.engine == "ray" else devices[0])
         settings["codec"] = codec.name
         state["figures"] = figures(options.data, codec.frames_per_second)
         state["audio"] = options.audio
@@ -55,20 +62,19 @@ def export_data(options: ExportOptions) -> dict[str, Any]:
     found = {name: path.stat().st_size for name, path in files.items() if path.exists()}
     missing = [n for n in names if n not in found or found[n] != complete.get(names[n], found[n])]
     jobs = [
-        (shards[n], str(files[n]), json.dumps(settings | {"split": os.path.dirname(n)}))
+        Job(n, (shards[n], str(files[n]), settings | {"split": os.path.dirname(n)}), samples[n])
         for n in missing
     ]
     workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
     left_out: set[str] = set()
     there = len(dataset) - sum(samples[name] for name in missing)
     with (
-        open_engine("local", max(workers, len(devices)), devices) as runner,
-        tqdm(desc="exporting", total=len(dataset), initial=there, unit="sample") as bar,
+        open_engine(options.engine, max(workers, len(devices)), devices) as runner,
+        progress("exporting", "sample", jobs, there) as bar,
     ):
-        for result in runner("share.export_shard:write_shard", jobs) if jobs else ():
-            if "error" in result:
-                raise InputError(result["error"])
-            bar.update(result["samples"])
+        for _, result in run_jobs(
+            runner, "titan_tts.share.export_shard:write_shard", jobs, bar, out
+        ):
             left_out.update(result["left_out"])
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if to_parquet:
@@ -104,19 +110,15 @@ def _codec_of(options: ExportOptions, device: str) -> Codec:
 
 def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
     """Makes the folder of a new export, or finds one of the same. Returns {file: bytes} of a complete one."""
-    path = out / STATE_NAME
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        check_writable(path, "OUT")
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(state, indent=1) + "\n")
+    sweep(out)
+    if not any(out.iterdir()):
+        write_atomic(out / STATE_NAME, json.dumps(state, indent=1) + "\n")
     found = read_state(out)
     if found is None:
         raise InputError(f"OUT = {out} holds no export; give a new folder")
     complete = found.pop("shards", {})
-    if changed := difference(found | {"figures": 0}, state | {"figures": 0}):
-        raise InputError(
-            f"OUT = {out} holds another export ({changed}); give a new folder or remove it"
-        )
+    none = {"figures": 0}
+    require_same(out, found | none, state | none, "give a new OUT, or remove this one")
     return complete
 
 

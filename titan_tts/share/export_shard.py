@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import xxhash
 
-from titan_tts.prepare.work_folder import cannot_write
 from titan_tts.share.contents import open_shards, private_columns
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -28,21 +27,16 @@ _AT_ONCE = 64  # samples that are requested together from a store
 _MP3_BIT_RATE = 64_000
 
 
-def write_shard(source: str, target: str, settings: str, device: str) -> dict[str, Any]:
-    """{"samples": number, "left_out": private columns}, or {"error": sentence}. `settings`: JSON."""
-    given, left_out = json.loads(settings), set[str]()
-    try:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        dataset = open_shards([source])
-        if given["to"] == "parquet":
-            _write_parquet(source, target, dataset, given["references"] == "drop", left_out)
-        else:
-            _write_audio(target, dataset, given, device, left_out)
-    except InputError as error:
-        return {"error": str(error)}
-    except OSError as error:
-        return {"error": cannot_write(target, error)}
-    return {"samples": len(dataset), "left_out": sorted(left_out)}
+def write_shard(source: str, target: str, given: dict[str, Any], device: str) -> dict[str, Any]:
+    """{"left_out": names of private columns}. `given`: options of the export, "split" and the codec's name."""
+    left_out = set[str]()
+    Path(target).parent.mkdir(parents=True, exist_ok=True)
+    dataset = open_shards([source])
+    if given["to"] == "parquet":
+        _write_parquet(source, target, dataset, given["references"] == "drop", left_out)
+    else:
+        _write_audio(target, dataset, given, device, left_out)
+    return {"left_out": sorted(left_out)}
 
 
 def _write_parquet(

@@ -34,6 +34,9 @@ class ExportOptions:
     workers: int = 0
     """Processes; 0: one per core or GPU."""
 
+    engine: Literal["local", "ray"] = "local"
+    """What runs the processes: this machine, or a Ray cluster whose nodes see DATA and OUT under the same paths."""
+
 
 @dataclass(frozen=True)
 class PushOptions:

@@ -1,4 +1,3 @@
 """Fixtures of the tests of collect."""
 
 from tests.helpers.collecting import collect, output, source  # noqa: F401
-from tests.helpers.postgres import postgres  # noqa: F401

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.helpers.collecting import COUNT, STAND_IN, queue_of, read_rows, seconds, tree
-from tests.helpers.sentences import refused
+from tests.helpers.collecting import COUNT, STAND_IN, read_rows, seconds, tree
 from titan_tts.collect import collection, sources
-from titan_tts.collect.collect_command import Options, _list
 from titan_tts.collect.collection import edited, write_collection
-from titan_tts.collect.folder import open_folder, read_record
 from tools.harness import stand_in_analyzer
 from tools.harness.stand_in_analyzer import RATE, text_of, write_recordings
 from torchtitan.models.dit_tts import errors
@@ -121,27 +118,6 @@ def test_a_name_that_source_has_now_is_preferred(source, output, collect):
     assert "y/000.wav" in {row["source"] for row in read_rows(output)}
 
 
-def test_names_that_another_machine_writes_meanwhile_are_kept(source, output, monkeypatch):
-    """One lists its SOURCE; another one lists its own and notes the names; then the first notes them."""
-    output.mkdir()
-    open_folder(output, {"speaker_threshold": 0.8}, {})
-    others = (
-        Options(str(source / name), str(output), queue="postgresql://x")
-        for name in ("00[01].wav", "00[1-4].wav")
-    )
-    register = sources.register
-
-    def overtaken(*arguments):
-        found = register(*arguments)
-        for other in others:
-            _list(other, output, queue_of(output))
-        return found
-
-    monkeypatch.setattr(sources, "register", overtaken)
-    _list(next(others), output, queue_of(output))
-    assert sorted(read_record(output)["files"].values()) == [f"00{n}.wav" for n in range(5)]
-
-
 def test_other_settings_and_foreign_folders_are_refused(source, output, collect, tmp_path, capsys):
     assert collect(source, output) == 0
 
@@ -155,11 +131,11 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     assert "and no collect.json" in error(source, source)
     for content in ("{}", '{"format": 1}'):
         (output / "collect.json").write_text(content)
-        assert "none of this version" in error(source, output)
+        assert "another version" in error(source, output)
     (tmp_path / "file").touch()
     assert "cannot be written" in error(source, tmp_path / "file" / "out")
-    assert "--lease-seconds = 0.0" in error(source, output, "--lease-seconds", "0")
-    assert "names no recording" in error(tmp_path / "none", tmp_path / "new")
+    assert "--attempts = 0" in error(source, output, "--attempts", "0")
+    assert "contains no recordings" in error(tmp_path / "none", tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -243,21 +219,12 @@ def test_one_at_a_time_makes_the_collection(source, output, collect, monkeypatch
     assert most == [1, 1, 1]
 
 
-def test_machines_that_share_a_folder_have_the_same_settings(output):
-    output.mkdir()
-    first, second = ({"speaker_threshold": 0.8, "a": number} for number in (1, 2))
-    for settings, alone in ((first, False), (second, True)):  # nothing is there yet
-        assert open_folder(output, settings, {}, alone)["settings"] == settings
-    refused(lambda: open_folder(output, first, {}, False), "a was 2, is 1")
-
-
 def test_annotations_change_their_own_rows_and_nothing_else(source, output, collect, monkeypatch):
     collect(source, output)
     rows, files = read_rows(output), tree(output / "files")
     changed, rejected = rows[2]["id"], rows[5]["id"]
     edit = {
         "annotated": True,
-        "annotator": "ann",
         "text": "Mended at last.",
         "text_verbatim": "uh mended",
     }

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.locked_folder import lock
 from tests.helpers.sentences import refused
 from titan_tts.collect import sources
-from titan_tts.collect.queue import Queue, Source, open_queue
+from titan_tts.collect.queue import Queue, Source
 from titan_tts.collect.sources import list_source, local_copy, register, size_and_version
 from torchtitan.models.dit_tts.data import remote
 
@@ -29,7 +29,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def queue(tmp_path):
-    return open_queue("", tmp_path, "c")
+    return Queue(tmp_path)
 
 
 def names(source: object) -> list[str]:
@@ -70,7 +70,7 @@ def test_what_is_in_the_output_is_no_recording(folder, tmp_path):
         left = list_source(str(source), folder / "deep").values()
         assert left and not any("deep" in name for name in left)
     inside = str(folder / "deep" / "d.flac")
-    refused(lambda: list_source(inside, folder / "deep"), "no recording outside OUTPUT")
+    refused(lambda: list_source(inside, folder / "deep"), "contains no recordings")
 
 
 def test_what_another_collection_is_made_of_is_no_recording(folder):
@@ -97,8 +97,8 @@ def test_links_in_a_circle_and_lines_with_any_character(folder, tmp_path):
 
 
 def test_what_names_no_recording_is_one_sentence(folder, tmp_path):
-    refused(lambda: names(tmp_path / "none"), "none names no recording", "text file")
-    refused(lambda: names(folder / "*.ogg"), "names no recording")
+    refused(lambda: names(tmp_path / "none"), "none contains no recordings", "text file")
+    refused(lambda: names(folder / "*.ogg"), "contains no recordings")
     listed = tmp_path / "list.txt"
     listed.write_text("source/a.mp3\nsource/gone.mp3\n")
     refused(lambda: names(listed), "line 2", "source/gone.mp3")
@@ -140,7 +140,7 @@ def test_a_bucket(tmp_path, queue, monkeypatch):
             pass
 
 
-def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatch):
+def test_a_content_is_read_once_for_each_size_and_time(folder, queue, tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(sources, "READ_AHEAD_BYTES", 7)  # all contents are longer
     hashed = sources.content_id
@@ -149,7 +149,7 @@ def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatc
     assert {source.name: source.file for source in first.values()} == {
         name: sha(f"content of {name}") for name in FILES
     }
-    assert queue.jobs("pending").keys() == {sha(f"content of {name}") for name in FILES}
+    assert queue.jobs().keys() == {sha(f"content of {name}") for name in FILES}
     assert len(read) == 4 and registered(folder, queue) == first and len(read) == 4
     # The same length a moment later, and a copy of another.
     (folder / "a.mp3").write_bytes(b"CONTENT of a.mp3")
@@ -158,7 +158,8 @@ def test_a_content_is_read_once_for_each_size_and_time(folder, queue, monkeypatc
     second = registered(folder, queue)
     assert sorted(read[4:]) == [str(folder / "a.mp3"), str(folder / "copy.flac")]
     assert second[str(folder / "a.mp3")].file == sha("CONTENT of a.mp3")
-    assert len(queue.jobs()) == 5  # the copy is no job of its own
+    assert len(queue.jobs()) == 4  # the copy is no job of its own, nor is what was overwritten
+    assert Queue(tmp_path).sources() == second
 
 
 def test_recordings_that_are_not_named_any_more_stay_unless_pruned(folder, queue):

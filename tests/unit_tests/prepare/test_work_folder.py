@@ -111,7 +111,7 @@ def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch, capsys):
         patched.setattr(encode, "_encode", breaks)
         prepare(corpus, out, **SMALL)
     assert beside(out) == ["out.partial"]
-    with pytest.raises(InputError, match=r"earlier run on other settings \(seed was 0, is 1\)"):
+    with pytest.raises(InputError, match=r"begun with other settings \(seed was 0, is 1\)"):
         prepare(corpus, out, **OTHER)
     capsys.readouterr()
     record = prepare(corpus, out, **SMALL)
@@ -153,12 +153,17 @@ def test_killed_in_the_last_steps(corpus, out, monkeypatch):
 def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
     killed(monkeypatch, pipeline, "_shard_stage", corpus, out, **SMALL)
     for place, name, value, message in (
-        (work_folder, "RECORD_VERSION", 99, "prepare was [0-9]*, is 99"),
-        (pipeline, "library_versions", lambda: {"torch": "99"}, "torch was '[^']*', is '99'"),
+        (work_folder, "RECORD_VERSION", 99, "version of prepare was [0-9]*, is 99"),
+        (
+            pipeline,
+            "library_versions",
+            lambda: {"torch": "99"},
+            "version of torch was '[^']*', is '99'",
+        ),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, value)
-            with pytest.raises(InputError, match=f"by other versions .*{message}.*--overwrite"):
+            with pytest.raises(InputError, match=f"other settings .*{message}.*--overwrite"):
                 prepare(corpus, out, **SMALL)
     record = prepare(corpus, out, **SMALL)
     assert record["versions"]["numpy"] == np.__version__
@@ -246,7 +251,7 @@ def test_two_runs_do_not_meet_nor_is_complete_work_of_another_source_put_in_plac
     corpus, out, monkeypatch
 ):
     at_work = pytest.raises(InputError, match="another titan-tts prepare is running")
-    with work_folder.locked(out), at_work:
+    with work_folder.working_in_partial(out), at_work:
         prepare(corpus, out, **SMALL)
     assert os.listdir(out.parent) == ["corpus"]
     killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
@@ -257,7 +262,7 @@ def test_two_runs_do_not_meet_nor_is_complete_work_of_another_source_put_in_plac
         assert len(shards(out)) == 3 and not (out / "train/.x.tmp").exists()
         out.rename(partial)
     os.utime(corpus.parent / "0.wav", (1, 1))
-    with pytest.raises(InputError, match="earlier run on a source that has changed since"):
+    with pytest.raises(InputError, match="source was .another, or changed since"):
         prepare(corpus, out, **SMALL)
     assert beside(out) == ["out.partial"]
 

@@ -57,7 +57,6 @@ _EXTRAS = {
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     "accelerate": "recognizer",
     "scipy": "analysis",
-    "psycopg": "collect",
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
     "faster_whisper": "faster-whisper",
     "silero_vad": "collect",

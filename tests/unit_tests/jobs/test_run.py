@@ -1,0 +1,151 @@
+"""Jobs in this process, in processes and on Ray: what fails or is killed costs itself alone, a bounded number of times."""
+
+import time
+from collections import Counter
+
+import pytest
+import tqdm
+
+from tests.helpers.sentences import refused
+from titan_tts.jobs import engines
+from titan_tts.jobs.engines import open_engine
+from titan_tts.jobs.run import Job, progress, run_jobs
+
+FUNCTION = "tests.helpers.jobs:do"
+
+
+def run(runner, folder, *names, failed=None, tried=0, attempts=3):
+    """{name: result} of the jobs that came to one, in the order in which they did."""
+    folder.mkdir(exist_ok=True)
+    jobs = [Job(name, (str(folder), name), tried=tried) for name in names]
+    with progress("testing", "job", jobs) as bar:
+        done = run_jobs(runner, FUNCTION, jobs, bar, folder, failed, attempts)
+        found = {job.name: result for job, result in done}
+        assert bar.n == (len(jobs) if failed else len(found))
+    return found
+
+
+def attempts_of(folder) -> dict[str, int]:
+    return {path.name: len(path.read_text().splitlines()) for path in folder.iterdir()}
+
+
+def check(runner, tmp_path, kills: bool = True) -> None:
+    """All that an engine promises; `kills`: also what would kill this process."""
+    noted = []
+
+    def failed(job, reason):
+        noted.append((job.name, job.tried, reason))
+
+    bad = ["error once", "input", *(["killed once", "killed"] if kills else [])]
+    good = ["a", "b", "c", "d"]
+    found = run(
+        runner, tmp_path / "all", "error once", "a", "input", "b", *bad[2:], "c", "d", failed=failed
+    )
+    assert found.keys() == {*good, *(name for name in bad if "once" in name)}
+    assert all(result["name"] == name for name, result in found.items())
+    expected = dict.fromkeys(good, 1) | {name: 2 if "once" in name else 3 for name in bad}
+    assert attempts_of(tmp_path / "all") == expected
+    times = Counter(name for name, *_ in noted)
+    assert times == {name: 1 if "once" in name else 3 for name in bad}
+    assert [number for name, number, _ in noted if name == "input"] == [1, 2, 3]
+    reasons = {name: reason for name, _, reason in noted}
+    assert reasons["input"] == "input is wrong"
+    assert reasons["error once"] == "RuntimeError: CUDA error"
+    # What was tried before has fewer attempts left, and the bounds hold without `failed`, too.
+    run(runner, tmp_path / "again", "input", "a", failed=failed, tried=1, attempts=2)
+    assert attempts_of(tmp_path / "again") == {"input": 1, "a": 1}
+    refused(lambda: run(runner, tmp_path / "input", "input"), "input is wrong")
+    refused(
+        lambda: run(runner, tmp_path / "disk", "disk"), "/full: No space left", "finished work is"
+    )
+
+
+def test_in_this_process(tmp_path):
+    with open_engine("local", 1, ["cpu"]) as runner:
+        check(runner, tmp_path, kills=False)
+
+        def alike(failed):
+            names = "1 error", "2 error", "a", "3 error"
+            return run(runner, tmp_path / "x", *names, failed=failed)
+
+        assert "a" in alike(lambda *_: None)  # something was done
+        words = "each job fails alike (RuntimeError: CUDA error)"
+        names = [f"{number} error" for number in range(5)]
+        refused(lambda: run(runner, tmp_path / "y", *names, failed=lambda *_: None), words)
+        assert attempts_of(tmp_path / "y") == dict.fromkeys(names[:3], 1)
+
+
+def test_in_processes_that_are_replaced(tmp_path):
+    with open_engine("local", 1, ["cpu", "cuda:7"]) as runner:
+        check(runner, tmp_path)
+        lines = (tmp_path / "all/error once").read_text().splitlines()
+        assert len({line.split()[0] for line in lines}) == 2  # its process is not used again
+        devices = {path.read_text().split()[1] for path in (tmp_path / "all").iterdir()}
+        assert devices == {"cpu", "cuda:7"}
+        sentence = "killed failed 2 times", "ended by SIGKILL", "fewer --workers", "work is kept"
+        refused(lambda: run(runner, tmp_path / "k", "killed", attempts=2), *sentence)
+    before = {*tmp_path.iterdir()}
+    with open_engine("local", 1, ["cpu"], here=False) as runner:
+        found = run(runner, tmp_path / "own", "killed once")
+        assert found and {*tmp_path.iterdir()} - before == {tmp_path / "own"}
+
+
+def test_processes_that_never_begin_end_the_command(tmp_path, monkeypatch):
+    starts = []
+
+    class Broken(engines._Process):
+        def __init__(self, *arguments):
+            starts.append(arguments)
+
+        def heard(self):
+            return engines.Failure("killed", "its end")
+
+        def end(self, at_once):
+            pass
+
+    monkeypatch.setattr(engines, "_Process", Broken)
+    monkeypatch.setattr(engines, "_wait_for_processes", lambda workers, seconds: workers)
+    with open_engine("local", 2, ["cpu"]) as runner:
+        refused(lambda: run(runner, tmp_path, "a", "b", "c"), "before they have a job", "its end")
+    assert len(starts) <= 6
+
+
+@pytest.mark.slow
+def test_on_ray(tmp_path):
+    with open_engine("ray", 2, ["cpu"]) as runner:
+        check(runner, tmp_path)
+
+
+def test_the_time_left_is_told_from_all_the_time_so_far(monkeypatch):
+    """A job that is done after ten minutes was not done in the second of the last look."""
+    now = [0.0]
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
+    jobs = [Job(name, (), work=100) for name in "ab"]
+    with progress("testing", "B", jobs, done=50) as bar:
+        for now[0] in range(1, 600):
+            bar.update(0)
+        bar.update(100)
+        now[0] += 3
+        shown = bar.format_dict
+    assert (shown["total"], shown["initial"], shown["n"]) == (250, 50, 150)
+    rate = shown["rate"] or (shown["n"] - shown["initial"]) / shown["elapsed"]
+    assert 500 < (shown["total"] - shown["n"]) / rate < 700
+
+
+def test_an_interrupted_command_leaves_no_process(tmp_path):
+    with pytest.raises(KeyboardInterrupt), open_engine("local", 2, ["cpu"]) as runner:
+        for number, _ in runner(FUNCTION, [(str(tmp_path), "a")], lambda: None):
+            pid = int((tmp_path / "a").read_text().split()[0])
+            raise KeyboardInterrupt
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _runs(pid):
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

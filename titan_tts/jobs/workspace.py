@@ -1,0 +1,106 @@
+"""The folder in which a command does its jobs: a lock, the settings of the work, and a journal of its jobs."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.files import held, write_atomic
+
+_MAX_JOURNAL = 4 << 30  # bytes
+
+
+@contextmanager
+def working_in(folder: Path, lock: Path, command: str, option: str) -> Iterator[Path]:
+    """The folder, made if absent, for this process alone; it is removed where it stays empty, without even the lock.
+
+    Args:
+        lock: a file, not in `folder` if that one may be renamed.
+        command: that works there, for messages, as is `option`, which names the folder.
+
+    An OSError in the context becomes an InputError.
+    """
+    refusal = f"{folder}: another titan-tts {command} is running there; wait for it, or give another {option}"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with held(lock, refusal):
+            try:
+                folder.mkdir(exist_ok=True)
+                yield folder
+            finally:
+                with suppress(OSError):
+                    folder.rmdir()
+                lock.unlink(missing_ok=True)  # who waits for it sees that it is gone
+    except OSError as error:
+        path = f"{error.filename}: " if error.filename else ""
+        raise InputError(cannot_write(folder, f"{path}{error.strerror or error}")) from None
+
+
+def cannot_write(folder: object, reason: str) -> str:
+    """The sentence about a file system that fails, as a full one does."""
+    return f"{folder}: cannot be written ({reason}); free space or correct it and start again, finished work is kept"
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed writers have left below a folder: `files.atomic_file`'s temporary files."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One level: {"audio": {"loudness": 1}} -> {"loudness": 1}."""
+    out: dict[str, Any] = {}
+    for name, value in settings.items():
+        out |= flat(value) if isinstance(value, dict) else {name: value}
+    return out
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """How two settings differ: "seed was 0, is 1"; empty where they do not."""
+    before, after = flat(old), flat(new)
+    return "; ".join(
+        f"{name} was {before.get(name)!r}, is {after.get(name)!r}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    )
+
+
+def require_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any], remedy: str) -> None:
+    """Refuses to go on with work that was begun with other settings."""
+    if changed := difference(old, new):
+        raise InputError(f"{folder}: was begun with other settings ({changed}); {remedy}")
+
+
+class Journal:
+    """A file of JSON lines, each about one job: the last line of a job counts. One process writes.
+
+    A line that a kill has cut is left out.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._rows: dict[str, dict[str, Any]] = {}
+        for line in read_bytes(path, _MAX_JOURNAL).split(b"\n") if path.exists() else ():
+            with suppress(ValueError, TypeError, KeyError):
+                row = parse_json(line)
+                self._rows[str(row.pop("job"))] = row
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """{job: what was last noted}"""
+        return dict(self._rows)
+
+    def note(self, job: str, **values: Any) -> None:
+        self._rows[job] = values
+        with open(self.path, "ab") as file:
+            # A new line first: the last one may be cut.
+            file.write(f"\n{json.dumps({'job': job, **values})}".encode())
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Rewrites the file without these jobs, and without what no longer counts."""
+        for job in jobs:
+            self._rows.pop(job, None)
+        lines = (json.dumps({"job": job, **row}) for job, row in self._rows.items())
+        write_atomic(self.path, "\n".join(lines))
