@@ -15,7 +15,7 @@ import soundfile
 
 from tests.documents import commands, world
 from tests.documents.pages import blocks, documents
-from titan_tts.annotate.assignment import Assignments
+from titan_tts.annotate.desk import Desk
 from titan_tts.annotate.segments import read_segments
 from torchtitan.models.dit_tts.files import JsonLines
 
@@ -194,10 +194,10 @@ def test_what_is_annotated_is_trained_on(reader, page):
     with served(reader, f"{listen[0]} --port 0"):  # and ended by SIGKILL
         with sqlite3.connect(folder / "annotations.sqlite") as connection:
             assert connection.execute("SELECT token FROM access").fetchone()[0]
-        desk = Assignments(folder / "annotations.sqlite", read_segments(folder))
+        desk = Desk(folder / "annotations.sqlite", read_segments(folder))
         for _ in range(16):
             segment = desk.next("ann").segment
-            desk.judge("ann", segment.id, "accept", "two four", "uh two four")
+            desk.judge(segment.id, "accept", "two four", "uh two four")
     assert "16 of 20 segments annotated, 0 rejected" in reader.run(export[0])
     reader.run(tune[0])
     prepared = json.loads((reader.folder / "anna/data/prepare.json").read_text())["summary"]

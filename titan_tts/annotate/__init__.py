@@ -1,1 +1,1 @@
-"""People listen to collected segments and correct their texts: a page, its server and the history of edits."""
+"""To listen to collected segments and correct their texts: a page, its server and the history of edits."""

@@ -1,4 +1,4 @@
-"""`titan-tts annotate`: a local page on which people correct the texts of segments."""
+"""`titan-tts annotate`: a local page to correct the texts of segments."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import tyro
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules, show
 
 if TYPE_CHECKING:
-    from titan_tts.annotate.assignment import Assignments
+    from titan_tts.annotate.desk import Desk
 
 
 @dataclass(kw_only=True)
@@ -30,9 +30,6 @@ class Options:
     tokens: str = "[S1],[S2],(laugh),(breath)"
     """Turns and events that the keys 1 to 9 insert into a text, separated by commas."""
 
-    double: float = 0.0
-    """Fraction of the segments that two people annotate; the later judgement counts."""
-
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 also serves other machines."""
 
@@ -42,10 +39,9 @@ class Options:
 
 def run(options: Options) -> int:
     check_range("--port", options.port, 0, 2**16 - 1)
-    check_range("--double", options.double, 0, 1)
     tokens = list(filter(None, map(str.strip, options.tokens.split(","))))
     require(len(tokens) <= 9, f"--tokens = {options.tokens}: keys are 1 to 9; leave some out")
-    from titan_tts.annotate.assignment import Assignments
+    from titan_tts.annotate.desk import Desk
     from titan_tts.annotate.segments import read_segments, write_annotated
     from titan_tts.annotate.store import database_path
     from titan_tts.collect.collection import COLLECTION_NAME
@@ -59,16 +55,16 @@ def run(options: Options) -> int:
     segments, path = read_segments(target), database_path(target)
     if options.export and not path.exists():
         raise InputError(f"{target} has no annotations; run titan-tts annotate without --export")
-    assignments = Assignments(path, segments, options.double)
+    desk = Desk(path, segments)
     if not options.export:
-        _serve(options, target, assignments, tokens)
-    written, progress = write_annotated(target), assignments.progress()
+        _serve(options, target, desk, tokens)
+    written, progress = write_annotated(target), desk.progress()
     counts = f"{progress['done']} of {progress['all']} segments annotated"
     show(f"{written}: {counts}, {progress['rejected']} rejected")
     return 0
 
 
-def _serve(options: Options, target: Path, assignments: "Assignments", tokens: list[str]) -> None:
+def _serve(options: Options, target: Path, desk: "Desk", tokens: list[str]) -> None:
     require_modules("fastapi", "uvicorn", "soundfile")
     from titan_tts.annotate.app import build_app
     from titan_tts.launch.supervisor import interrupt_on_signals
@@ -76,11 +72,11 @@ def _serve(options: Options, target: Path, assignments: "Assignments", tokens: l
 
     listening = listen(options.host, options.port)
     settings = {"title": target.resolve().name, "tokens": tokens}
-    app = build_app(target, assignments, settings, options.host)
+    app = build_app(target, desk, settings, options.host)
     listening.listen()  # clients may connect once the line is printed
-    address = f"http://{options.host}:{listening.getsockname()[1]}/#{assignments.token}"
+    address = f"http://{options.host}:{listening.getsockname()[1]}/#{desk.token}"
     interrupt_on_signals()
     with suppress(KeyboardInterrupt):  # the usual end, from here on
-        show(f"annotate {len(assignments.segments)} segments at {address}")
+        show(f"annotate {len(desk.segments)} segments at {address}")
         show("Ctrl-C ends the server and writes the annotated list")
         server(app).run([listening])

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import torch
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, field_validator
 
-from titan_tts.annotate.assignment import Assignments, Task
+from titan_tts.annotate.desk import Desk, Task
 from titan_tts.annotate.differences import differences
 from titan_tts.annotate.segments import Segment, load_audio
 from titan_tts.prepare.recordings import is_utf8
@@ -26,8 +26,11 @@ _POLICY = (
 _FACTS = ("agreement", "speaker", "language", "source", "quality", "snr_db")
 
 
-class Who(BaseModel):
-    annotator: str = Field(min_length=1, max_length=64)
+class Judgement(BaseModel):
+    segment: str
+    action: Literal["accept", "reject", "skip"]
+    text: str
+    text_verbatim: str | None = None
 
     @field_validator("*")
     @classmethod
@@ -37,27 +40,20 @@ class Who(BaseModel):
         return value
 
 
-class Judgement(Who):
-    segment: str
-    action: Literal["accept", "reject", "skip"]
-    text: str
-    text_verbatim: str | None = None
-
-
 def build_app(
-    target: Path, assignments: Assignments, settings: dict[str, Any], host: str = "127.0.0.1"
+    target: Path, desk: Desk, settings: dict[str, Any], host: str = "127.0.0.1"
 ) -> FastAPI:
     """The application. `settings`: title and tokens, for the page. `host`: where it listens."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_refusals(app)
     app.add_middleware(BodyLimit, limit=2**20)
-    app.add_middleware(KeyCheck, key=assignments.token)
+    app.add_middleware(KeyCheck, key=desk.token)
     app.add_middleware(HostCheck, host=host)
 
     def find(segment: str) -> Segment:
-        if segment not in assignments.segments:
+        if segment not in desk.segments:
             raise Refusal(404, f"there is no segment {segment!r}", "segment_not_found")
-        return assignments.segments[segment]
+        return desk.segments[segment]
 
     def answer(task: Task | None) -> dict[str, Any]:
         shown = None
@@ -72,7 +68,7 @@ def build_app(
                 "undone": task.undone and task.undone.action,
                 "facts": {name: of.row.get(name) for name in _FACTS},
             }
-        return {"segment": shown, "progress": assignments.progress()}
+        return {"segment": shown, "progress": desk.progress()}
 
     @app.get("/")
     def page() -> HTMLResponse:
@@ -86,18 +82,17 @@ def build_app(
         return settings
 
     @app.post("/v1/next")
-    def next_segment(body: Who) -> dict[str, Any]:
-        return answer(assignments.next(body.annotator))
+    def next_segment() -> dict[str, Any]:
+        return answer(desk.next())
 
     @app.post("/v1/judge")
     def judge(body: Judgement) -> dict[str, Any]:
-        decision = (body.action, body.text, body.text_verbatim)
-        assignments.judge(body.annotator, find(body.segment).id, *decision)
-        return answer(assignments.next(body.annotator))
+        desk.judge(find(body.segment).id, body.action, body.text, body.text_verbatim)
+        return answer(desk.next())
 
     @app.post("/v1/undo")
-    def undo(body: Who) -> dict[str, Any]:
-        return answer(assignments.undo(body.annotator))
+    def undo() -> dict[str, Any]:
+        return answer(desk.undo())
 
     @app.get("/v1/audio")
     def audio(segment: str) -> Response:

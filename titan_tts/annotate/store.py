@@ -1,12 +1,13 @@
-"""What annotators decided, in SQLite: one append-only table of edits, from which every state is derived.
+"""What was decided, in SQLite: one append-only table of edits, from which every state is derived.
 
-    id  segment             annotator  action  text     text_verbatim
-    1   1f..-00000-00004    ann        accept  Hello.   uh hello
-    2   1f..-00000-00004    ann        undo                                  # row 1 no longer counts
-    3   1f..-00000-00004    ann        reject  Hello.   uh hello             # the segment is rejected
+    id  segment             action  text     text_verbatim
+    1   1f..-00000-00004    accept  Hello.   uh hello
+    2   1f..-00000-00004    undo                                  # row 1 no longer counts
+    3   1f..-00000-00004    reject  Hello.   uh hello             # the segment is rejected
 
-An undo takes back the annotator's last row of the segment that still counts. The column `audio` says where the audio was
-that the annotator heard; what was decided about other audio than the segment's does not count.
+An undo takes back the last row of the segment that still counts. The column `audio` says where the audio was that was
+heard; what was decided about other audio than the segment's does not count. The column `annotator` is empty: earlier
+versions kept names there, and an undo takes back a row of its own annotator.
 """
 
 import secrets
@@ -51,16 +52,16 @@ class History:
     """The edits that count, replayed from the table; `read` adds the rows since the last one.
 
     Attributes:
-        counting: {segment: {annotator: edits that were not undone, oldest first}}.
+        counting: {segment: edits that were not undone, oldest first}.
         of_other_audio: segments with edits that do not count, as their audio was another one.
     """
 
     def __init__(self, audio: Mapping[str, str]):
         """`audio`: {segment: where its audio is}; of a segment that is not in it, any edit counts."""
-        self.counting: dict[str, dict[str, list[Edit]]] = {}
+        self.counting: dict[str, list[Edit]] = {}
         self.of_other_audio: set[str] = set()
-        self._audio, self._last = audio, 0
-        self._made: dict[str, dict[int, Edit]] = {}  # annotator -> {id: edit that counts}
+        self._audio, self._last_id = audio, 0
+        self._made: dict[int, Edit] = {}  # those that count, oldest first
 
     def read(self, connection: sqlite3.Connection) -> list[Edit]:
         """Adds each new row that is about a segment's present audio, and returns them."""
@@ -71,32 +72,34 @@ class History:
         )
         statement = f"SELECT {columns} FROM edits WHERE id > ? ORDER BY id"
         found = []
-        for row in connection.execute(statement, [self._last]):
+        for row in connection.execute(statement, [self._last_id]):
             edit = Edit(*row)
-            self._last = edit.id
+            self._last_id = edit.id
             if self._audio.get(edit.segment, edit.audio) != edit.audio:
                 self.of_other_audio.add(edit.segment)
                 continue
             found.append(edit)
-            edits = self.counting.setdefault(edit.segment, {}).setdefault(edit.annotator, [])
-            made = self._made.setdefault(edit.annotator, {})
+            edits = self.counting.setdefault(edit.segment, [])
             if edit.action != "undo":
                 edits.append(edit)
-                made[edit.id] = edit
-            elif edits:
-                del made[edits.pop().id]
+                self._made[edit.id] = edit
+            elif own := [each for each in edits if each.annotator == edit.annotator]:
+                edits.remove(own[-1])
+                del self._made[own[-1].id]
         return found
 
-    def judgements(self, segment: str) -> list[Edit]:
-        """The last accept or reject of every annotator of a segment, oldest first."""
-        if segment not in self.counting:  # most of them: this is asked often
-            return []
-        last = [edits[-1] for edits in self.counting[segment].values() if edits]
-        return sorted((e for e in last if e.action != "skip"), key=lambda edit: edit.id)
+    def of(self, segment: str) -> list[Edit]:
+        return self.counting.get(segment, [])
 
-    def last_of(self, annotator: str) -> Edit | None:
-        """The annotator's latest edit that counts, which an undo would take back."""
-        return next(reversed(self._made.get(annotator, {}).values()), None)
+    def decision(self, segment: str) -> Edit | None:
+        """The newest accept or reject; of each annotator of an earlier version only the last edit counts."""
+        last = {edit.annotator: edit for edit in self.of(segment)}
+        judged = [edit for edit in last.values() if edit.action != "skip"]
+        return max(judged, key=lambda edit: edit.id, default=None)
+
+    def last(self) -> Edit | None:
+        """The latest edit that counts, which an undo would take back."""
+        return next(reversed(self._made.values()), None)
 
 
 def database_path(target: Path) -> Path:
@@ -141,12 +144,11 @@ def show_left_out(count: int) -> None:
 def annotations(
     folder: str | Path, audio: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any] | None]:
-    """The last judgement of every annotated segment of a collected folder (or a manifest's path). With `audio`, see
+    """The decision about every annotated segment of a collected folder (or a manifest's path). With `audio`, see
     History, those about other audio are left out, and their number is printed.
 
     Returns:
-        {segment id: {"annotated": True, "annotator", "text", and "text_verbatim" where it has one}, or None where the
-        segment was rejected}. Of two annotators the later one counts.
+        {segment id: {"annotated": True, "text", and "text_verbatim" where it has one}, or None where it was rejected}
     """
     path = database_path(Path(folder))
     if not path.exists():
@@ -156,10 +158,9 @@ def annotations(
         history.read(connection)
     found: dict[str, dict[str, Any] | None] = {}
     for segment in history.counting:
-        for edit in history.judgements(segment):
+        if edit := history.decision(segment):
             texts = {"text": edit.text, "text_verbatim": edit.text_verbatim}
             kept = {name: text for name, text in texts.items() if text is not None}
-            row = {"annotated": True, "annotator": edit.annotator, **kept}
-            found[segment] = row if edit.action == "accept" else None
+            found[segment] = {"annotated": True, **kept} if edit.action == "accept" else None
     show_left_out(len(history.of_other_audio - found.keys()))
     return found

@@ -18,7 +18,7 @@ import soundfile
 from tests.helpers.browser import tab
 from tests.helpers.collected import segment_id, write_collected, write_list
 from tests.helpers.hosts import status_of
-from titan_tts.annotate.assignment import Assignments
+from titan_tts.annotate.desk import Desk
 from titan_tts.annotate.segments import read_segments
 from titan_tts.annotate.store import annotations, database_path
 from titan_tts.cli import main
@@ -33,7 +33,7 @@ def served(target):
     from titan_tts.annotate.app import build_app
     from titan_tts.serving.serve_command import listen, server
 
-    desk = Assignments(database_path(target), read_segments(target))
+    desk = Desk(database_path(target), read_segments(target))
     settings = {"title": "<b>out", "tokens": ("[S1]", "(laugh)")}
     listening = listen("127.0.0.1", 0)
     listening.listen()
@@ -62,9 +62,9 @@ def ask(address, token, body=None):
 
 def test_half_a_surrogate_pair_is_refused(tmp_path):
     folder = write_collected(tmp_path / "out", [0.5, 0.4])
-    body = {"annotator": "ann", "segment": segment_id(0), "action": "accept", "text": "x"}
+    body = {"segment": segment_id(0), "action": "accept", "text": "x"}
     with served(folder) as (address, token):
-        for field in ("annotator", "text", "text_verbatim", "segment"):
+        for field in ("text", "text_verbatim", "segment"):
             status, said = ask(f"{address}/v1/judge", token, body | {field: "a\ud800"})
             assert status == 400 and f"{field}: ".encode() in said, field
         assert annotations(folder) == {}
@@ -74,13 +74,13 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
 def test_only_who_has_the_token_and_only_by_id(tmp_path):
     folder = write_collected(tmp_path / "out", [0.5, 0.4])
     (tmp_path / "out/secret.wav").write_bytes(b"RIFF")
-    body = {"annotator": "ann", "segment": segment_id(0), "action": "accept", "text": "x"}
+    body = {"segment": segment_id(0), "action": "accept", "text": "x"}
     with served(folder) as (address, token):
         assert status_of(address, "evil.example", "/") == 403
         status, page = ask(f"{address}/", None)
         assert b'<meta name="viewport"' in page
         assert status == 200 and token.encode() not in page and b"Text 0" not in page
-        for path, sent in (("settings", None), ("next", {"annotator": "ann"}), ("judge", body)):
+        for path, sent in (("settings", None), ("next", {}), ("judge", body)):
             for wrong in (None, token[:-1] + "!"):
                 assert ask(f"{address}/v1/{path}", wrong, sent)[0] == 401
         assert annotations(folder) == {}
@@ -95,13 +95,11 @@ def test_only_who_has_the_token_and_only_by_id(tmp_path):
             assert ask(f"{address}/v1/judge", token, body | {"segment": name})[0] == 404
         for change in (
             {"action": "delete"},
-            {"annotator": ""},
-            {"annotator": "a" * 65},
             {"text": 3},
         ):
             assert ask(f"{address}/v1/judge", token, body | change)[0] == 400
         assert ask(f"{address}/v1/judge", token, body | {"text": " "})[0] == 400
-        assert ask(f"{address}/v1/undo", token, {"annotator": "ann"})[0] == 400
+        assert ask(f"{address}/v1/undo", token, {})[0] == 400
         assert annotations(folder) == {}
         status, sound = ask(f"{address}/v1/audio?segment={segment_id(1)}", token)
         (tmp_path / "a.wav").write_bytes(sound)
@@ -113,11 +111,11 @@ def test_only_who_has_the_token_and_only_by_id(tmp_path):
 
 
 def test_the_page_by_keys(tmp_path):
-    """Tokens where the caret is, the differences, undo, a refusal that keeps the text, a name that is asked once."""
+    """Tokens where the caret is, the differences, undo, a refusal that keeps the text."""
     folder = write_collected(tmp_path / "out", [0.5, 0.1])
 
     async def drive(address):
-        async with tab(address, tmp_path / "profile", answer=" ann ") as page:
+        async with tab(address, tmp_path / "profile") as page:
             await page.until(f"segment?.id == '{segment_id(1)}' && samples?.length == 8000")
             assert await page.value("document.title") == "<b>out"
             marked = "[...document.querySelectorAll('mark')].map(m => m.textContent).join()"
@@ -133,7 +131,7 @@ def test_the_page_by_keys(tmp_path):
             await page.press("Enter")
             await page.until(f"segment.id == '{segment_id(0)}' && !busy")
             texts = {"text": "Text (laugh) 1.", "text_verbatim": "uh text 1 yes [S1]"}
-            kept = {"annotated": True, "annotator": "ann", **texts}
+            kept = {"annotated": True, **texts}
             assert annotations(folder) == {segment_id(1): kept}
             await page.press("u")
             await page.until(f"segment.id == '{segment_id(1)}' && !busy")
@@ -159,7 +157,7 @@ def test_no_text_is_accepted_without_its_audio(tmp_path):
     (tmp_path / "1.wav").unlink()
 
     async def drive(address):
-        async with tab(address, tmp_path / "profile", answer="ann") as page:
+        async with tab(address, tmp_path / "profile") as page:
             await page.until("segment?.id == 'k0' && samples && !busy")
             await page.press("Enter")
             await page.until("segment.id == 'k1' && !at('notice').hidden && !busy")
@@ -184,7 +182,7 @@ def test_ten_segments_by_keyboard_are_in_the_next_export(tmp_path, capsys):
     path.write_text(path.read_text().replace("k10", "l10").replace("k11", "l11"))
 
     async def drive(address):
-        async with tab(address, tmp_path / "profile", answer="ann") as page:
+        async with tab(address, tmp_path / "profile") as page:
             for number in range(10):
                 await page.until(f"segment?.id == 'k{number}' && samples && !busy")
                 if number == 3:
