@@ -38,8 +38,7 @@ FAMILY_LAYERS = [
 ]
 COMMAND_LAYERS = [
     {"report", "overlay"},
-    {"launch.supervisor"},
-    {"jobs"},
+    {"launch.supervisor", "jobs"},
     {"plan", "prepare", "doctor", "annotate.store"},
     {"speak", "grids", "collect"},
     {"evaluate", "export", "serving", "share"},

@@ -165,8 +165,7 @@ def _report(output: Path, queue: "Queue") -> int:
 
     page = collection_page(output, write_collection(output), queue)
     page.write(output / REPORT_NAME)
-    show(f"{page.text()}
-")
+    show(f"{page.text()}\n")
     show(f"report:        {output / REPORT_NAME}")
     show(f"correct it:    {shlex.join(['titan-tts', 'annotate', str(output)])}")
     manifest = str(output / COLLECTION_NAME)
