@@ -53,19 +53,3 @@ def one_process_group():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-@pytest.fixture(scope="session")
-def _passes():
-    from tests.helpers.plan_cases import RememberedPasses
-    from titan_tts.plan.activations import measure
-
-    return RememberedPasses(measure)
-
-
-@pytest.fixture
-def remembered_passes(_passes, monkeypatch):
-    """Plans measure each pass once for all tests."""
-    from titan_tts.plan import activations
-
-    monkeypatch.setattr(activations, "measure", _passes)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.helpers.clock import Clock
+from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import one_rank
-from titan_tts.plan.states import DataParallelLayout, fake_process_group
+from titan_tts.plan.memory import Layout
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
@@ -20,7 +21,7 @@ from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, MicroBatch, training_flops
 
 ARGS = model_flavors()["debug"]
-LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(1, 2), DataParallelLayout(2, 2)]
+LAYOUTS = [Layout(2, 1), Layout(1, 2), Layout(2, 2)]
 
 
 def test_peaks_of_devices():

@@ -18,10 +18,11 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.train import Trainer
 
 from tests.helpers.calls import Calls
+from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.packed_batches import packed_batch
 from tests.helpers.small_models import one_rank
 from tests.helpers.steps import ARGS, MICRO_BATCHES, loaded, problem, step_data, trainer_on
-from titan_tts.plan.states import DataParallelLayout, fake_process_group
+from titan_tts.plan.memory import Layout
 from torchtitan.models.dit_tts import metrics
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
@@ -34,7 +35,7 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
-LAYOUTS = [DataParallelLayout(2, 1), DataParallelLayout(2, 2)]
+LAYOUTS = [Layout(2, 1), Layout(2, 2)]
 
 
 class NoWaiting(TorchDispatchMode):
@@ -162,7 +163,7 @@ def test_the_loss_is_divided_by_the_frames_of_all_ranks(monkeypatch):
         tensor.mul_(torch.distributed.get_world_size(group))
 
     trainer.forward_backward_step = watched
-    with fake_process_group(DataParallelLayout(2, 2)) as dims:
+    with fake_process_group(Layout(2, 2)) as dims:
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
         trainer.parallel_dims = dims
         trainer.train_step(trainer.batch_generator(batches))

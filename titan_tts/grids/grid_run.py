@@ -52,7 +52,7 @@ class GridRun:
         fastest: dict[tuple[str, int], tuple[float, str]] = {}
         width = max((len(cell.name) for cell in self.all), default=0)
         device = self.forecaster.device
-        gpu = f", planned for {device.name}, which takes up to a minute each" if device else ""
+        gpu = f", planned for {device.name}" if device else ""
         yield f"{counted(len(self.all), 'run')} in {self.folder}{gpu}"
         for number, cell in enumerate(self.all, 1):
             found = forecasts[cell.name] = self.forecaster.forecast(cell)

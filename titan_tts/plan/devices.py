@@ -1,4 +1,4 @@
-"""GPUs that a plan can be made for: memory, bandwidth and links of their datasheets.
+"""GPUs that a plan can be made for, and what connects them, from NVIDIA's datasheets.
 
 The dense bf16 peaks come from `metrics`, which divides by them for MFU.
 """
@@ -14,8 +14,8 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU: the GiB that a process can have (the datasheet's decimal GB less what driver and ECC take), bytes/s of its
-    memory and of the link to each other GPU of a node in one direction, and which model it is."""
+    """One GPU: the GiB that a process can have (the datasheet's decimal GB less what driver and ECC take), bytes/s of
+    its memory and of the link to each other GPU of a node in one direction (PCIe's where bridges are faster)."""
 
     name: str
     """as `--gpu` names it; the driver's name of the device has all of its words"""
@@ -23,8 +23,7 @@ class Device:
     memory_gib: float
     bandwidth: float
     link: float
-    fp8: bool
-    source: str
+    fp8: bool = True
     gpus_per_node: int = 8
     peak_tflops: float = 0.0
     """dense bf16 as [metrics] peak_tflops gives it; 0: by name"""
@@ -37,21 +36,18 @@ class Device:
         return peak
 
 
-# From NVIDIA's datasheets; links are half of what both directions have, and PCIe's where bridges are
-# faster. The usable GiB are as seen on an H200 and else guesses.
+# The usable GiB are as seen on an H200 and else guesses.
 DEVICES = (
-    Device("A100", 79.0, 2039 * _GB, 300 * _GB, False, "A100 80GB SXM: 80 GB, NVLink 600 GB/s"),
-    Device("A100 40GB", 39.0, 1555 * _GB, 300 * _GB, False, "A100 40GB SXM: NVLink 600 GB/s"),
-    Device("H100 NVL", 93.0, 3900 * _GB, 64 * _GB, True, "H100 NVL: 94 GB, PCIe 5 128 GB/s"),
-    Device("H100 PCIe", 79.0, 2000 * _GB, 64 * _GB, True, "H100 PCIe: 80 GB, PCIe 5 128 GB/s"),
-    Device("H100", 79.0, 3350 * _GB, 450 * _GB, True, "H100 SXM: 80 GB, NVLink 900 GB/s"),
-    Device(
-        "GH200", 95.0, 4000 * _GB, 450 * _GB, True, "GH200 with 96 GB of HBM3, NVLink 900 GB/s", 4
-    ),
-    Device("H200", 139.0, 4800 * _GB, 450 * _GB, True, "H200 SXM: 141 GB, NVLink 900 GB/s"),
-    Device("H200 NVL", 139.0, 4800 * _GB, 64 * _GB, True, "H200 NVL: 141 GB, PCIe 5 128 GB/s"),
-    Device("B200", 178.0, 8000 * _GB, 900 * _GB, True, "HGX B200: 180 GB, NVLink 1.8 TB/s"),
-    Device("L40S", 44.0, 864 * _GB, 32 * _GB, True, "L40S: 48 GB, PCIe 4 64 GB/s"),
+    Device("A100", 79.0, 2039 * _GB, 300 * _GB, fp8=False),
+    Device("A100 40GB", 39.0, 1555 * _GB, 300 * _GB, fp8=False),
+    Device("H100 NVL", 93.0, 3900 * _GB, 64 * _GB),
+    Device("H100 PCIe", 79.0, 2000 * _GB, 64 * _GB),
+    Device("H100", 79.0, 3350 * _GB, 450 * _GB),
+    Device("GH200", 95.0, 4000 * _GB, 450 * _GB, gpus_per_node=4),
+    Device("H200", 139.0, 4800 * _GB, 450 * _GB),
+    Device("H200 NVL", 139.0, 4800 * _GB, 64 * _GB),
+    Device("B200", 178.0, 8000 * _GB, 900 * _GB),
+    Device("L40S", 44.0, 864 * _GB, 32 * _GB),
 )
 
 ACCELERATOR = "cuda"
@@ -87,7 +83,7 @@ def device_of(reported: str) -> Device | None:
 
 
 def check_device(config: JobConfig, device: Device) -> None:
-    """Raises InputError for what a device cannot train, or what plans cannot predict."""
+    """Raises InputError for what a device cannot train, or what has no forecast."""
     precision = config.training.mixed_precision_param
     if precision != "bfloat16":
         raise InputError(
@@ -100,7 +96,7 @@ def check_device(config: JobConfig, device: Device) -> None:
 
 
 def runs_fp8(config: JobConfig) -> bool:
-    """Whether the blocks' matmuls run in 8 bits, not emulated."""
+    """Returns whether the blocks' matmuls run in 8 bits, not emulated."""
     return bool(config.model.converters) and not config.quantize.linear.float8.emulate
 
 

@@ -1,159 +1,218 @@
-"""Peak memory of one GPU, and how many samples fit.
-
-Activations of every shape are predicted from a few measured passes, because sizes are affine: over B
-samples of T frames, L text tokens and R reference frames a pass holds a + B (b + c T + d L + e R) bytes.
-Passes with two sample counts, half the frames, half the text and half the reference give the five
-numbers. (Tables of angles grow with T but not with B: little next to a micro-batch.)
-
-Under a memory budget the compiler decides again at every shape, and its decision can differ from one
-shape to the next. Such blocks are measured near the config's own micro-batch, and without shards, where
-autocast's copies of weights are part of the decision, at each bucket's lengths.
-"""
+"""Bytes of one GPU: lasting states exactly, gathered weights as FSDP2 gathers, activations from measured constants."""
 
 import bisect
-import copy
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
+from torchtitan.config import TORCH_DTYPE_MAP
 
-from titan_tts.plan.activations import ActivationMemory, KindMemory, activation_memory, kind_memory
-from titan_tts.plan.compiled_block import BlockCompiler
+from titan_tts.plan import measured
 from titan_tts.plan.devices import Device
+from titan_tts.plan.parameters import HEAD, ROOT, Model
+from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_stacks
-from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing
+from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing, reshards
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.flops import Lengths
+from torchtitan.models.dit_tts.model.flops import Lengths, learned_encoders
 
-CONTEXT_BYTES = int(1.5 * 2**30)
-"""the device's context, libraries' workspaces and buffers of collectives; a guess"""
-
-FRAGMENTED_FRACTION = 0.04
-"""of a GPU's memory: reserved by the allocator and not usable; a guess"""
+_FLOAT32 = 4
+_8BIT_BLOCK = 256
+"""numbers of an 8-bit moment that share a scale"""
 
 _MAX_SAMPLES = 4096
-_SAMPLES = 2
-"""of a pass; with a single one, tensors that are laid out by samples are not copied"""
-
-
-class Activations:
-    """Activations of micro-batches of any shape; passes that configs have in common run once."""
-
-    def __init__(self, args: DiTTTSModelArgs, longest: Lengths, micro_batch: int):
-        """longest: of the longest bucket, with this micro-batch; shorter buckets have as many frames."""
-        self._args = args
-        self._longest = longest
-        self._frames = micro_batch * longest.frames
-        self._kinds: dict[tuple[Any, ...], KindMemory] = {}
-        self._encoders: dict[tuple[type, bool], BlockCompiler] = {}
-
-    def near(self, micro_batch: int) -> "Activations":
-        """For configs with another micro-batch, with the same passes."""
-        other = copy.copy(self)
-        other._frames = micro_batch * self._longest.frames
-        return other
-
-    def measured(
-        self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
-    ) -> tuple[ActivationMemory, list[list[list[str]]]]:
-        """(bytes of a micro-batch from passes of just this shape, graphs of its decoder blocks). `sharded`: as in
-        `kind_memory`."""
-        options, stacks = config.activation_checkpoint, compiled_stacks(config)
-        blocks = blocks_by_checkpointing(config, self._args.n_layers)
-        found = {}
-        tensor = config.parallelism.tensor_parallel_degree, config.megatron.sequence_parallel
-        for kind in blocks:
-            budget = options.memory_budget if kind == "memory_budget" else None
-            key = kind, budget, stacks, sharded, tensor, samples, lengths
-            if key not in self._kinds:
-                self._kinds[key] = kind_memory(
-                    config, self._args, samples, lengths, kind, sharded, self._encoders
-                )
-            found[kind] = self._kinds[key]
-        return activation_memory(blocks, found), [each.graphs for each in found.values()]
-
-    def memory(
-        self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
-    ) -> ActivationMemory:
-        """Bytes of a micro-batch, predicted from passes of few shapes; arguments as in `measured`."""
-        options = config.activation_checkpoint
-        by_compiler = options.mode == "memory_budget" and blocks_compiled(config)
-        found = None
-        if sharded or not by_compiler:
-            first = max(_SAMPLES, self._frames // self._longest.frames) if by_compiler else _SAMPLES
-            found = self._affine(config, sharded, first, samples, lengths)
-        if found is None:
-            found = self._at_lengths(config, sharded, samples, lengths)
-        return ActivationMemory(*(round(float(size)) for size in found))
-
-    def _affine(
-        self, config: JobConfig, sharded: bool, first: int, samples: int, lengths: Lengths
-    ) -> np.ndarray | None:
-        """(batch, saved, working) bytes; None where the compiler decided differently among the passes."""
-        longest = self._longest
-        T, L = max(2, longest.frames), max(2, longest.text_tokens)
-        patch = self._args.speaker_patch_size
-        R = max(2 * patch, longest.speaker_frames)
-        fewer_R = R // (2 * patch) * patch
-        longest = Lengths(T, L, R)
-        shapes = [(first, longest), (first + 1, longest)]
-        if lengths != longest:
-            shapes += [
-                (first, replace(longest, frames=T // 2)),
-                (first, replace(longest, text_tokens=L // 2)),
-                (first, replace(longest, speaker_frames=fewer_R)),
-            ]
-        passes = [self.measured(config, sharded, *shape) for shape in shapes]
-        if any(graphs != passes[0][1] for _, graphs in passes):
-            return None
-        base, more, *shorter = (np.array(astuple(sizes), float) for sizes, _ in passes)
-        shift = np.zeros_like(base)
-        if shorter:
-            frames, tokens, reference = shorter
-            shift += (lengths.frames - T) * (base - frames) / (T - T // 2)
-            shift += (lengths.text_tokens - L) * (base - tokens) / (L - L // 2)
-            shift += (lengths.speaker_frames - R) * (base - reference) / (R - fewer_R)
-        return base + shift + (samples - first) * (more - base + shift / first)
-
-    def _at_lengths(
-        self, config: JobConfig, sharded: bool, samples: int, lengths: Lengths
-    ) -> np.ndarray:
-        """(batch, saved, working) bytes, from passes at these lengths."""
-        own = max(_SAMPLES, self._frames // lengths.frames)
-        if samples == own:
-            return np.array(astuple(self.measured(config, sharded, own, lengths)[0]), float)
-        # Where the decision changes from one number of samples to the next, the next two are taken.
-        for first in (own, own + 1, own + 2):
-            (base, graphs), (more, others) = (
-                self.measured(config, sharded, n, lengths) for n in (first, first + 1)
-            )
-            if graphs == others:
-                break
-        fewer, sizes = np.array(astuple(base), float), np.array(astuple(more), float)
-        return fewer + (samples - first) * (sizes - fewer)
 
 
 @dataclass(frozen=True)
-class MemoryNeed:
-    """Bytes of one GPU."""
+class Layout:
+    """Data-parallel ranks, replicas times shards, each of them `tensor` GPUs that share its samples."""
 
-    states: int
-    activations: ActivationMemory
-    total: int
-    capacity: int
-    fits: bool
+    replicas: int
+    shards: int
+    tensor: int = 1
+
+    @classmethod
+    def of(cls, config: JobConfig, gpus: int) -> "Layout":
+        """The layout of a config. Raises InputError where its degrees do not make `gpus`."""
+        ranks, parallelism = data_parallel_degree(config, gpus), config.parallelism
+        replicas = parallelism.data_parallel_replicate_degree
+        return cls(replicas, ranks // replicas, parallelism.tensor_parallel_degree)
+
+    @property
+    def ranks(self) -> int:
+        return self.replicas * self.shards
+
+    @property
+    def gpus(self) -> int:
+        return self.ranks * self.tensor
+
+    @property
+    def sharded(self) -> bool:
+        return self.shards > 1
+
+    @property
+    def name(self) -> str:
+        tensor = f"TP {self.tensor}" if self.tensor > 1 else ""
+        if self.ranks == 1:
+            return tensor or "one GPU"
+        kind = "FSDP2" if self.replicas == 1 else "HSDP"
+        data = "DDP" if self.shards == 1 else kind
+        return f"{tensor} x {data}" if tensor else data
+
+
+def itemsize(dtype: str) -> int:
+    return TORCH_DTYPE_MAP[dtype].itemsize
+
+
+def local_parameters(model: Model, layout: Layout, *, trained: bool = False) -> int:
+    """Numbers on the first rank of all weights, or of the trained ones."""
+    return sum(
+        each.local_numel(layout.shards, layout.tensor)
+        for each in model.weights
+        if each.trained or not trained
+    )
+
+
+def _optimizer_bytes(config: JobConfig, model: Model, layout: Layout) -> int:
+    """Two moments of each trained parameter and a float32 step count; Muon has one moment of block matrices."""
+    options, own, total = config.optimizer, itemsize(config.training.dtype), 0
+    for weight in (each for each in model.weights if each.trained):
+        numbers = weight.local_numel(layout.shards, layout.tensor)
+        if options.name == "Muon" and weight.product:
+            total += own * numbers
+            continue
+        total += _FLOAT32
+        if options.state_dtype == "bfloat16":
+            total += 2 * 2 * numbers
+        elif options.state_dtype == "8bit" and numbers >= 4096 and numbers % _8BIT_BLOCK == 0:
+            # torchao: a byte per number, a float32 scale per block, and each moment's table of 256 values.
+            total += 2 * (numbers + _FLOAT32 * (numbers // _8BIT_BLOCK + 256))
+        else:
+            total += 2 * own * numbers
+    return total
+
+
+def lasting_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
+    """Weights, gradients, optimizer and EMA of the rank that holds the most."""
+    own, trained = itemsize(config.training.dtype), local_parameters(model, layout, trained=True)
+    found = {
+        "weights": own * local_parameters(model, layout),
+        "gradients": own * trained,
+        "optimizer": _optimizer_bytes(config, model, layout),
+    }
+    if config.ema.enable and config.ema.decays:
+        found["EMA"] = _FLOAT32 * trained * len(config.ema.decays)
+    return found
+
+
+def unit_sizes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
+    """Numbers of the complete weights that FSDP2 gathers together, by unit; decoder blocks are joined."""
+    per_unit, found = config.parallelism.fsdp_blocks_per_unit, defaultdict[str, int](int)
+    for weight in model.weights:
+        name, _, number = weight.unit.partition(".")
+        unit = f"layers.{int(number) // per_unit}" if name == "layers" else weight.unit
+        found[unit] += weight.local_numel(1, layout.tensor)
+    return found
+
+
+def kept_units(config: JobConfig, units: dict[str, int]) -> set[str]:
+    """Units whose weights stay gathered: the backward pass needs the last ones again at once."""
+    if not reshards(config.parallelism):
+        return set(units)
+    blocks = [each for each in units if each.startswith("layers.")]
+    return {ROOT, HEAD, *sorted(blocks, key=lambda each: int(each[7:]))[-1:]} & set(units)
+
+
+def passing_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
+    """Complete weights and gradients beside the shards, or copies of the weights in the compute dtype."""
+    training, own = config.training, itemsize(config.training.dtype)
+    compute = itemsize(training.mixed_precision_param)
+    if layout.sharded:
+        units = unit_sizes(config, model, layout)
+        kept = kept_units(config, units)
+        ahead = max(1, config.parallelism.fsdp_prefetch_units)
+        passing = max(
+            ((1 + (ahead if u.startswith("layers.") else 1)) * units[u] for u in units if u not in kept),
+            default=0,
+        )
+        largest = max(units.values())
+        reduced = itemsize(training.mixed_precision_reduce)
+        return {
+            "gathered weights": compute * (sum(units[each] for each in kept) + passing),
+            "gradients in flight": largest * (compute + reduced),
+        }
+    found, numbers = {}, local_parameters(model, layout)
+    if layout.replicas > 1:
+        found["second copy of weights"] = own * numbers
+    if compute != own:
+        found["weights in the compute dtype"] = compute * numbers
+    return found
+
+
+def encoder_shards(config: JobConfig, model: Model, layout: Layout) -> int:
+    """Ranks that share a frozen text encoder outside the model, which is sharded above [encoder] fsdp_min_gib."""
+    size = model.encoder_parameters * itemsize(config.encoder.dtype)
+    return layout.shards if size > config.encoder.fsdp_min_gib * 2**30 else 1
+
+
+def encoder_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
+    """A frozen text encoder, with its largest unit, the embedding, gathered twice where it is sharded."""
+    if not model.encoder_parameters or model.args.text_encoder_sizes is None:
+        return {}
+    assert model.source is not None
+    each, shards = itemsize(config.encoder.dtype), encoder_shards(config, model, layout)
+    found = {"frozen text encoder": -(-model.encoder_parameters // shards) * each}
+    if shards > 1:
+        embedding = model.source.vocab_size * model.source.width
+        found["gathered of the text encoder"] = 2 * embedding * each
+    return found
+
+
+def matmul_bytes(args: DiTTTSModelArgs, frames: int, tensor: int, sequence: bool) -> float:
+    """Bytes in bfloat16 that the forward matmuls of a decoder block read and write for one sample on one GPU: q, k, v,
+    gate, attended; gate, up and active, which tensor parallelism divides; and the inputs and outputs of attention
+    and MLP, which sequence parallelism divides."""
+    divided, others = 5 * args.dim + 3 * args.mlp_dim, 4 * args.dim
+    return 2 * frames * (divided / tensor + others / (tensor if sequence else 1))
+
+
+def activation_bytes(
+    config: JobConfig, args: DiTTTSModelArgs, tensor: int, samples: int, lengths: Lengths
+) -> dict[str, int]:
+    """A micro-batch, and what its forward pass keeps for the backward pass."""
+    wide = itemsize(config.training.mixed_precision_param) / 2
+    sequence, compiled = config.megatron.sequence_parallel, blocks_compiled(config)
+    unit = matmul_bytes(args, lengths.frames, tensor, sequence)
+    saved = dict(measured.SAVED) | {"none": measured.SAVED["none"][compiled]}  # type: ignore[index]
+    saved["full"] = 2 * lengths.frames * args.dim / (tensor if sequence else 1) / unit
+    blocks = blocks_by_checkpointing(config, args.n_layers)
+    kept = sum(count * saved[kind] for kind, count in blocks.items())
+    if "full" in blocks:  # one block at a time is computed again
+        kept += saved["none"]
+    eager = measured.SAVED["none"]["encoders" in compiled_stacks(config)]  # type: ignore[index]
+    encoders = sum(
+        n * 2 * length * (9 * width + 3 * mlp)
+        for n, length, width, mlp in learned_encoders(args, lengths)
+    )
+    of_all = blocks.get("full", 0) / max(1, args.n_layers)
+    # Latents, noise and target; reference; features of the text.
+    batch = (
+        lengths.frames * args.latent_channels * 3 + lengths.speaker_frames * args.latent_channels
+    )
+    text = lengths.text_tokens * args.text_dim
+    return {
+        "micro-batch": samples * _FLOAT32 * (batch + text),
+        "saved activations": round(
+            samples * wide * (kept * unit + (1 - of_all) * eager * encoders)
+        ),
+    }
 
 
 def capacity(device: Device) -> int:
     """Maximum bytes of allocations."""
-    return int(device.memory_gib * 2**30 * (1 - FRAGMENTED_FRACTION)) - CONTEXT_BYTES
-
-
-def memory_need(states: int, each: ActivationMemory, device: Device) -> MemoryNeed:
-    total = states + each.batch + each.saved + each.working
-    return MemoryNeed(states, each, total, capacity(device), total <= capacity(device))
+    usable = device.memory_gib * 2**30 * (1 - measured.FRAGMENTED_FRACTION)
+    return int(usable) - measured.CONTEXT_BYTES
 
 
 def largest_micro_batch(fits: Callable[[int], bool]) -> int:

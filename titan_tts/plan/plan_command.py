@@ -1,16 +1,12 @@
 """`titan-tts plan`: memory, time and MFU of a run before it starts, on any CPU."""
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import tyro
 
 from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError, check_range
-from torchtitan.models.dit_tts.files import check_writable
 
 
 @dataclass
@@ -41,12 +37,6 @@ class Options:
     data_hours: float = 1000.0
     """Hours of audio in the data, to compute the number of epochs."""
 
-    suggest: bool = False
-    """Compare layouts, checkpointing and micro-batches instead: which are fastest, and why others lose. Takes minutes."""
-
-    out: Path | None = None
-    """With --suggest: write a TOML file of the config with the best layout, which `titan-tts train` takes."""
-
     json: bool = False
     """Print JSON instead of text."""
 
@@ -62,18 +52,11 @@ def run(options: Options) -> int:
     check_range("--inter-node-gbps", options.inter_node_gbps, 0, 10**6)
     check_range("--price", options.price, 0, 10**6)
     check_range("--data-hours", options.data_hours, 1e-3, 10**9)
-    if options.out and (not options.suggest or options.out.exists()):
-        why = "exists; give another file" if options.suggest else "needs --suggest"
-        raise InputError(f"--out {options.out} {why}")
-    if options.out:
-        check_writable(options.out, "--out")
     path = find_config(options.config)
     # torch takes seconds to import.
-    from titan_tts.plan.devices import ACCELERATOR, Cluster, find_device, with_peak
-    from titan_tts.plan.plan import make_plan
-    from titan_tts.plan.report import plan_lines
-    from titan_tts.plan.step_time import GUESS
-    from titan_tts.plan.suggest import suggest, suggestion_lines, write_suggestion
+    from titan_tts.plan.devices import ACCELERATOR, Cluster, check_device, find_device, with_peak
+    from titan_tts.plan.forecast import Planner, compare_layouts
+    from titan_tts.plan.report import layout_lines, report_lines, values
     from torchtitan.models.dit_tts.config.checks import validate_config
     from torchtitan.models.dit_tts.config.manager import TTSConfigManager, resolve
     from torchtitan.models.dit_tts.errors import quiet_known_warnings
@@ -87,17 +70,15 @@ def run(options: Options) -> int:
     device = with_peak(device, config)
     in_node = options.gpus_per_node or device.gpus_per_node
     cluster = Cluster.of(device, options.gpus or in_node, in_node, options.inter_node_gbps)
-    result: Any
-    if options.suggest:
-        result = suggest(config, cluster, GUESS)
-        if options.out:
-            write_suggestion(options.out, given, result, cluster)
-        lines = suggestion_lines(result, cluster)
-    else:
-        validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
-        result = make_plan(config, cluster, GUESS, options.price)
-        lines = plan_lines(result, options.data_hours)
+    validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
+    check_device(config, device)
+    planner = Planner(config, cluster)
+    run = planner.run()
+    compared = cluster.gpus > 1 and config.training.global_batch_size > 0
+    choices = compare_layouts(planner, config) if compared else []
     if options.json:
-        lines = [json.dumps(dataclasses.asdict(result), indent=1, default=str)]
-    print("\n".join(lines))
+        print(json.dumps(values(run, choices), indent=1))
+        return 0
+    lines = report_lines("plan", planner, run, options.data_hours, options.price)
+    print("\n".join([*lines, *(layout_lines(choices) if compared else [])]))
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from titan_tts.cli import main
-from titan_tts.plan.planner import longest_batches
+from titan_tts.plan.forecast import longest_batches
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config, upstream_view

@@ -4,13 +4,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from titan_tts.plan.activations import ActivationMemory, KindMemory
 
 from tests.helpers.plan_cases import SMALL, shipped_debug_config
 from titan_tts.grids.cells import Cells
 from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile, Options
 from titan_tts.plan import memory
-from titan_tts.plan.activations import ActivationMemory, KindMemory
 from titan_tts.plan.memory import Activations
 
 GIB = 2**30

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import tensor_parallel_ranks as ranks
+from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import full_inputs, random_model, small_args
-from titan_tts.plan.states import DataParallelLayout, fake_process_group
+from titan_tts.plan.memory import Layout
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.parallelize import begin_micro_batch, parallelize_dit_tts
@@ -86,7 +87,7 @@ def check(group) -> None:
 
 
 def on_fake_ranks(replicas: int, shards: int):
-    return fake_process_group(DataParallelLayout(replicas, shards))
+    return fake_process_group(Layout(replicas, shards))
 
 
 def on_gloo(replicas: int, shards: int):

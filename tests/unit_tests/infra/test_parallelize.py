@@ -10,8 +10,9 @@ from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed.activation_checkpoint import apply_ac
 
 from tests.helpers.calls import Calls
+from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import full_inputs, random_model, small_args
-from titan_tts.plan.states import DataParallelLayout, fake_process_group
+from titan_tts.plan.memory import Layout
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.parallelize import SAVED_OPERATIONS, parallelize_dit_tts
@@ -40,7 +41,7 @@ def test_replicas_sum_their_gradients():
     over two ranks would be half."""
     expected = random_model(ARGS)
     backward(expected)
-    with fake_process_group(DataParallelLayout(2, 1)) as dims:
+    with fake_process_group(Layout(2, 1)) as dims:
         found = parallelized(dims)
         backward(found)
         for (name, value), other in zip(
@@ -52,7 +53,7 @@ def test_replicas_sum_their_gradients():
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_weights_travel_in_bfloat16_and_gradients_in_float32(replicas):
     seen = []
-    with fake_process_group(DataParallelLayout(replicas, 2)) as dims, Calls() as calls:
+    with fake_process_group(Layout(replicas, 2)) as dims, Calls() as calls:
         model = parallelized(dims, "--training.mixed_precision_param=bfloat16")
         # FSDP's own hook ran before: what the model sees of its inputs.
         model.register_forward_pre_hook(
@@ -77,9 +78,9 @@ class FrozenEncoder(PretrainedTextEncoder):
 @pytest.mark.parametrize(
     "layout, limit_bytes, sharded",
     [
-        (DataParallelLayout(2, 2), 30_000, True),
-        (DataParallelLayout(1, 2), 36_000, False),
-        (DataParallelLayout(2, 1), 0, False),  # replicas have no shards
+        (Layout(2, 2), 30_000, True),
+        (Layout(1, 2), 36_000, False),
+        (Layout(2, 1), 0, False),  # replicas have no shards
     ],
 )
 def test_a_frozen_encoder_is_sharded_from_a_size_on(layout, limit_bytes, sharded):

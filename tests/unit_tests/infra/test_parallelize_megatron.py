@@ -5,8 +5,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.helpers import tensor_parallel_ranks as ranks
+from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import random_model
-from titan_tts.plan.states import DataParallelLayout, fake_process_group
+from titan_tts.plan.memory import Layout
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.compat import functorch_config
@@ -74,7 +75,7 @@ def test_each_rank_has_its_part_of_the_rotated_heads(heads, degree):
 @pytest.mark.long
 def test_parameters_keep_names_sizes_and_values():
     plain = random_model(ranks.ARGS)
-    with fake_process_group(DataParallelLayout(1, 1, 2)) as dims:
+    with fake_process_group(Layout(1, 1, 2)) as dims:
         config = load_config(
             ["--parallelism.backend=megatron", "--activation_checkpoint.mode=none"]
         )
@@ -107,7 +108,7 @@ def test_blocks_share_one_graph_without_a_break(mode, sequence):
     """Checkpointing can save what is in it: no mesh and no group."""
     # A budget is put back afterwards.
     budget = functorch_config.patch(activation_memory_budget=1.0)
-    with budget, fake_process_group(DataParallelLayout(1, 2, 2)) as dims:
+    with budget, fake_process_group(Layout(1, 2, 2)) as dims:
         config = load_config(
             [*ranks.CONFIG, *ranks.COMPILED, *sequence, f"--activation_checkpoint.mode={mode}"]
         )

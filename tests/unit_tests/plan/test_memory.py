@@ -1,78 +1,169 @@
-"""Peak memory is the sum of its parts, and few passes predict what passes of other shapes hold."""
+"""Bytes of one GPU: of small weights by hand, of a real model against what training's own function shards."""
 
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.plan_cases import H200, debug_config
-from titan_tts.plan.activations import ActivationMemory, KindMemory, activation_memory
-from titan_tts.plan.memory import Activations, capacity, largest_micro_batch, memory_need
-from titan_tts.plan.parameters import model_sizes
-from titan_tts.plan.states import StateMemory, UnshardedWeights
+from titan_tts.plan.memory import (
+    Layout,
+    activation_bytes,
+    capacity,
+    encoder_bytes,
+    largest_micro_batch,
+    lasting_bytes,
+    passing_bytes,
+)
+from titan_tts.plan.parameters import HEAD, ROOT, Model, Weight, describe_model
+from torchtitan.models.dit_tts import get_train_spec, model_flavors
+from torchtitan.models.dit_tts.config.job_config import Megatron
+from torchtitan.models.dit_tts.infra.parallelize import local_tensor
 from torchtitan.models.dit_tts.model.flops import Lengths
 
-pytestmark = pytest.mark.usefixtures("remembered_passes")
+# Two blocks, whose large matrices tensor parallelism divides by rows and by columns; 143 numbers.
+WEIGHTS = (
+    Weight("layers.0.up", (6, 10), True, 0, True, "layers.0"),
+    Weight("layers.1.down", (10, 6), True, 1, True, "layers.1"),
+    Weight("norm", (3,), True, None, False, HEAD),
+    Weight("input", (5, 4), True, None, False, ROOT),
+)
+MODEL = Model(model_flavors()["debug"], None, 0, WEIGHTS, ())
+AVERAGES = {"decays": [0.9, 0.99]}
 
-# Every part is another power of two, so that a sum shows which of them it has.
-_SIZES = dict(gathered=UnshardedWeights(kept=16, transient=32), unsharded_gradients=64, encoder=128)
-_SIZES |= dict(encoder_gathered=UnshardedWeights(kept=256, transient=512), encoder_units=3)
-STATES = StateMemory(1, 2, 4, 8, **_SIZES, teacher=1024, offloaded=False)
-LONGEST = Lengths(64, 40, 64)
+
+@pytest.mark.parametrize(
+    "layout, weights, optimizer, passing",
+    [
+        # 2 x 10, 3 x 6, 1 and 2 x 4 numbers. The root, the head and the last block stay gathered (83 numbers), the
+        # first block comes and the next with it (2 x 60); its gradients in both dtypes.
+        (Layout(1, 4), 188, 2 * 188 + 16, {"gathered weights": 2 * 203, "gradients in flight": 360}),
+        # 3 x 10, 5 x 6, 2 and 3 x 4.
+        (Layout(2, 2), 296, 2 * 296 + 16, {"gathered weights": 2 * 203, "gradients in flight": 360}),
+        # Of 3 x 10 and 10 x 3: 2 x 10 and 5 x 3; 2 and 3 x 4.
+        (Layout(1, 2, 2), 196, 2 * 196 + 16, {"gathered weights": 2 * 113, "gradients in flight": 180}),
+        (Layout(4, 1), 572, 2 * 572 + 16, {"second copy of weights": 572, "weights in the compute dtype": 286}),
+        (Layout(1, 1), 572, 2 * 572 + 16, {"weights in the compute dtype": 286}),
+    ],
+)  # fmt: skip
+def test_bytes_of_a_layout(layout, weights, optimizer, passing):
+    config = debug_config(ema=AVERAGES)
+    lasting = {"weights": weights, "gradients": weights, "optimizer": optimizer, "EMA": 2 * weights}
+    assert lasting_bytes(config, MODEL, layout) == lasting
+    assert passing_bytes(config, MODEL, layout) == passing
+    frozen = replace(MODEL, weights=(*WEIGHTS[:3], replace(WEIGHTS[3], trained=False)))
+    own = WEIGHTS[3].local_numel(layout.shards, layout.tensor)
+    less = lasting_bytes(config, frozen, layout)
+    assert less["weights"] == weights and less["gradients"] == weights - 4 * own
+    assert less["EMA"] == 2 * less["gradients"] and less["optimizer"] == optimizer - 8 * own - 4
 
 
-def test_states_are_the_sum_of_their_parts():
-    assert STATES.on_gpu == 2047
-    assert replace(STATES, offloaded=True).on_gpu == 2047 - (1 + 2 + 4 + 8)
+@pytest.mark.parametrize(
+    "arguments, optimizer",
+    [
+        (["--optimizer.state_dtype=bfloat16"], 4 * 47 + 16),
+        # One moment of the two large matrices (20 and 18 numbers), two of the others, and their counts.
+        (["--optimizer.name=Muon"], 4 * 38 + 8 * 9 + 8),
+        (["--optimizer.state_dtype=8bit"], 8 * 47 + 16),  # below 4,096 numbers nothing is quantised
+    ],
+)
+def test_states_of_optimizers(arguments, optimizer):
+    config = debug_config(*arguments)
+    assert lasting_bytes(config, MODEL, Layout(1, 4))["optimizer"] == optimizer
+    large = replace(MODEL, weights=(replace(WEIGHTS[3], shape=(64, 512)),))
+    found = lasting_bytes(config, large, Layout(1, 4))["optimizer"]
+    # 8,192 numbers are 32 blocks with a scale; each moment has a table of 256 values.
+    expected = 2 * (8192 + 4 * 32 + 4 * 256) if "8bit" in arguments[0] else None
+    expected = expected or (2 * 2 * 8192 if "bfloat16" in arguments[0] else 2 * 4 * 8192)
+    assert found == 4 + expected
+
+
+def test_units_that_stay_or_are_fetched_ahead():
+    def gathered(**keys) -> int:
+        config = debug_config(parallelism=keys)
+        return passing_bytes(config, MODEL, Layout(1, 4))["gathered weights"]
+
+    assert gathered(fsdp_reshard_after_forward="never") == 2 * 143
+    assert gathered(fsdp_prefetch_units=3) == 2 * (83 + 4 * 60)
+    assert gathered(fsdp_blocks_per_unit=2) == 2 * 143  # one unit of both blocks, which stays
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 4), Layout(2, 3), Layout(4, 1)])
+@pytest.mark.parametrize("arguments", [[], ["--lora.rank=8"]])
+def test_shards_are_those_of_training(layout, arguments):
+    config = debug_config(*arguments)
+    plain = replace(config, megatron=Megatron())
+    described = describe_model(config)
+    with torch.device("meta"):
+        model: nn.Module = get_train_spec().model_cls(described.args)
+    if arguments:
+        from torchtitan.models.dit_tts.infra.adapters import add_adapter
+
+        add_adapter(model, config.lora)
+    with fake_process_group(layout) as dims:
+        model = get_train_spec().parallelize_fn(model, dims, plain)
+        local = [local_tensor(p) for p in model.parameters()]
+        size = sum(each.untyped_storage().nbytes() for each in local)
+        trained = sum(each.nbytes for each in local if each.requires_grad)
+    found = lasting_bytes(config, described, layout)
+    assert (found["weights"], found["gradients"]) == (size, trained)
+
+
+def test_a_frozen_encoder_is_sharded_above_a_size():
+    class Source:
+        vocab_size, width = 10, 4
+
+    args = replace(MODEL.args, text_encoder_sizes=object())
+    model = replace(MODEL, args=args, source=Source(), encoder_parameters=1001)
+    encoder = {"dtype": "bfloat16", "fsdp_min_gib": 2002 / 2**30}
+    whole = debug_config(encoder=encoder)
+    assert encoder_bytes(whole, model, Layout(1, 4)) == {"frozen text encoder": 2002}
+    less = debug_config(encoder=encoder | {"fsdp_min_gib": 2001 / 2**30})
+    sharded = {"frozen text encoder": 251 * 2, "gathered of the text encoder": 2 * 40 * 2}
+    assert encoder_bytes(less, model, Layout(2, 4)) == sharded
+    assert encoder_bytes(less, model, Layout(4, 1)) == {"frozen text encoder": 2002}
+    assert encoder_bytes(less, MODEL, Layout(1, 4)) == {}
+
+
+ARGS = replace(model_flavors()["debug"], dim=8, mlp_dim=16, n_layers=4, speaker_n_layers=0)
+ARGS = replace(ARGS, latent_channels=5, text_dim=6, text_vocab_size=0)
+U = 2 * 10 * (9 * 8 + 3 * 16)  # of 10 frames
+
+
+@pytest.mark.parametrize(
+    "arguments, tensor, saved",
+    [
+        (["--compile.no-enable"], 1, 4 * 2.08 * U),
+        (["--compile.enable"], 1, 4 * 1.37 * U),
+        (["--compile.enable", "--activation_checkpoint.mode=memory_budget"], 1, 4 * 0.93 * U),
+        (["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"], 1, 4 * 0.7 * U),
+        # Every second block keeps its input, and one is computed again.
+        (["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=2"], 1,
+         2 * 2.08 * U + 2 * 2 * 10 * 8 + 2.08 * U),
+        (["--activation_checkpoint.mode=full"], 1, 4 * 2 * 10 * 8 + 2.08 * U),
+        # Heads and units of the MLP are divided, and under sequence parallelism the rest, too.
+        (["--compile.no-enable"], 2, 4 * 2.08 * 2 * 10 * (20 + 32 + 24)),
+        (["--megatron.sequence_parallel"], 2, 4 * 2.08 * U / 2),
+        (["--training.mixed_precision_param=float32"], 1, 2 * 4 * 2.08 * U),
+    ],
+)  # fmt: skip
+def test_activations_of_blocks(arguments, tensor, saved):
+    found = activation_bytes(debug_config(*arguments), ARGS, tensor, 3, Lengths(10, 7, 12))
+    batch = 3 * 4 * (3 * 10 * 5 + 12 * 5 + 7 * 6)
+    assert found == {"micro-batch": batch, "saved activations": pytest.approx(3 * saved, abs=1)}
+
+
+def test_activations_of_encoders():
+    config, lengths = debug_config("--compile.no-enable"), Lengths(10, 7, 12)
+    args = replace(ARGS, n_layers=0, speaker_n_layers=2, speaker_dim=4, speaker_mlp_dim=8)
+    found = activation_bytes(config, args, 1, 3, lengths)["saved activations"]
+    assert found == pytest.approx(3 * 2.08 * 2 * 2 * 3 * (9 * 4 + 3 * 8), abs=1)  # 3 patches
 
 
 def test_a_micro_batch_fits_up_to_the_last_byte():
     # 1.5 GiB of context, and 4 % that the allocator cannot use.
-    device = replace(H200, memory_gib=100.0)
-    room = capacity(device)
-    assert room == pytest.approx(94.5 * 2**30, abs=1)
-    need = memory_need(1, ActivationMemory(batch=2, saved=4, working=room - 7), device)
-    assert need.total == room and need.fits
-    assert not memory_need(2, need.activations, device).fits
+    assert capacity(replace(H200, memory_gib=100.0)) == pytest.approx(94.5 * 2**30, abs=1)
     for largest, found in ((0, 0), (1, 1), (77, 77), (9999, 4096)):
         assert largest_micro_batch(lambda samples, n=largest: samples <= n) == found
-
-
-def test_activations_are_those_of_every_block():
-    """Three blocks save 100 each, two checkpointed ones 10."""
-    kinds = {"none": KindMemory(7, 1000, 100, 50, []), "full": KindMemory(7, 1001, 10, 60, [])}
-    found = activation_memory({"none": 3, "full": 2}, kinds)
-    assert found == ActivationMemory(batch=7, saved=1001 + 3 * 100 + 2 * 10, working=60)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "components", [[], pytest.param(["model", "encoders"], marks=pytest.mark.slow)]
-)
-def test_few_passes_predict_other_shapes(components):
-    compiled = components and ["--compile.enable", "--compile.components", *components]
-    config = debug_config(*compiled)
-    activations = Activations(model_sizes(config).args, LONGEST, 5)
-    shape = 5, Lengths(40, 24, 48)
-    measured, _ = activations.measured(config, True, *shape)
-    predicted = activations.memory(config, True, *shape)
-    assert predicted.batch == measured.batch
-    # Tables of angles grow with the frames and not with the samples: little beside so small a model.
-    assert predicted.saved == pytest.approx(measured.saved, rel=5e-3)
-    assert predicted.working == pytest.approx(measured.working, rel=4e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharded", [True, False])
-def test_a_memory_budget_is_the_compilers(sharded):
-    """What it saves is decided at each shape: a prediction must be what passes of that shape hold."""
-    budget = ["--compile.enable", "--activation_checkpoint.mode=memory_budget"]
-    half, all_of_it = (
-        debug_config(*budget, f"--activation_checkpoint.memory_budget={fraction}")
-        for fraction in (0.5, 1.0)
-    )
-    args = replace(model_sizes(half).args, speaker_n_layers=1)
-    activations = Activations(args, LONGEST, 4)
-    shape = 8, Lengths(32, 24, 32)
-    saved = activations.measured(half, sharded, *shape)[0].saved
-    assert activations.memory(half, sharded, *shape).saved == saved
-    assert saved < activations.measured(all_of_it, sharded, *shape)[0].saved

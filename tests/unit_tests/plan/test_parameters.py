@@ -5,7 +5,7 @@ import pytest
 
 from tests.helpers.plan_cases import shipped_debug_config
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
-from titan_tts.plan.parameters import build_on_meta, count_parameters, downloads, model_sizes, total
+from titan_tts.plan.parameters import describe_model, downloads
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
@@ -14,7 +14,7 @@ def test_only_what_depends_on_the_data_is_not_counted(model, tmp_path):
     folder = write_tiny_t5gemma2(tmp_path, tokenizer=False) if model == "t5gemma2" else model
     fields = ["speaker", "duration"]
     config = shipped_debug_config(encoder={"model": str(folder)}, data={"conditioning": fields})
-    sizes = model_sizes(config)
+    sizes = describe_model(config)
     seconds = config.data.max_frames / config.data.frames_per_second
     known = make_vocabulary(
         "bytes", conditioning=["duration"], duration_token_seconds=0.5, max_seconds=seconds
@@ -35,14 +35,12 @@ def test_only_what_depends_on_the_data_is_not_counted(model, tmp_path):
 def test_a_pretrained_encoder_is_counted_where_it_belongs(frozen, tmp_path):
     folder = write_tiny_t5gemma2(tmp_path, tokenizer=False)
     config = shipped_debug_config(encoder={"model": str(folder), "frozen": frozen})
-    sizes = model_sizes(config)
-    model = build_on_meta(sizes.args, "float32")
-    parts = count_parameters(model, config.encoder, sizes.source)
+    found = describe_model(config)
     own = 243_520
-    assert total(parts, trained=True) == sum(p.numel() for p in model.parameters())
-    assert total(parts, trained=False) == own * frozen
-    [encoder] = [part for part in parts if part.name.startswith(("text encoder", "text_encoder"))]
-    assert (encoder.parameters, encoder.trained) == (own, not frozen)
+    assert found.encoder_parameters == own * frozen and found.frozen == own * frozen
+    inside = {name: size for name, size in found.parts().items() if name == "text_encoder"}
+    assert inside == ({} if frozen else {"text_encoder": own})
+    assert found.trained == sum(found.parts().values())
 
 
 @pytest.mark.long
@@ -50,9 +48,9 @@ def test_what_is_missing_and_what_is_here(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     name, codec = "google/t5gemma-2-270m-270m", "facebook/dacvae-watermarked"
     config = shipped_debug_config(encoder={"model": name}, sampling={"codec": codec})
-    encoder, found = downloads(config, model_sizes(config).source)
-    assert (encoder.name, encoder.here, encoder.command) == (name, False, f"hf download {name}")
-    assert (found.here, found.command) == (False, f"hf download {codec} weights.pth")
+    encoder, found = downloads(config, describe_model(config).source)
+    assert encoder == f"{name} (text encoder): MISSING; fetch it with: hf download {name}"
+    assert found.endswith(f"MISSING; fetch it with: hf download {codec} weights.pth")
 
     snapshot = tmp_path / "hub/models--facebook--dacvae-watermarked/snapshots/abc"
     snapshot.mkdir(parents=True)
@@ -62,8 +60,9 @@ def test_what_is_missing_and_what_is_here(tmp_path, monkeypatch):
     (refs / "main").write_text("abc")
     folder = write_tiny_t5gemma2(tmp_path / "encoder")
     config = shipped_debug_config(encoder={"model": str(folder)}, sampling={"codec": codec})
-    encoder, found = downloads(config, model_sizes(config).source)
-    assert encoder.here and found.here and encoder.command == ""
+    encoder, found = downloads(config, describe_model(config).source)
+    assert encoder.endswith("on this machine") and found.endswith("on this machine")
     path = shipped_debug_config(sampling={"codec": str(tmp_path / "no.pth")})
-    assert [(each.here, each.command) for each in downloads(path, None)] == [(False, "")]
+    [missing] = downloads(path, None)
+    assert missing.endswith("MISSING")
     assert downloads(shipped_debug_config(), None) == []

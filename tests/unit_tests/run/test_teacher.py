@@ -5,13 +5,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from titan_tts.plan.activations import ActivationMemory
+from titan_tts.plan.planner import Planner
 
 from tests.helpers.exported_run import as_by_a_stranger, export
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
-from titan_tts.plan.activations import ActivationMemory
 from titan_tts.plan.devices import Cluster, find_device
-from titan_tts.plan.planner import Planner
 from titan_tts.plan.report import memory_lines
 from titan_tts.plan.step_time import GUESS
 from torchtitan.models.dit_tts.config.exported import CONFIG, read_exported

@@ -11,15 +11,10 @@ from torch._functorch import config as functorch_config
 from torch._higher_order_ops import flex_attention as flex_attention_op
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.distributed_c10d import _get_default_store as get_default_store
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
 __all__ = [
-    "FakeTensorMode",
-    "TorchDispatchMode",
     "dynamo_config",
     "dynamo_counters",
     "flex_attention_op",
@@ -28,19 +23,13 @@ __all__ = [
     "inductor_config",
     "list_mode_options",
     "replicate",
-    "tree_flatten",
-    "tree_iter",
-    "tree_unflatten",
 ]
 
 ATTRIBUTES = {
     "torch 2.13": [
         "torch:_foreach_copy_",
         "torch:_foreach_lerp_",
-        "torch:UntypedStorage._cdata",
         "torch._utils:_get_available_device_type",
-        "torch._inductor.decomposition:select_decomp_table",
-        "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
         "torch.nn.attention.varlen:torch.ops.torch_attn._varlen_attn",
         "torch:ops.aten._scaled_mm",
         "torch:ops.aten._unsafe_view",

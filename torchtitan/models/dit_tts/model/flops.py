@@ -42,7 +42,7 @@ def _encoder_blocks(n_layers: int, length: int, dim: int, mlp_dim: int) -> int:
     return n_layers * (10 * length * dim**2 + 4 * length**2 * dim + 6 * length * dim * mlp_dim)
 
 
-def _learned_encoders(
+def learned_encoders(
     args: DiTTTSModelArgs, lengths: Lengths
 ) -> Iterator[tuple[int, int, int, int]]:
     """(blocks, positions, width, MLP width) of the speaker encoder and of a learned text encoder."""
@@ -66,7 +66,7 @@ def _condition_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     projected = 2 * lengths.text_tokens * args.text_dim * args.speaker_dim
     flops = projected if args.text_projection else 0
     flops += _speaker_input_flops(args, lengths)
-    return flops + sum(_encoder_blocks(*sizes) for sizes in _learned_encoders(args, lengths))
+    return flops + sum(_encoder_blocks(*sizes) for sizes in learned_encoders(args, lengths))
 
 
 def forward_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
@@ -178,7 +178,7 @@ def repeated_flops(
         "selective": not_saved,
     }
     encoders = {"full": 0, "selective": 0}
-    for n_layers, length, dim, mlp_dim in _learned_encoders(args, lengths):
+    for n_layers, length, dim, mlp_dim in learned_encoders(args, lengths):
         encoders["full"] += _encoder_blocks(n_layers, length, dim, mlp_dim)
         encoders["selective"] += n_layers * 2 * length * dim * (dim + mlp_dim)
     return sum(

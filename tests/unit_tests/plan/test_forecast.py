@@ -1,0 +1,258 @@
+"""Steps, runs and layouts: against the one measurement, and by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.helpers.plan_cases import H200, debug_config
+from titan_tts.cli import main
+from titan_tts.plan.devices import Cluster, find_device
+from titan_tts.plan.forecast import Planner, compare_layouts
+from titan_tts.plan.memory import Layout, capacity
+from titan_tts.plan.step_time import Batches, communication, exposed_seconds, optimizer_seconds
+from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.config.checks import validate_config
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.config.shipped import find_config
+from torchtitan.models.dit_tts.model.flops import Lengths, repeated_flops, training_flops
+
+LENGTHS = Lengths(64, 40, 64)
+ONE = Cluster(H200, 1, 1)
+EAGER = ["--compile.no-enable", "--activation_checkpoint.mode=none"]
+SHAPE = ["--training.local_batch_size=32", "--training.global_batch_size=32", "--ema.no-enable"]
+SHAPE += ["--data.batch_multiple=32"]
+PRETRAINED = pytest.importorskip("transformers")
+
+
+def shipped(name: str, *arguments: str):
+    return load_config([f"--job.config_file={find_config(name)}", *arguments])
+
+
+@pytest.mark.parametrize(
+    "arguments, seconds, gib", [([], 0.2972, 37.49), (EAGER, 0.4667, 65.39)], ids=["step", "eager"]
+)
+def test_the_measured_steps(arguments, seconds, gib):
+    """benchmarks/results/gpu_check_nvidia_h200.json; the eager step gave no constant of time."""
+    planner = Planner(shipped("800m", *SHAPE, *arguments), ONE)
+    step = planner.step(planner.longest())
+    assert step.seconds == pytest.approx(seconds, rel=0.03)
+    assert step.bytes / 2**30 == pytest.approx(gib, rel=0.01)
+    assert step.fits and step.samples == 32
+
+
+def debug_planner(*arguments: str, cluster: Cluster = ONE, **sections) -> Planner:
+    return Planner(debug_config(*arguments, **sections), cluster)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_rates_are_those_of_all_gpus(tensor):
+    """With tensor parallelism two GPUs have one sample."""
+    degrees = {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": tensor}
+    degrees["backend"] = "megatron" if tensor > 1 else "torchtitan"
+    planner = debug_planner(cluster=Cluster(H200, 2 * tensor, 1), parallelism=degrees)
+    step = planner.step(Batches(LENGTHS, 12, 3))
+    flops = 2 * 3 * 12 * training_flops(planner.model.args, LENGTHS)
+    assert step.samples == 2 * 3 * 12 and step.flops == flops
+    assert step.mfu(2.0) == pytest.approx(flops / (2 * tensor) / 989e12 / 2)
+    assert step.seconds == pytest.approx(sum(step.time.values()))
+    assert step.seconds - step.seconds_without_waits == pytest.approx(3 * 0.0216)
+
+
+def test_what_is_computed_again_takes_time_and_counts_in_no_rate():
+    planner = debug_planner()
+    flops = training_flops(planner.model.args, LENGTHS)
+    repeated = repeated_flops(planner.model.args, LENGTHS, {"full": 4})
+    assert repeated > 0.2 * flops
+    unit = 2 * 64 * (9 * 192 + 3 * 528)
+    for mode, more, passes in (("none", 0, 4), ("full", repeated, 4 * 4 / 3)):
+        step = debug_planner(f"--activation_checkpoint.mode={mode}").step(Batches(LENGTHS, 12, 3))
+        time = step.time["matmuls and attention"]
+        assert time == pytest.approx(36 * (flops + more) / 0.69 / 989e12)
+        moved = 36 * 48.4 * passes * unit
+        assert step.time["pointwise kernels"] == pytest.approx(moved / 4.8e12)
+        assert step.flops == 36 * flops
+
+
+def test_fp8_speeds_up_products_only():
+    plain, fp8 = (
+        debug_planner(*given).step(Batches(LENGTHS, 12, 1)).time["matmuls and attention"]
+        for given in ([], ["--model.converters=float8"])
+    )
+    # 64 frames, 40 tokens and 16 patches are the keys of 4 blocks.
+    attention = 12 * 12 * 4 * 64 * (64 + 40 + 16) * 192 / 0.69 / 989e12
+    assert fp8 == pytest.approx(attention + (plain - attention) / 1.7)
+
+
+def test_another_gpu_is_scaled_by_its_peak_and_bandwidth():
+    times = []
+    for name in ("H200", "A100"):
+        cluster = Cluster(find_device(name), 1, 1)
+        times.append(debug_planner(cluster=cluster).step(Batches(LENGTHS, 12, 1)).time)
+    ratios = {name: times[1][name] / times[0][name] for name in list(times[0])[:4]}
+    assert list(ratios.values()) == pytest.approx([989 / 312, 4800 / 2039, 1, 4800 / 2039])
+
+
+def test_the_optimizer_moves_its_states():
+    planner = debug_planner(ema={"decays": [0.9, 0.99]})
+    numbers = planner.model.trained
+    each = 4 * 6 + 4 * 4 + 2 * (4 + 8)
+    found = optimizer_seconds(planner.config, planner.model, H200, Layout(1, 1))
+    assert found == pytest.approx(each * numbers / (0.76 * 4.8e12))
+    small = debug_planner("--optimizer.state_dtype=8bit", ema={"enable": False})
+    found = optimizer_seconds(small.config, small.model, H200, Layout(1, 1))
+    assert found == pytest.approx((4 * 6 + 4) * numbers / (0.76 * 4.8e12))
+
+
+def transfers(replicas: int, shards: int, tensor: int = 1, times: int = 3, **keys):
+    gpus = replicas * shards * tensor
+    degrees = {"data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": shards}
+    degrees |= {"tensor_parallel_degree": tensor, **keys}
+    degrees |= {"backend": "megatron"} if tensor > 1 else {}
+    planner = debug_planner(parallelism=degrees, cluster=Cluster(H200, 4, gpus // 4, 25.0))
+    layout, batches = Layout(replicas, shards, tensor), Batches(LENGTHS, 12, times)
+    found, first = communication(planner.config, planner.model, layout, planner.cluster, batches)
+    return {each.name: each for each in found}, first, planner
+
+
+def test_volumes_of_layouts():
+    found, first, planner = transfers(1, 16)
+    n = planner.model.trained
+    shares = 15 / 16
+    assert found["all-gather, forward"].volume == pytest.approx(3 * 2 * n * shares)
+    assert found["reduce-scatter"].volume == pytest.approx(3 * 4 * n * shares)
+    again = found["all-gather, backward"].volume / (3 * 2 * shares)
+    stays = sum(
+        size
+        for name, size in planner.model.parts().items()
+        if not name.endswith(("encoder", "layers"))
+    )
+    assert again == pytest.approx(n - stays - 2_648_064 / 4)
+    # Between nodes the one group of a node has its 25 GB/s to itself.
+    moved = found["reduce-scatter"]
+    assert moved.seconds == pytest.approx(moved.volume / 25e9 / 0.75)
+    assert first == pytest.approx(2_648_064 / 4 / n)
+    kept, _, _ = transfers(1, 16, fsdp_reshard_after_forward="never")
+    assert kept["all-gather, forward"].volume == pytest.approx(2 * n * shares)
+    assert "all-gather, backward" not in kept
+    # Shards within a node use its links; the four groups of replicas share the node's network.
+    hybrid, _, _ = transfers(4, 4)
+    inside, between = hybrid["reduce-scatter"], hybrid["all-reduce"]
+    assert inside.volume == pytest.approx(3 * 4 * n * 3 / 4)
+    assert inside.seconds == pytest.approx(inside.volume / 450e9 / 0.75)
+    assert between.volume == pytest.approx(2 * 4 * n / 4 * 3 / 4)
+    assert between.seconds == pytest.approx(4 * between.volume / 25e9 / 0.75)
+    ddp, _, _ = transfers(4, 1)
+    assert list(ddp) == ["all-reduce"]
+    assert ddp["all-reduce"].volume == pytest.approx(2 * 4 * n * 3 / 4)
+
+
+def test_tensor_parallelism_sums_activations():
+    """Twice in the forward pass and twice in the backward pass of each of 4 blocks, and nothing hides it."""
+    found, _, _ = transfers(2, 1, 2)
+    each = found["tensor parallelism"]
+    assert each.volume == pytest.approx(3 * 16 * 2 * (2 * 12 * 64 * 192) / 2)
+    assert each.seconds == pytest.approx(each.volume / 450e9 / 0.75)
+    hidden = found["all-reduce"].seconds
+    assert exposed_seconds(list(found.values()), 0.25, 1e9) == pytest.approx(
+        each.seconds + 0.25 * hidden
+    )
+    assert exposed_seconds(list(found.values()), 0.25, 0.0) == pytest.approx(each.seconds + hidden)
+
+
+def test_every_bucket_has_to_fit():
+    arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
+    arguments += ["--data.max_reference_ratio=0", "--training.global_batch_size=16"]
+    planner = debug_planner(*arguments)
+    run = planner.run()
+    (few, short), (many, long) = planner.buckets()
+    assert few + many == pytest.approx(1) and (short.micro_batch, long.micro_batch) == (32, 16)
+    steps = [planner.step(short), planner.step(long)]
+    assert run.peak.bytes == max(each.bytes for each in steps)
+    mean = few * steps[0].seconds + many * steps[1].seconds
+    assert run.seconds == pytest.approx(mean)
+    flops = few * steps[0].flops + many * steps[1].flops
+    assert run.mfu == pytest.approx(flops / mean / 989e12)
+    assert run.steps == 1100 and run.gpu_hours == pytest.approx(1100 * mean / 3600)
+    # All of it fits up to `largest`, where the shorter bucket has twice the samples.
+    both = [(replace(long, micro_batch=run.largest + n), replace(short, micro_batch=2 * (run.largest + n))) for n in (0, 1)]  # fmt: skip
+    assert [all(planner.step(each).fits for each in pair) for pair in both] == [True, False]
+
+
+def test_offloaded_states_are_not_the_gpus():
+    cluster = Cluster(H200, 2, 1)
+    step = debug_planner("--training.enable_cpu_offload", cluster=cluster).step(
+        Batches(LENGTHS, 6, 1)
+    )
+    assert not step.memory.keys() & {"weights", "gradients", "optimizer", "EMA"}
+    # Weights, gradients, two moments and EMA of one half of 3,855,872 numbers, padded by a little.
+    assert step.offloaded == pytest.approx(5 * 4 * 3_855_872 / 2, rel=1e-3)
+
+
+def test_layouts_are_compared_by_time_and_training_accepts_the_best():
+    config = debug_config("--training.global_batch_size=16")
+    planner = Planner(config, Cluster(H200, 4, 2))
+    choices = compare_layouts(planner, config)
+    seconds = [each.step.seconds for each in choices]
+    names = {each.step.layout for each in choices}
+    assert seconds == sorted(seconds) and len(names) == len(choices)
+    assert {Layout(8, 1), Layout(1, 8), Layout(2, 4), Layout(4, 2), Layout(2, 2, 2)} <= names
+    for choice in choices:
+        changed = {n: replace(getattr(config, n), **keys) for n, keys in choice.settings.items()}
+        validate_config(replace(config, **changed), 8, list(model_flavors()))
+        assert choice.step.fits and choice.step.samples == 16
+    tight = replace(H200, memory_gib=0.01)
+    assert compare_layouts(Planner(config, Cluster(tight, 4, 2)), config) == []
+    assert capacity(tight) < 0
+
+
+def test_the_command_answers_for_many_gpus(capsys):
+    assert main("plan 8b_megatron --gpu GH200 --gpus 64 --gpus-per-node 4 --price 2".split()) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "8,238,706,816",
+        "GPUs: 64 (16 x 4 GH200)",
+        "TP 4 x FSDP2, replicas x shards = 1 x 16",
+        "16 ranks x 8 samples x 8 accumulation steps = 1,024 samples",
+        "scaled to the GH200",
+    ):
+        assert words in printed, printed
+    [best] = [line for line in printed.splitlines() if line.endswith("  best")]
+    degree = best.split(" x ")[1].split()[0]
+    assert f"data_parallel_shard_degree = {degree}" in printed and "cost " in printed
+    assert main("plan debug --gpus 1 --training.mixed_precision_param bfloat16 --json".split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["longest"]["fits"] and found["layouts"] == [] and found["largest"] > 100
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ("plan", "needs a config"),
+        ("plan debug", "mixed_precision_param = 'float32'"),
+        ("plan debug --gpu B100", "--gpu 'B100'"),
+        ("plan debug --gpus 12", "whole nodes of 8"),
+        ("plan debug --price=-1", "--price"),
+        ("train debug --dry-run --nproc 0", "--nproc"),
+    ],
+)
+def test_what_has_no_plan(arguments, words, capsys):
+    assert main(arguments.split()) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more, gpus",
+    [
+        ("--nproc 4 --nodes 2", "8 (1 x 8 H200)"),
+        ("--parallelism.data_parallel_replicate_degree=2 --parallelism.data_parallel_shard_degree=3", "6 (1 x 6 H200)"),
+        ("", "1 (1 x 1 H200)"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_starts_and_writes_nothing(more, gpus, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = f"train debug --dry-run --data.path=nowhere --training.global_batch_size=24 {more}"
+    assert main(given.split()) == 0
+    printed = capsys.readouterr().out
+    assert f"GPUs: {gpus}" in printed and "3,855,872" in printed and list(tmp_path.iterdir()) == []
+    assert "= 24 samples" in printed and "no time: only bfloat16 was measured" in printed
