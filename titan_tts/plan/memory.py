@@ -133,7 +133,11 @@ def passing_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, 
         kept = kept_units(config, units)
         ahead = max(1, config.parallelism.fsdp_prefetch_units)
         passing = max(
-            ((1 + (ahead if u.startswith("layers.") else 1)) * units[u] for u in units if u not in kept),
+            (
+                (1 + (ahead if u.startswith("layers.") else 1)) * units[u]
+                for u in units
+                if u not in kept
+            ),
             default=0,
         )
         largest = max(units.values())

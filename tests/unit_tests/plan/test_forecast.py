@@ -109,7 +109,9 @@ def transfers(replicas: int, shards: int, tensor: int = 1, times: int = 3, **key
     degrees = {"data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": shards}
     degrees |= {"tensor_parallel_degree": tensor, **keys}
     degrees |= {"backend": "megatron"} if tensor > 1 else {}
-    planner = debug_planner(parallelism=degrees, cluster=Cluster(H200, 4, gpus // 4, 25.0))
+    batch = ["--training.global_batch_size=16", "--data.batch_multiple=16"]
+    cluster = Cluster(H200, min(4, gpus), max(1, gpus // 4), 25.0)
+    planner = debug_planner(*batch, parallelism=degrees, cluster=cluster)
     layout, batches = Layout(replicas, shards, tensor), Batches(LENGTHS, 12, times)
     found, first = communication(planner.config, planner.model, layout, planner.cluster, batches)
     return {each.name: each for each in found}, first, planner
@@ -181,16 +183,16 @@ def test_every_bucket_has_to_fit():
 
 def test_offloaded_states_are_not_the_gpus():
     cluster = Cluster(H200, 2, 1)
-    step = debug_planner("--training.enable_cpu_offload", cluster=cluster).step(
-        Batches(LENGTHS, 6, 1)
-    )
+    planner = debug_planner("--training.enable_cpu_offload", cluster=cluster)
+    step = planner.step(Batches(LENGTHS, 6, 1))
     assert not step.memory.keys() & {"weights", "gradients", "optimizer", "EMA"}
-    # Weights, gradients, two moments and EMA of one half of 3,855,872 numbers, padded by a little.
-    assert step.offloaded == pytest.approx(5 * 4 * 3_855_872 / 2, rel=1e-3)
+    # Weights, gradients, two moments and EMA of one half of the numbers, padded by a little.
+    assert step.offloaded == pytest.approx(5 * 4 * planner.model.trained / 2, rel=1e-3)
 
 
 def test_layouts_are_compared_by_time_and_training_accepts_the_best():
-    config = debug_config("--training.global_batch_size=16")
+    given = ["--training.global_batch_size=16", "--training.local_batch_size=0"]
+    config = debug_config(*given, "--data.batch_multiple=16")
     planner = Planner(config, Cluster(H200, 4, 2))
     choices = compare_layouts(planner, config)
     seconds = [each.step.seconds for each in choices]
@@ -229,7 +231,7 @@ def test_the_command_answers_for_many_gpus(capsys):
     "arguments, words",
     [
         ("plan", "needs a config"),
-        ("plan debug", "mixed_precision_param = 'float32'"),
+        ("plan debug --gpus 1", "mixed_precision_param = 'float32'"),
         ("plan debug --gpu B100", "--gpu 'B100'"),
         ("plan debug --gpus 12", "whole nodes of 8"),
         ("plan debug --price=-1", "--price"),
@@ -251,7 +253,7 @@ def test_what_has_no_plan(arguments, words, capsys):
 )  # fmt: skip
 def test_a_dry_run_starts_and_writes_nothing(more, gpus, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = f"train debug --dry-run --data.path=nowhere --training.global_batch_size=24 {more}"
+    given = f"train debug --dry-run --data.path=nowhere --training.global_batch_size=24 --data.batch_multiple=24 --training.local_batch_size=0 {more}"
     assert main(given.split()) == 0
     printed = capsys.readouterr().out
     assert f"GPUs: {gpus}" in printed and "3,855,872" in printed and list(tmp_path.iterdir()) == []

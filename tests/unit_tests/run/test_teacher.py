@@ -5,17 +5,15 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from titan_tts.plan.activations import ActivationMemory
-from titan_tts.plan.planner import Planner
 
 from tests.helpers.exported_run import as_by_a_stranger, export
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
 from titan_tts.plan.devices import Cluster, find_device
-from titan_tts.plan.report import memory_lines
-from titan_tts.plan.step_time import GUESS
+from titan_tts.plan.forecast import Planner
 from torchtitan.models.dit_tts.config.exported import CONFIG, read_exported
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.model.flops import training_flops
 from torchtitan.models.dit_tts.run.teacher import distillation, with_teacher
 from torchtitan.models.dit_tts.text.build_tokenizer import load_vocabulary
 from torchtitan.models.dit_tts.text.vocabulary import to_json
@@ -187,32 +185,23 @@ def test_a_teacher_of_another_codec_vocabulary_or_form(teacher, train, tmp_path,
 def test_a_plan_counts_the_teacher(teacher, gpus):
     """Two steps with three branches are six passes."""
     speaks_with(teacher, speaker_scale=1.0)
-    given = [
-        "--training.local_batch_size=4",
-        "--training.global_batch_size=8",
-    ]
-    cluster = Cluster(find_device("H100"), gpus, 1)
+    given = ["--training.local_batch_size=4", "--training.global_batch_size=8"]
 
     def planned(steps):
         own = with_teacher(config(teacher, *given, f"--distill.teacher_steps={steps}"))
-        planner = Planner(own, gpus)
-        step = planner.timed(planner.config, cluster, GUESS, planner.longest)
-        return planner.summary(), step
+        planner = Planner(own, Cluster(find_device("H100"), gpus, 1))
+        return planner.model, planner.step(planner.longest())
 
-    (found, step), (more, longer) = planned(2), planned(6)
-    states = found.states
-    assert states.teacher == states.weights + states.gathered.total > 0
-    assert states.on_gpu >= states.lasting + states.teacher
-    lines = memory_lines(found, ActivationMemory(0, 0, 0), 4, compiled=False)
-    assert ("teacher", states.teacher) in [line[:2] for line in lines]
-    assert "teacher" in [part.name for part in found.parts if not part.trained]
-    # Conditions are encoded once, so the time is not three times as long.
-    ratio = more.teacher_flops / found.teacher_flops
-    assert 2.5 < ratio < 3
-    assert longer.time["teacher"] / step.time["teacher"] == pytest.approx(ratio)
-    assert longer.flops - step.flops == more.teacher_flops - found.teacher_flops > 0
-    volumes = (
-        found.volumes.get("all-gather, teacher", 0),
-        more.volumes.get("all-gather, teacher", 0),
-    )
-    assert (volumes[1] == 3 * volumes[0] > 0) == (gpus > 1)
+    (model, step), (_, longer) = planned(2), planned(6)
+    weights = step.memory["weights"] + step.memory.get("gathered weights", 0)
+    assert step.memory["teacher"] == weights > 0 and model.frozen == model.trained
+    # Conditions are encoded once, so three times the passes are less than three times the FLOPs.
+    lengths, samples = step.batches.lengths, step.samples
+    plain = samples * training_flops(model.args, lengths)
+    assert 2.5 < (longer.flops - plain) / (step.flops - plain) < 3
+    assert longer.time["matmuls and attention"] > 2 * step.time["matmuls and attention"]
+    volumes = [
+        sum(each.volume for each in one.transfers if each.name == "all-gather, teacher")
+        for one in (step, longer)
+    ]
+    assert volumes[1] == 3 * volumes[0] and (volumes[0] > 0) == (gpus > 1)
