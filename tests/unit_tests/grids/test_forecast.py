@@ -49,6 +49,7 @@ def test_cells_of_one_model_build_it_once(tmp_path, monkeypatch):
     assert all(each["fits"] and each["gpu"] == "H200" for each in found)
     assert len({each["gib"] for each in found}) == 3 and built == [True, False, False]
     assert forecaster.forecast(cells.make({"batch": 2, "encoder.n_layers": 3}, 0)) and built[-1]
+    forecaster.device = replace(forecaster.device, memory_gib=3.0)
     largest = forecaster.largest(cells.make({"batch": "auto"}, 0))
     for batch, fits in ((largest, True), (largest + 1, False)):
         assert forecaster.forecast(cells.make({"batch": batch}, 0))["fits"] == fits

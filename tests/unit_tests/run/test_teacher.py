@@ -199,9 +199,9 @@ def test_a_plan_counts_the_teacher(teacher, gpus):
     lengths, samples = step.batches.lengths, step.samples
     plain = samples * training_flops(model.args, lengths)
     assert 2.5 < (longer.flops - plain) / (step.flops - plain) < 3
-    assert longer.time["matmuls and attention"] > 2 * step.time["matmuls and attention"]
+    assert longer.time["matmuls and attention"] > 1.5 * step.time["matmuls and attention"]
     volumes = [
         sum(each.volume for each in one.transfers if each.name == "all-gather, teacher")
         for one in (step, longer)
     ]
-    assert volumes[1] == 3 * volumes[0] and (volumes[0] > 0) == (gpus > 1)
+    assert volumes[1] == pytest.approx(3 * volumes[0]) and (volumes[0] > 0) == (gpus > 1)
