@@ -15,6 +15,7 @@ import soundfile
 
 from tests.documents import commands, world
 from tests.documents.pages import blocks, documents
+from tests.helpers.collected import write_collected
 from titan_tts.annotate.desk import Desk
 from titan_tts.annotate.segments import read_segments
 from torchtitan.models.dit_tts.files import JsonLines
@@ -25,9 +26,8 @@ pytestmark = pytest.mark.documents
 ASSUMED = {
     "README.md": "/data/recordings",
     "docs/ablations.md": "outputs/my_grid outputs/debug",
-    "docs/annotate.md": "/data/collected /data/ready outputs/base",
     "docs/checkpoints.md": "outputs/NAME outputs/debug outputs/data /data/ready",
-    "docs/collect.md": "/data/podcasts",
+    "docs/collect.md": "/data/podcasts /data/ready outputs/base",
     "docs/convert.md": "/models/irodori /models/tokenizer /models/dacvae voice.wav",
     "docs/codec.md": "/data/speech /models/dacvae dacvae outputs/NAME voice.wav",
     "docs/doctor.md": "outputs/data",
@@ -171,26 +171,17 @@ def test_the_way_to_a_voice(reader, page):
 
 @follows("docs/collect.md")
 def test_recordings_are_collected(reader, page):
-    [printed] = [each for each in read(reader, page) if each]
+    printed = reader.run("\n".join(blocks(page)[0].commands))
     assert printed.count("recordings  ") == 2 and "0 of them new" in printed
     lines = (reader.path("/data/collected") / "collection.jsonl").read_text().splitlines()
     assert {json.loads(line)["source"] for line in lines} == {"0.wav", "1.wav"}
 
 
-@follows("docs/fine_tune.md")
-def test_a_fine_tune_starts_from_the_weights(reader, page):
-    read(reader, page)
-    trained(reader, "tuned")
-    starts_from_the_base(reader, "tuned", "base")
-    speaks(reader, "morning.wav")
-    for page_of in ("anna/evaluation", "kept/evaluation", "kept/forgotten"):
-        assert (reader.folder / page_of / "evaluation.html").is_file()
-
-
-@follows("docs/annotate.md")
+@follows("docs/collect.md")
 def test_what_is_annotated_is_trained_on(reader, page):
-    listen, export, tune, recognizer = [each.commands for each in blocks(page)]
+    _, listen, export, tune, recognizer = [each.commands for each in blocks(page)]
     folder = reader.path("/data/collected")
+    write_collected(folder, [0.5] * 20)
     with served(reader, f"{listen[0]} --port 0"):  # and ended by SIGKILL
         with sqlite3.connect(folder / "annotations.sqlite") as connection:
             assert connection.execute("SELECT token FROM access").fetchone()[0]
@@ -204,6 +195,16 @@ def test_what_is_annotated_is_trained_on(reader, page):
     assert prepared["train"]["samples"] + prepared["heldout"]["samples"] == 16
     assert "held-out rows:" in reader.run("\n".join(recognizer))
     assert (reader.folder / "my_whisper/model.safetensors").is_file()
+
+
+@follows("docs/fine_tune.md")
+def test_a_fine_tune_starts_from_the_weights(reader, page):
+    read(reader, page)
+    trained(reader, "tuned")
+    starts_from_the_base(reader, "tuned", "base")
+    speaks(reader, "morning.wav")
+    for page_of in ("anna/evaluation", "kept/evaluation", "kept/forgotten"):
+        assert (reader.folder / page_of / "evaluation.html").is_file()
 
 
 @follows("docs/export.md")

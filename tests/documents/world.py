@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.benchmark_runs import combinations, write_grid
-from tests.helpers.collected import write_collected
 from tests.helpers.echo_style import Sizes, random_weights
 from tests.helpers.pretrained_checkpoints import gemma_tokenizer, write_tiny_t5gemma2
 from tests.helpers.speech_checkpoints import write_tiny_wavlm, write_tiny_whisper
@@ -182,7 +181,6 @@ def build(folder: Path, program: Path, hub: dict[str, str]) -> World:
     for number, tar in enumerate(sorted(tars.iterdir())):
         tar.rename(tar.with_name(f"EN-B{number:06d}.tar"))
     _write_list(folder / "patterned", utterances, {}, speakers=False)
-    write_collected(folder / "collected", [0.5] * 20)
     (folder / "dacvae").mkdir()
     write_tiny_dac_vae(folder / "dacvae")
     gemma_tokenizer().save_pretrained(folder / "tokenizer")
@@ -230,7 +228,6 @@ def _source(path: str) -> str:
         "/data/mine/train.jsonl": "recordings/manifest.jsonl",
         "/data/vctk.jsonl": "patterned/manifest.jsonl",
         "/data/emilia": "tars",
-        "/data/collected": "collected",
         "/data/hub/datasets--x--y/snapshots/1a2b/data": "parquet",
         "recordings.jsonl": "recordings/manifest.jsonl",
         "voice.jsonl": "one_voice/manifest.jsonl",
