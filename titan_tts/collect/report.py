@@ -73,16 +73,18 @@ def _heard(output: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[Audio]:
     )
     size = 0
     for row in worst[:_SHOWN_SEGMENTS]:
-        content = read_bytes(output / row["audio"])
-        size += len(content)
+        size += (own := (output / row["audio"]).stat().st_size)
         if size > _SHOWN_BYTES:
-            return
+            size -= own
+            continue
         start, stop, agreement = row["start"], row["stop"], row["agreement"]
         facts = [] if agreement is None else [f"agreement {agreement:.0%}"]
         facts += [f"quality {row['quality']}", f"{row['source']} at {start:.1f} s"]
         if (verbatim := row["text_verbatim"]) and verbatim != row["text"]:
             facts.append(f"verbatim: {verbatim}")
-        sound = Sound(row["speaker"], stop - start, data_url("audio/flac", content))
+        sound = Sound(
+            row["speaker"], stop - start, data_url("audio/flac", read_bytes(output / row["audio"]))
+        )
         yield Audio(row["text"], ", ".join(facts), [sound])
 
 

@@ -1,6 +1,9 @@
 """`titan-tts collect`: texts stand with their audio, a second run adds what is new, and what is refused."""
 
+import base64
+import io
 import json
+import re
 import shutil
 import threading
 import time
@@ -40,6 +43,12 @@ def test_every_text_stands_with_its_own_audio(source, output, collect, capsys):
         assert words in " ".join(said.split())
     page = (output / "report.html").read_text()
     assert ">6 of 6</b>" in page and "s0004" in page and "seconds of one worker" in page
+    # Its sounds are those of the texts above them.
+    heard = re.findall(r'<article>\s*<h3>(.*?)</h3>.*?base64,(.*?)"', page, re.S)
+    assert len(heard) == min(24, len(rows))
+    for text, content in heard:
+        samples, _ = soundfile.read(io.BytesIO(base64.b64decode(content)), dtype="float32")
+        assert text == text_of(samples)
 
 
 def test_a_second_run_adds_what_is_new_and_leaves_out_what_was_edited(
