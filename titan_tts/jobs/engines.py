@@ -138,7 +138,8 @@ def _pool(
                     place.job = left.popleft()
                     place.worker.give(function, jobs[place.job])
             starting = sum(place.worker is not None and not place.is_ready for place in places)
-            for place in [each for each in places if each.worker is None][: len(left) - starting]:
+            absent = [place for place in places if place.worker is None]
+            for place in absent[: max(0, len(left) - starting)]:
                 place.worker = place.start()
             by_worker = {place.worker: place for place in places if place.worker}
             for worker in wait_for([*by_worker], _TICK_SECONDS):

@@ -34,6 +34,8 @@ def working_in(folder: Path, lock: Path, command: str, option: str) -> Iterator[
                 with suppress(OSError):
                     folder.rmdir()
                 lock.unlink(missing_ok=True)  # who waits for it sees that it is gone
+    except BrokenPipeError:  # of who reads what is printed
+        raise
     except OSError as error:
         path = f"{error.filename}: " if error.filename else ""
         raise InputError(cannot_write(folder, f"{path}{error.strerror or error}")) from None
