@@ -1,14 +1,12 @@
 """Ends commands that do many jobs by SIGKILL at random moments, and compares what they make.
 
-    python benchmarks/kill_jobs.py                       # prepare, collect, export and grids, 20 kills each
-    python benchmarks/kill_jobs.py --ray                 # prepare, collect and export on a local Ray cluster of two nodes
+    python benchmarks/kill_jobs.py                       # prepare, collect, export and grids, 20 kills of each
+    python benchmarks/kill_jobs.py --ray                 # all but grids, on a local Ray cluster of two nodes
     python benchmarks/kill_jobs.py --kills 3 --commands collect
 
-Each kill is of a worker, after which the command goes on, of the command alone, or of all its processes. It strikes at
-a moment of the time that the unbroken command took, and the same command is started again until it ends by itself.
-What it made must have the bytes of the unbroken one; of a grid each run must have ended in the same state, as its
-figures are times. A round ends with a complete output; rounds go on until so many kills have struck. Writes
-benchmarks/results/kill_jobs.json.
+A worker is killed, after which the command goes on, the command alone, or all of its processes, at a moment of the time
+that the unbroken command took. The same command is started again until it ends by itself; then it must have made the
+bytes of the unbroken one (a grid: the same states of its runs). Rounds go on until so many kills have struck.
 """
 
 import argparse
@@ -26,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,10 +34,16 @@ from tools.harness.stand_in_analyzer import write_recordings  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
-CORPUS = ROOT / "assets/spoken_digits/spoken_digits.tar"
-PREPARE = ["--chunk-items", "8", "--samples-per-shard", "8", "--where", "speaker=slt"]
-COLLECT = ["--analyzer", "tools.harness.stand_in_analyzer:stand_in:100", "--attempts", "1000"]
-GRID = """[grid]
+CORPUS = str(ROOT / "assets/spoken_digits/spoken_digits.tar")
+PREPARE = "--chunk-items 8 --samples-per-shard 8 --where speaker=slt".split()
+COLLECT = "--attempts 1000 --analyzer tools.harness.stand_in_analyzer:stand_in:100".split()
+MADE = {
+    "prepare": ["*/*.tar"],
+    "collect": ["files/**/*.*", "collection.jsonl"],
+    "export": ["*.tar"],
+}
+GRID = """
+[grid]
 name = "{name}"
 config = "debug"
 dump_folder = "{folder}"
@@ -53,117 +57,87 @@ batch = [1, 2, 3]
 """
 
 
-class Command(NamedTuple):
-    """`arguments(output)` of titan-tts, which make `output`, and {name: what must be the same} of it."""
-
-    arguments: Callable[[Path], list[str]]
-    made: Callable[[Path], dict[str, str]]
-
-
-def hashes(*patterns: str) -> Callable[[Path], dict[str, str]]:
-    def made(output: Path) -> dict[str, str]:
-        found = [path for pattern in patterns for path in output.glob(pattern) if path.is_file()]
-        names = (str(path.relative_to(output)) for path in found)
-        digests = (hashlib.sha256(path.read_bytes()).hexdigest() for path in found)
-        return dict(zip(names, digests, strict=True))
-
-    return made
-
-
-def states(output: Path) -> dict[str, str]:
-    records = [json.loads(path.read_text()) for path in output.glob("*/run.json")]
-    return {record["name"]: record["state"] for record in records}
-
-
-def grid(output: Path) -> list[str]:
+def arguments(command: str, folder: Path, output: Path, engine: str) -> list[str]:
+    """Of titan-tts, to make `output`."""
+    many = ["--workers", "2", "--engine", engine]
+    if command == "prepare":
+        return ["prepare", CORPUS, str(output), *PREPARE, *many]
+    if command == "collect":
+        return ["collect", str(folder / "recordings"), str(output), *COLLECT, *many]
+    if command == "export":
+        data = str(folder / "data")
+        return ["data", "export", data, str(output), "--to", "audio-tars", *many]
     file = output.with_suffix(".toml")
     file.write_text(GRID.format(name=output.name, folder=output.parent))
     return ["ablate", str(file), "--no-analysis"]
 
 
-def commands(folder: Path, engine: str) -> dict[str, Command]:
-    write_recordings(folder / "recordings", 40)
-    many = ["--workers", "2", "--engine", engine]
-    data, recordings = str(folder / "data"), str(folder / "recordings")
+def made(command: str, output: Path) -> dict[str, str]:
+    """What must be the same of it."""
+    if command == "grids":
+        records = (json.loads(path.read_text()) for path in output.glob("*/run.json"))
+        return {record["name"]: record["state"] for record in records}
+    found = {path for pattern in MADE[command] for path in output.glob(pattern)}
     return {
-        "prepare": Command(
-            lambda out: ["prepare", str(CORPUS), str(out), *PREPARE, *many], hashes("*/*.tar")
-        ),
-        "collect": Command(
-            lambda out: ["collect", recordings, str(out), *COLLECT, *many],
-            hashes("files/**/*", "collection.jsonl"),
-        ),
-        "export": Command(
-            lambda out: ["data", "export", data, str(out), "--to", "audio-tars", *many],
-            hashes("*.tar"),
-        ),
-        "grids": Command(grid, states),
+        str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in found
     }
 
 
-def start(arguments: list[str], log: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", "import titan_tts; titan_tts.main()", *arguments]
+def start(given: list[str], log: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", "import titan_tts; titan_tts.main()", *given]
     with open(log, "a") as file:
         return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)
 
 
 def workers(process: int) -> list[int]:
-    """Processes that do jobs: children of the command, or Ray's."""
-    found = []
-    for each in [*descendants(process)[1:], *map(int, filter(str.isdigit, os.listdir("/proc")))]:
+    """Processes that do jobs: children of the command, or Ray's actors."""
+    found, own = [], descendants(process)
+    for each in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with suppress(OSError):
             line = Path(f"/proc/{each}/cmdline").read_bytes()
-            if line.startswith(b"ray::Actor") or (
-                b"spawn_main" in line and each in descendants(process)
-            ):
+            if line.startswith(b"ray::Actor") or (b"spawn_main" in line and each in own):
                 found.append(each)
     return found
 
 
-def round_of_kills(command: Command, output: Path, seconds: float, rng: random.Random) -> list[str]:
-    """Starts the command and kills it until it ends; whom each kill has struck."""
-    log, struck = output.with_suffix(".log"), list[str]()
+def kill_until_it_ends(begin: Callable[[], subprocess.Popen], most: float, rng: random.Random):
+    """Yields whom each kill has struck."""
     while True:
-        process = start(command.arguments(output), log)
-        deadline = time.monotonic() + 600
-        while process.poll() is None and time.monotonic() < deadline:
+        process = begin()
+        while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(rng.uniform(0, seconds))
+                process.wait(rng.uniform(0, most))
                 break
             whom = rng.choice(("worker", "command", "all"))
-            if whom == "worker":
-                if found := workers(process.pid):
-                    os.kill(rng.choice(found), signal.SIGKILL)
-                    struck.append(whom)
+            if whom != "worker":
+                process.kill() if whom == "command" else kill_tree(process)
+                process.wait()
+            elif found := workers(process.pid):
+                os.kill(rng.choice(found), signal.SIGKILL)
+            else:
                 continue
-            if whom == "command":
-                process.kill()
-            kill_tree(process) if whom == "all" else process.wait()
-            struck.append(whom)
-        if process.poll() == 0:
-            return struck
-        assert process.poll() == -signal.SIGKILL, f"{process.poll()}:\n{log.read_text()[-4000:]}"
+            yield whom
+        if process.poll() != -signal.SIGKILL:
+            assert process.poll() == 0, "it failed; its log says why"
+            return
 
 
-def measure(command: Command, folder: Path, kills: int) -> dict[str, Any]:
-    began = time.monotonic()
-    status = start(command.arguments(folder / "whole"), folder / "whole.log").wait()
-    assert status == 0, (folder / "whole.log").read_text()[-4000:]
-    seconds, expected = time.monotonic() - began, command.made(folder / "whole")
+def measure(command: str, folder: Path, engine: str, kills: int) -> dict[str, Any]:
+    def begin(output: Path) -> subprocess.Popen:
+        return start(arguments(command, folder, output, engine), output.with_suffix(".log"))
+
+    began, whole = time.monotonic(), folder / f"{command}_whole"
+    assert begin(whole).wait() == 0, whole.with_suffix(".log").read_text()[-4000:]
+    most, expected = time.monotonic() - began, made(command, whole)
     struck, rounds, equal = list[str](), 0, 0
     while len(struck) < kills:
-        output = folder / f"round{rounds}"
-        struck += round_of_kills(command, output, seconds, random.Random(rounds))
-        rounds, equal = rounds + 1, equal + (command.made(output) == expected)
+        output = folder / f"{command}{rounds}"
+        struck += kill_until_it_ends(lambda: begin(output), most, random.Random(rounds))
+        rounds, equal = rounds + 1, equal + (made(command, output) == expected)
         shutil.rmtree(output)
-        print(f"  {len(struck)} of {kills} kills, {equal} of {rounds} rounds the same", flush=True)
-    return {
-        "rounds": rounds,
-        "rounds_with_the_same_result": equal,
-        "compared": len(expected),
-        "kills": Counter(struck),
-        "seconds_unbroken": seconds,
-    }
+        print(f"{command}: {len(struck)} kills, {equal} of {rounds} rounds the same", flush=True)
+    return {"rounds": rounds, "same": equal, "compared": len(expected), "kills": Counter(struck)}
 
 
 def main() -> int:
@@ -182,19 +156,15 @@ def main() -> int:
             stack.callback(cluster.shutdown)
             cluster.add_node(num_cpus=1)
             os.environ["RAY_ADDRESS"] = cluster.address
-        known = commands(Path(temporary), "ray" if options.ray else "local")
-        if "export" in options.commands:
-            arguments = ["prepare", str(CORPUS), f"{temporary}/data", *PREPARE]
-            assert start(arguments, Path(temporary, "data.log")).wait() == 0
+            options.commands = [name for name in options.commands if name != "grids"]
+        folder, engine = Path(temporary), "ray" if options.ray else "local"
+        write_recordings(folder / "recordings", 40)
+        given = ["prepare", CORPUS, str(folder / "data"), *PREPARE]
+        assert start(given, folder / "data.log").wait() == 0
         for name in options.commands:
-            if name == "grids" and options.ray:
-                continue  # a run has all GPUs of a machine
-            print(name, flush=True)
-            folder = Path(temporary, name)
-            folder.mkdir()
-            report[name] = measure(known[name], folder, options.kills)
-    good = all(each["rounds_with_the_same_result"] == each["rounds"] for each in report.values())
-    report |= {"engine": "ray" if options.ray else "local", "conditions": environment()}
+            report[name] = measure(name, folder, engine, options.kills)
+    good = all(each["same"] == each["rounds"] for each in report.values())
+    report |= {"engine": engine, "conditions": environment()}
     write_atomic(options.output, json.dumps(report, indent=2) + "\n")
     print(f"{'passed' if good else 'FAILED'}: {options.output}")
     return 0 if good else 1
