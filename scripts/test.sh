@@ -2,7 +2,7 @@
 # Sets up .venv and runs the tests on two processes, each file on one of them (each page, of the documents).
 #   scripts/test.sh [--quick | --slow | --matrix | --documents] [pytest arguments]
 #     --quick  while you work: the unit tests that take less than about half a second each
-#     --slow   what the others leave out: Inductor's kernels, plans of compiled blocks, Ray, the GPU check
+#     --slow   what the others leave out: Inductor's kernels, Ray, the GPU check
 #     --matrix layouts of up to eight ranks against each other, with their checkpoints
 #     --documents  every command of README and docs, as printed, page by page
 # (-n 0 for one process, -n 8 on a larger machine)
