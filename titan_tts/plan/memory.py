@@ -188,13 +188,13 @@ def activation_bytes(
     wide = itemsize(config.training.mixed_precision_param) / 2
     sequence, compiled = config.megatron.sequence_parallel, blocks_compiled(config)
     unit = matmul_bytes(args, lengths.frames, tensor, sequence)
-    saved = dict(measured.SAVED) | {"none": measured.SAVED["none"][compiled]}  # type: ignore[index]
+    saved = {"none": measured.SAVED_PLAIN[compiled], **measured.SAVED}
     saved["full"] = 2 * lengths.frames * args.dim / (tensor if sequence else 1) / unit
     blocks = blocks_by_checkpointing(config, args.n_layers)
     kept = sum(count * saved[kind] for kind, count in blocks.items())
     if "full" in blocks:  # one block at a time is computed again
         kept += saved["none"]
-    eager = measured.SAVED["none"]["encoders" in compiled_stacks(config)]  # type: ignore[index]
+    each = measured.SAVED_PLAIN["encoders" in compiled_stacks(config)]
     encoders = sum(
         n * 2 * length * (9 * width + 3 * mlp)
         for n, length, width, mlp in learned_encoders(args, lengths)
@@ -207,9 +207,7 @@ def activation_bytes(
     text = lengths.text_tokens * args.text_dim
     return {
         "micro-batch": samples * _FLOAT32 * (batch + text),
-        "saved activations": round(
-            samples * wide * (kept * unit + (1 - of_all) * eager * encoders)
-        ),
+        "saved activations": round(samples * wide * (kept * unit + (1 - of_all) * each * encoders)),
     }
 
 

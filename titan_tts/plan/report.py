@@ -18,7 +18,9 @@ from torchtitan.models.dit_tts.run.factors import checkpointing_name
 _GIB = 2**30
 
 
-def report_lines(title: str, planner: Planner, run: Run, data_hours: float, price: float):
+def report_lines(
+    title: str, planner: Planner, run: Run, data_hours: float, price: float
+) -> list[str]:
     """The report of `titan-tts plan` and of a dry run; `data_hours`: of the data that passes are counted over."""
     config, model, step, peak = planner.config, planner.model, run.longest, run.peak
     mode = "compiled" if blocks_compiled(config) else "eager"
