@@ -1,8 +1,7 @@
 """Small loaders over synthetic shards, split over ranks, and their batches joined again."""
 
+import hashlib
 from types import SimpleNamespace
-
-import torch
 
 from tests.helpers.tokens import byte_tokenizer
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder, Training
@@ -12,12 +11,24 @@ CHANNELS = 8
 SKIP = {"on_error": "skip", "max_corrupt_fraction": 0.1}
 
 
-def config(folder, *, local=8, total=-1, ramp=(), ramp_steps=0, **changes):
+def order_digest(order, batches):
+    """A hash of all that the first global batches of an order take, and of what is drawn for them."""
+    found = hashlib.sha256()
+    for number in range(batches):
+        batch = order.batch(number)
+        for each in (batch.samples, order.crops(batch), order.reference_words(batch, 6)):
+            found.update(each.astype("<u8").tobytes())
+        found.update(f"{batch.epoch} {batch.bucket} {order.replacement(batch, 1, 2)}".encode())
+        if batch.starts is not None:
+            found.update(batch.starts.astype("<i8").tobytes())
+    return found.hexdigest()[:16]
+
+
+def config(folder, *, local=8, total=-1, **changes):
     """What `build_dataloader` needs of a job config, with `changes` to `[data]`."""
     data = dict(path=str(folder), max_frames=200, max_speaker_frames=48, latent_channels=CHANNELS)
     data |= dict(num_buckets=3, num_workers=0, prefetch_batches=3, max_dropped_fraction=1.0)
     training = Training(local_batch_size=local, global_batch_size=total, steps=1)
-    training.batch_ramp, training.batch_ramp_steps = list(ramp), ramp_steps
     return SimpleNamespace(data=Data(**(data | changes)), encoder=Encoder(), training=training)
 
 
@@ -38,48 +49,39 @@ def take(loader, micro_batches):
     return [next(iterator) for _ in range(micro_batches)]
 
 
-def joined(batches):
-    """Micro-batches of one global batch as one dictionary with the labels, rows in their order."""
-    merged = {}
-    for name in batches[0][0]:
-        if name == "accumulation_steps":  # of the split, and not of the batch
-            continue
-        values = [inputs[name] for inputs, _ in batches]
-        if name == "sample_id":
-            merged[name] = sum(values, [])
-        elif name == "replaced":
-            merged[name] = sum(values)
-        elif values[0].ndim == 0:
-            assert len({int(value) for value in values}) == 1
-            merged[name] = values[0]
-        else:
-            merged[name] = torch.cat(values)
-    merged["labels"] = torch.cat([labels for _, labels in batches])
-    return merged
+def samples_of(batches):
+    """(global batch, row, id, entries) of each sample in some micro-batches, in their order: every row of a padded
+    batch with its padding, the valid part of a packed one."""
+    found = []
+    for inputs, labels in batches:
+        rows = inputs | {"labels": labels}
+        size, begins = int(inputs["global_batch_size"]), dict.fromkeys(_LENGTHS, 0)
+        for place, name in enumerate(inputs["sample_id"]):
+            entries = [size]
+            for entry in sorted(name for name, each in rows.items() if getattr(each, "ndim", 0)):
+                value, lengths = rows[entry], _LENGTH_OF.get(entry)
+                if "longest" in inputs and lengths is not None:
+                    begin = begins[lengths]
+                    part = value[0, begin : begin + int(inputs[lengths][place])]
+                else:
+                    part = value[place]
+                entries.append((entry, part.dtype, part.numpy().tobytes()))
+            for lengths, patch in _LENGTHS.items():
+                begins[lengths] += -(-int(inputs[lengths][place]) // patch) * patch
+            found.append((int(inputs["global_batch"]), int(inputs["row"][place]), name, entries))
+    return sorted(found, key=lambda sample: sample[:2])
 
 
-def global_batches(folder, ranks, accumulation, count, state=None, **changes):
-    """So many global batches, from `state` on, each joined from its ranks and accumulation steps."""
-    per_rank = []
+_LENGTHS = {"frames": 1, "text_tokens": 1, "speaker_frames": 4}
+"""entries with lengths, and what each of those is rounded up to in a packed row"""
+_LENGTH_OF = {"latents": "frames", "labels": "frames", "speaker": "speaker_frames"}
+_LENGTH_OF |= {"text_ids": "text_tokens", "text_positions": "text_tokens"}
+
+
+def split(folder, ranks, accumulation, steps, state=None, **changes):
+    """`samples_of` so many global batches, from `state` on, that these ranks load in so many micro-batches each."""
+    batches = []
     for rank in range(ranks):
-        loader = build_and_load(
-            folder, state or {}, ranks=ranks, rank=rank, accumulation=accumulation, **changes
-        )
-        per_rank.append(iter(take(loader, count * accumulation)))
-    return [joined(micro_batches_of_one(per_rank)) for _ in range(count)]
-
-
-def micro_batches_of_one(per_rank):
-    """Those of one global batch from every rank, in the order of their rows."""
-    first = [next(batches) for batches in per_rank]
-    steps = first[0][0]["accumulation_steps"]
-    return first + [next(batches) for _ in range(1, steps) for batches in per_rank]
-
-
-def assert_same(left, right):
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        if name in ("sample_id", "replaced"):
-            assert value == right[name]
-        else:
-            assert value.dtype == right[name].dtype and torch.equal(value, right[name]), name
+        given = dict(ranks=ranks, rank=rank, accumulation=accumulation, **changes)
+        batches += take(build_and_load(folder, state or {}, **given), steps * accumulation)
+    return samples_of(batches)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import (
     Tokenizer,
@@ -115,3 +116,13 @@ def t5_tokenizer() -> PreTrainedTokenizerFast:
 
 
 WRITERS = {"t5gemma2": write_tiny_t5gemma2, "t5": write_tiny_t5, "bert": write_tiny_bert}
+
+
+@torch.no_grad()
+def encoded(encoder, texts: list[list[int]]) -> list[torch.Tensor]:
+    """Features (n_i, h) of each text of n_i ids, all in one padded batch."""
+    mask = np.arange(max(map(len, texts))) < np.array([[len(ids)] for ids in texts])
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    ids[torch.from_numpy(mask)] = torch.tensor(sum(texts, []))
+    hidden = encoder(ids, mask, encoder.rows(mask))
+    return [row[: len(text)].clone() for row, text in zip(hidden, texts)]

@@ -75,7 +75,6 @@ def loaded(rows: int = 2, frames: int = 16) -> list[tuple[dict, torch.Tensor]]:
             "global_batch_size": torch.tensor(rows * MICRO_BATCHES),
             "sample_id": [f"s{row}" for row in range(rows)],
             "replaced": 0,
-            "accumulation_steps": MICRO_BATCHES,
         }
         batches.append((batch, torch.where(valid, 0, IGNORE_INDEX)))
     return batches

@@ -88,7 +88,6 @@ SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=ow
 SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
 SAMPLED = ("ddp", "fsdp", "hsdp", "tp", "sequence")
 
-RAMP = ["--training.batch_ramp=4,2", "--training.batch_ramp_steps=4", "--data.batch_multiple=8"]
 PACKED = ["--data.batching=packed", "--data.longest_per_row=2"]
 VARIANTS = {
     "packed": (2, PACKED, [*DDP, "--training.local_batch_size=2", *PER_OP]),
@@ -105,9 +104,8 @@ VARIANTS = {
     "muon_tp": (2, ["--optimizer.name=Muon"], TP),
     "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
-    "batch_ramp": (2, RAMP, [*DDP, "--training.local_batch_size=1"]),
 }
-SLOW_VARIANTS = ("packed_hsdp", "muon_base_dim", "drawn_references", "batch_ramp")
+SLOW_VARIANTS = ("packed_hsdp", "muon_base_dim", "drawn_references")
 
 
 @pytest.fixture(scope="module")

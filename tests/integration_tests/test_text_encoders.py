@@ -1,4 +1,4 @@
-"""Frozen, trained and cached text encoders train the same model, on one process and sharded."""
+"""Frozen and trained text encoders train the same model, on one process and sharded."""
 
 import json
 import shutil
@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.helpers.encoded_shards import Made
 from tests.helpers.pretrained_checkpoints import write_tiny_t5gemma2
 from titan_tts.speak.load_run import load_run
 from tools.harness import runs
@@ -25,15 +24,12 @@ WAYS = {
     "frozen_sharded": (2, [*FSDP, "--encoder.fsdp_min_gib=0"]),
     "frozen_whole_beside_shards": (2, FSDP),
     "trained_fsdp": (2, [*UNMOVED, *FSDP]),
-    "cached_fsdp": (2, ["--encoder.cache_features", *FSDP]),
 }
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 MATRIX_WAYS = {
     "trained": (1, UNMOVED),
-    "cached": (1, ["--encoder.cache_features"]),
     "frozen_sharded_tp": (4, [*TP, *FSDP, "--encoder.fsdp_min_gib=0"]),
     "frozen_whole_tp": (2, TP),
-    "cached_tp_ddp": (4, ["--encoder.cache_features", *TP, *DDP]),
 }
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager"]
 CHECKPOINTED = ["--activation_checkpoint.mode=selective"]
@@ -72,7 +68,6 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoders")
     write_talkative_shards(folder / "data")
     encoder = write_tiny_t5gemma2(folder / "encoder")
-    Made(folder / "data", encoder, channels=128).make()
     common = [*runs.TINY, f"--data.path={folder / 'data'}", "--data.max_text_tokens=192"]
     common += ["--data.conditioning=speaker,duration", f"--training.steps={STEPS}"]
     common += ["--encoder.dtype=float32", "--checkpoint.keep_latest_k=0"]

@@ -220,11 +220,6 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     log(metrics, 18)
     assert rows(tmp_path)[-1]["seconds_per_step"] == pytest.approx(2.5)
     assert rows(tmp_path)[-1]["eta_seconds"] == 2 * 2.0 + 7.0
-    # Steps of a batch ramp are halves: 2 of 18 global batches in 8 s.
-    ramp = started(tmp_path, "--training.batch_ramp=2", "--training.batch_ramp_steps=4")
-    clock.now += 8.0
-    log(ramp, 4)
-    assert rows(tmp_path)[-1]["eta_seconds"] == pytest.approx(16 * 4.0)
 
 
 def test_a_step_is_logged_once_its_stats_are_known(tmp_path, one_process_group, clock):
@@ -282,13 +277,11 @@ def test_the_critical_batch_is_kept_and_printed(tmp_path, one_process_group, cap
 
 
 def test_samples_of_a_step(one_process_group):
-    """A quarter in the first eight steps of the ramp; two ranks of 5 and no accumulation are 10."""
-    ramp = ["--training.batch_ramp=4", "--training.batch_ramp_steps=8"]
-    metrics = processor("--training.global_batch_size=96", *ramp)
-    assert [metrics.samples(step) for step in (1, 8, 9, 10)] == [24, 24, 96, 96]
+    """Two ranks of 5 and no accumulation are 10."""
+    assert processor("--training.global_batch_size=96").samples_per_step() == 96
     metrics = processor("--training.global_batch_size=-1", "--training.local_batch_size=5")
     metrics.parallel_dims = SimpleNamespace(dp_replicate=2, dp_shard=1)
-    assert metrics.samples(1) == 10
+    assert metrics.samples_per_step() == 10
 
 
 def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):

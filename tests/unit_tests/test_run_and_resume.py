@@ -273,10 +273,6 @@ def test_epochs_set_the_steps_and_replaced_samples_are_counted(tmp_path, train, 
     assert folder.state()["step"] == steps == len(folder.audit())
     # In two epochs, less what does not fill a batch.
     assert 4 <= sum(row["replaced_samples"] for row in folder.metrics()) <= 8
-    # Two steps of half a batch: one step more for the same samples.
-    ramp = ["--training.batch_ramp=2", "--training.batch_ramp_steps=2"]
-    assert train("ramp", "--data.epochs=2", *ramp) == 0
-    assert Folder(tmp_path / "ramp").state()["step"] == steps + 1
 
 
 @pytest.mark.long

@@ -11,10 +11,9 @@ from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
 from torchtitan.models.dit_tts.errors import require, require_modules, show
 from torchtitan.models.dit_tts.files import (
-    SHARD_SUFFIXES,
+    SHARD_SUFFIX,
     is_remote,
     local_path,
-    without_shard_suffix,
 )
 
 if TYPE_CHECKING:
@@ -71,8 +70,8 @@ def default_output(paths: Sequence[str]) -> str:
     """outputs/data-train-doctor.html for /x/data/train: from the first path's last folders without a pattern."""
     path = paths[0] if is_remote(paths[0]) else local_path(paths[0])
     parts = [part for part in re.split(r"[/\\]+", path) if part and not set(part) & set("*?[]{}:")]
-    count = 3 if parts[-1:] and parts[-1].endswith(SHARD_SUFFIXES) else 2
-    name = re.sub(r"[^\w.-]+", "_", without_shard_suffix("-".join(parts[-count:]))).strip("_.")
+    count = 3 if parts[-1:] and parts[-1].endswith(SHARD_SUFFIX) else 2
+    name = re.sub(r"[^\w.-]+", "_", "-".join(parts[-count:]).removesuffix(SHARD_SUFFIX)).strip("_.")
     return os.path.join("outputs", f"{name or 'data'}-doctor.html")
 
 

@@ -35,12 +35,11 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
-from torchtitan.models.dit_tts.data.parquet_shard import is_latent_shard
 from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import walk_members
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import PARQUET, file_name, is_remote, nfc, unique
+from torchtitan.models.dit_tts.files import file_name, is_remote, nfc, unique
 from torchtitan.models.dit_tts.speech.audio import decode, to_mono
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME, recorded_codecs
@@ -116,14 +115,12 @@ def find_kind(source: str, name: str = "auto") -> str:
 
 
 def _has_latents(source: str) -> bool:
-    """Whether the source's first tar or Parquet file is a shard of latents."""
+    """Whether the source's first tar is a shard of latents."""
     try:
         paths = find_shards(_shards_of(source))
     except InputError:
         return False
     with closing(open_source(paths[0])) as tar:
-        if paths[0].endswith(PARQUET):
-            return is_latent_shard(tar)
         names = [member.name for _, member in zip(range(4), walk_members(tar, lambda _: None))]
     return any(name.endswith(".npy") for name in names)
 

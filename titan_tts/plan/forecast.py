@@ -32,7 +32,6 @@ from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
-from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
@@ -152,7 +151,7 @@ class Planner:
             seconds=seconds,
             mfu=flops / self.cluster.gpus / self.cluster.device.peak_flops / seconds,
             hours_per_step=hours,
-            steps=batch_ramp(self.config.training).global_batches(self.config.training.steps),
+            steps=self.config.training.steps,
         )
 
 

@@ -23,23 +23,10 @@ def run(options: Options) -> int:
     require_modules(*LIBRARIES)
     from titan_tts.prepare.pipeline import prepare_corpus
     from titan_tts.prepare.report import lines
-    from torchtitan.models.dit_tts.config.job_config import Encoder
 
-    encoder = Encoder(
-        model=options.encode_text, dtype=options.text_dtype, cache_dtype=options.text_feature_dtype
-    )
-    if encoder.model:
-        from titan_tts.prepare.encode_text import check_encoder, encode_texts
-
-        check_encoder(encoder)
     record = prepare_corpus(options)
     state = "was complete already" if record["reused"] else "is complete"
     show("\n  ".join([f"{options.output} {state}:", *lines(record["summary"])]))
-    if encoder.model:
-        texts, made = encode_texts(
-            Path(options.output), list(record["shards"]), encoder, options.device, options.engine
-        )
-        print(f"  text features of {encoder.model}: {texts} texts, {made} of them encoded now")
     trained = record["summary"]["train"]
     if not trained["samples"]:
         print(
@@ -70,17 +57,11 @@ def run(options: Options) -> int:
 
 def _config_for(options: Options, hours: float) -> list[str]:
     """A shipped config and the options with which it accepts these data."""
-    # The embedded codec is for work without downloads, as is an encoder that is learned.
-    if codec_kind(options.codec) == "mel_dct" and not options.encode_text:
+    # The embedded codec is for work without downloads.
+    if codec_kind(options.codec) == "mel_dct":
         keys = ["one_gpu" if hours >= 10 else "small"]
         return keys if options.codec == "mel_dct" else [*keys, "--sampling.codec", options.codec]
     keys = ["800m"]
     if options.codec != "facebook/dacvae-watermarked":
         keys += ["--sampling.codec", options.codec]
-    if options.encode_text:
-        keys += ["--encoder.model", options.encode_text, "--encoder.cache_features"]
-        if options.text_dtype != Options.text_dtype:
-            keys += ["--encoder.dtype", options.text_dtype]
-        if options.text_feature_dtype:
-            keys += ["--encoder.cache_dtype", options.text_feature_dtype]
     return keys

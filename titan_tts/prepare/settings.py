@@ -106,17 +106,8 @@ class Options:
     encoder: str = ""
     """The [encoder] model to train with: texts that phones:LANGUAGE cannot read are refused before the audio is encoded."""
 
-    encode_text: str = ""
-    """Also store the features of this text encoder (a hub name or a folder) next to the shards."""
-
-    text_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Precision of the text encoder, as [encoder] dtype."""
-
-    text_feature_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
-    """Precision of the stored text features, as [encoder] cache_dtype; empty: as --text-dtype."""
-
     device: str = "auto"
-    """Device of codec and text encoder: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
+    """Device of the codec: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
 
     workers: int = 0
     """Processes; 0 chooses from cores and work."""
@@ -183,13 +174,5 @@ class Options:
 
 
 # Options that change nothing in the shards.
-_OF_A_RUN = {
-    "source",
-    "output",
-    "encoder",
-    "encode_text",
-    "text_dtype",
-    "text_feature_dtype",
-    "device",
-}
-_OF_A_RUN |= {"workers", "engine", "on_error", "max_corrupt_fraction", "overwrite"}
+_OF_A_RUN = {"source", "output", "encoder", "device", "workers", "engine", "on_error"}
+_OF_A_RUN |= {"max_corrupt_fraction", "overwrite"}

@@ -5,9 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from titan_tts.share.contents import figures, files, read_state
+from titan_tts.share.contents import PARQUET, figures, files, read_state
 from titan_tts.share.options import PushOptions
-from torchtitan.models.dit_tts.files import PARQUET
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _FILL_IN = "**to fill in**"
@@ -19,7 +18,7 @@ def card(options: PushOptions) -> str:
     folder = Path(options.folder)
     state = read_state(folder) or {}
     is_audio = "audio" in state
-    found = state["figures"] if is_audio else figures(options.folder)
+    found = state.get("figures") or figures(options.folder)
     sizes = files(folder)
     kind = "Parquet" if next(iter(sizes)).endswith(PARQUET) else "tar"
     hours = {
@@ -43,7 +42,8 @@ def card(options: PushOptions) -> str:
             "titan-tts prepare AUDIO DATA",
         ]
     else:
-        about = "Speech as latents of a codec with texts, for titan-tts, which trains from here without a download before."
+        about = "Speech as latents of a codec with texts, for titan-tts"
+        about += "." if kind == "Parquet" else ", which trains from here without a download before."
         rate = found["frames_per_second"]
         frames = f"{rate:g} frames per second" if rate else f"frames per second {_FILL_IN}"
         table["latents"] = f"{found['channels']} channels, {frames}"
@@ -52,6 +52,12 @@ def card(options: PushOptions) -> str:
         )
         drawn = "" if found["references"] else " --data.references drawn"
         use = [f"titan-tts data inspect {url}", f"titan-tts train CONFIG --data.path {url}{drawn}"]
+        if kind == "Parquet":
+            use = [
+                f"hf download {options.name} --repo-type dataset --local-dir TABLES",
+                "titan-tts prepare TABLES DATA --format table",
+                f"titan-tts train CONFIG --data.path DATA/train{drawn}",
+            ]
     rows = "\n".join(f"| {name} | {value} |" for name, value in table.items())
     return f"""---
 {_front_matter(options, found, kind)}

@@ -18,10 +18,12 @@ from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.members import VERBATIM
 from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError, without_secrets
+from torchtitan.models.dit_tts.files import shards_in
 from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 STATE_NAME = "export.json"
+PARQUET = ".parquet"
 # A string in JSON; not the phonemes "/a/".
 _ABSOLUTE_PATH = re.compile(
     r'(?<!\\)"((file:|~)?/([^"/]+"|[^"]+/[^"]+")|[A-Za-z]:(/|\\\\)|\\\\\\\\)'
@@ -46,6 +48,12 @@ def shards_of(data: str) -> dict[str, str]:
     return dict(found)
 
 
+def parquet_files(folder: Path) -> list[str]:
+    """Paths of an export's Parquet files."""
+    below = [each for split in SPLITS if (each := folder / split).is_dir()] or [folder]
+    return sorted(path for each in below for path in shards_in(each, PARQUET))
+
+
 def open_shards(paths: Iterable[str]) -> Dataset:
     """The samples of shards, whatever the width of their latents."""
     paths = list(paths)
@@ -56,7 +64,7 @@ def open_shards(paths: Iterable[str]) -> Dataset:
 def files(folder: Path) -> dict[str, int]:
     """{name: bytes} of the shards, or tars of audio, of a folder. Refused where they are not those that its export
     or preparation wrote."""
-    paths = shards_of(str(folder)).values()
+    paths = parquet_files(folder.absolute()) or list(shards_of(str(folder)).values())
     found = {os.path.relpath(path, folder.absolute()): os.path.getsize(path) for path in paths}
     state, record = read_state(folder), read_record(folder)
     wanted = found

@@ -1,4 +1,4 @@
-"""`titan-tts data export`: shards as Parquet files that training reads, or as tars of compressed audio."""
+"""`titan-tts data export`: shards as Parquet files for other tools, or as tars of compressed audio."""
 
 from titan_tts.share.options import ExportOptions as Options
 from torchtitan.models.dit_tts.errors import require_modules, show
@@ -16,8 +16,6 @@ def run(options: Options) -> int:
     if written["left_out"]:
         show(f"left out of the samples' JSON as private: {', '.join(written['left_out'])}")
     if options.to == "parquet":
-        train = f"{options.out}/train" if "train" in written["folders"] else options.out
-        drawn = " --data.references drawn" if options.references == "drop" else ""
-        show(f"train on it:  titan-tts train CONFIG --data.path {train}{drawn}")
+        show(f"shards again: titan-tts prepare {options.out} DATA --format table")
     show(f"publish it:   titan-tts data push {options.out} OWNER/NAME")
     return 0

@@ -16,11 +16,18 @@ from titan_tts.jobs.devices import codec_devices
 from titan_tts.jobs.engines import open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
 from titan_tts.jobs.workspace import require_same, sweep, working_in
-from titan_tts.share.contents import STATE_NAME, figures, open_shards, read_state, shards_of
+from titan_tts.share.contents import (
+    PARQUET,
+    STATE_NAME,
+    figures,
+    open_shards,
+    read_state,
+    shards_of,
+)
 from titan_tts.share.options import ExportOptions
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import PARQUET, check_writable, write_atomic
+from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.speech.codec.record import (
@@ -31,7 +38,7 @@ from torchtitan.models.dit_tts.speech.codec.record import (
 
 
 def export_data(options: ExportOptions) -> dict[str, Any]:
-    """Writes what is missing. Returns counts: files, new ones, samples, bytes, and the folders below OUT."""
+    """Writes what is missing. Returns counts: files, new ones, samples and bytes."""
     out = Path(options.out).resolve()
     check_writable(out / STATE_NAME, "OUT")
     with working_in(out, out.with_name(f".{out.name}.lock"), "data export", "OUT"):
@@ -44,7 +51,10 @@ def _export(options: ExportOptions, out: Path) -> dict[str, Any]:
     state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "private": "left out"}
     settings, devices = vars(options) | {"codec": ""}, ["cpu"]
     if to_parquet:
-        state |= {"references": options.references}
+        found = figures(options.data)
+        if options.references == "drop":
+            found["references"] = 0
+        state |= {"references": options.references, "figures": found}
     else:
         devices = codec_devices(options.device, options.engine)
         codec = _codec_of(options, "cpu" if options.engine == "ray" else devices[0])
@@ -59,18 +69,18 @@ def _export(options: ExportOptions, out: Path) -> dict[str, Any]:
     complete = _begin(out, state)
     counts = Counter(dataset.shard.tolist())
     samples = {name: counts[number] for number, name in enumerate(shards)}
-    found = {name: path.stat().st_size for name, path in files.items() if path.exists()}
-    missing = [n for n in names if n not in found or found[n] != complete.get(names[n], found[n])]
+    there = {name: path.stat().st_size for name, path in files.items() if path.exists()}
+    missing = [n for n in names if n not in there or there[n] != complete.get(names[n], there[n])]
     jobs = [
         Job(n, (shards[n], str(files[n]), settings | {"split": os.path.dirname(n)}), samples[n])
         for n in missing
     ]
     workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
     left_out: set[str] = set()
-    there = len(dataset) - sum(samples[name] for name in missing)
+    done = len(dataset) - sum(samples[name] for name in missing)
     with (
         open_engine(options.engine, max(workers, len(devices)), devices) as runner,
-        progress("exporting", "sample", jobs, there) as bar,
+        progress("exporting", "sample", jobs, done) as bar,
     ):
         for _, result in run_jobs(
             runner, "titan_tts.share.export_shard:write_shard", jobs, bar, out
@@ -88,7 +98,6 @@ def _export(options: ExportOptions, out: Path) -> dict[str, Any]:
         "left_out": sorted(left_out),
         "samples": len(dataset),
         "bytes": sum(sizes.values()),
-        "folders": sorted({os.path.dirname(name) for name in shards}),
     }
 
 

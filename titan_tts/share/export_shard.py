@@ -12,10 +12,9 @@ import torch
 import xxhash
 
 from titan_tts.share.contents import open_shards, private_columns
+from titan_tts.share.parquet_file import write_parquet_file
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.index import load_index
-from torchtitan.models.dit_tts.data.parquet_shard import write_parquet_shard
 from torchtitan.models.dit_tts.data.shard_writer import add_member, metadata_bytes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file
@@ -33,25 +32,16 @@ def write_shard(source: str, target: str, given: dict[str, Any], device: str) ->
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     dataset = open_shards([source])
     if given["to"] == "parquet":
-        _write_parquet(source, target, dataset, given["references"] == "drop", left_out)
+        _write_parquet(target, dataset, given["references"] == "drop", left_out)
     else:
         _write_audio(target, dataset, given, device, left_out)
     return {"left_out": sorted(left_out)}
 
 
-def _write_parquet(
-    source: str, target: str, dataset: Dataset, drop: bool, left_out: set[str]
-) -> None:
-    index = load_index(source)
-    size = None if drop else index.shard_bytes
-    write_parquet_shard(target, _rows(dataset, drop, left_out), dataset.latent_channels, size)
-    written = load_index(target)  # here, where it runs in parallel
-    # Where JSON was changed, its new hashes are of the arrays as they were read.
-    is_other = not (drop or left_out) and written.digest != index.digest
-    if is_other or written.keys != index.keys:
-        Path(target).unlink()
-        Path(f"{target}.idx").unlink(missing_ok=True)
-        raise InputError(f"{target} differs from {source}, and is removed; check the disk")
+def _write_parquet(target: str, dataset: Dataset, drop: bool, left_out: set[str]) -> None:
+    size = None if drop else dataset.tar_bytes[0]
+    rows = _rows(dataset, drop, left_out)
+    write_parquet_file(target, rows, dataset.latent_channels, size)
 
 
 def _write_audio(

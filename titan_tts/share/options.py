@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Write shards as Parquet files, from which training reads the same samples, or as tars of compressed audio."""
+    """Write shards as Parquet files for other tools, or as tars of compressed audio."""
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
     """Output of titan-tts prepare, or shards as in [data] path."""

@@ -4,15 +4,22 @@ from glob import escape
 from pathlib import Path
 
 from titan_tts.share.card import card, hub_url
-from titan_tts.share.contents import files, open_shards, private_columns, read_state
+from titan_tts.share.contents import (
+    PARQUET,
+    files,
+    open_shards,
+    private_columns,
+    read_state,
+)
 from titan_tts.share.options import PushOptions
 from titan_tts.speak.hub import is_hub_name, upload_folder
 from torchtitan.models.dit_tts.errors import InputError, require
-from torchtitan.models.dit_tts.files import SHARD_SUFFIXES, write_atomic
+from torchtitan.models.dit_tts.files import SHARD_SUFFIX, write_atomic
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 CARD = "README.md"
+_KINDS = SHARD_SUFFIX, PARQUET
 
 
 def push(options: PushOptions) -> list[str]:
@@ -39,7 +46,7 @@ def push(options: PushOptions) -> list[str]:
             f"{name}: is {'private' if is_private else 'public'}, and an upload does not change that; "
             f"{'leave out' if options.public else 'give'} --public, give another name, or change it on the hub",
         )
-        shards_there = {n for n in there if n.removesuffix(".idx").endswith(SHARD_SUFFIXES)}
+        shards_there = {n for n in there if n.removesuffix(".idx").endswith(_KINDS)}
         stale = sorted(shards_there - names)
         also = f"{name}: {named(stale, 3)} there, but not in {folder}, would be trained on, too"
         advice = "give --replace to delete what is not in the folder, or another name"
@@ -51,6 +58,8 @@ def push(options: PushOptions) -> list[str]:
     address = upload_folder(
         folder, name, choose, not options.public, "titan-tts data push", kind="dataset"
     )
+    if next(iter(shards)).endswith(PARQUET):
+        return [*done, address]
     return [*done, address, f"train on it:  titan-tts train CONFIG --data.path {hub_url(options)}"]
 
 

@@ -110,8 +110,6 @@ def everything_at_once(folder: Path) -> Iterator[list[str]]:
             "--data.on_error=skip",
             "--data.max_corrupt_fraction=0.5",
             "--data.references=drawn",
-            "--training.batch_ramp=2",
-            "--training.batch_ramp_steps=4",
             "--objective.logit_mean=2.193",
         ]
 

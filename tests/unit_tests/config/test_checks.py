@@ -74,8 +74,6 @@ REFUSED = """
 1 | training.max_norm = nan | [training] max_norm = nan | finite
 1 | training.steps = 1000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000 | [training] steps = 1000 | below 2^63
 1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
-1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 10} | batch_ramp_steps = 10 | multiple of each divisor
-4 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8} | 1/4 cannot be divided | 4 data-parallel | batch_multiple multiples of 16
 1 | sampling.min_t = 1.5 | [sampling] min_t = 1.5 | from 0 to 1
 1 | sampling = {min_t = 0.6, max_t = 0.5} | min_t = 0.6 | max_t = 0.5
 1 | sampling = {steps = 5, solver = 'heun'} | steps = 5 | 'heun' | even
@@ -87,7 +85,6 @@ REFUSED = """
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | training.max_local_batch_size = -1 | max_local_batch_size = -1 | negative
 3 | LIMITED | batch_multiple = 8 cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
-3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [3]; training.batch_ramp_steps = 9 | 1/3 cannot | 3 data-parallel ranks x 2 accumulation | multiples of 18
 1 | GRAPHS; training.max_local_batch_size = 8 | 4 accumulation steps do not allow
 1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
 2 | data = {batching = 'packed', longest_per_row = 16}; training.local_batch_size = 8 | longest_per_row = 16 | 32 / 4 = 8 samples | a multiple
@@ -95,7 +92,6 @@ REFUSED = """
 2 | data = {batching = 'packed', longest_per_row = 16}; training.max_local_batch_size = 8 | 32 / 4 = 8 samples | a multiple
 1 | data = {batching = 'packed', num_buckets = 1}; objective.loss_on_padding = true | loss_on_padding = true | 'packed'
 1 | data.bucket_frames = [64, 768]; objective.loss_on_padding = true | loss_on_padding = true | 2 lengths | num_buckets = 1
-2 | data = {batching = 'packed'}; training = {batch_ramp = [2], batch_ramp_steps = 8} | 1/2 cannot | multiples of 16
 1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 8, 9] | up to 8
@@ -103,12 +99,9 @@ REFUSED = """
 1 | data.weights = [2e6] | from 1e-6 to 1e6
 1 | training.global_batch_size = 12 | comes to 12 samples | batch_multiple = 8
 1 | data.conditioning = ['speaker', 'speaker'] | each once
-1 | encoder = {model = 'a/b', frozen = false, cache_features = true} | frozen = false | cache_features = false
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
 1 | data.bucket_batch_sizes = [32] | bucket_batch_sizes has 1 numbers | bucket_frames 0 | one for each
 2 | EDGES; data.bucket_batch_sizes = [63, 32] | = [63, 32] | 2 data-parallel ranks x 1 accumulation steps = 2
-2 | EDGES; data.bucket_batch_sizes = [12, 32]; training = {batch_ramp = [4], batch_ramp_steps = 8} | 1/4 cannot be divided
-2 | EDGES; data.bucket_batch_sizes = [68, 32]; training = {batch_ramp = [4], batch_ramp_steps = 8} | 1/4 cannot be divided | 2 data-parallel | bucket_batch_sizes multiples of 8
 1 | EDGES; data.bucket_batch_sizes = [0, 32] | = [0, 32] | a positive multiple
 1 | data.seed = 9223372036854775808 | seed = 9223372036854775808 | below 2^63
 1 | EDGES; data.bucket_batch_sizes = [64, 48] | ends with [48] | comes to 32 samples
@@ -168,7 +161,6 @@ REFUSED = """
 1 | encoder.convention = 'echo'; model.text_positions = 'aligned' | needs texts as they are
 1 | sampling.start_t = 0.0 | start_t = 0.0 | greater than 0
 2 | training.enable_cpu_offload = true; optimizer.name = 'Muon' | would run on the CPU
-1 | training = {batch_ramp = [2, 4], batch_ramp_steps = 8} | = [2, 4] | descending
 1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' is not supported
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
@@ -196,9 +188,6 @@ REFUSED = """
 1 | training.global_batch_size = -1 | global_batch_size = -1 is not
 1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
 1 | data = {path = ['a', 'b'], weights = [0.0, 1.0]} | from 1e-6 to 1e6
-1 | training = {batch_ramp = [2, 1], batch_ramp_steps = 8} | divisors above 1
-1 | training.batch_ramp = [2] | batch_ramp_steps = 0, but
-1 | encoder.cache_features = true | model = 'bytes' and frozen = true
 1 | sampling = {guidance = 'alternating', text_scale = 0.0, speaker_scale = 2.0} | leaves steps without
 1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; compile.enable = true | does not compile
 1 | activation_checkpoint.mode = 'memory_budget'; compile = {enable = true, components = ['loss']} | needs [compile]
@@ -216,12 +205,9 @@ REFUSED = """
 ALLOWED = """
 1 | GRAPHS; training = {global_batch_size = 16, local_batch_size = 16}
 1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
-3 | LIMITED; data.batch_multiple = 24; training.batch_ramp = [4, 2]; training.batch_ramp_steps = 8
 2 | training.enable_cpu_offload = true
 2 | data = {batching = 'packed', longest_per_row = 8}; training.max_local_batch_size = 8
-2 | data = {batching = 'packed', batch_multiple = 16}; training = {batch_ramp = [2], batch_ramp_steps = 8}
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
-1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8}; sampling = {min_t = 0.5, max_t = 0.5}
 1 | data = {prefetch_batches = 0, num_workers = 0}
 1 | data = {prefetch_batches = 1, seed = 9223372036854775807}; validation.times = [1.0]
 1 | EDGES; data.bucket_batch_sizes = [1, 32]; ema.decays = [0.0, 1.0]
@@ -242,7 +228,6 @@ ALLOWED = """
 1 | HELD_OUT; validation.keep_best = 'text_gain_at_0.9'
 1 | HELD_OUT; SPEECH; samples.opinion = 'dnsmos'; validation.keep_best = 'opinion'
 1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'cer'
-1 | training = {batch_ramp = [4, 2], batch_ramp_steps = 8, local_batch_size = 8}; data.batch_multiple = 4
 """
 SHORT = {
     "LONG_NAME": "n" * 255,

@@ -13,6 +13,7 @@ import pytest
 from torchtitan.models.dit_tts.config import job_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import (
+    config_from_dict,
     load_config,
     resolve,
     run_folder_path,
@@ -97,11 +98,11 @@ def test_upstream_sees_the_run_folder_and_a_positive_local_batch(tmp_path, monke
 
 def test_a_resolved_config_stays_as_it_is():
     arguments = ["--data.path=a", "--data.epochs=3", "--metrics.enable-wandb", "--data.audit"]
-    arguments += ["--data.weights=2", "--data.balance_by=speaker", "--training.batch_ramp=2"]
+    arguments += ["--data.weights=2", "--data.balance_by=speaker"]
     arguments += ["--checkpoint.initial_load_path=x", "--checkpoint.create_seed_checkpoint"]
     config = load_config(["--benchmark.enable", *arguments])
     data, checkpoint = config.data, config.checkpoint
-    assert not (data.weights or data.balance_by or data.audit or config.training.batch_ramp)
+    assert not (data.weights or data.balance_by or data.audit)
     assert not (checkpoint.initial_load_path or checkpoint.create_seed_checkpoint)
     assert (config.data.path, config.data.epochs, config.checkpoint.enable) == ("", 0, False)
     assert not config.metrics.enable_wandb
@@ -191,6 +192,16 @@ def test_keys_that_exist_have_no_pointer():
     config = load_config([*arguments.split(), "--parallelism.tensor_parallel_degree=2"])
     assert (config.model.flavor, config.lr_scheduler.warmup_steps) == ("batch_size", 3)
     assert config.parallelism.tensor_parallel_degree == 2 and config.compile.enable
+
+
+def test_keys_of_earlier_versions():
+    """Those that changed nothing, or not what is trained, are read; others say what to do."""
+    old = {"batch_ramp": [], "batch_ramp_steps": 8}
+    encoder = {"model": "a/b", "cache_features": True, "cache_dtype": "float16"}
+    found = config_from_dict({"training": old, "encoder": encoder}, "config.toml")
+    assert found.encoder.model == "a/b"
+    with pytest.raises(InputError, match="training. batch_ramp: leave it out: every step"):
+        config_from_dict({"training": old | {"batch_ramp": [4, 2]}}, "config.toml")
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

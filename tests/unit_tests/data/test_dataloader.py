@@ -1,5 +1,6 @@
 """The loader: the same rows in the same steps however they are split, prefetched or resumed."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,19 @@ from torchtitan.components.loss import IGNORE_INDEX
 
 from tests.helpers.loaders import (
     CHANNELS,
-    assert_same,
+    SKIP,
     build,
     build_and_load,
-    global_batches,
-    joined,
+    samples_of,
+    split,
     take,
 )
 from tests.helpers.tokens import byte_tokenizer
-from tools.harness.synthetic import make_shards
+from tools.harness.synthetic import flip_bits, make_samples, make_shards
+from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -74,51 +78,74 @@ def test_padding_is_zero_where_memory_is_used_again(folder):
         inputs["speaker"].fill_(7)
 
 
-@pytest.mark.parametrize(
-    "ranks, accumulation, workers, prefetch",
-    [(1, 2, 0, 3), (4, 1, 1, 1), (2, 2, 3, 9)],
-)
-def test_any_split_is_the_same_global_batch(folder, ranks, accumulation, workers, prefetch):
-    threads = dict(num_workers=workers, prefetch_batches=prefetch)
-    split = global_batches(folder, ranks, accumulation, 10, **threads)
-    for left, right in zip(global_batches(folder, 1, 1, 10), split, strict=True):
-        assert_same(left, right)
+PACKED = {"batching": "packed", "longest_per_row": 2, "max_speaker_frames": 64}
+SETTINGS = {
+    "buckets": {},
+    "cropped references": {"max_reference_ratio": 0.5},
+    "drawn references": {"references": "drawn"},
+    "given sizes": {"bucket_frames": [24, 48, 200], "bucket_batch_sizes": [20, 4, 8]},
+    "texts and weights": {"verbatim_fraction": 0.4, "use_sample_weights": True},
+    "corrupt samples": SKIP,
+    "packed": PACKED,
+    "packed, drawn references": PACKED | {"references": "drawn"},
+    "packed, texts and weights": PACKED | {"verbatim_fraction": 0.4, "use_sample_weights": True},
+    "packed, corrupt samples": PACKED | SKIP,
+}
 
 
-@pytest.mark.parametrize("step, micro_batches", [(2, 5), (7, 14)])
-def test_resume_under_another_split(folder, step, micro_batches):
-    """In the middle of a step the state stands before it."""
-    before = build(folder, ranks=2, rank=1, accumulation=2, num_workers=2, prefetch_batches=5)
-    take(before, micro_batches)
-    state = before.state_dict()
-    assert state["global_batch"] == step and state == build_and_load(folder, state).state_dict()
-    expected = global_batches(folder, 1, 1, step + 3)[step:]
-    for ranks, accumulation, workers in ((1, 1, 0), (4, 1, 1), (1, 2, 2)):
-        split = global_batches(folder, ranks, accumulation, 3, state, num_workers=workers)
-        for left, right in zip(split, expected, strict=True):
-            assert_same(left, right)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Valid samples with weights and second texts, and the same after a bit of four has flipped."""
+    samples = make_samples(120, seed=7, channels=CHANNELS)
+    for number, sample in enumerate(samples):
+        if number % 2:
+            sample.metadata["text_verbatim"] = f"eh {sample.metadata['text']}"
+        sample.metadata["weight"] = 1 + number % 3
+    made = [tmp_path_factory.mktemp(name) for name in ("valid", "corrupt")]
+    for folder in made:
+        for number in range(2):
+            write_shard(folder / f"{number:06d}.tar", samples[number::2])
+        build(folder)
+    flip_bits(made[1] / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
+    flip_bits(made[1] / "000001.tar", [3 * 11])
+    return made
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_any_split_and_any_resume_has_the_same_global_batches(folders, name):
+    folder, changes = folders["corrupt" in name], SETTINGS[name]
+    steps = 32 if changes == PACKED else 12  # rows of a new group of epochs begin at the 29th
+    whole = split(folder, 1, 1, steps, **changes)
+    assert {sample[0] for sample in whole} == set(range(steps))
+    for ranks, accumulation, workers in ((4, 1, 1), (2, 2, 3)):
+        threads = dict(num_workers=workers, prefetch_batches=9)
+        assert split(folder, ranks, accumulation, steps, **threads, **changes) == whole
+    # In the middle of a step the state stands before it.
+    for step, micro_batches in ((2, 5), (7, 14)):
+        threads = dict(num_workers=2, prefetch_batches=5)
+        before = build(folder, ranks=2, rank=1, accumulation=2, **threads, **changes)
+        take(before, micro_batches)
+        state = before.state_dict()
+        assert state["global_batch"] == step
+        assert build_and_load(folder, state, **changes).state_dict() == state
+        for ranks, accumulation in ((1, 2), (4, 1)):
+            resumed = split(folder, ranks, accumulation, steps - step, state, **changes)
+            assert resumed == [sample for sample in whole if sample[0] >= step]
 
 
 def test_given_batch_sizes(folder):
-    """The budget's own sizes are the same order, also to a checkpoint; others are other batches on any
-    split, and another order."""
+    """The budget's own sizes are the same order, also to a checkpoint; others are another one."""
     edges = {"bucket_frames": [24, 48, 200]}
     budget = build(folder, **edges)
     state = budget.state_dict()
     same = build_and_load(folder, state, **edges, bucket_batch_sizes=list(budget.order.batch_sizes))
     assert same.state_dict() == state
-    assert_same(joined(take(same, 1)), joined(take(budget, 1)))
-    sizes = {"bucket_batch_sizes": [20, 4, 8], **edges}
-    assert build(folder, **sizes).order.batch_sizes == (20, 4, 8)
-    whole = global_batches(folder, 1, 1, 10, **sizes)
-    for ranks, accumulation in ((2, 1), (2, 2)):
-        split = global_batches(folder, ranks, accumulation, 10, **sizes)
-        for left, right in zip(split, whole, strict=True):
-            assert_same(left, right)
-    rows = {(batch["latents"].shape[1], len(batch["latents"])) for batch in whole}
-    assert rows == {(24, 20), (48, 4), (200, 8)}
-    saved = build(folder, **sizes).state_dict()
-    assert build_and_load(folder, saved, **sizes).state_dict() == saved
+    assert samples_of(take(same, 1)) == samples_of(take(budget, 1))
+    batches = [
+        inputs["latents"] for inputs, _ in take(build(folder, **SETTINGS["given sizes"]), 10)
+    ]
+    assert {(each.shape[1], len(each)) for each in batches} == {(24, 20), (48, 4), (200, 8)}
+    saved = build(folder, **SETTINGS["given sizes"]).state_dict()
     with pytest.raises(ValueError, match="its batch_sizes is .20, 4, 8. and .* bucket_batch_sizes"):
         build_and_load(folder, saved, **edges)
 
@@ -138,25 +165,59 @@ def test_an_iterator_made_before_the_load_does_not_replay(folder, workers):
 
 
 @pytest.mark.parametrize(
-    "changes, sentence",
+    "saved, changes, sentence",
     [
-        ({"seed": 1}, "its seed is 0 and this run's 1; restore .data. seed"),
-        ({"batch_multiple": 1}, "its batch_sizes is"),
+        ({}, {"seed": 1}, "its seed is 0 and this run's 1; restore .data. seed"),
+        ({}, {"batch_multiple": 1}, "its batch_sizes is"),
+        ({}, {"max_reference_ratio": 0.5}, "its reference_frames is .48, 48, 48. .* max_reference"),
         (
-            {"max_reference_ratio": 0.5},
-            "its reference_frames is .48, 48, 48. and this run's .32, .* max_reference_ratio, or start",
+            {"bucket_frames": [32, 64, 200]},
+            {"max_text_tokens": 40},
+            "restore .data. max_frames, max_t",
         ),
         (
-            {"max_text_tokens": 40, "bucket_frames": [32, 64, 200]},
-            "restore .data. max_frames, max_text_tokens, on_too_long",
+            {"references": "drawn"},
+            {"references": "stored"},
+            "its references is drawn and .* restore",
         ),
+        (PACKED, {"longest_per_row": 1}, "its batching is .* restore .data. batching or longest_"),
+        ({}, PACKED, "its batching is buckets .* restore .data. batching"),
     ],
 )
-def test_another_order_is_refused_and_named(folder, changes, sentence):
-    edges = {name: value for name, value in changes.items() if name == "bucket_frames"}
-    saved = build(folder, **edges).state_dict()
-    with pytest.raises(ValueError, match=sentence):
-        build_and_load(folder, saved, **changes)
+def test_another_order_is_refused_and_named(folder, saved, changes, sentence):
+    state = build(folder, **saved).state_dict()
+    with pytest.raises(InputError, match=sentence):
+        build_and_load(folder, state, **saved | changes)
+
+
+def test_states_of_earlier_versions(folder):
+    state = build(folder).state_dict()
+    parts = json.loads(state["order_fingerprint"])
+
+    def load(**others):
+        build_and_load(folder, state | {"order_fingerprint": json.dumps(parts | others)})
+
+    load(batch_ramp=[])
+    with pytest.raises(InputError, match="with a batch ramp, which .* exclude_from_loading"):
+        load(batch_ramp=[4, 2, 8])
+    with pytest.raises(InputError, match="its order_version is 1 .* restore the version of this"):
+        load(order_version=1)
+    del parts["references"], parts["batching"]  # which there were none of
+    load()
+
+
+def test_skipped_global_batches_are_left_out(folder):
+    loader = build(folder, accumulation=2)
+    loader.skipped = {1, 3, 4}
+    assert [int(inputs["global_batch"]) for inputs, _ in take(loader, 6)] == [0, 0, 2, 2, 5, 5]
+    ids = [inputs["sample_id"] for inputs, _ in loader.micro_batches(4)]
+    loader.go_to(4)
+    assert len(ids) == 2 and loader.global_batch == 4
+    resumed = build_and_load(folder, loader.state_dict(), accumulation=2)
+    assert resumed.skipped == {1, 3, 4} and next(iter(resumed))[0]["global_batch"] == 5
+    resumed.skipped.clear()
+    resumed.go_to(4)
+    assert [inputs["sample_id"] for inputs, _ in take(resumed, 2)] == ids
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -187,3 +248,41 @@ def test_the_interpreter_exits_with_batches_ahead(folder):
         "next(it)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60, cwd=ROOT)
+
+
+def test_memory_comes_back_when_the_last_view_is_gone():
+    pool = BufferPool(24)
+    tensor = pool.tensor(2, 3, 4)
+    assert tensor.shape == (2, 3, 4) and tensor.dtype == torch.float32
+    address = tensor.data_ptr()
+    array = tensor[1].numpy()
+    del tensor
+    array.fill(7)
+    other = pool.tensor(5)  # the view still holds the first block
+    assert other.data_ptr() != address
+    other.fill_(1)
+    assert (array == 7).all()
+    del array
+    assert pool.tensor(6, 4).data_ptr() == address
+
+
+def test_streams_end_with_their_longest_row():
+    frames, text, speaker = (torch.tensor(each) for each in ([17, 3], [2, 16], [0, 0]))
+    batch = {
+        "latents": torch.randn(2, 40, 4),
+        "frames": frames,
+        "text_ids": torch.arange(60).view(2, 30),
+        "text_tokens": text,
+        "text_positions": torch.rand(2, 30),
+        "speaker": torch.randn(2, 32, 4),
+        "speaker_frames": speaker,
+        "sample_id": ["a", "b"],
+    }
+    labels = torch.where(torch.arange(40) < frames[:, None], 0, -100)
+    before = dict(batch)
+    trimmed = trim_padding(batch, labels)
+    ends = {"latents": 24, "text_ids": 16, "text_positions": 16, "speaker": 8}
+    for name, end in ends.items():
+        assert torch.equal(batch[name], before[name][:, :end]), name
+    assert torch.equal(trimmed, labels[:, :24]) and (trimmed == 0).sum() == 20
+    assert batch["text_tokens"] is text and batch["sample_id"] == ["a", "b"]

@@ -123,23 +123,16 @@ def test_tars_of_gnu_tar(tmp_path, samples, tar_format):
     check_equal(open_dataset(str(tmp_path / "x.tar"), CHANNELS), samples)
 
 
-def test_webdataset_writes_and_reads_shards(tmp_path, samples):
+def test_webdataset_reads_our_shards(tmp_path, samples):
     import webdataset
-
-    with webdataset.ShardWriter(str(tmp_path / "x-%06d.tar"), maxcount=1000, verbose=0) as sink:
-        for sample in samples:
-            arrays = {"npy": sample.latents, "ref.npy": sample.reference}
-            sink.write({"__key__": sample.key, **arrays, "json": sample.metadata})
-    check_equal(open_dataset(str(tmp_path), CHANNELS), samples, prefix="x-000000:")
 
     write_shard(tmp_path / "ours.tar", samples)
     url = f"file:{tmp_path / 'ours.tar'}"
     read = list(webdataset.WebDataset(url, shardshuffle=False).decode())
-    assert [sample["__key__"] for sample in read] == [sample.key for sample in samples]
     for found, wanted in zip(read, samples, strict=True):
+        assert (found["__key__"], found["json"]["text"]) == (wanted.key, wanted.metadata["text"])
         np.testing.assert_array_equal(found["npy"], wanted.latents)
         np.testing.assert_array_equal(found["ref.npy"], wanted.reference)
-        assert found["json"]["text"] == wanted.metadata["text"]
 
 
 def test_float32_arrays_and_given_buffers(tmp_path, samples):
@@ -236,12 +229,6 @@ def test_unusable_members_are_one_sentence(tmp_path, samples, suffix, data, sent
     refused(lambda: open_dataset(str(tmp_path), CHANNELS), "x.tar: ", sentence)
 
 
-def test_a_json_between_white_space_is_read(tmp_path, samples):
-    data = b'\r\n\t {"text": "x"} \n'
-    write_tar(tmp_path / "x.tar", replaced(samples, "utt000001.json", data))
-    assert open_dataset(str(tmp_path), CHANNELS).load(1).metadata == {"text": "x"}
-
-
 def test_other_unusable_tars(tmp_path, samples):
     """Others are in integration_tests/test_hostile_inputs.py."""
     tar = tmp_path / "x.tar"
@@ -298,13 +285,9 @@ def test_a_bit_that_flips_before_or_after_indexing_is_noticed(
     dataset = open_dataset(str(tmp_path), CHANNELS)
     flip_bits(tmp_path / "x.tar", [3 + part])
     dataset.read(0)
-    with pytest.raises(
-        CorruptSampleError, match=f"'x:utt000001': its {name} in .*x.tar changed after"
-    ):
-        dataset.load(1)
-    if name == "JSON":
-        with pytest.raises(CorruptSampleError, match="'x:utt000001': its JSON"):
-            dataset.metadata(1)
+    for read in (dataset.load, *([dataset.metadata] if name == "JSON" else [])):
+        with pytest.raises(CorruptSampleError, match=f"'x:utt000001': its {name} in .*changed"):
+            read(1)
     (tmp_path / "x.tar.idx").unlink()
     refused(lambda: open_dataset(str(tmp_path), CHANNELS), sentence)
 

@@ -1,22 +1,14 @@
-"""Drawn references: the speaker's other utterances, by the position alone."""
+"""Drawn references: the other utterances of the speaker, by the position alone; references that hold a part of their target."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.helpers.loaders import (
-    CHANNELS,
-    SKIP,
-    assert_same,
-    build,
-    build_and_load,
-    global_batches,
-    take,
-)
+from tests.helpers.loaders import CHANNELS, SKIP, build, take
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
+from torchtitan.models.dit_tts.data.leak import LEAK_FRAMES, is_leak
 from torchtitan.models.dit_tts.data.references import (
     MAX_JOINED,
     MIN_FRAMES,
@@ -108,24 +100,7 @@ def test_contents_of_a_batch(folder):
     assert np.mean(several) > 3  # another one nearly every time
 
 
-def test_any_split_and_resume(folder):
-    whole = global_batches(folder, 1, 1, 14, **DRAWN)
-    split = global_batches(folder, 2, 2, 14, **DRAWN, num_workers=2)
-    state = build(folder, **DRAWN).state_dict() | {"global_batch": 9}
-    resumed = global_batches(folder, 4, 1, 5, state, **DRAWN)
-    for left, right in zip([*split, *resumed], [*whole, *whole[9:]], strict=True):
-        assert_same(left, right)
-
-
-def test_what_is_recorded_and_refused(folder, tmp_path):
-    state, plain = build(folder, **DRAWN).state_dict(), build(folder).state_dict()
-    with pytest.raises(
-        InputError, match="its references is drawn and .* restore .data. references"
-    ):
-        build_and_load(folder, state)
-    parts = json.loads(plain["order_fingerprint"])
-    del parts["references"]  # as an earlier version wrote it
-    build_and_load(folder, plain | {"order_fingerprint": json.dumps(parts)})
+def test_a_speaker_needs_two_utterances(tmp_path):
     samples = make_samples(20, channels=CHANNELS)
     for number, sample in enumerate(samples):
         sample.metadata["speaker"] = f"s{number}"
@@ -153,46 +128,35 @@ def test_references_of_several_speakers_are_taken_whole(tmp_path):
             take(build(tmp_path, **changes), 20)
 
 
-def test_a_corrupt_utterance_counts_and_leaves_the_stored_reference(tmp_path):
+def test_a_corrupt_utterance_leaves_the_stored_reference(tmp_path):
     folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
     valid = take(build(folder, **DRAWN), 30)
     flip_bits(folder / "000000.tar", [3 * 5])
     with pytest.raises(InputError, match="sample '000000:utt000010': its latents in"):
         take(build(folder, **DRAWN), 30)
     loader = build(folder, **DRAWN, **SKIP)
-    [bad] = [i for i in range(120) if loader.dataset.sample_id(i) == "000000:utt000010"]
-    dataset, crops, changed, replaced = loader.dataset, loader.order.crops, 0, 0
-    counted, count = [], loader.corrupt_samples.count
-    loader.corrupt_samples.count = lambda data, sample, error: (
-        counted.append(sample),
-        count(data, sample, error),
-    )
-    found = take(loader, 30)
-    for (left, _), (right, _) in zip(found, valid, strict=True):
-        batch = loader.order.batch(int(left["global_batch"]))
-        R = left["speaker"].shape[1]
+    dataset, order, changed, replaced = loader.dataset, loader.order, 0, 0
+    number = {dataset.sample_id(i): i for i in range(120)}
+    bad, counted = number["000000:utt000010"], []
+    loader.corrupt_samples.count = lambda data, sample, error: counted.append(sample)
+    for (left, _), (right, _) in zip(take(loader, 30), valid, strict=True):
+        batch, R = order.batch(int(left["global_batch"])), left["speaker"].shape[1]
+        words, crops = order.reference_words(batch, WORDS).tolist(), order.crops(batch).tolist()
         for row, sample in enumerate(batch.samples.tolist()):
-            if sample == bad:
-                replaced += 1
-                # The one in its place has a reference by its own speaker.
-                [other] = [i for i in range(120) if dataset.sample_id(i) == left["sample_id"][row]]
-                words = loader.order.reference_words(batch, WORDS)[row].tolist()
-                pieces = loader.references.draw(words, other, R)
+            used = number[left["sample_id"][row]]
+            pieces = loader.references.draw(words[row], used, R)
+            found = left["speaker"][row, : left["speaker_frames"][row]].numpy()
+            assert used != bad and (used == sample) == (sample != bad)
+            if bad in [piece.sample for piece in pieces]:
+                whole, changed = dataset.read(sample)[1], changed + 1
+                start = crops[row] % max(1, len(whole) - R + 1)
+                np.testing.assert_array_equal(found, whole[start : start + R])
+            elif sample == bad:  # the one in its place has a reference by its own speaker
                 parts = [dataset.read(p.sample)[0][p.start :][: p.frames] for p in pieces]
-                own = torch.from_numpy(np.concatenate(parts))
-                assert torch.equal(left["speaker"][row, : left["speaker_frames"][row]], own)
-                continue
-            assert left["sample_id"][row] == right["sample_id"][row]
-            words = loader.order.reference_words(batch, WORDS)[row].tolist()
-            expected = right["speaker"][row]
-            if bad in [piece.sample for piece in loader.references.draw(words, sample, R)]:
-                whole, changed = loader.dataset.read(sample)[1], changed + 1
-                start = int(crops(batch)[row]) % max(1, len(whole) - R + 1)
-                expected = torch.zeros_like(expected)
-                expected[: len(whole[start : start + R])] = torch.from_numpy(
-                    whole[start : start + R]
-                )
-            assert torch.equal(left["speaker"][row], expected)
+                np.testing.assert_array_equal(found, np.concatenate(parts))
+                replaced += 1
+            else:
+                assert torch.equal(left["speaker"][row], right["speaker"][row])
     assert changed > 2 and counted == [bad] * (changed + replaced)
 
 
@@ -228,3 +192,54 @@ def test_where_none_is_stored_training_says_so_and_fixed_ones_are_drawn(tmp_path
     stored = build(tmp_path).dataset
     loaded = stored.load(1)
     assert np.array_equal(FixedReferences(stored).load(1, loaded, 3), loaded.reference[:3])
+
+
+def frames_of(frames: int, seed: int = 0, channels: int = 8) -> np.ndarray:
+    values = np.random.default_rng(seed).standard_normal((frames, channels))
+    return values.astype(np.float16).astype(np.float32)
+
+
+def joined(*parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("channels", [1, 128])
+def test_a_part_of_the_target_is_found_wherever_it_stands(channels):
+    latents, other = frames_of(60, channels=channels), frames_of(40, 1, channels)
+    for start in (0, 17, 60 - LEAK_FRAMES):
+        part = latents[start : start + LEAK_FRAMES]
+        assert is_leak(part, latents)
+        for reference in (joined(part, other), joined(other, part), joined(other, part, other)):
+            assert is_leak(reference, latents)
+            assert is_leak(latents, joined(other, reference))
+            changed = reference.copy()
+            places = np.flatnonzero((reference[:, None] == part).all(-1).any(1))
+            changed[places[5]] += 1
+            assert not is_leak(changed, latents)
+    assert is_leak(latents, latents) and is_leak(np.negative(-latents), latents)
+
+
+def test_a_short_reference_is_a_part_as_a_complete_one():
+    latents = frames_of(30)
+    for frames in (1, 2, LEAK_FRAMES - 1):
+        assert is_leak(latents[7 : 7 + frames], latents)
+        assert not is_leak(joined(latents[7 : 7 + frames - 1], frames_of(1, 1)), latents)
+    assert is_leak(latents[:5], latents[:5]) and not is_leak(latents[:5], latents[:4])
+
+
+def test_what_two_recordings_share_is_no_leak():
+    """Nothing, frames of digital silence with an edge, single frames, frames in another order."""
+    silence = np.tile(frames_of(1, 9), (40, 1))
+    edge = frames_of(6, 8)
+    assert not is_leak(frames_of(0), frames_of(30)) and not is_leak(frames_of(30, 1), frames_of(30))
+    latents = joined(edge, silence, frames_of(50))
+    assert not is_leak(joined(edge, silence, frames_of(50, 1)), latents)
+    assert not is_leak(silence, latents) and not is_leak(silence[:5], latents)
+    assert not is_leak(latents[::-1], latents)
+    assert not is_leak(latents[::2], latents)
+    # A zero has two signs, which encoders mix.
+    zeros = joined(frames_of(12), np.zeros((1, 8), np.float32))
+    zeros[:, 3] = 0
+    minus = zeros.copy()
+    minus[:, 3] = -0.0
+    assert is_leak(zeros, minus)

@@ -1,26 +1,21 @@
-"""The stream's choices: corrupt samples skipped, over-long ones cropped, datasets mixed, epochs."""
+"""The choices of the stream: corrupt samples skipped, long ones cropped, datasets mixed, texts and weights of samples, epochs."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
-from tests.helpers.loaders import (
-    CHANNELS,
-    SKIP,
-    assert_same,
-    build,
-    config,
-    global_batches,
-    joined,
-    take,
-)
+from tests.helpers.loaders import CHANNELS, SKIP, build, config, split, take
+from tests.helpers.sentences import refused
 from tests.helpers.tokens import byte_tokenizer, token
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -38,29 +33,18 @@ def corrupt(tmp_path):
 BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt000023"}
 
 
-@pytest.mark.parametrize("ranks, accumulation", [(2, 2), (4, 1)])
-def test_skip_is_the_same_on_any_split(corrupt, ranks, accumulation):
-    wanted = [joined([batch]) for batch in take(build(corrupt, **SKIP), 30)]
-    split = global_batches(corrupt, ranks, accumulation, 30, **SKIP)
-    for left, right in zip(wanted, split, strict=True):
-        assert_same(left, right)
-    replaced = sum(batch["replaced"] for batch in wanted)
-    state = build(corrupt, **SKIP).state_dict() | {"global_batch": 11}
-    resumed = global_batches(corrupt, ranks, accumulation, 19, state, num_workers=3, **SKIP)
-    for left, right in zip(wanted[11:], resumed, strict=True):
-        assert_same(left, right)
-    assert replaced >= len(BAD) and not BAD & {i for b in wanted for i in b["sample_id"]}
-
-
 def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
     valid = make_shards(tmp_path / "valid", 120, seed=7, channels=CHANNELS)
-    for (left, _), (right, _) in zip(take(build(corrupt, **SKIP), 30), take(build(valid), 30)):
+    skipped, replaced = take(build(corrupt, **SKIP), 30), 0
+    for (left, _), (right, _) in zip(skipped, take(build(valid), 30), strict=True):
+        replaced += left["replaced"]
         for row, (found, wanted) in enumerate(zip(left["sample_id"], right["sample_id"])):
             if wanted in BAD:
                 assert found not in BAD
             else:
                 assert found == wanted
                 assert torch.equal(left["latents"][row], right["latents"][row])
+    assert replaced >= len(BAD)
 
 
 class TenThousandSamples:
@@ -121,17 +105,6 @@ def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
         build(folder, on_error="skip", max_corrupt_fraction=0.3)
 
 
-def test_replacements_keep_the_weights(tmp_path):
-    a = make_shards(tmp_path / "a", 100, seed=1, channels=CHANNELS)
-    b = make_shards(tmp_path / "b", 100, seed=2, channels=CHANNELS)
-    settings = {"path": [str(a), str(b)], "weights": [99.0, 1.0], "num_buckets": 1}
-    build(None, **settings)
-    flip_bits(a / "000000.tar", range(0, 120, 3))
-    loader = build(None, **settings, on_error="skip", max_corrupt_fraction=1.0)
-    ids = [name for inputs, _ in take(loader, 60) for name in inputs["sample_id"]]
-    assert sum(name.startswith("b/") for name in ids) / len(ids) < 0.04
-
-
 def test_a_bucket_without_a_valid_sample_is_an_error(tmp_path):
     folder = make_shards(tmp_path, 12, channels=CHANNELS, shards=1, frames=lambda _: 20)
     loader = build(folder, on_error="skip", max_corrupt_fraction=1.0)
@@ -170,18 +143,13 @@ def test_overlong_samples_are_cropped(tmp_path):
     assert build(folder, max_frames=96, bucket_frames=[32, 96], on_too_long="crop")
 
 
-def test_mixed_datasets_are_resumed_under_another_split(tmp_path):
+def test_mixed_datasets(tmp_path):
     """Two datasets whose shards have the same names."""
     a = make_shards(tmp_path / "a", 90, seed=1, channels=CHANNELS)
     b = make_shards(tmp_path / "b", 30, seed=2, channels=CHANNELS)
     settings = {"path": [str(a), str(b)], "weights": [1.0, 3.0]}
-    first = build(None, **settings)
-    take(first, 17)
-    state = first.state_dict()
-    resumed = build(None, ranks=2, rank=1, **settings)
-    resumed.load_state_dict(state)
-    for (complete, _), (half, _) in zip(take(first, 5), take(resumed, 5), strict=True):
-        assert half["sample_id"] == complete["sample_id"][len(half["sample_id"]) :]
+    state = build(None, **settings).state_dict()
+    assert split(None, 2, 1, 5, state, **settings) == split(None, 1, 1, 5, **settings)
     with pytest.raises(ValueError, match="its dataset is .* restore the shards of .data. path"):
         build(a).load_state_dict(state)
     with pytest.raises(ValueError, match="its samples is .* weights or balance_by"):
@@ -248,24 +216,18 @@ def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
     flip_bits(tmp_path / "1.tar", [3 * 3, 3 * 4])
     settings = {"bucket_frames": [16, 40], "max_frames": 48, "max_text_tokens": 24}
     settings |= {"frames_per_second": 0.1, "on_error": "skip", "max_corrupt_fraction": 0.2}
-    order = dict(ranks=2, accumulation=2, ramp=(4, 2), ramp_steps=8)
+    order = dict(ranks=2, accumulation=2)
     build(tmp_path, **settings, **order, references="drawn")
-    expected = [
-        "data: 10 samples, 0.66 hours, 2 shards; left out: 2 too long, 1 with too much text; cropped: 0; "
-        "problems skipped: 2",
-        f"data: {tmp_path}/1.tar: 2 problems left out, the first: the .npy of sample 'utt000013' is ",
-        "data: bucket  frames  text  speaker  samples  global batch  micro-batch",
-        "data:      0      16    16       32        6            16            4",
-        "data:      1      40    16       48        4             8            2",
-        "data: 8 to 16 samples per step = 2 ranks x 2 accumulation steps x 2 to 4; 0.9 steps per epoch; "
+    log = " ".join("\n".join(lines).split())
+    for words in (
+        "data: 10 samples, 0.66 hours, 2 shards; left out: 2 too long, 1 with too much text; cropped: 0;",
+        f"data: {tmp_path}/1.tar: 2 problems left out, the first: the .npy of sample 'utt000013'",
+        "data: 0 16 16 32 6 16 4 data: 1 40 16 48 4 8 2 ",
+        "data: 8 to 16 samples per step = 2 ranks x 2 accumulation steps x 2 to 4; 0.9 steps per epoch;",
         "padding: 7.8% of the frames, 12.5% of the text and 48.7% of the reference",
-        "data: references are drawn anew for 8 samples of 1 speakers; 2 without another one by their "
-        "speaker keep theirs",
-        "data: steps 1 to 8: 1/4 of a global batch, 1 accumulation steps",
-        "data: steps 9 to 16: 1/2 of a global batch, 1 accumulation steps",
-    ]
-    for line, start in zip(lines, expected, strict=True):
-        assert line.startswith(start), line
+        "references are drawn anew for 8 samples of 1 speakers; 2 without another one",
+    ):
+        assert words in log, words
     [line] = warnings
     assert "3 of 13 samples, 36.7 of 76.0 minutes" in line and line.endswith("tokens 32")
     assert "utt000010 (1000.0 s), 1:utt000011 (1000.0 s), 1:utt000012 (200.0 s);" in line
@@ -283,8 +245,107 @@ def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
 
 def test_epochs_set_the_steps(tmp_path):
     folder = make_shards(tmp_path, 60, seed=7, channels=CHANNELS)
-    settings = config(folder, total=8, ramp=(4, 2), ramp_steps=8, epochs=3, num_buckets=1)
+    settings = config(folder, total=8, epochs=3, num_buckets=1)
     build_dataloader(1, 0, byte_tokenizer(), settings)
-    assert settings.training.steps == 8 + 8 + (3 * 60 // 8 - 2 - 4)
+    assert settings.training.steps == 3 * 60 // 8
     with pytest.raises(InputError, match="epochs = 1 of 60 samples are less than one global batch"):
         build_dataloader(1, 0, byte_tokenizer(), config(folder, total=64, epochs=1, num_buckets=1))
+
+
+@pytest.fixture
+def two_texts(tmp_path):
+    """Even samples have a verbatim text, of letters that no text has; sample 0 is drawn five times as often."""
+    samples = make_samples(60, seed=3, channels=CHANNELS)
+    for number, sample in enumerate(samples):
+        if number % 2 == 0:
+            sample.metadata["text_verbatim"] = f"éh, {sample.metadata['text']}, éh."
+    samples[1].metadata["text_verbatim"] = None
+    samples[0].metadata["weight"] = 5
+    samples[2].metadata["weight"] = 0.5
+    for number in range(2):
+        write_shard(tmp_path / f"{number:06d}.tar", samples[number::2])
+    return tmp_path
+
+
+def texts(batches):
+    """[(sample id, text)] of the rows that byte tokens were made of."""
+    decoded = []
+    for inputs in batches:
+        for name, ids, count in zip(
+            inputs["sample_id"], inputs["text_ids"], inputs["text_tokens"], strict=True
+        ):
+            decoded.append((name, byte_tokenizer().decode(ids[:count].tolist())))
+    return decoded
+
+
+def test_each_draw_takes_one_of_the_texts(two_texts):
+    dataset = open_dataset(str(two_texts), CHANNELS)
+    known = {
+        dataset.sample_id(i): [m["text"], m.get("text_verbatim") or m["text"]]
+        for i, m in enumerate(dataset.metadata_of(range(60)))
+    }
+
+    def drawn(fraction):
+        return texts(inputs for inputs, _ in take(build(two_texts, verbatim_fraction=fraction), 24))
+
+    for fraction in (0, 1):
+        assert all(text == known[name][fraction] for name, text in drawn(fraction))
+    both = [(name, text) for name, text in drawn(0.4) if known[name][0] != known[name][1]]
+    assert all(text in known[name] for name, text in both)
+    verbatim = np.mean([text == known[name][1] for name, text in both])
+    assert len(both) > 80 and abs(verbatim - 0.4) < 0.15
+    # A sample meets both.
+    assert max(Counter(name for name, _ in set(both)).values()) == 2
+    packed = build(two_texts, verbatim_fraction=0.4, batching="packed", longest_per_row=4)
+    assert packed.policy.longest[1] == max(len(each[1].encode()) for each in known.values()) + 2
+
+
+def test_lengths_and_characters_are_of_both_texts(two_texts):
+    plain, both = (open_dataset(str(two_texts), CHANNELS, verbatim=each) for each in (False, True))
+    assert "é" not in plain.characters and "é" in both.characters
+    rows = plain.metadata_of(range(60))
+    longer = [m.get("text_verbatim") or m["text"] for m in rows]
+    assert plain.text_bytes.tolist() == [len(m["text"].encode()) for m in rows]
+    assert both.text_bytes.tolist() == [len(text.encode()) for text in longer]
+    assert both.text_chars.tolist() == [len(text) for text in longer]
+
+    class Words:
+        fingerprint = "words"
+
+        def counts(self, texts):
+            return [len(text.split()) for text in texts]
+
+    for _ in range(2):  # made, then read
+        assert count_text_tokens(plain, Words()).tolist() == [len(m["text"].split()) for m in rows]
+        assert count_text_tokens(both, Words()).tolist() == [len(text.split()) for text in longer]
+    # A text that only verbatim is too long is left out.
+    limit = max(len(m["text"].encode()) for m in rows) + 2
+    left_out = sum(len(text.encode()) + 2 > limit for text in longer)
+    assert 0 < left_out
+    loader = build(two_texts, max_text_tokens=limit, verbatim_fraction=0.1)
+    assert sum(loader.policy.sample_counts) == 60 - left_out
+
+
+def test_samples_are_drawn_by_the_weights_in_their_json(two_texts):
+    dataset = open_dataset(str(two_texts), CHANNELS)
+    assert Counter(dataset.weight.tolist()) == {1.0: 58, 5.0: 1, 0.5: 1}
+    loader = build(two_texts, use_sample_weights=True, num_buckets=1)
+    counts, epochs = Counter(), 40
+    for number in range(loader.order.batches_before_epoch(epochs)):
+        counts.update(loader.order.batch(number).samples.tolist())
+    total = 58 + 5 + 0.5
+    for sample, weight in enumerate(dataset.weight.tolist()):
+        assert abs(counts[sample] - epochs * 60 * weight / total) <= 2
+    assert Counter(map(int, build(two_texts).order.batch(0).samples)).most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("weight", [0, -1, "2", True, float(2**40)])
+def test_a_weight_that_is_none_is_named_where_it_is_asked_for(tmp_path, weight):
+    samples = make_samples(8, channels=CHANNELS)
+    samples[3].metadata["weight"] = weight
+    write_shard(tmp_path / "000000.tar", samples)
+    build(tmp_path)
+    refused(
+        lambda: build(tmp_path, use_sample_weights=True),
+        "\"weight\" in the JSON of sample '000000:utt000003' is no number from 1e-6 to 1e6",
+    )

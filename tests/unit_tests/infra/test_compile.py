@@ -101,12 +101,12 @@ def test_a_trained_text_encoder_is_compiled_for_any_rows(tmp_path, name):
     torch.testing.assert_close(*gradients)
 
 
-def test_a_shape_for_each_bucket_and_phase_of_the_batch_ramp():
+def test_a_shape_for_each_bucket():
     config = JobConfig()
-    config.data.num_buckets, config.training.batch_ramp = 5, [4, 2]
-    assert static_shapes(config) == 5 * 3
+    config.data.num_buckets = 5
+    assert static_shapes(config) == 5
     config.data.bucket_frames = [64, 768]
-    assert static_shapes(config) == 2 * 3
+    assert static_shapes(config) == 2
 
 
 @pytest.mark.long

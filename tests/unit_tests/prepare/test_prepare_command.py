@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.speech_corpora import write_tones
 from titan_tts import cli
-from titan_tts.prepare import encode_text, pipeline, prepare_command
+from titan_tts.prepare import pipeline, prepare_command
 from titan_tts.prepare.encode import Chunk
 from titan_tts.prepare.report import lines, summarize
 from titan_tts.prepare.settings import AudioSettings, Options
@@ -117,16 +117,6 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     assert "heldout: samples 1" in printed and "train" not in printed
     assert f"titan-tts evaluate RUN --test {tmp_path}/test\n" in printed
 
-    calls: list = []
-    monkeypatch.setattr(encode_text, "check_encoder", calls.append)
-    monkeypatch.setattr(encode_text, "encode_texts", lambda *args: calls.append(args) or (9, 4))
-    names = {"encode_text": "a/b", "text_dtype": "float32", "text_feature_dtype": "float16"}
-    assert prepare_command.run(replace(options, **names)) == 0
-    printed, encoder = capsys.readouterr().out, calls[0]
-    assert (encoder.model, encoder.dtype, encoder.cache_dtype) == tuple(names.values())
-    assert calls[1][1:] == (["train/shard-000000.tar"], encoder, "cpu", "local")
-    assert "of a/b: 9 texts, 4 of them encoded now\n" in printed
-
 
 def test_what_it_says_of_held_out_recordings_alone_and_in_finetune(tmp_path, capsys, monkeypatch):
     write_tones(tmp_path, "ab", speaker="ann")
@@ -173,22 +163,10 @@ def test_figures_in_words():
 
 
 @pytest.mark.parametrize(
-    "codec, text, config",
-    [
-        ("mel_dct", {}, "one_gpu"),
-        ("mel_dct", {}, "small"),
-        ("/my weights.pth", {}, "800m"),
-        ("mel_dct", {"text_dtype": "float32", "text_feature_dtype": "float16"}, "800m"),
-    ],
+    "codec, hours, config",
+    [("mel_dct", 10.0, "one_gpu"), ("mel_dct", 9.9, "small"), ("/my weights.pth", 10.0, "800m")],
 )
-def test_the_suggested_command_has_codec_and_features_of_the_data(codec, text, config):
-    text = text | {"encode_text": "some/encoder"} if text else {}
-    options = Options("in", "out", codec=codec, **text)
-    name, *keys = prepare_command._config_for(options, 9.9 if config == "small" else 10.0)
+def test_the_suggested_command_has_the_codec_of_the_data(codec, hours, config):
+    name, *keys = prepare_command._config_for(Options("in", "out", codec=codec), hours)
     suggested = load_config([f"--job.config_file={find_config(name)}", *keys])
-    encoder = suggested.encoder
     assert (name, suggested.sampling.codec) == (config, codec)
-    assert encoder.cache_features == bool(text)
-    if text:
-        given = {"model": "some/encoder", "dtype": "float32", "cache_dtype": "float16"}
-        assert {key: getattr(encoder, key) for key in given} == given

@@ -29,8 +29,8 @@ def front_matter(folder):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed")
 def test_what_is_pushed_is_trained_from(hub, data, train, capsys, tmp_path):
-    (data / "train/text_features").mkdir()
-    (data / "train/text_features/x.safetensors").write_bytes(b"")
+    (data / "train/mine").mkdir()
+    (data / "train/mine/x.safetensors").write_bytes(b"")
     (data / "backup").mkdir()
     (data / "backup/home.tar").write_bytes(b"mine")
     assert main(["data", "push", str(data), "me/corpus", "--license=cc0-1.0"]) == 0
@@ -82,7 +82,9 @@ def test_the_card_tells_what_the_indexes_do(data, tmp_path):
             continue
         [config] = header["configs"]
         assert {"split": "train", "path": "train/*.parquet"} in config["data_files"]
-        assert "--data.path hf://me/corpus/train --data.references drawn" in text
+        assert "references | drawn in training" in text
+        assert "titan-tts prepare TABLES DATA --format table" in text
+        assert "--data.path DATA/train --data.references drawn" in text
     # Nothing but prepare.json, or the codec, tells how long a frame is.
     (data / "prepare.json").unlink()
     (data / "README.md").unlink()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers.pretrained_checkpoints import WRITERS, write_tiny_t5
+from tests.helpers.pretrained_checkpoints import WRITERS, encoded, write_tiny_t5
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -53,7 +53,9 @@ def test_the_layout_without_an_inner_text_model_loads_too(checkpoints, tmp_path)
     path = changed(checkpoints["t5gemma2"], tmp_path / "model", toggle)
     assert len(moved) == 6 * 13 + 3
     texts = [list(range(3, 3 + length)) for length in (5, 30, 1, 17)]
-    for one, other in zip(load(path).encode(texts), load(checkpoints["t5gemma2"]).encode(texts)):
+    for one, other in zip(
+        encoded(load(path), texts), encoded(load(checkpoints["t5gemma2"]), texts)
+    ):
         assert torch.equal(one, other)
 
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
 from tests.helpers.packed_batches import packed_batch
-from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, WRITERS
+from tests.helpers.pretrained_checkpoints import VOCAB_SIZE, WRITERS, encoded
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -20,7 +20,6 @@ from torchtitan.models.dit_tts.model.args import TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import text_encoder_flops
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
-from torchtitan.models.dit_tts.text import text_encoder
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 
@@ -53,15 +52,14 @@ def alone(encoder, ids):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_features_are_the_full_models_in_any_batch(checkpoints, name, monkeypatch):
-    monkeypatch.setattr(text_encoder, "_TOKENS_AT_ONCE", 64)  # several batches
+def test_features_are_the_full_models_in_any_batch(checkpoints, name):
     encoder, reference = load(checkpoints[name]), full_models_encoder(checkpoints[name])
-    for ids, features in zip(texts(), encoder.encode(texts()), strict=True):
+    for ids, features in zip(texts(), encoded(encoder, texts()), strict=True):
         assert features.shape == (len(ids), encoder.width)
         if ids:
             expected = alone(reference, ids)
             assert expected.std() > 0.5  # equality of nothing would say nothing
-            for found in (features, encoder.encode([ids])[0]):
+            for found in (features, encoded(encoder, [ids])[0]):
                 torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)
 
 
@@ -89,7 +87,7 @@ def test_a_frozen_encoder_is_frozen_and_stays_in_evaluation_mode(checkpoints):
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
     encoder.train()
     assert not any(module.training for module in encoder.modules())
-    first, second = (encoder.encode(texts())[1] for _ in range(2))
+    first, second = (encoded(encoder, texts())[1] for _ in range(2))
     assert torch.equal(first, second)
 
 
@@ -97,9 +95,9 @@ def test_a_text_beyond_the_positions_is_one_sentence(checkpoints):
     encoder = load(checkpoints["bert"])
     assert encoder.source.max_tokens == 126
     assert find_source(str(checkpoints["t5"])).max_tokens is None
-    encoder.encode(texts((126,)))
+    encoded(encoder, texts((126,)))
     with pytest.raises(InputError, match="127 tokens is longer than the 126"):
-        encoder.encode(texts((127,)))
+        encoded(encoder, texts((127,)))
 
 
 @pytest.mark.parametrize("name", ["t5gemma2", "t5"])
@@ -129,14 +127,14 @@ def test_an_empty_encoder_is_filled_exactly(checkpoints, name):
     for tensor in (*encoder.parameters(), *encoder.buffers()):
         tensor.data.copy_(torch.full_like(tensor, 77))
     encoder.load_weights(lambda parameter, value: parameter.copy_(value))
-    expected = load(checkpoints[name]).encode(texts())
-    assert all(map(torch.equal, encoder.encode(texts()), expected))
+    expected = encoded(load(checkpoints[name]), texts())
+    assert all(map(torch.equal, encoded(encoder, texts()), expected))
     weights = {name: parameter.clone() for name, parameter in encoder.named_parameters()}
     for buffer in encoder.buffers():
         buffer.copy_(torch.full_like(buffer, 77))
     encoder.reset_buffers()
     assert all(torch.equal(weights[n], p) for n, p in encoder.named_parameters())
-    assert all(map(torch.equal, encoder.encode(texts()), expected))
+    assert all(map(torch.equal, encoded(encoder, texts()), expected))
 
 
 # Inside the model, where it trains.
@@ -167,7 +165,7 @@ def test_features_inside_the_model(checkpoints, tmp_path, name):
     speaker = torch.zeros(2, 4, 8), torch.ones(2, 4, dtype=torch.bool)
     model.encode_conditions(ids, mask, *speaker)
     encoder, table = load(checkpoints[name]), model.condition_embedding.weight
-    texts = encoder.encode([[5, 6, 7, 8], [9, 511]])
+    texts = encoded(encoder, [[5, 6, 7, 8], [9, 511]])
     for found, rows, text in ((seen[0][0], [2, 0], texts[0]), (seen[0][1, :3], [1], texts[1])):
         expected = torch.cat([table[rows], text])
         torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING)

@@ -1,7 +1,5 @@
 """The samples of every validation: which they are, and what stands in the place of text and reference."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -178,28 +176,3 @@ def test_a_corrupt_sample_ends_the_run_or_is_left_out(rows, caplog):
     assert fixed.samples.tolist() == [5, 1, 2, 0, 4]
     assert fixed.load(0).has_other_text.all()
     assert caplog.text.count("validation skips it") == 1
-
-
-def test_stored_features_change_places_with_their_texts(four):
-    width = 3
-    lengths = np.array([len(ROWS[number][0]) + 2 for number in (0, 1, 2, 5)], np.int32)
-
-    def read(sample: int, out: np.ndarray) -> int:
-        values = torch.full((int(lengths[sample]), width), float(sample + 1))
-        out[: len(values)] = values.view(torch.int32).numpy()
-        return int(lengths[sample])
-
-    features = SimpleNamespace(
-        width=width, torch_dtype=torch.float32, tokens=lengths, encoder_fingerprint="x", read=read
-    )
-    batch = fixed_set(four, batch_size=4, features=features).load(0)
-    found, other = batch.inputs["text_features"], batch.other_text["text_features"]
-    conditions = 2
-    for row, partner in enumerate((1, 2, 3, 1)):
-        assert torch.equal(other[row], found[partner])
-        sample = (3, 1, 2, 0)[partner]
-        # At exactly the tokens of the text, behind those of the conditions.
-        there = other[row].any(-1).nonzero().squeeze(1).tolist()
-        assert there == list(range(conditions, conditions + int(lengths[sample])))
-        assert (other[row][there] == sample + 1).all()
-        assert batch.other_text["text_tokens"][row] == conditions + lengths[sample]

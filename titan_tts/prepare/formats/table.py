@@ -8,7 +8,8 @@ the sample's JSON. In a shard as `titan-tts data export` writes it they are floa
 
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
@@ -32,8 +33,7 @@ from titan_tts.prepare.recordings import (
 )
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.heldout import split_of
-from torchtitan.models.dit_tts.data.members import HASHES_KEY
-from torchtitan.models.dit_tts.data.parquet_shard import check_names_once, shard_schema
+from torchtitan.models.dit_tts.data.members import ARRAYS, HASHES_KEY, length_columns
 from torchtitan.models.dit_tts.errors import InputError, require
 
 SUFFIXES = (".parquet", ".arrow", ".feather")
@@ -44,6 +44,26 @@ _SPLIT_FOLDERS = (
 LATENTS, REFERENCE = "latents", "reference"
 _LENGTHS = ("frames", "reference_frames")  # columns of a shard
 _ROWS_AT_ONCE, _LISTED_AT_ONCE = 16, 1024
+
+
+def shard_schema() -> "pyarrow.Schema":
+    """The columns of a shard that `titan-tts data export` writes."""
+    fields = {"key": pyarrow.string()}
+    fields |= dict.fromkeys(length_columns(), pyarrow.int32())
+    fields |= dict.fromkeys((array.name for array in ARRAYS), pyarrow.binary())
+    fields["metadata"] = pyarrow.string()
+    return pyarrow.schema([pyarrow.field(*field, nullable=False) for field in fields.items()])
+
+
+def check_names_once(fields: "Iterable[pyarrow.Field]") -> None:
+    """Raises ValueError where two columns, or two fields of one, have the same name."""
+    fields = list(fields)
+    name, count = Counter(field.name for field in fields).most_common(1)[0] if fields else ("", 0)
+    if count > 1:
+        raise ValueError(f"{name!r} is there {count} times; give each column a name of its own")
+    for kind in (getattr(field.type, "storage_type", field.type) for field in fields):
+        if types.is_nested(kind):
+            check_names_once([kind.field(number) for number in range(kind.num_fields)])
 
 
 class TableCorpus:
@@ -159,6 +179,10 @@ class Table:
         self, group: int, columns: list[str], rows_at_once: int
     ) -> Iterator["pyarrow.RecordBatch"]:
         """The rows of a group, a few at a time; an Arrow file's are views of the file."""
+        failures = (
+            pyarrow.ArrowException,
+            OSError,
+        )  # the module may be gone when a generator is closed
         try:
             if self._parquet is None:
                 yield self._batches[group].select(columns)
@@ -166,7 +190,7 @@ class Table:
                 yield from self._parquet.iter_batches(
                     rows_at_once, row_groups=[group], columns=columns, use_threads=False
                 )
-        except (pyarrow.ArrowException, OSError) as error:
+        except failures as error:
             raise _unreadable(self.path, error) from None
 
     def rows(self, group: int) -> Iterator[dict[str, Any]]:

@@ -36,9 +36,7 @@ class WebDataset:
     def __init__(self, options: Options):
         self.options, source = options, options.source
         if is_remote(source):
-            paths = sorted(
-                set(find_shards(source, (".tar",))), key=lambda url: (plain_name(url), url)
-            )
+            paths = sorted(set(find_shards(source)), key=lambda url: (plain_name(url), url))
         else:
             paths = find_files(source, (".tar",))
             if not paths and os.path.isfile(source):  # a tar by another name

@@ -162,26 +162,19 @@ def expand_braces(path: str) -> list[str]:
         ) from None
 
 
-PARQUET = ".parquet"
-SHARD_SUFFIXES = (".tar", PARQUET)
+SHARD_SUFFIX = ".tar"
 
 
-def matching_shards(path: str, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[str]:
+def matching_shards(path: str, suffix: str = SHARD_SUFFIX) -> list[str]:
     """The files that the absolute path of a shard stands for, or a glob of such."""
     matches = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
-    return [match for match in matches if match.endswith(suffixes) and os.path.isfile(match)]
+    return [match for match in matches if match.endswith(suffix) and os.path.isfile(match)]
 
 
-def shards_in(folder: str | os.PathLike, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[str]:
+def shards_in(folder: str | os.PathLike, suffix: str = SHARD_SUFFIX) -> list[str]:
     """The shards of a folder, not below it. A hidden file is somebody's unfinished or foreign one."""
     names = [name for name in os.listdir(folder) if not name.startswith(".")]
-    return [os.path.join(folder, name) for name in names if name.endswith(suffixes)]
-
-
-def without_shard_suffix(path: str) -> str:
-    for suffix in SHARD_SUFFIXES:
-        path = path.removesuffix(suffix)
-    return path
+    return [os.path.join(folder, name) for name in names if name.endswith(suffix)]
 
 
 def check_writable(path: str | os.PathLike, option: str) -> None:

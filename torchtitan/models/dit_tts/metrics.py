@@ -18,7 +18,6 @@ from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.infra.device_time import HostCopy, moment, seconds_between
 from torchtitan.models.dit_tts.infra.divergence import StepStats
@@ -125,7 +124,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         )
         # A benchmark corrects these as it goes.
         self.total_steps = job_config.training.steps
-        self._ramp = batch_ramp(job_config.training)
         self.step_seconds: float | None = None
         """of the steps to come; None: as the mean so far"""
         self.seconds_after = 0.0
@@ -293,10 +291,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         memory = self.device_memory_monitor.get_peak_stats()
         self._max_memory_gib = self._max_memory_with(memory)
         total = self.total_steps
-        # In complete global batches: the steps of a batch ramp are shorter than those to come.
-        first, done, all_batches = map(self._ramp.global_batches, (self.first_step, step, total))
-        mean_seconds = (time.perf_counter() - self.start_time) / (done - first)
-        remaining = (all_batches - done) * (self.step_seconds or mean_seconds) + self.seconds_after
+        mean_seconds = (time.perf_counter() - self.start_time) / (step - self.first_step)
+        remaining = (total - step) * (self.step_seconds or mean_seconds) + self.seconds_after
         audio_seconds = counts["valid_frames"] / self.job_config.data.frames_per_second
         executed = counts["executed_flops"] / seconds / devices
         useful = counts["useful_flops"] / seconds / devices
@@ -345,11 +341,10 @@ class TTSMetricsProcessor(MetricsProcessor):
         self._last_moment, self._excluded_seconds = collected.moment, 0.0
         self.device_memory_monitor.reset_peak_stats()
 
-    def samples(self, step: int) -> float:
-        """Of the longest bucket in a step, as [training] global_batch_size counts them."""
+    def samples_per_step(self) -> int:
+        """Samples of the longest bucket in a step, as [training] global_batch_size counts them."""
         ranks = self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard
-        samples, _ = batch_split(self.job_config.training, ranks)
-        return samples / self._ramp.place(step - 1).divisor
+        return batch_split(self.job_config.training, ranks)[0]
 
     def _print(self, step: int, metrics: dict[str, Any]) -> None:
         mfu = (

@@ -174,11 +174,9 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.text_encoder_starts = (
             not resumes or not checkpoint.enable or checkpoint.create_seed_checkpoint
         )
-        self.text_encoder_sizes = None
-        if not encoder.cache_features:
-            self.text_encoder_sizes = TextEncoderSizes(
-                *source.matmul_sizes(), trained=not encoder.frozen
-            )
+        self.text_encoder_sizes = TextEncoderSizes(
+            *source.matmul_sizes(), trained=not encoder.frozen
+        )
         self.first_condition_id = source.vocab_size
         self.condition_tokens = max(0, encoder.vocab_size - source.vocab_size)
 

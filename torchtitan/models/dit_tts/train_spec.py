@@ -31,7 +31,6 @@ from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
@@ -139,22 +138,11 @@ def _new_aligner(job_config: JobConfig, tokenizer: ConditionedTokenizer) -> Alig
 def build_agreed_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: JobConfig
 ) -> LatentDataLoader:
-    """`build_dataloader`, with text features if [encoder] cache_features is set."""
-    find_features = None
-    if job_config.encoder.cache_features:
-        find_features = partial(stored_text_features, tokenizer=tokenizer, job_config=job_config)
-    loader = build_dataloader(
-        dp_world_size,
-        dp_rank,
-        tokenizer,
-        job_config,
-        find_features,
-    )
+    """`build_dataloader`, once all ranks have found the same order and tokens."""
+    loader = build_dataloader(dp_world_size, dp_rank, tokenizer, job_config)
     parts = json.loads(loader.state_dict()["order_fingerprint"])
     parts["tokens"] = tokenizer.vocabulary.fingerprint
     parts["steps"] = job_config.training.steps
-    if loader.features is not None:
-        parts["text_features"] = loader.features.encoder_fingerprint
     assert_equal_across_ranks(parts)
     return loader
 

@@ -105,9 +105,7 @@ class DiTTTSTrainer(Trainer):
             )
             text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
         else:
-            text_encoder = build_frozen_encoder(
-                view, self.parallel_dims, self.dataloader.features, self.device
-            )
+            text_encoder = build_frozen_encoder(view, self.parallel_dims, self.device)
         self.forward_pass = self.build_forward_pass(text_encoder)
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
         self.gradient_noise = GradientNoise()
@@ -287,12 +285,7 @@ class DiTTTSTrainer(Trainer):
         with self.benchmark.step(self.step) if self.benchmark is not None else nullcontext():
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             self.optimizers.zero_grad()
-            micro_batches = [next(data_iterator)]
-            # Fewer than upstream counts where the step's batch is a part of a global one.
-            self.gradient_accumulation_steps = micro_batches[0][0]["accumulation_steps"]
-            micro_batches += [
-                next(data_iterator) for _ in range(1, self.gradient_accumulation_steps)
-            ]
+            micro_batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
             self.progress.at(self.step, 1)
             valid_frames = self._valid_frames(micro_batches)
             self._mark("data")
@@ -315,7 +308,7 @@ class DiTTTSTrainer(Trainer):
             everyone = dist.group.WORLD if self.parallel_dims.world_size > 1 else None
             bad = self.divergence.judge(self.step, self.global_batch, loss, grad_norm, everyone)
             self.optimizers.step_unless(bad, grad_norm, self.job_config.training.max_norm)
-            samples = self.metrics_processor.samples(self.step)
+            samples = self.metrics_processor.samples_per_step()
             self.gradient_noise.add(grad_norm, bad, len(micro_batches), samples)
             self.lr_schedulers.step()
             self._mark("optimizer")

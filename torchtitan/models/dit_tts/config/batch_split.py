@@ -71,12 +71,6 @@ def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
     return total, total // per_pass
 
 
-def ramp_accumulation(accumulation: int, divisor: int) -> int:
-    """Micro-batches of a step with a part of the global batch: as few as keep each within its size in a
-    complete one, of `accumulation`."""
-    return -(-accumulation // divisor)
-
-
 def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
     """Micro-batches per step; see `batch_split`."""
     return batch_split(config.training, dp_degree)[1]

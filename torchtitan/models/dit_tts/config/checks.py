@@ -5,7 +5,6 @@ from operator import attrgetter
 import torchtitan.config.job_config as titan
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.data_checks import (
-    check_batch_ramp,
     check_data,
     check_packed,
     check_text,
@@ -93,7 +92,6 @@ def validate_config(
     global_batch, steps = batch_split(config.training, dp_degree)
     check_data(config.data, global_batch, dp_degree, steps)
     check_packed(config, global_batch, dp_degree * steps)
-    check_batch_ramp(config, dp_degree, steps)
     check_text(config)
     check_sampling(config.sampling)
     check_attention(config, accelerator or device_type)

@@ -1,9 +1,6 @@
-"""Checks of what a batch is made of: `[data]`, the batch ramp and the texts."""
-
-import math
+"""Checks of what a batch is made of: `[data]` and the texts."""
 
 from torchtitan.models.dit_tts.added_tokens import MAX_ADDED
-from torchtitan.models.dit_tts.config.batch_split import ramp_accumulation
 from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
     DURATION_FLAVOR,
@@ -107,33 +104,6 @@ def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
     )
 
 
-def check_batch_ramp(config: JobConfig, dp_degree: int, accumulation: int) -> None:
-    training, data = config.training, config.data
-    ramp, steps = training.batch_ramp, training.batch_ramp_steps
-    require(
-        all(high > low for high, low in zip(ramp, [*ramp[1:], 1])),
-        f"[training] batch_ramp = {ramp}, but it must be divisors above 1 in descending order, such as "
-        f"[8, 4, 2], or empty",
-    )
-    require(
-        not ramp or (steps > 0 and not any(steps % divisor for divisor in ramp)),
-        f"[training] batch_ramp_steps = {steps}, but it must be a positive multiple of each divisor in "
-        f"batch_ramp = {ramp}, so that every phase ends with a global batch",
-    )
-    multiple = math.gcd(*(data.bucket_batch_sizes or [data.batch_multiple]))
-    key = "bucket_batch_sizes" if data.bucket_batch_sizes else "batch_multiple"
-    unit = data.longest_per_row if data.batching == "packed" else 1
-    for divisor in ramp:
-        micro_batches = ramp_accumulation(accumulation, divisor)
-        blocks = divisor * micro_batches * dp_degree * unit
-        require(
-            multiple % blocks == 0,
-            f"[training] batch_ramp = {ramp}: a part of 1/{divisor} cannot be divided among {dp_degree} "
-            f"data-parallel ranks x {micro_batches} accumulation steps; make [data] {key} multiples of "
-            f"{blocks}, or leave {divisor} out",
-        )
-
-
 def check_text(config: JobConfig) -> None:
     encoder, data = config.encoder, config.data
     pretrained = is_pretrained(encoder.model)
@@ -178,22 +148,6 @@ def check_text(config: JobConfig) -> None:
         len(set(tokens)) == len(tokens) <= MAX_ADDED and all(t and t == t.strip() for t in tokens),
         f"[encoder] added_tokens = {tokens}, but they must be at most {MAX_ADDED} different texts without "
         f"blanks around them, such as ['[S1]', '(laugh)']",
-    )
-    require(
-        not tokens or not encoder.cache_features,
-        f"[encoder] added_tokens = {tokens} with cache_features = true, whose files have the texts without them; "
-        f"set cache_features to false",
-    )
-    require(
-        not encoder.cache_features or (pretrained and encoder.frozen),
-        f"[encoder] cache_features = true with model = {encoder.model!r} and frozen = "
-        f"{str(encoder.frozen).lower()}; only a frozen pretrained encoder's features can be cached: "
-        f"set cache_features = false",
-    )
-    require(
-        not encoder.cache_features or not data.verbatim_fraction,
-        f"[data] verbatim_fraction = {data.verbatim_fraction:g} with [encoder] cache_features = true, whose files "
-        f'have the features of "text" alone; set one of them to its default',
     )
     require(
         set(data.conditioning) <= set(CONDITIONING_FIELDS)

@@ -220,13 +220,6 @@ class Training(titan.Training):
     global_batch_size: int = 32
     """Samples of the longest bucket in a global batch; shorter buckets have more, up to as many frames"""
 
-    batch_ramp: list[int] = field(default_factory=list)
-    """Divisors of the global batch at the start of a run, such as 8,4,2: batch_ramp_steps steps with an
-    eighth of it, as many with a quarter, as many with a half, then all of it"""
-
-    batch_ramp_steps: NonNegativeInt = 0
-    """Steps with each divisor of batch_ramp, a multiple of all of them"""
-
     mixed_precision_reduce: Annotated[Literal["float32", "bfloat16"], WORKLOAD] = "float32"  # type: ignore[assignment]
     """Precision in which gradients are summed over ranks (FSDP2, HSDP, DDP) and, where there are replicas, over
     micro-batches; bfloat16 halves the bytes"""
@@ -235,7 +228,7 @@ class Training(titan.Training):
 @dataclass
 class Data:
     path: Annotated[str | list[str], INPUT] = ""
-    """The shards: a folder of .tar or .parquet files, one of them, a glob, a pattern with {000000..000099}, or a
+    """The shards: a folder of .tar files, one of them, a glob, a pattern with {000000..000099}, or a
     URL (s3://, http://, https:// ...) of one of these; or a list of them, one dataset each"""
 
     allow_heldout: bool = False
@@ -379,13 +372,6 @@ class Encoder:
 
     fsdp_min_gib: NonNegativeFloat = 4.0
     """Size of a frozen encoder's weights, in GiB, above which it is sharded over the ranks (FSDP2)"""
-
-    cache_features: Annotated[bool, WORKLOAD] = False
-    """Reads a frozen encoder's features from files next to the shards, made by titan-tts prepare
-    --encode-text; the encoder is then not in memory"""
-
-    cache_dtype: Literal["", "bfloat16", "float16", "float32"] = ""
-    """Precision of the features in those files; empty: as dtype"""
 
     vocab_size: NonNegativeInt = 0
     """Number of ids of the tokenizer; 0: taken from the tokenizer built from the data"""

@@ -256,7 +256,6 @@ def resolve(
         )
         config.checkpoint.enable = config.checkpoint.create_seed_checkpoint = False
         config.checkpoint.initial_load_path = None
-        config.training.batch_ramp = []  # complete steps are timed
         config.validation.enable, config.samples.freq = False, 0
         config.metrics.enable_wandb = False
     if vocab_size is not None:

@@ -72,6 +72,7 @@ OLD_KEYS = {
     "t5_hidden_dim": "leave it out: [encoder] model has its width",
     "time_shift": "leave it out, and add its natural logarithm to [objective] logit_mean",
     "logit_mean_end": "leave it out: on sentences it is no better than a constant logit_mean",
+    "batch_ramp": "leave it out: every step trains on a whole global batch",
     "alignment": "leave it out, and set [model] text_positions = 'aligned'",
 }
 """name, in whatever section it was -> what to do instead"""
@@ -79,6 +80,7 @@ OLD_KEYS = {
 REMOVED: dict[str, Any] = {
     "objective.time_shift": 1.0,
     "objective.logit_mean_end": None,
+    "training.batch_ramp": [],
     "alignment.teacher": "",
     "alignment.teacher_weight": 0.5,
     "alignment.teacher_layer": 0,
@@ -90,7 +92,13 @@ REMOVED: dict[str, Any] = {
 }
 """section.key that runs of earlier versions recorded -> the value that changes nothing, which is still read"""
 
-WITHOUT_EFFECT = {"data.cache_folder", "data.cache_gib"}
+WITHOUT_EFFECT = {
+    *("data.cache_folder", "data.cache_gib", "training.batch_ramp_steps"),
+    *(
+        "encoder.cache_features",
+        "encoder.cache_dtype",
+    ),  # the encoder itself gives the same features
+}
 """section.key of earlier versions that changed no result; still read, whatever the value"""
 
 

@@ -1,21 +1,18 @@
-"""The data stream: shards of samples -> global order -> padded batches.
+"""The data stream: shards of samples -> global order -> padded batches. Nothing here knows about models.
 
-Read the files in the order a sample travels through them:
+Six files are the spine, in the order in which a sample travels:
 
-`members`          the table of a sample's members; a new array is one line in it
-`shard_writer`     writes one tar of samples (latents, reference, metadata)
-`tar_reader`       walks a tar strictly: corruption is an error, never a short list
-`parquet_shard`    the same as a Parquet file, written and walked
-`shard`, `index`   where every sample of a shard lies; stored beside it as a sidecar
-`dataset`          `open_dataset`, and reading any sample by offset
-`storage`, `remote`, `range_reader`   files and URLs, and samples of the latter in any order
-`buckets`          which few static shapes and batch sizes a run uses
+`dataset`          opens shards and reads any sample by offset
 `batch_sampler`    which samples make up global batch number k
-`row_loader`       loads a sample into its row of a padded batch
-`packed_rows`      instead of buckets: rows that whole samples fill, and their order
-`collate`          makes a padded micro-batch of such rows
+`row_loader`       loads one row of a batch: what it is, and where it is written
+`collate`          makes a micro-batch of such rows, padded or packed
 `dataloader`       the micro-batches of one rank in their order, and its state
 `build`            all of it from a job config
 
-Nothing here knows about models.
+The others serve one of these. For `dataset`: `members` (the table of a sample's members; a new array is one line in it),
+`shard_writer` and `tar_reader` (one tar, written and walked), `shard` and `index` (where every sample lies; stored as a
+sidecar), `storage`, `local_reader`, `remote` and `range_reader` (files and URLs). For `batch_sampler`: `buckets` and
+`packed_rows` (static shapes, batch sizes and rows), `sampling_weights`. For `row_loader` and `collate`: `references`,
+`buffer_pool`, `corrupt_samples`. For `dataloader`: `prefetch`. `heldout`, `leak`, `left_out` and `trim` answer one
+question each.
 """

@@ -37,7 +37,7 @@ the same on every machine.
 import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -76,14 +76,6 @@ class GlobalBatch:
     @property
     def rows(self) -> int:
         return len(self.samples) if self.starts is None else len(self.starts) - 1
-
-    def part(self, number: int, first: int, rows: int) -> "GlobalBatch":
-        """So many of its rows, from row `first` on, as a batch of its own."""
-        if self.starts is None:
-            return replace(self, number=number, samples=self.samples[first : first + rows])
-        starts = self.starts[first : first + rows + 1]
-        samples = self.samples[starts[0] : starts[-1]]
-        return replace(self, number=number, samples=samples, starts=starts - starts[0])
 
 
 class _Stream:

@@ -9,7 +9,7 @@ import torch
 
 
 class BufferPool:
-    """Lends tensors out of blocks of one size.
+    """Lends float32 tensors out of blocks of one size.
 
     A batch is tens of MiB. In newly allocated memory the kernel zeroes each page at the first
     touch, which costs as much as filling the batch. A block comes back when the last tensor over it
@@ -17,9 +17,8 @@ class BufferPool:
     maximum number of elements of a tensor.
     """
 
-    def __init__(self, largest: int, dtype: torch.dtype = torch.float32):
-        self._bytes = largest * dtype.itemsize
-        self.dtype = dtype
+    def __init__(self, largest: int):
+        self._largest = largest
         self._free: deque[np.ndarray] = deque()
 
     def tensor(self, *shape: int) -> torch.Tensor:
@@ -27,9 +26,8 @@ class BufferPool:
         try:
             block = self._free.pop()
         except IndexError:
-            block = np.empty(self._bytes, np.uint8)
+            block = np.empty(self._largest, np.float32)
         # torch keeps this very array as long as the tensor's storage lives.
-        lent = block[: math.prod(shape) * self.dtype.itemsize]
+        lent = block[: math.prod(shape)]
         weakref.finalize(lent, self._free.append, block).atexit = False
-        # numpy has no bfloat16.
-        return torch.from_numpy(lent).view(self.dtype).view(shape)
+        return torch.from_numpy(lent).view(shape)

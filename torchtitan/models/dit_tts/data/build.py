@@ -2,13 +2,11 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Data
-from torchtitan.models.dit_tts.data.batch_ramp import batch_ramp
 from torchtitan.models.dit_tts.data.buckets import Selection, select_samples, sufficient_limits
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
@@ -16,7 +14,7 @@ from torchtitan.models.dit_tts.data.heldout import heldout_shards
 from torchtitan.models.dit_tts.data.left_out import samples_left_out
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, batch_policy, make_order
 from torchtitan.models.dit_tts.data.references import DrawnReferences
-from torchtitan.models.dit_tts.data.row_loader import Features, Tokenizer
+from torchtitan.models.dit_tts.data.row_loader import Tokenizer
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.errors import InputError, printable
@@ -24,28 +22,19 @@ from torchtitan.tools.logging import logger
 
 
 def build_dataloader(
-    dp_world_size: int,
-    dp_rank: int,
-    tokenizer: Tokenizer,
-    job_config,
-    find_features: Callable[[Dataset], Features] | None = None,
+    dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job_config
 ) -> LatentDataLoader:
     """The loader of data-parallel rank `dp_rank`, as upstream's `build_dataloader_fn`.
 
     Reads `job_config.data` and the batch sizes of `job_config.training`. Every rank computes the same
-    order, so nothing is exchanged. `find_features` gives the features of the dataset's texts that
-    batches are to have.
+    order, so nothing is exchanged.
     """
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
     dataset = open_training_data(data, (dp_rank, dp_world_size))
     if not data.allow_heldout:
         _refuse_heldout(dataset)
-    features = None if find_features is None else find_features(dataset)
-    if features is not None:
-        text_tokens = features.tokens + tokenizer.n_conditions
-    else:
-        text_tokens = tokenizer.max_tokens(dataset, (dp_rank, dp_world_size))
+    text_tokens = tokenizer.max_tokens(dataset, (dp_rank, dp_world_size))
     selection = training_samples(data, dataset, text_tokens)
     samples = selection.samples
     draws = sample_draws(data, dataset, selection)
@@ -58,10 +47,9 @@ def build_dataloader(
         draws,
     )
     order = make_order(policy, samples, selection.frames, data.seed, draws)
-    ramp = batch_ramp(job_config.training)
     if data.epochs:
         # Upstream reads it after this call: for the schedule, the end and the log.
-        job_config.training.steps = ramp.steps_before(order.batches_before_epoch(data.epochs))
+        job_config.training.steps = order.batches_before_epoch(data.epochs)
         if job_config.training.steps < 1:
             raise InputError(
                 f"[data] epochs = {data.epochs} of {len(samples)} samples are less than one global "
@@ -76,8 +64,6 @@ def build_dataloader(
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps,
-        features=features,
-        ramp=ramp,
         references=_drawn_references(data, dataset, samples),
     )
     if dp_rank == 0:
@@ -208,12 +194,5 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         lines.append(
             f"data: references are drawn anew for {drawn} samples of {loader.references.speakers} "
             f"speakers; {len(selection.samples) - drawn} without another one by their speaker keep theirs"
-        )
-    ramp, accumulation = loader.ramp, loader.accumulation_steps
-    for phase, divisor in enumerate(ramp.divisors):
-        begin = phase * ramp.steps
-        lines.append(
-            f"data: steps {begin + 1} to {begin + ramp.steps}: 1/{divisor} of a global batch, "
-            f"{ramp.accumulation(begin, accumulation)} accumulation steps"
         )
     return lines

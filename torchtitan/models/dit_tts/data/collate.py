@@ -1,7 +1,7 @@
 """Collates samples of a global batch to a micro-batch: padded rows, or whole samples one behind the other."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
+from torchtitan.models.dit_tts.data.buckets import round_up
 from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, reference_limits
@@ -21,7 +22,7 @@ from torchtitan.models.dit_tts.data.references import (
     Piece,
     shortened,
 )
-from torchtitan.models.dit_tts.data.row_loader import Row, RowLoader
+from torchtitan.models.dit_tts.data.row_loader import Fetched, Loaded, Row, RowLoader, Target
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 
@@ -44,8 +45,6 @@ class Collator:
     text_ids          (B, L) int64        `tokenizer.pad_id` at padding
     text_tokens       (B,) int64          valid ones of them
     text_positions    (B, L) float32      `Tokenizer.text_positions`, -1 at padding
-    text_features     (B, L, h)           with `features`: in their dtype, zero at padding and
-                                          at conditioning tokens
     speaker           (B, R, C) float32   reference latents, R of them from a drawn start if there are
                                           more, zero at padding
     speaker_frames    (B,) int64          valid ones of them
@@ -85,13 +84,10 @@ class Collator:
         self.pin_memory = pin_memory
         self.verbatim_fraction = verbatim_fraction
         self._closed = False
-        channels, features = row_loader.dataset.latent_channels, row_loader.features
+        channels = row_loader.dataset.latent_channels
         max_frames = max(size * max(T, R) for size, (T, _, R) in zip(max_rows, shapes))
         widest = max(member.width or channels for member in members.ARRAYS)
         self._memory = BufferPool(max_frames * widest)
-        if features is not None:
-            max_tokens = max(size * L for size, (_, L, _) in zip(max_rows, shapes))
-            self._features_memory = BufferPool(max_tokens * features.width, features.torch_dtype)
 
     def close(self) -> None:
         """Stops worker threads at their next row; they raise RuntimeError."""
@@ -103,87 +99,56 @@ class Collator:
 
     def collate(self, batch: GlobalBatch, first: int, rows: int) -> Batch:
         """So many rows of a global batch, from row `first` on. Thread-safe."""
-        dataset, tokenizer = self.row_loader.dataset, self.row_loader.tokenizer
-        samples = batch.samples[first : first + rows].tolist()
         T, L, R = self.shapes[batch.bucket]
-        arrays, features, bits = self._buffers(rows, T, L, R)
-        text_ids = np.full((rows, L), tokenizer.pad_id, np.int64)
+        planned = self._rows(batch, slice(first, first + rows), [R] * rows)
+        arrays = self._arrays(rows, T, R)
+        text_ids = np.full((rows, L), self.row_loader.tokenizer.pad_id, np.int64)
         positions = np.empty((rows, L), np.float32)
-        global_rows = np.arange(first, first + rows, dtype=np.int64)
-        seed, crops = 0, [0] * rows
+        parts = zip(*(array.numpy() for array in arrays.values()))
+        fetched = self.row_loader.fetch(planned)
+        loaded = [
+            self._load(batch, row, fetched, into)
+            for row, into in zip(planned, map(Target, parts, text_ids, positions), strict=True)
+        ]
+        self.row_loader.corrupt_samples.reads += rows
+        frames = np.array([each.frames for each in loaded])
+        labels = np.where(np.arange(T) < frames[:, None], np.int64(0), np.int64(IGNORE_INDEX))
+        inputs = self._inputs(batch, loaded, rows, text_ids, positions) | arrays
+        replaced = sum(row.sample != each.row.sample for row, each in zip(planned, loaded))
+        return inputs | {"replaced": replaced}, self._tensor(labels)
+
+    def _rows(self, batch: GlobalBatch, inside: slice, limits: Sequence[int]) -> list[Row]:
+        """The rows of the samples `inside` a batch. `limits`: maximum frames of each one's reference."""
+        samples, numbers = batch.samples[inside].tolist(), np.arange(inside.start, inside.stop)
+        seed, crops, words = 0, [0] * len(samples), None
         if self.order is not None:
-            seed, crops = self.order.seed, self.order.crops(batch)[first : first + rows].tolist()
-        references = self._references(batch, slice(first, first + rows), [R] * rows)
-        into_rows = map(
-            Row,
-            zip(*(array.numpy() for array in arrays.values())),
-            text_ids,
-            positions,
-            [None] * rows if bits is None else bits,
-            tokenizer.dropped(seed, batch.number, global_rows).tolist(),
-            crops,
-            map(references, range(rows), samples),
-            self._verbatim(batch, global_rows),
-        )
-        lengths, used = self._load(batch, first, samples, list(into_rows), references)
-        columns = np.stack([*lengths.T, global_rows])
-        valid = np.arange(T) < columns[0, :, None]
-        labels = np.where(valid, np.int64(0), np.int64(IGNORE_INDEX))
-        inputs, loss_labels = self._finish(
-            batch, columns, text_ids, positions, labels, arrays, features
-        )
-        names = [dataset.sample_id(sample) for sample in used]
-        replaced = sum(map(int.__ne__, used, samples))
-        return inputs | {"sample_id": names, "replaced": replaced}, loss_labels
-
-    def _buffers(
-        self, rows: int, frames: int, tokens: int, references: int
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor | None, np.ndarray | None]:
-        """Uninitialised: the arrays of `members.ARRAYS`; the text features, if any, and their bits."""
-        channels, features_of = self.row_loader.dataset.latent_channels, self.row_loader.features
-        padded = {"frames": frames, "reference_frames": references}
-        arrays = {
-            member.entry: self._empty(
-                self._memory, rows, padded[member.length], member.width or channels
+            seed, crops = self.order.seed, self.order.crops(batch)[inside].tolist()
+            if isinstance(self.references, DrawnReferences):
+                words = self.order.reference_words(batch, WORDS)[inside].tolist()
+        drop = self.row_loader.tokenizer.dropped(seed, batch.number, numbers).tolist()
+        verbatim = self._verbatim(batch, numbers)
+        rows = [
+            Row(
+                number=inside.start + place,
+                sample=sample,
+                drop=drop[place],
+                crop=crops[place],
+                verbatim=verbatim[place],
+                words=None if words is None else words[place],
+                max_reference=limits[place],
             )
-            for member in members.ARRAYS
-        }
-        if features_of is None:
-            return arrays, None, None
-        features = self._empty(self._features_memory, rows, tokens, features_of.width)
-        # As integers of the same width: numpy has no bfloat16.
-        bits = torch.int16 if features.dtype.itemsize == 2 else torch.int32
-        return arrays, features, features.view(bits).numpy()
+            for place, sample in enumerate(samples)
+        ]
+        return list(map(self._with_reference, rows))
 
-    def _finish(
-        self,
-        batch: GlobalBatch,
-        columns: np.ndarray,
-        text_ids: np.ndarray,
-        text_positions: np.ndarray,
-        labels: np.ndarray,
-        arrays: dict[str, torch.Tensor],
-        features: torch.Tensor | None,
-    ) -> Batch:
-        """The batch without names and count of samples. columns: (4, samples), of each what `RowLoader.load`
-        returns for it, and its row."""
-        frames, speaker_frames, tokens, row = np.ascontiguousarray(columns)
-        # numpy for small arrays: torch would start a thread pool in each loader thread.
-        small = {
-            "frames": frames,
-            "text_ids": text_ids,
-            "text_tokens": tokens,
-            "text_positions": text_positions,
-            "speaker_frames": speaker_frames,
-            "global_batch": np.array(batch.number, np.int64),
-            "row": row,
-            "global_batch_size": np.array(len(batch.samples), np.int64),
-        }
-        inputs: dict[str, Any] = {name: self._tensor(array) for name, array in small.items()}
-        inputs |= arrays
-        if features is not None:
-            inputs["text_features"] = features
-        return inputs, self._tensor(labels)
+    def _with_reference(self, row: Row) -> Row:
+        """The row with the drawn reference of its sample, if there is one."""
+        drawn, pieces = self.references, list[Piece]()
+        if isinstance(drawn, FixedReferences):
+            pieces = drawn.pieces(row.sample, row.max_reference)
+        elif drawn is not None and row.words is not None:
+            pieces = drawn.draw(row.words, row.sample, row.max_reference)
+        return row._replace(reference=pieces)
 
     def _verbatim(self, batch: GlobalBatch, rows: np.ndarray) -> list[bool]:
         """Whether each of these rows of a global batch takes the verbatim text: a pure function of its position."""
@@ -193,65 +158,63 @@ class Collator:
         drawn = uniform(stream_keys(self.order.seed, *position, _VERBATIM_STREAM))
         return (drawn < self.verbatim_fraction).tolist()
 
-    def _references(
-        self, batch: GlobalBatch, inside: slice, limits: list[int]
-    ) -> Callable[[int, int], list[Piece]]:
-        """A function of (index `inside` the batch, sample there) to the pieces of its drawn reference."""
-        drawn = self.references
-        if isinstance(drawn, FixedReferences):
-            return lambda index, sample: drawn.pieces(sample, limits[index])
-        if drawn is None or self.order is None:
-            return lambda index, sample: []
-        words = self.order.reference_words(batch, WORDS)[inside].tolist()
-        return lambda index, sample: drawn.draw(words[index], sample, limits[index])
-
-    def _load(
-        self,
-        batch: GlobalBatch,
-        first: int,
-        samples: list[int],
-        into_rows: list[Row],
-        references: Callable[[int, int], list[Piece]],
-    ) -> tuple[np.ndarray, list[int]]:
-        """Fill rows of the global batch from `first` on with samples, or with the replacements of
-        corrupt ones. Returns (B, 3) int64, a row's being what `RowLoader.load` returns for it, and
-        the samples taken.
-        """
-        lengths, used = [], []
-        fetched = self.row_loader.fetch(
-            samples, [piece for into in into_rows for piece in into.reference]
-        )
-        for row, (sample, into) in enumerate(zip(samples, into_rows, strict=True)):
+    def _load(self, batch: GlobalBatch, row: Row, fetched: Fetched, into: Target) -> Loaded:
+        """Write a row; while its sample is corrupt, another one takes its place."""
+        for attempt in range(1 + _MAX_REPLACEMENTS):
             self.check_open()
-            replacements = self._replacements(batch, first + row)
-            row_fetched = fetched
-            while True:
-                try:
-                    lengths.append(self.row_loader.load(sample, row_fetched, into))
-                    break
-                except CorruptSampleError as error:
-                    self.row_loader.corrupt_samples.skip(self.row_loader.dataset, sample, error)
-                sample = next(replacements)
-                into = into._replace(reference=references(row, sample))
-                row_fetched = self.row_loader.fetch([sample])
-            used.append(sample)
-        self.row_loader.corrupt_samples.reads += len(samples)
-        return np.array(lengths, np.int64), used
-
-    def _replacements(self, batch: GlobalBatch, row: int) -> Iterator[int]:
-        """Samples for a row of the global batch, each in case that the one before is corrupt, too."""
-        assert self.order is not None
-        for attempt in range(_MAX_REPLACEMENTS):
-            yield self.order.replacement(batch, row, attempt)
+            try:
+                return self.row_loader.load(row, fetched, into)
+            except CorruptSampleError as error:
+                self.row_loader.corrupt_samples.skip(self.row_loader.dataset, row.sample, error)
+            assert self.order is not None  # without an order a corrupt sample is an error
+            sample = self.order.replacement(batch, row.number, attempt)
+            row = self._with_reference(row._replace(sample=sample))
+            fetched = self.row_loader.fetch([row])
         raise InputError(
             f"{_MAX_REPLACEMENTS} samples in a row are corrupt in the bucket of "
             f"{self.shapes[batch.bucket][0]} frames; restore the shards"
         )
 
-    def _empty(self, memory: BufferPool, *shape: int) -> torch.Tensor:
+    def _arrays(self, rows: int, frames: int, reference_frames: int) -> dict[str, torch.Tensor]:
+        """The arrays of `members.ARRAYS` by their entries, uninitialised."""
+        padded = {"frames": frames, "reference_frames": reference_frames}
+        channels = self.row_loader.dataset.latent_channels
+        return {
+            member.entry: self._empty(rows, padded[member.length], member.width or channels)
+            for member in members.ARRAYS
+        }
+
+    def _inputs(
+        self,
+        batch: GlobalBatch,
+        loaded: Sequence[Loaded],
+        places: int,
+        text_ids: np.ndarray,
+        text_positions: np.ndarray,
+    ) -> dict[str, Any]:
+        """All entries but the arrays and `replaced`. `places`: for samples, zero where there are fewer."""
+        columns = np.zeros((4, places), np.int64)
+        for place, each in enumerate(loaded):
+            columns[:, place] = each.frames, each.speaker_frames, each.tokens, each.row.number
+        # numpy for small arrays: torch would start a thread pool in each loader thread.
+        small = {
+            "frames": columns[0],
+            "text_ids": text_ids,
+            "text_tokens": columns[2],
+            "text_positions": text_positions,
+            "speaker_frames": columns[1],
+            "global_batch": np.array(batch.number, np.int64),
+            "row": columns[3],
+            "global_batch_size": np.array(len(batch.samples), np.int64),
+        }
+        inputs: dict[str, Any] = {name: self._tensor(array) for name, array in small.items()}
+        sample_id = self.row_loader.dataset.sample_id
+        return inputs | {"sample_id": [sample_id(each.row.sample) for each in loaded]}
+
+    def _empty(self, *shape: int) -> torch.Tensor:
         if self.pin_memory:  # torch reuses page-locked memory itself
-            return torch.empty(shape, dtype=memory.dtype, pin_memory=True)
-        return memory.tensor(*shape)
+            return torch.empty(shape, pin_memory=True)
+        return self._memory.tensor(*shape)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -265,7 +228,7 @@ class PackedCollator(Collator):
 
     ================  ==========================  ================================================
     latents           (1, B*N, C) float32
-    text_ids          (1, B*L) int64              and text_positions, text_features
+    text_ids          (1, B*L) int64              and text_positions
     speaker           (1, B*P, C) float32         each reference zero up to whole patches
     frames            (S,) int64                  and text_tokens, speaker_frames, row; 0 behind
                                                   the last sample
@@ -282,93 +245,66 @@ class PackedCollator(Collator):
         self.data = data
 
     def collate(self, batch: GlobalBatch, first: int, rows: int) -> Batch:
-        loader, order, longest = self.row_loader, self.order, self.policy.longest
-        dataset, tokenizer = loader.dataset, loader.tokenizer
-        assert order is not None and batch.starts is not None
+        loader, longest = self.row_loader, self.policy.longest
+        assert batch.starts is not None
         N, L, P = (rows * size for size in self.shapes[0])
         starts = batch.starts[first : first + rows + 1]
-        inside = slice(starts[0], starts[-1])
-        samples, numbers = batch.samples[inside], np.arange(starts[0], starts[-1])
-        sizes = np.minimum(dataset.frames[samples], longest[0]).tolist()
-        text_sizes = [0] * len(samples)
-        if loader.features is not None:
-            text_sizes = (loader.features.tokens[samples] + tokenizer.n_conditions).tolist()
-        pieces, reference_sizes = self._rows_references(batch, starts, sizes)
-        arrays, features, bits = self._buffers(1, N, L, P)
-        ids = np.full((len(samples), longest[1]), tokenizer.pad_id, np.int64)
-        places = np.empty((len(samples), longest[1]), np.float32)
-        drop = tokenizer.dropped(order.seed, batch.number, numbers).tolist()
-        crops = order.crops(batch)[inside].tolist()
-        verbatim = self._verbatim(batch, numbers)
-        fetched = loader.fetch(samples.tolist(), list(chain(*pieces)))
-        # What a corrupt sample has written, the next one overwrites.
-        lengths, kept, end = [], [], np.zeros(3, int)
-        for index, sample in enumerate(samples.tolist()):
-            self.check_open()
-            size = sizes[index], text_sizes[index], reference_sizes[index]
-            frames, tokens, reference = map(slice, end, end + size)
-            into = Row(
-                [
-                    arrays[each.entry][0, frames if each.length == "frames" else reference].numpy()
-                    for each in members.ARRAYS
-                ],
-                ids[index],
-                places[index],
-                None if bits is None else bits[0, tokens],
-                drop[index],
-                crops[index],
-                pieces[index],
-                verbatim[index],
-            )
-            try:
-                lengths.append(loader.load(sample, fetched, into))
-            except CorruptSampleError as error:
-                loader.corrupt_samples.skip(dataset, sample, error)
-                continue
-            kept.append(index)
-            # A stored reference in place of a corrupt drawn one may be shorter.
-            patches = -(-lengths[-1][1] // self.data.speaker_patch_size)
-            end += size[0], lengths[-1][2], patches * self.data.speaker_patch_size
-        loader.corrupt_samples.reads += len(samples)
-        for member in members.ARRAYS:
-            arrays[member.entry][0, end[0 if member.length == "frames" else 2] :] = 0
-        if features is not None:
-            features[0, end[1] :] = 0
-
-        columns = np.zeros((4, rows * self.policy.max_samples), np.int64)
-        columns[:3, : len(kept)] = np.reshape(lengths, (-1, 3)).T
-        columns[3, : len(kept)] = numbers[kept]
-        mask = np.arange(longest[1]) < columns[2, : len(kept), None]
-        text_ids = np.full((1, L), tokenizer.pad_id, np.int64)
-        text_ids[0, : end[1]] = ids[kept][mask]
+        inside = slice(int(starts[0]), int(starts[-1]))
+        frames = np.minimum(loader.dataset.frames[batch.samples[inside]], longest[0])
+        limits = reference_limits(self.data, frames)
+        planned = self._fitted(self._rows(batch, inside, limits.tolist()), starts - starts[0])
+        arrays = self._arrays(1, N, P)
+        text_ids = np.full((1, L), loader.tokenizer.pad_id, np.int64)
         positions = np.full((1, L), -1, np.float32)
-        positions[0, : end[1]] = places[kept][mask]
+        ids, places = np.empty(longest[1], np.int64), np.empty(longest[1], np.float32)
+        fetched = loader.fetch(planned)
+        # What a corrupt sample has written, the next one overwrites.
+        loaded: list[Loaded] = []
+        used, ends = 0, {"frames": 0, "reference_frames": 0}
+        for row, length in zip(planned, frames.tolist(), strict=True):
+            self.check_open()
+            sizes = {"frames": length, "reference_frames": row.max_reference}
+            of_row = [
+                arrays[each.entry][0, ends[each.length] : ends[each.length] + sizes[each.length]]
+                for each in members.ARRAYS
+            ]
+            into = Target([part.numpy() for part in of_row], ids, places)
+            try:
+                loaded.append(found := loader.load(row, fetched, into))
+            except CorruptSampleError as error:
+                loader.corrupt_samples.skip(loader.dataset, row.sample, error)
+                continue
+            text_ids[0, used : used + found.tokens] = ids[: found.tokens]
+            positions[0, used : used + found.tokens] = places[: found.tokens]
+            used += found.tokens
+            ends["frames"] += length
+            # A stored reference in place of a corrupt drawn one may be shorter.
+            ends["reference_frames"] += round_up(found.speaker_frames, self.data.speaker_patch_size)
+        loader.corrupt_samples.reads += len(planned)
+        for member in members.ARRAYS:
+            arrays[member.entry][0, ends[member.length] :] = 0
         labels = np.full((1, N), IGNORE_INDEX, np.int64)
-        labels[0, : end[0]] = 0
-        inputs, loss_labels = self._finish(
-            batch, columns, text_ids, positions, labels, arrays, features
-        )
-        names = [dataset.sample_id(sample) for sample in samples[kept].tolist()]
-        counts = {"sample_id": names, "replaced": len(samples) - len(kept), "longest": longest}
-        return inputs | counts, loss_labels
+        labels[0, : ends["frames"]] = 0
+        inputs = self._inputs(batch, loaded, rows * self.policy.max_samples, text_ids, positions)
+        counts = {"replaced": len(planned) - len(loaded), "longest": longest}
+        return inputs | arrays | counts, self._tensor(labels)
 
-    def _rows_references(
-        self, batch: GlobalBatch, starts: np.ndarray, frames: list[int]
-    ) -> tuple[list[list[Piece]], list[int]]:
-        """The pieces of each sample's drawn reference, none for the stored one, and the frames that it may
-        take, in whole patches. Where drawn ones are longer than their row, its longest are cut to one length."""
-        patch, inside = self.data.speaker_patch_size, slice(starts[0], starts[-1])
-        samples, limits = batch.samples[inside], reference_limits(self.data, np.array(frames))
-        draw = self._references(batch, inside, limits.tolist())
-        pieces = list(map(draw, range(len(samples)), samples.tolist()))
-        total = np.array([sum(piece.frames for piece in each) for each in pieces], int)
-        stored = np.minimum(self.row_loader.dataset.reference_frames[samples], limits)
-        wanted = np.where(total > 0, total, stored)
-        patches = -(-wanted // patch)
-        for begin, end in pairwise(starts - starts[0]):
+    def _fitted(self, rows: list[Row], starts: np.ndarray) -> list[Row]:
+        """The samples of packed rows, which begin at `starts`, with references in whole patches that fit. Where drawn
+        ones are longer than their packed row, its longest are cut to one length."""
+        patch, stored = self.data.speaker_patch_size, self.row_loader.dataset.reference_frames
+        wanted = [
+            sum(piece.frames for piece in row.reference)
+            or min(int(stored[row.sample]), row.max_reference)
+            for row in rows
+        ]
+        patches = round_up(np.array(wanted, int), patch) // patch
+        for begin, end in pairwise(starts):
             most = patches[begin:end].max(initial=0)
             while patches[begin:end].clip(max=most).sum() * patch > self.shapes[0][2]:
                 most -= 1
             patches[begin:end] = patches[begin:end].clip(max=most)
-        sizes = (patches * patch).tolist()
-        return list(map(shortened, pieces, sizes)), sizes
+        return [
+            row._replace(max_reference=size, reference=shortened(row.reference, size))
+            for row, size in zip(rows, (patches * patch).tolist(), strict=True)
+        ]

@@ -17,10 +17,8 @@ import torch
 
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.models.dit_tts.config.job_config import Data
-from torchtitan.models.dit_tts.data.batch_ramp import BatchRamp
 from torchtitan.models.dit_tts.data.batch_sampler import (
     ORDER_VERSION,
-    GlobalBatch,
     GlobalBatchSampler,
 )
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
@@ -30,7 +28,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.data.prefetch import ThreadPrefetcher
 from torchtitan.models.dit_tts.data.references import DrawnReferences
-from torchtitan.models.dit_tts.data.row_loader import Features, RowLoader, Tokenizer
+from torchtitan.models.dit_tts.data.row_loader import RowLoader, Tokenizer
 from torchtitan.models.dit_tts.errors import InputError
 
 # What each part of the order's fingerprint is set by, for the message of a failed resume.
@@ -45,28 +43,23 @@ _SET_BY = {
     "reference_frames": "[data] max_speaker_frames or max_reference_ratio",
     "samples": "[data] max_frames, max_text_tokens, on_too_long, verbatim_fraction, use_sample_weights, "
     "weights or balance_by",
-    "batch_ramp": "[training] batch_ramp or batch_ramp_steps",
 }
 # Parts that older checkpoints do not have, and what those were trained with.
-_PARTS_ADDED = {"references": "stored", "batch_ramp": [], "batching": "buckets"}
+_PARTS_ADDED = {"references": "stored", "batching": "buckets"}
 
 
 class LatentDataLoader(BaseDataLoader):
-    """Endless micro-batches of one data-parallel rank. `Collator` says what they hold; `input_dict` has also
-    the number of the global batch's micro-batches as `accumulation_steps`.
+    """Endless micro-batches of one data-parallel rank; `Collator` says what they hold.
 
     A global batch of G samples, in row order, is cut into `accumulation_steps * dp_world_size` equal
     contiguous blocks; micro-batch m of rank r is block `m * dp_world_size + r`. Any split of G gives
-    the same rows to the same step. A packed global batch is cut likewise, between its rows. During a batch ramp, what a step trains on, a part of a global batch of
-    the order, is called global batch here: it has a number, rows and a size of its own.
+    the same rows to the same step. A packed global batch is cut likewise, between its rows.
 
     The global batches whose numbers are in `skipped` are left out.
 
     Args:
         order: made from the batch sizes of `policy` over samples of `dataset`.
-        accumulation_steps: micro-batches of a global batch of the order.
-        features: of the texts; the first `tokenizer.n_conditions` tokens have none.
-        ramp: the smaller global batches of the start.
+        accumulation_steps: micro-batches of a global batch.
         references: draws references; None: those that are stored.
     """
 
@@ -81,8 +74,6 @@ class LatentDataLoader(BaseDataLoader):
         dp_rank: int,
         dp_world_size: int,
         accumulation_steps: int,
-        features: Features | None = None,
-        ramp: BatchRamp = BatchRamp(),
         references: DrawnReferences | None = None,
     ):
         assert 0 <= dp_rank < dp_world_size and accumulation_steps > 0
@@ -98,17 +89,13 @@ class LatentDataLoader(BaseDataLoader):
         self.num_workers = data.num_workers
         self.prefetch_batches = data.prefetch_batches
         self.frames_per_second = data.frames_per_second
-        self.features = features
-        self.ramp = ramp
         self.references = references
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         self.skipped: set[int] = set()
         blocks = dp_world_size * accumulation_steps
         self.corrupt_samples = CorruptSampleCounter(data.on_error, data.max_corrupt_fraction)
-        row_loader = RowLoader(
-            dataset, tokenizer, self.corrupt_samples, data.frames_per_second, features
-        )
+        row_loader = RowLoader(dataset, tokenizer, self.corrupt_samples, data.frames_per_second)
         verbatim = data.verbatim_fraction
         max_rows = [size // blocks for size in policy.batch_sizes]
         pin_memory = torch.cuda.is_available()
@@ -119,7 +106,7 @@ class LatentDataLoader(BaseDataLoader):
             else Collator(*given)
         )
         self._order_lock = threading.Lock()
-        self._global_batch = lru_cache(4)(self._part_of_order)
+        self._global_batch = lru_cache(4)(order.batch)
         self._order_parts = {
             "order_version": ORDER_VERSION,
             "dataset": dataset.fingerprint,
@@ -132,7 +119,6 @@ class LatentDataLoader(BaseDataLoader):
             "references": "stored" if references is None else "drawn",
             "reference_frames": [R for _, _, R in policy.shapes],
             "samples": order.samples_fingerprint(),
-            "batch_ramp": [*ramp.divisors, ramp.steps] if ramp.divisors else [],
         }
 
     def __iter__(self) -> Iterator[Batch]:
@@ -149,17 +135,16 @@ class LatentDataLoader(BaseDataLoader):
     @property
     def global_batch(self) -> int:
         """Number of the next micro-batch's global batch."""
-        return self.ramp.of_micro_batch(self.consumed, self.accumulation_steps)[0]
+        return self.consumed // self.accumulation_steps
 
     def go_to(self, number: int) -> None:
         """The next micro-batch is the first of this global batch."""
-        self.consumed = self.ramp.first_micro_batch(number, self.accumulation_steps)
+        self.consumed = number * self.accumulation_steps
 
     def micro_batches(self, number: int) -> Iterator[Batch]:
         """This rank's micro-batches of a global batch."""
-        first = self.ramp.first_micro_batch(number, self.accumulation_steps)
-        for step in range(self.ramp.accumulation(number, self.accumulation_steps)):
-            yield self.micro_batch(first + step)
+        first = number * self.accumulation_steps
+        yield from map(self.micro_batch, range(first, first + self.accumulation_steps))
 
     def close(self) -> None:
         """Stop prefetching, so that the process can end at once."""
@@ -178,6 +163,11 @@ class LatentDataLoader(BaseDataLoader):
         if not state_dict:
             return
         saved = _PARTS_ADDED | json.loads(state_dict["order_fingerprint"])
+        if saved.get("batch_ramp"):
+            raise InputError(
+                "the checkpoint was trained with a batch ramp, which this version does not have; start the data from "
+                'its beginning with [checkpoint] exclude_from_loading = ["dataloader"]'
+            )
         differing = [name for name, value in self._order_parts.items() if saved.get(name) != value]
         if differing:
             # The first is the cause: other shards or buckets change all that follows.
@@ -193,28 +183,20 @@ class LatentDataLoader(BaseDataLoader):
 
     def _after_skipped(self, position: int) -> int:
         """The first micro-batch from `position` on whose global batch is not skipped."""
-        number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
+        number, step = divmod(position, self.accumulation_steps)
         if step or number not in self.skipped:
             return position
         while number in self.skipped:
             number += 1
-        return self.ramp.first_micro_batch(number, self.accumulation_steps)
+        return number * self.accumulation_steps
 
     def micro_batch(self, position: int) -> Batch:
         """Micro-batch `position` of this rank, counted from the start of training. Thread-safe."""
         self._collator.check_open()
-        number, step = self.ramp.of_micro_batch(position, self.accumulation_steps)
-        accumulation_steps = self.ramp.accumulation(number, self.accumulation_steps)
+        number, step = divmod(position, self.accumulation_steps)
         # Several threads load micro-batches of one step; the order has state.
         with self._order_lock:
             batch = self._global_batch(number)
-        rows = batch.rows // (self.dp_world_size * accumulation_steps)
+        rows = batch.rows // (self.dp_world_size * self.accumulation_steps)
         first = (step * self.dp_world_size + self.dp_rank) * rows
-        input_dict, labels = self._collator.collate(batch, first, rows)
-        return input_dict | {"accumulation_steps": accumulation_steps}, labels
-
-    def _part_of_order(self, number: int) -> GlobalBatch:
-        full, part, divisor = self.ramp.place(number)
-        batch = self.order.batch(full)
-        rows = batch.rows // divisor
-        return batch.part(number, part * rows, rows)
+        return self._collator.collate(batch, first, rows)

@@ -1,4 +1,4 @@
-"""Open a dataset of shards, tars or Parquet files, and read any sample by offset.
+"""Open a dataset of shards and read any sample by offset.
 
 >>> dataset = open_dataset("data/train")           # folder, .tar, glob, URL, or a list of these
 >>> dataset.sample_id(0), int(dataset.frames[0])
@@ -28,12 +28,11 @@ from torchtitan.models.dit_tts.data.index import (
 )
 from torchtitan.models.dit_tts.data.local_reader import ExtentTable, LocalFiles, SampleExtents, fill
 from torchtitan.models.dit_tts.data.members import LABELS
-from torchtitan.models.dit_tts.data.range_reader import RangeReader
-from torchtitan.models.dit_tts.data.remote import Extent
+from torchtitan.models.dit_tts.data.range_reader import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import Problem
 from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import is_remote, without_shard_suffix
+from torchtitan.models.dit_tts.files import SHARD_SUFFIX, is_remote
 
 # Without the checks of `json.loads`, which take as long as a sample's JSON: the index made them.
 _decode_json = json.JSONDecoder().raw_decode
@@ -70,8 +69,8 @@ def open_dataset(
     """Open the shards at `path` and make indexes where none are stored.
 
     Args:
-        path: a folder (its `*.tar` or its `*.parquet`, sorted by name, not below), one such file, a glob,
-            a pattern with braces, or a URL of one of these; or several of them.
+        path: a folder (its `*.tar`, sorted by name, not below), one such file, a glob, a pattern with
+            braces, or a URL of one of these; or several of them.
         latent_channels: width C that the stored latents must have.
         on_error: "raise"; "skip" leaves corrupt samples out; "report" does so even if no sample is left.
         max_corrupt_fraction: above which "skip" raises, too.
@@ -83,13 +82,10 @@ def open_dataset(
     shards = list(map(find_shards, entries))
     tar_paths = [tar_path for of_entry in shards for tar_path in of_entry]
     sources = [number for number, of_entry in enumerate(shards) for _ in of_entry]
-    # A tar and its Parquet file would have samples of the same ids.
-    names = [without_shard_suffix(plain_name(path)) for path in tar_paths]
-    name, count = Counter(names).most_common(1)[0]
+    name, count = Counter(map(plain_name, tar_paths)).most_common(1)[0]
     if count > 1:
-        twice = plain_name(tar_paths[names.index(name)])
         raise InputError(
-            f"[data] path names {twice} twice; give each shard once, and set [data] weights to draw one "
+            f"[data] path names {name} twice; give each shard once, and set [data] weights to draw one "
             "dataset more often"
         )
     indexes = load_indexes(tar_paths, part)
@@ -215,7 +211,7 @@ class Dataset:
         return self._keys[shard][start : int(self._key_end[sample])].decode("utf-8")
 
     def sample_id(self, sample: int) -> str:
-        """`shard:key`, the shard being the file's name without `.tar` or `.parquet`.
+        """`shard:key`, the shard being the file's name without `.tar`.
 
         Where two shards have one name, as many of their folders as tell all apart come before it.
         """
@@ -380,12 +376,12 @@ class Dataset:
 
 
 def shard_name(tar_path: str) -> str:
-    return without_shard_suffix(os.path.basename(plain_name(tar_path)))
+    return os.path.basename(plain_name(tar_path)).removesuffix(SHARD_SUFFIX)
 
 
 def _shard_names(tar_paths: list[str]) -> list[str]:
-    """File names without `.tar` or `.parquet`, after as few parent folders as make each name unique."""
-    parts = [without_shard_suffix(plain_name(tar_path)).split("/") for tar_path in tar_paths]
+    """File names without `.tar`, after as few parent folders as make each name unique."""
+    parts = [plain_name(path).removesuffix(SHARD_SUFFIX).split("/") for path in tar_paths]
     depth = 1
     while len(set(names := ["/".join(part[-depth:]) for part in parts])) < len(parts):
         depth += 1

@@ -1,4 +1,4 @@
-"""The index of one shard, a tar or a Parquet file: where every sample's members lie, made once and stored beside the tar.
+"""The index of one shard: where every sample's members lie, made once and stored beside the tar.
 
 Reading a tar is slow because of its tar headers, npy headers and JSON; the index parses them once and
 has the offsets, a hash of every member, against which each later read is checked, and the lengths,
@@ -57,7 +57,6 @@ class ShardIndex:
     Attributes:
         channels: width C of the latents in the tar; 0 where no sample is valid.
         tar_bytes, tar_version: size of the file it was made from, and its `ShardFile.version`.
-        shard_bytes: `ShardContents.shard_bytes`.
         columns: (samples,) of `members.index_dtype()`.
         keys: utf-8 of all keys, joined.
         labels: for each of `LABELS`, its values in order of first appearance.
@@ -69,7 +68,6 @@ class ShardIndex:
     channels: int
     tar_bytes: int
     tar_version: int
-    shard_bytes: int
     columns: np.ndarray = field(repr=False)
     keys: bytes = field(repr=False)
     labels: dict[str, list[str]] = field(repr=False)
@@ -87,8 +85,8 @@ class ShardIndex:
     @property
     def digest(self) -> bytes:
         """SHA-256 over the samples' keys, lengths and hashes; the same wherever and whenever the tar was
-        copied or exported to Parquet, and whatever this file's format and the problems' words come to be."""
-        digest = hashlib.sha256(struct.pack("<QQ", self.shard_bytes, self.channels))
+        copied, and whatever this file's format and the problems' words come to be."""
+        digest = hashlib.sha256(struct.pack("<QQ", self.tar_bytes, self.channels))
         hashes = [f"{array.name}_hash" for array in members.ARRAYS]
         for name in [*members.length_columns(), *hashes, "metadata_hash", "key_end"]:
             digest.update(self.columns[name].tobytes())
@@ -186,7 +184,6 @@ def build_index(source: ShardFile) -> ShardIndex:
         channels=contents.channels,
         tar_bytes=source.size,
         tar_version=source.version,
-        shard_bytes=contents.shard_bytes,
         columns=columns,
         keys=b"".join(keys),
         labels={name: list(table) for name, table in tables.items()},
@@ -225,7 +222,6 @@ def _sidecar_bytes(index: ShardIndex) -> bytes:
         len(index.keys),
     )
     extras = {
-        "shard_bytes": index.shard_bytes,
         "labels": index.labels,
         "characters": index.characters,
         "verbatim_characters": index.verbatim_characters,
@@ -287,7 +283,6 @@ def _parse_sidecar(data: bytes) -> ShardIndex | None:
             channels=channels,
             tar_bytes=tar_bytes,
             tar_version=tar_version,
-            shard_bytes=extras["shard_bytes"],
             columns=np.frombuffer(content, dtype, samples, _HEADER.size),
             keys=bytes(content[keys_at:extras_at]),
             labels=extras["labels"],
@@ -320,7 +315,6 @@ def _is_possible(index: ShardIndex) -> bool:
         possible.append(all(isinstance(value, str) for value in index.labels[name]))
     texts = index.characters, index.verbatim_characters, *sum(map(list, index.problems), [])
     possible.append(all(isinstance(text, str) for text in texts))
-    possible.append(isinstance(index.shard_bytes, int))
     if not all(np.all(each) for each in possible):
         return False
     # By a key files are named: no absolute path and no folder above.

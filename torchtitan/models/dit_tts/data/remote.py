@@ -1,19 +1,15 @@
-"""Requests to stores behind a URL: bounded in number, retried, each failure one sentence.
+"""Stores behind a URL: requests are retried, each failure is one sentence.
 
-Every request runs on fsspec's own event loop, so that hundreds may wait for a server while no thread of
-ours does. A failure that may pass (a timeout, a broken connection, status 429 or 5xx) is tried again
+A failure that may pass (a timeout, a broken connection, status 429 or 5xx) is tried again
 after a growing wait; what cannot pass (not found, no rights, a server without range requests) ends at
 once. Both end as an `InputError`: a store that cannot be reached does not make its samples corrupt.
 """
 
-import asyncio
 import logging
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -58,18 +54,6 @@ class Stat(NamedTuple):
     version: int
 
 
-@dataclass(frozen=True)
-class Extent:
-    """Bytes [start, stop) of the object at `path`, which has `size` bytes and `version`
-    (`Stat.version`; 0: unknown)."""
-
-    path: str
-    size: int
-    version: int
-    start: int
-    stop: int
-
-
 def shown(url: str) -> str:
     """The URL as messages name it: without a password and without the signature of its query."""
     try:
@@ -100,7 +84,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         url = f"hf://{_HUB_DATASETS}{rest}"
     try:
         fsspec.get_filesystem_class(protocol)
-        store, path = fsspec.core.url_to_fs(url, **_options(protocol))
+        store, path = fsspec.core.url_to_fs(url, **store_options(protocol))
     except ImportError as error:
         raise InputError(
             f"{shown(url)}: the package that reads '{protocol}://' is not installed "
@@ -113,25 +97,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     return store, path
 
 
-def _range_store(url: str) -> tuple[Any, str]:
-    """The filesystem that ranges of an object are asked for, and the path in it: that of `url`, but for the hub its
-    web address, as the hub's filesystem reads blocks of megabytes."""
-    store, path = filesystem(url)
-    if not url.startswith("hf://"):
-        return store, path
-    import fsspec
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
-
-    found = call(url, "opened", lambda: store.resolve_path(path))
-    address = hf_hub_url(
-        found.repo_id, found.path_in_repo, repo_type=found.repo_type, revision=found.revision
-    )
-    # A redirection to another host goes without the token.
-    return fsspec.core.url_to_fs(address, headers=build_hf_headers(), **_options("https"))
-
-
-def _options(protocol: str) -> dict[str, Any]:
+def store_options(protocol: str) -> dict[str, Any]:
     from fsspec.config import conf
 
     if protocol == "hf":
@@ -170,7 +136,7 @@ def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
         except InputError:
             raise
         except Exception as error:
-            time.sleep(_wait_seconds(url, doing, error, attempt))
+            time.sleep(wait_seconds(url, doing, error, attempt))
     raise AssertionError("not reached")
 
 
@@ -207,121 +173,7 @@ def _version(info: dict[str, Any]) -> int:
     return 0
 
 
-class RangeClient:
-    """Range requests, at most `max_in_flight` waiting for servers at once, from any thread."""
-
-    def __init__(self, max_in_flight: int):
-        self._semaphore = asyncio.Semaphore(max_in_flight)
-        # For filesystems without an asynchronous interface; its threads start when needed.
-        self._pool = ThreadPoolExecutor(max_in_flight, thread_name_prefix="range")
-        self._places: dict[str, tuple[Any, str]] = {}
-
-    def fetch(self, extents: Sequence[Extent]) -> list[bytes]:
-        """The bytes of each extent, in order."""
-        from fsspec.asyn import get_loop
-
-        for wanted in extents:
-            if wanted.path not in self._places:
-                self._places[wanted.path] = _range_store(wanted.path)
-        future = asyncio.run_coroutine_threadsafe(self._gather(extents), get_loop())
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C: leave no requests behind
-            raise
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _gather(self, extents: Sequence[Extent]) -> list[bytes]:
-        warned: set[int] = set()
-        tasks = [asyncio.ensure_future(self._read(wanted, warned)) for wanted in extents]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()  # without effect on those that are done
-
-    async def _read(self, wanted: Extent, warned: set[int]) -> bytes:
-        doing = f"read at bytes {wanted.start}-{wanted.stop - 1}"
-        for attempt in range(TRIES):
-            try:
-                async with self._semaphore:
-                    return await self._request(wanted)
-            except InputError:
-                raise
-            except Exception as error:
-                is_last = attempt == TRIES - 1
-                # Asked beyond the end, or never answered to the end.
-                if status_of(error) == 416 or is_last and isinstance(error, _ShortAnswer):
-                    raise changed(wanted) from None
-                # Hundreds of requests fail together when a store does: one warning for all.
-                wait = _wait_seconds(wanted.path, doing, error, attempt, attempt not in warned)
-                warned.add(attempt)
-            await asyncio.sleep(wait)
-        raise AssertionError("not reached")
-
-    async def _request(self, wanted: Extent) -> bytes:
-        store, path = self._places[wanted.path]
-        start, stop = wanted.start, wanted.stop
-        if path.startswith(("http://", "https://")):
-            data = await _http_range(wanted, store, path)
-        elif store.async_impl:
-            data = await store._cat_file(path, start=start, end=stop)
-        else:
-            data = await asyncio.get_running_loop().run_in_executor(
-                self._pool, lambda: store.cat_file(path, start=start, end=stop)
-            )
-        if len(data) < stop - start:
-            raise _ShortAnswer("the answer was too short")
-        if len(data) > stop - start:
-            raise _ignores_ranges(wanted)
-        return data
-
-
-async def _http_range(wanted: Extent, store: Any, url: str) -> bytes:
-    """fsspec's own request would read all of the tar from a server that ignores Range."""
-    session = await store.set_session()
-    headers = {
-        **store.kwargs.get("headers", {}),
-        "Range": f"bytes={wanted.start}-{wanted.stop - 1}",
-        "Accept-Encoding": "identity",
-    }
-    async with session.get(store.encode_url(url), **{**store.kwargs, "headers": headers}) as answer:
-        answer.raise_for_status()
-        if answer.status != 206:
-            is_all = (wanted.start, wanted.stop) == (0, wanted.size)
-            if not is_all or answer.content_length != wanted.size:
-                raise _ignores_ranges(wanted)
-        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        if total.isdigit() and int(total) != wanted.size:
-            raise changed(wanted, int(total))
-        return await answer.read()
-
-
-class _ShortAnswer(OSError):
-    """Fewer bytes than asked for: a broken transfer, or an object that has become shorter."""
-
-
-def changed(extent: Extent, found: int | None = None) -> InputError:
-    """The object is no longer the one of `extent`; it has `found` bytes."""
-    has = "has another content than its index was made from"
-    if found not in (None, extent.size):
-        has = f"has {found} bytes, but its index was made from {extent.size}"
-    return InputError(
-        f"{shown(extent.path)}: {has}; shards must not change during a run, so start again"
-    )
-
-
-def _ignores_ranges(extent: Extent) -> InputError:
-    return InputError(
-        f"{shown(extent.path)}: the server ignores range requests (asked for bytes "
-        f"{extent.start}-{extent.stop - 1} it sends others); use a server that supports HTTP Range "
-        "requests or copy the shards to a local folder"
-    )
-
-
-def _wait_seconds(url: str, doing: str, error: Exception, attempt: int, warn: bool = True) -> float:
+def wait_seconds(url: str, doing: str, error: Exception, attempt: int, warn: bool = True) -> float:
     """How long to wait before the next attempt."""
     reason, advice, may_pass = _explain(error)
     if url.startswith("hf://") and not may_pass:

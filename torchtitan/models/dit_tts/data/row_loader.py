@@ -1,11 +1,10 @@
-"""Loads one sample into its row of a padded batch: latents, reference, tokens, positions and features."""
+"""Loads one row of a batch: latents, reference, tokens and their positions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
@@ -20,8 +19,6 @@ class Tokenizer(Protocol):
     """What the loader asks of a tokenizer, from several threads."""
 
     pad_id: int
-    n_conditions: int
-    """conditioning tokens before the text's; asked for with features only"""
 
     @property
     def aligner(self) -> object | None:
@@ -52,44 +49,44 @@ class Tokenizer(Protocol):
         ...
 
 
-class Features(Protocol):
-    """A text encoder's features of every sample's text, stored before the run.
+class Row(NamedTuple):
+    """One row of a global batch: its sample, and all that its place in the order decides about it.
 
     Attributes:
-        width: h, of a token's feature.
-        tokens: (n,) tokens of each sample's text without its conditioning tokens.
+        number: of the row in the global batch, from 0.
+        drop: which of the conditioning tokens are dropped.
+        crop: which part of a stored reference is taken, as in `fill`.
+        verbatim: whether the verbatim text is taken.
+        words: random numbers by which a reference is drawn; None: it is not drawn at random.
+        max_reference: frames that the reference may have.
+        reference: pieces of a drawn reference; none: the stored one.
     """
 
-    width: int
-    torch_dtype: torch.dtype
-    tokens: np.ndarray
-    encoder_fingerprint: str
-
-    def read(self, sample: int, out: np.ndarray) -> int:
-        """Fill the first rows of out (L, h), which gets their bits, and return their number.
-
-        Raises:
-            CorruptSampleError: the stored bytes are not those that were written.
-        """
-        ...
+    number: int
+    sample: int
+    drop: Sequence[bool]
+    crop: int
+    verbatim: bool
+    words: Sequence[int] | None
+    max_reference: int
+    reference: Sequence[Piece] = ()
 
 
-class Row(NamedTuple):
-    """What a sample is written to.
-
-    arrays in the order of `members.ARRAYS`, (T or R, width); text_ids and positions (L,), features (L, h) or
-    None, which of the conditioning tokens to drop, which part of a stored reference to take, as in `fill`, the
-    pieces of a drawn one, none for the stored one, and whether the verbatim text is taken.
-    """
+class Target(NamedTuple):
+    """Where a row is written: arrays in the order of `members.ARRAYS`, (T or R, width), text_ids and positions (L,)."""
 
     arrays: Sequence[np.ndarray]
     text_ids: np.ndarray
     positions: np.ndarray
-    features: np.ndarray | None
-    drop: Sequence[bool]
-    crop: int
-    reference: Sequence[Piece]
-    verbatim: bool
+
+
+class Loaded(NamedTuple):
+    """A row that was written, and how many of its frames, reference frames and tokens are valid."""
+
+    row: Row
+    frames: int
+    speaker_frames: int
+    tokens: int
 
 
 class Fetched(NamedTuple):
@@ -108,42 +105,36 @@ class RowLoader:
     tokenizer: Tokenizer
     corrupt_samples: CorruptSampleCounter
     frames_per_second: float
-    features: Features | None
     _aligned: dict[tuple[int, bool], bytes] = field(default_factory=dict)
     """of each sample that was read, and of either text, the frames of each character, since aligning takes longer
     than reading"""
 
-    def fetch(self, samples: Sequence[int] | np.ndarray, pieces: Sequence[Piece] = ()) -> Fetched:
-        others = [piece.sample for piece in pieces]
-        return Fetched(*self.dataset.fetch_with_latents(samples, others))
+    def fetch(self, rows: Sequence[Row]) -> Fetched:
+        """What of these rows lies behind URLs, requested at once."""
+        pieces = [piece.sample for row in rows for piece in row.reference]
+        return Fetched(*self.dataset.fetch_with_latents([row.sample for row in rows], pieces))
 
-    def load(self, sample: int, fetched: Fetched, into: Row) -> tuple[int, int, int]:
-        """Fill a row with `sample`; return how many frames, speaker frames and tokens are valid."""
-        loaded = self._load_sample(sample, fetched, into, stored_reference=not into.reference)
+    def load(self, row: Row, fetched: Fetched, into: Target) -> Loaded:
+        """Write a row. Raises CorruptSampleError where its sample is corrupt."""
+        sample = row.sample
+        loaded = self._load_sample(row, fetched, into, stored_reference=not row.reference)
         frames, speaker_frames = len(loaded.latents), len(loaded.reference)
-        if into.reference:
-            speaker_frames = self._load_reference(sample, fetched, into)
-        self._check_speakers(sample, loaded, speaker_frames, bool(into.reference))
+        if row.reference:
+            speaker_frames = self._load_reference(row, fetched, into)
+        self._check_speakers(sample, loaded, speaker_frames, bool(row.reference))
         # A cropped sample is as long as its kept frames.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
-        stored = None if into.features is None else self._load_features(sample, into.features)
-        text = members.text_of(loaded.metadata, into.verbatim)
+        text = members.text_of(loaded.metadata, row.verbatim)
         try:
-            tokens = self.tokenizer.encode_into(into.text_ids, text, loaded.metadata, into.drop)
+            tokens = self.tokenizer.encode_into(into.text_ids, text, loaded.metadata, row.drop)
         except InputError as error:
             raise InputError(f"sample '{self.dataset.sample_id(sample)}': {error}") from error
-        if stored not in (None, tokens):
-            raise InputError(
-                f"sample '{self.dataset.sample_id(sample)}': its text and conditions have {tokens} "
-                f"tokens where its stored features are for {stored}; delete the folder of the "
-                "features and make them again with titan-tts prepare --encode-text"
-            )
         into.positions.fill(-1)
         if self.tokenizer.aligner is not None:
-            aligned = self._aligned_frames(sample, into.verbatim, text, loaded.latents)
+            aligned = self._aligned_frames(sample, row.verbatim, text, loaded.latents)
             found = self.tokenizer.text_positions(text, aligned)
             into.positions[:tokens] = found
-        return frames, speaker_frames, tokens
+        return Loaded(row, frames, speaker_frames, tokens)
 
     def _check_speakers(
         self, sample: int, loaded: LoadedSample, speaker_frames: int, is_drawn: bool
@@ -167,22 +158,21 @@ class RowLoader:
         return np.frombuffer(found, np.uint16)
 
     def _load_sample(
-        self, sample: int, fetched: Fetched, into: Row, stored_reference: bool = True
+        self, row: Row, fetched: Fetched, into: Target, stored_reference: bool = True
     ) -> LoadedSample:
-        """A sample in its row, zero behind it. Without its stored reference that row's is left alone."""
+        """Write a sample's arrays, and zeros behind them. Without its stored reference the target's is left alone."""
         arrays = list(into.arrays)
         if not stored_reference:
             arrays[_REFERENCE] = arrays[_REFERENCE][:0]
-        loaded = self.dataset.load(sample, arrays, fetched.samples.get(sample), into.crop)
+        loaded = self.dataset.load(row.sample, arrays, fetched.samples.get(row.sample), row.crop)
         for array, target in zip(loaded.arrays, arrays):
             target[len(array) :].fill(0)
         return loaded
 
-    def _load_reference(self, sample: int, fetched: Fetched, into: Row) -> int:
-        """Fill a row's reference with the joined pieces, or with the stored one where a piece is corrupt,
-        and return its frames."""
+    def _load_reference(self, row: Row, fetched: Fetched, into: Target) -> int:
+        """Write the joined pieces of a reference, or the stored one where a piece is corrupt; return its frames."""
         target, end = into.arrays[_REFERENCE], 0
-        for piece in into.reference:
+        for piece in row.reference:
             try:
                 self.dataset.load_latents(
                     piece.sample,
@@ -192,16 +182,7 @@ class RowLoader:
                 )
             except CorruptSampleError as error:
                 self.corrupt_samples.skip(self.dataset, piece.sample, error)
-                return len(self._load_sample(sample, fetched, into).reference)
+                return len(self._load_sample(row, fetched, into).reference)
             end += piece.frames
         target[end:].fill(0)
-        return end
-
-    def _load_features(self, sample: int, features: np.ndarray) -> int:
-        """Fill features (L, h) and return their number of tokens, conditioning tokens included."""
-        assert self.features is not None
-        first = self.tokenizer.n_conditions
-        end = first + self.features.read(sample, features[first:])
-        features[:first].fill(0)
-        features[end:].fill(0)
         return end

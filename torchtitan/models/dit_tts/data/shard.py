@@ -1,4 +1,4 @@
-"""The samples of one shard, a tar or a Parquet file: read in one pass, grouped by key, each member looked at once.
+"""The samples of one shard, a tar: read in one pass, grouped by key, each member looked at once.
 
 Whatever cannot be used becomes a `Problem` and the rest is kept, so that one corrupt sample costs one
 sample. Sentences have no path: an index is the same wherever its tar lies.
@@ -24,15 +24,10 @@ from torchtitan.models.dit_tts.data.members import (
     text_of,
     weight_of,
 )
-from torchtitan.models.dit_tts.data.parquet_shard import (
-    Cell,
-    CorruptParquet,
-    ParquetShard,
-)
-from torchtitan.models.dit_tts.data.storage import ShardFile, plain_name
+from torchtitan.models.dit_tts.data.storage import ShardFile
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import PARQUET, is_remote
+from torchtitan.models.dit_tts.files import is_remote
 
 _MAX_NPY_HEADER_BYTES = 4096
 _MAX_JSON_BYTES = 16 << 20
@@ -88,9 +83,8 @@ class StoredSample(NamedTuple):
 
 @dataclass
 class ShardContents:
-    """All that one pass over a shard finds. `shard_bytes`: size that counts in its fingerprint."""
+    """All that one pass over a shard finds."""
 
-    shard_bytes: int
     channels: int = 0
     samples: list[StoredSample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -108,16 +102,14 @@ class InvalidSample(Exception):
 
 def read_shard(source: ShardFile) -> ShardContents:
     """Read a shard from start to end."""
-    contents = ShardContents(source.size)
+    contents = ShardContents()
     groups: dict[str, dict[str, Any]] = {}
     broken: set[str] = set()
 
     def report(sentence: str) -> None:
         contents.problems.append(Problem("shard", "", sentence))
 
-    is_parquet = plain_name(source.path).endswith(PARQUET)
-    found_members = _parquet_members if is_parquet else _tar_members
-    for key, suffix, read in found_members(source, contents, report):
+    for key, suffix, read in _members(source, report):
         found = groups.setdefault(key, {})
         try:
             if suffix in found:
@@ -156,9 +148,7 @@ _Member = tuple[str, str, Callable[[], StoredArray | StoredMetadata]]
 """A sample's key, a member's suffix, and what reads it or raises InvalidSample"""
 
 
-def _tar_members(
-    source: ShardFile, contents: ShardContents, report: Callable[[str], None]
-) -> Iterator[_Member]:
+def _members(source: ShardFile, report: Callable[[str], None]) -> Iterator[_Member]:
     suffixes = members.suffixes()
     for member in walk_members(source, report):
         folder, slash, basename = member.name.rpartition("/")
@@ -169,43 +159,6 @@ def _tar_members(
             key = (folder + slash + stem).removeprefix("./")
             read = _read_metadata if suffix == METADATA_SUFFIX else _read_array
             yield key, suffix, partial(read, source, member)
-
-
-def _parquet_members(
-    source: ShardFile, contents: ShardContents, report: Callable[[str], None]
-) -> Iterator[_Member]:
-    try:
-        shard = ParquetShard(source)
-    except CorruptParquet as error:
-        report(f"it is no Parquet file, or a corrupt one ({error}); copy or export it again")
-        return
-    contents.shard_bytes = shard.shard_bytes
-    for row in shard.rows(report):
-        for array, cell in zip(members.ARRAYS, row.arrays, strict=True):
-            width = array.width or shard.channels
-            yield row.key, array.suffix, partial(_array_of_cell, row.key, array.name, cell, width)
-        metadata = partial(_metadata_of_cell, row.key, row.metadata)
-        yield row.key, METADATA_SUFFIX, metadata
-
-
-def _array_of_cell(key: str, name: str, cell: Cell, width: int) -> StoredArray:
-    where = f"the {name} of sample '{key}'"
-    if cell.data is None or not 0 <= cell.rows < 2**31:
-        raise InvalidSample(f"{where} is missing", "export it again")
-    size = cell.rows * width
-    item_bytes = len(cell.data) // size if size else 2
-    if item_bytes not in _EXPONENTS or len(cell.data) != size * item_bytes:
-        raise InvalidSample(
-            f"{where} has {len(cell.data)} bytes for {cell.rows} rows of {width}", "export it again"
-        )
-    return _checked_array(memoryview(cell.data), cell.offset, (cell.rows, width), item_bytes, where)
-
-
-def _metadata_of_cell(key: str, cell: Cell) -> StoredMetadata:
-    where = f"the metadata of sample '{key}'"
-    if cell.data is None:
-        raise InvalidSample(f"{where} is missing", "export it again")
-    return _checked_metadata(cell.data, cell.offset, where)
 
 
 def _complete(key: str, found: dict[str, Any], channels: int) -> StoredSample:

@@ -11,15 +11,17 @@ samples in any order.
 
 import glob
 import os
+import shlex
 import stat
 import weakref
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.data.range_reader import Extent, RangeReader
 from torchtitan.models.dit_tts.errors import LEFT_OUT, InputError
 from torchtitan.models.dit_tts.files import (
-    SHARD_SUFFIXES,
+    SHARD_SUFFIX,
     expand_braces,
     is_remote,
     local_path,
@@ -29,9 +31,8 @@ from torchtitan.models.dit_tts.files import (
 
 READ_AHEAD_BYTES = 4 << 20
 
-_KINDS = (
-    "a folder of .tar or .parquet shards, one such file, a glob, a pattern with braces or a URL"
-)
+_KINDS = "a folder of .tar shards, one such file, a glob, a pattern with braces or a URL"
+_PARQUET = ".parquet"  # as `titan-tts data export` writes them
 
 
 class ShardFile(Protocol):
@@ -123,7 +124,7 @@ class RemoteSource:
 
         self.path = path
         self.size, self.version = remote.stat(path)
-        self._client = remote.RangeClient(max_in_flight=4)
+        self._reader = RangeReader(max_in_flight=4)
         # Its blocks are fetched by our client: fsspec's own does not try again, and takes a tar
         # that changes or a server that ignores ranges for data.
         self._cache = BackgroundBlockCache(read_ahead_bytes, self.fetch, self.size, maxblocks=3)
@@ -132,25 +133,24 @@ class RemoteSource:
         return self._cache._fetch(offset, offset + size)
 
     def close(self) -> None:
-        self._client.close()
+        self._reader.close()
         if hasattr(self._cache, "close"):  # older versions of fsspec have none
             self._cache.close()
 
     def fetch(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop) by a request of their own, as far as the tar has them."""
         stop = min(stop, self.size)
-        extent = remote.Extent(self.path, self.size, self.version, start, stop)
-        return self._client.fetch([extent])[0]
+        extent = Extent(self.path, self.size, self.version, start, stop)
+        return self._reader.fetch([extent])[0]
 
 
-def find_shards(path: str, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[str]:
+def find_shards(path: str) -> list[str]:
     """The shards that one entry of `[data] path` stands for, sorted by name.
 
     Args:
-        path: a folder (its `*.tar` or its `*.parquet`, not below), one of them, a glob, or a pattern such as
+        path: a folder (its `*.tar`, not below), one of them, a glob, or a pattern such as
             `shard-{000000..000099}.tar`; locally or as a URL. A folder URL needs a store that
             can list (S3, the Hugging Face hub, a web server with an index page).
-        suffixes: of shards.
 
     Returns:
         Absolute paths or URLs, sorted by (file name, complete path).
@@ -170,22 +170,29 @@ def find_shards(path: str, suffixes: tuple[str, ...] = SHARD_SUFFIXES) -> list[s
     found = []
     for piece in expand_braces(path):
         find = _find_remote if is_remote(piece) else _find_local
-        shards = find(piece, suffixes)
-        kinds = {
-            suffix for suffix in suffixes for shard in shards if plain_name(shard).endswith(suffix)
-        }
-        if len(kinds) > 1:
-            raise InputError(
-                f"[data] path '{piece}' has shards of two kinds, {' and '.join(sorted(kinds))}, which may be the same "
-                f"samples; give a pattern such as '{piece.rstrip('/')}/*{suffixes[0]}', or remove one kind"
-            )
+        shards = find(piece, SHARD_SUFFIX)
         if not shards:
+            _refuse_parquet(find(piece, _PARQUET))
             origin = "" if piece == path else f" (of '{path}')"
             raise InputError(
-                f"[data] path '{piece}'{origin} matches no {' file or '.join(suffixes)} file; {_instead(piece)}"
+                f"[data] path '{piece}'{origin} matches no {SHARD_SUFFIX} file; {_instead(piece)}"
             )
         found += shards
     return sorted(found, key=lambda shard: (os.path.basename(shard), shard))
+
+
+def _refuse_parquet(tables: list[str]) -> None:
+    """Says how to convert exported tables, if there are any."""
+    if not tables:
+        return
+    folder, name = os.path.split(plain_name(tables[0]))
+    copied = "FOLDER" if is_remote(folder) else folder
+    source = os.path.dirname(copied) if os.path.basename(copied) in ("train", "heldout") else copied
+    copy = f"copy the dataset to {copied} on this machine, and " if is_remote(folder) else ""
+    raise InputError(
+        f"{folder}/{name} is Parquet, which training does not read; {copy}convert it by titan-tts prepare "
+        f"{shlex.quote(source)} OUTPUT --format table, and give OUTPUT/train"
+    )
 
 
 def _instead(piece: str) -> str:
@@ -204,17 +211,17 @@ def _instead(piece: str) -> str:
     )
 
 
-def _find_local(piece: str, suffixes: tuple[str, ...]) -> list[str]:
+def _find_local(piece: str, suffix: str) -> list[str]:
     path = local_path(piece)
-    return shards_in(path, suffixes) if os.path.isdir(path) else matching_shards(path, suffixes)
+    return shards_in(path, suffix) if os.path.isdir(path) else matching_shards(path, suffix)
 
 
-def _find_remote(piece: str, suffixes: tuple[str, ...]) -> list[str]:
+def _find_remote(piece: str, suffix: str) -> list[str]:
     is_http = piece.startswith(("http://", "https://"))
     # A query of http (a signature, a version) belongs to no file name.
     url_path = urlsplit(piece).path if is_http else piece.split("://", 1)[1]
     is_pattern = glob.has_magic(url_path)
-    if url_path.endswith(suffixes) and not is_pattern:
+    if url_path.endswith(suffix) and not is_pattern:
         return [piece]  # it is asked for when it is opened
     store, path = remote.filesystem(piece)
     store.invalidate_cache()  # a listing from an earlier call may be out of date
@@ -229,7 +236,7 @@ def _find_remote(piece: str, suffixes: tuple[str, ...]) -> list[str]:
     shards = [
         name
         for name in names
-        if name.endswith(suffixes) and not name.rpartition("/")[2].startswith(".")
+        if name.endswith(suffix) and not name.rpartition("/")[2].startswith(".")
     ]
     return urls_of(piece, shards)
 

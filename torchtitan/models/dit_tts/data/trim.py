@@ -16,7 +16,7 @@ def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
     T, L, R = (max(1, -(-length // ALIGNMENT)) * ALIGNMENT for length in longest)
     padded = {"frames": T, "reference_frames": R}
     ends = {member.entry: padded[member.length] for member in members.ARRAYS}
-    ends |= dict.fromkeys(("text_ids", "text_features", "text_positions"), L)
+    ends |= dict.fromkeys(("text_ids", "text_positions"), L)
     for name, end in ends.items():
         if name in batch:
             batch[name] = batch[name][:, :end]

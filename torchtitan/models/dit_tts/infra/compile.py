@@ -32,11 +32,11 @@ with and without checkpointing, for one row and for several"""
 
 
 def static_shapes(config: JobConfig) -> int:
-    """Maximum number of micro-batch shapes: one per bucket (packed: one) and phase of the batch ramp."""
+    """Maximum number of micro-batch shapes: one per bucket (packed: one)."""
     buckets = len(config.data.bucket_frames) or config.data.num_buckets
     if config.data.batching == "packed":
         buckets = 1
-    return buckets * (1 + len(config.training.batch_ramp))
+    return buckets
 
 
 def blocks_compiled(config: JobConfig) -> bool:

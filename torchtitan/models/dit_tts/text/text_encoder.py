@@ -1,6 +1,6 @@
 """A pretrained text encoder: token ids to the last hidden state, on real tokens only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.packing import RowGroup, TextRows, pack_rows
 
-_TOKENS_AT_ONCE = 8192
 """tokens of one forward pass of `encode`"""
 
 
@@ -123,26 +122,6 @@ class PretrainedTextEncoder(nn.Module):
         for module in self.core.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(device)
-
-    @torch.no_grad()
-    def encode(self, token_ids: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Features (n_i, h) on the CPU of each text of n_i ids, in batches of similar lengths."""
-        found: dict[int, torch.Tensor] = {}
-        device = next(self.core.parameters()).device
-        order = sorted(range(len(token_ids)), key=lambda text: -len(token_ids[text]))
-        while order:
-            longest = max(1, len(token_ids[order[0]]))
-            count = max(1, _TOKENS_AT_ONCE // longest)
-            batch, order = order[:count], order[count:]
-            lengths = np.array([len(token_ids[text]) for text in batch])
-            mask = np.arange(longest) < lengths[:, None]
-            ids = np.zeros(mask.shape, np.int64)
-            ids[mask] = np.concatenate([np.asarray(token_ids[text], np.int64) for text in batch])
-            rows = self.rows(mask).to(device)
-            hidden = self(torch.from_numpy(ids).to(device), mask, rows).cpu()
-            for row, text in enumerate(batch):
-                found[text] = hidden[row, : lengths[row]].clone()
-        return [found[text] for text in range(len(token_ids))]
 
 
 def _window(width: int, config, device: torch.device) -> torch.Tensor:

@@ -9,9 +9,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import FEW_SAMPLES
-from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.flow.duration import duration_figures
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss, build_objective
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
@@ -19,14 +17,12 @@ from torchtitan.models.dit_tts.infra.collectives import assert_equal_across_rank
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.parallelize import is_first_copy
 from torchtitan.models.dit_tts.infra.stop_signal import StopSignal
-from torchtitan.models.dit_tts.infra.text_encoder import stored_text_features
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.speech.codec import build_codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec, check_same_codec
 from torchtitan.models.dit_tts.text.durations import stored_durations
-from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 from torchtitan.models.dit_tts.validation.fixed_batches import FixedSet
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
@@ -68,16 +64,15 @@ def build_validator(
     check_same_codec(validation.path, config.data.path)
     heldout = open_training_data(data, (rank, ranks))
     assert_equal_across_ranks({"held-out data": heldout.fingerprint})
-    heldout_features: Features | None = None
-    if dataloader.features is not None:
-        heldout_features = stored_text_features(heldout, cast(SubwordTokenizer, tokenizer), view)
-
-    def fixed(dataset: Dataset, features: Features | None) -> FixedSet:
-        count, size = validation.samples, validation.batch_size
-        whole_rows = config.objective.loss_on_padding
-        return FixedSet(dataset, data, tokenizer, count, size, features, whole_rows)
-
-    sets = fixed(heldout, heldout_features), fixed(dataloader.dataset, dataloader.features)
+    count, size, whole_rows = (
+        validation.samples,
+        validation.batch_size,
+        config.objective.loss_on_padding,
+    )
+    sets = [
+        FixedSet(each, data, tokenizer, count, size, whole_rows)
+        for each in (heldout, dataloader.dataset)
+    ]
     loss = HeldoutLoss(
         *sets,
         validation,
@@ -114,9 +109,7 @@ def build_validator(
         samples = SpeechSamples(
             config,
             run_folder.path / "samples",
-            choose_prompts(
-                heldout, sets[0].fitting, config.samples.count, durations, config, heldout_features
-            ),
+            choose_prompts(heldout, sets[0].fitting, config.samples.count, durations, config),
             codec,
             tokenizer,
             objective,

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.data.collate import Collator
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.references import FixedReferences
-from torchtitan.models.dit_tts.data.row_loader import Features, RowLoader
+from torchtitan.models.dit_tts.data.row_loader import RowLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.tools.logging import logger
@@ -48,7 +48,6 @@ class FixedSet:
         data: its limits hold.
         count: maximum number of samples.
         batch_size: samples per batch.
-        features: of the dataset's texts, for a run that reads them from files.
         whole_rows: rows are as long as those of generation, for a run whose loss is on padding, too.
     """
 
@@ -59,15 +58,11 @@ class FixedSet:
         tokenizer: ConditionedTokenizer,
         count: int,
         batch_size: int,
-        features: Features | None = None,
         whole_rows: bool = False,
     ):
         self.dataset, self.data, self._whole_rows = dataset, data, whole_rows
         self._references = FixedReferences(dataset) if data.references == "drawn" else None
-        if features is not None:
-            tokens = features.tokens + tokenizer.n_conditions
-        else:
-            tokens = tokenizer.max_tokens(dataset)
+        tokens = tokenizer.max_tokens(dataset)
         limits = replace(data, on_too_long="crop" if data.on_too_long == "crop" else "drop")
         selection = select_samples(dataset.frames, tokens, limits, dataset.sample_id)
         uncropped = dataset.frames[selection.samples] <= data.max_frames
@@ -94,11 +89,7 @@ class FixedSet:
         self.tokenizer.conditioning_dropout = 0.0
         self._collator = Collator(
             RowLoader(
-                dataset,
-                self.tokenizer,
-                CorruptSampleCounter("raise"),
-                data.frames_per_second,
-                features,
+                dataset, self.tokenizer, CorruptSampleCounter("raise"), data.frames_per_second
             ),
             [self._shape(samples, tokens) for samples in self.batches],
             list(map(len, self.batches)),
@@ -168,8 +159,6 @@ class FixedSet:
             "text_tokens": torch.tensor(lengths),
             "text_positions": positions,
         }
-        if "text_features" in inputs:
-            other_text["text_features"] = inputs["text_features"][_filled(text)]
         first = int(self._first[number])
         return FixedBatch(
             torch.arange(first, first + count),

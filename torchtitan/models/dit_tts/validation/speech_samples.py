@@ -20,7 +20,6 @@ from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.references import FixedReferences
-from torchtitan.models.dit_tts.data.row_loader import Features
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
@@ -54,14 +53,12 @@ class Prompt:
     Attributes:
         name: of its files.
         recording: (T, C) latents of the utterance.
-        features: (L, h) of its text, for a run that reads them from files.
     """
 
     name: str
     request: SpeechRequest
     language: str
     recording: torch.Tensor
-    features: torch.Tensor | None = None
 
 
 def choose_prompts(
@@ -70,7 +67,6 @@ def choose_prompts(
     count: int,
     durations: LinearDurationModel,
     config: JobConfig,
-    features: Features | None = None,
 ) -> list[Prompt]:
     """`count` of these samples (n,), each speaker's first before any speaker's second."""
     codes, _ = dataset.labels("speaker")
@@ -107,17 +103,8 @@ def choose_prompts(
         )
         recording = torch.from_numpy(loaded.latents)
         language = str(metadata.get("language") or "")
-        text = None if features is None else _stored_features(features, sample)
-        prompts.append(Prompt(name, request, language, recording, text))
+        prompts.append(Prompt(name, request, language, recording))
     return prompts
-
-
-def _stored_features(features: Features, sample: int) -> torch.Tensor:
-    tokens = int(features.tokens[sample])
-    found = torch.empty(tokens, features.width, dtype=features.torch_dtype)
-    bits = torch.int16 if found.dtype.itemsize == 2 else torch.int32
-    features.read(sample, found.view(bits).numpy())
-    return found
 
 
 class SpeechSamples:
@@ -211,9 +198,6 @@ class SpeechSamples:
         return found
 
     def _generate(self, prompts: list[Prompt]) -> list[torch.Tensor]:
-        encoder: Any = self.text_encoder
-        if prompts[0].features is not None:
-            encoder = lambda ids, mask: self._features_of(prompts, ids)  # noqa: E731
         return generate_latents(
             self.model,
             self.tokenizer,
@@ -222,19 +206,9 @@ class SpeechSamples:
             self.config.sampling,
             self.config.samples.seed,
             self.device,
-            encoder,
+            self.text_encoder,
             cache_blocks=not self.sharded,
         )
-
-    def _features_of(self, prompts: list[Prompt], ids: torch.Tensor) -> torch.Tensor:
-        """(B, L, h) stored features at the texts' tokens, which follow the conditioning tokens."""
-        first = self.tokenizer.n_conditions
-        assert prompts[0].features is not None
-        found = prompts[0].features.new_zeros(*ids.shape, prompts[0].features.shape[1])
-        for row, prompt in enumerate(prompts):
-            assert prompt.features is not None
-            found[row, first : first + len(prompt.features)] = prompt.features
-        return found.to(self.device)
 
     def _similarities(self, latents: list[torch.Tensor]) -> torch.Tensor | None:
         """(prompts,) cosine of what was made and its reference by the model's own speaker encoder, on all

@@ -285,11 +285,9 @@ def attention_note(backend: str, batching: str) -> str:
     )
 
 
-def text_encoder_note(model: str, cached: bool) -> str:
+def text_encoder_note(model: str) -> str:
     if not is_pretrained(model):
         return f"{model}: learned, inside the model, trained"
-    if cached:
-        return f"{model}: not run; random features stand in for [encoder] cache_features"
     return f"{model}: run, frozen, with random weights"
 
 

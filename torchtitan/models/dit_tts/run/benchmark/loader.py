@@ -21,9 +21,7 @@ from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.run.benchmark.communication import profiled_steps
 from torchtitan.models.dit_tts.run.benchmark.synthetic import (
-    RandomFeatures,
     RandomTokens,
-    SyntheticDataset,
     synthetic_data,
 )
 from torchtitan.models.dit_tts.text.encoder_record import write_record
@@ -117,7 +115,6 @@ def build_synthetic_dataloader(
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
         accumulation_steps=accumulation_steps(job_config, dp_world_size),
-        features=_features(job_config, dataset, tokenizer.n_conditions),
     )
     if dp_rank == 0:
         everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0, 0)
@@ -130,28 +127,15 @@ def build_synthetic_dataloader(
     return loader
 
 
-def _features(
-    job_config: JobConfig, dataset: SyntheticDataset, n_conditions: int
-) -> RandomFeatures | None:
-    """Random features for a run that would read a frozen encoder's features from files."""
-    encoder, data = job_config.encoder, job_config.data
-    if not encoder.cache_features:
-        return None
-    source = find_source(encoder.model, download=False)
-    dtype = TORCH_DTYPE_MAP[encoder.cache_dtype or encoder.dtype]
-    tokens = dataset.tokens - n_conditions
-    return RandomFeatures(source.width, dtype, tokens, data.max_text_tokens, data.seed)
-
-
 def build_random_encoder(
     job_config: JobConfig, parallel_dims: ParallelDims, device: torch.device
 ) -> PretrainedTextEncoder | None:
     """The frozen text encoder with random weights, which take as much time as its own.
 
-    None if [encoder] cache_features is set or the model has a learned encoder.
+    None if the model has a learned encoder.
     """
     encoder = job_config.encoder
-    if not is_pretrained(encoder.model) or encoder.cache_features:
+    if not is_pretrained(encoder.model):
         return None
     module = PretrainedTextEncoder(find_source(encoder.model, download=False))
     generator = torch.Generator().manual_seed(job_config.data.seed)

@@ -240,7 +240,7 @@ class BenchmarkRecorder:
             "gpus_per_node": in_node,
             "parameters": self.parameters,
             "shapes": self._shapes(seconds),
-            "text_encoder": figures.text_encoder_note(encoder.model, encoder.cache_features),
+            "text_encoder": figures.text_encoder_note(encoder.model),
             "step_seconds": seconds,
             "environment": environment(),
             "config": without_secrets(asdict(config)),

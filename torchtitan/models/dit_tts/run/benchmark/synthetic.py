@@ -202,27 +202,3 @@ class RandomTokens(ConditionedTokenizer):
 
     def unknown_characters(self, text: str) -> list[str]:
         return []
-
-
-class RandomFeatures:
-    """Random text features, which replace the stored ones of [encoder] cache_features. `tokens`:
-    (n,) of each sample's text, without conditioning tokens.
-    """
-
-    encoder_fingerprint = "synthetic"
-
-    def __init__(self, width: int, dtype: torch.dtype, tokens: np.ndarray, longest: int, seed: int):
-        self.width = width
-        self.torch_dtype = dtype
-        self.tokens = tokens
-        self._longest = longest
-        generator = torch.Generator().manual_seed(seed)
-        pool = torch.randn(2 * longest, width, generator=generator).to(dtype)
-        self._pool = pool.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
-
-    def read(self, sample: int, out: np.ndarray) -> int:
-        """Writes the bits of a sample's features to the first rows of out (L, h); see `Features.read`."""
-        tokens = int(self.tokens[sample])
-        start = sample % self._longest
-        out[:tokens] = self._pool[start : start + tokens]
-        return tokens

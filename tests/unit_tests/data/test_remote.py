@@ -1,0 +1,200 @@
+"""Reads over http: right, many at once, and each failure is one sentence; an outage is no corruption."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.loaders import CHANNELS, SKIP, build, samples_of, take
+from tests.helpers.sentences import sentence_of
+from tools.harness.http_server import FolderServer
+from tools.harness.synthetic import flip_bits, make_shards
+from torchtitan.models.dit_tts.data import remote
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.range_reader import Extent, RangeReader
+
+TAR_BYTES = 400_000
+
+
+@pytest.fixture
+def tars(tmp_path) -> list[bytes]:
+    (tmp_path / "tars").mkdir()
+    contents = [np.random.default_rng(number).bytes(TAR_BYTES) for number in range(6)]
+    for number, content in enumerate(contents):
+        (tmp_path / "tars" / f"{number}.tar").write_bytes(content)
+    return contents
+
+
+@pytest.fixture
+def server(tars, tmp_path):
+    with FolderServer(tmp_path / "tars") as server:
+        yield server
+
+
+def url_of(server, number: int) -> str:
+    return f"{server.url}/{number}.tar"
+
+
+def extents_of(server, number: int, count: int, size: int = 1000) -> list[Extent]:
+    """`count` extents spread over a tar."""
+    version = remote.stat(url_of(server, number)).version
+    starts = np.linspace(0, TAR_BYTES - size, count).astype(int).tolist()
+    return [
+        Extent(url_of(server, number), TAR_BYTES, version, start, start + size) for start in starts
+    ]
+
+
+def right(tars, extents) -> list[bytes]:
+    """What the tars hold there."""
+    return [tars[int(Path(e.path).stem)][e.start : e.stop] for e in extents]
+
+
+def test_each_extent_is_requested_once(server, tars):
+    extents = extents_of(server, 0, 20) + extents_of(server, 1, 10)
+    # The same start with another end, an empty one and the same twice.
+    first = extents[0]
+    extents += [replace(first, stop=10), first, replace(first, start=7, stop=7)]
+    server.requests.clear()
+    assert RangeReader().fetch(extents) == right(tars, extents)
+    assert server.requests == {"GET": 31}
+
+
+def test_requests_in_flight_are_bounded_over_all_threads(server, tars):
+    extents = [e for number in range(4) for e in extents_of(server, number, 40)]
+    reader = RangeReader(max_in_flight=8)
+    with ThreadPoolExecutor(4) as pool:
+        parts = [extents[number::4] for number in range(4)]
+        assert list(pool.map(reader.fetch, parts)) == [right(tars, part) for part in parts]
+    assert 1 < server.peak_in_flight <= 8
+
+
+def test_a_tar_that_is_suspected_and_has_changed_is_said(server, tars):
+    """Also where its length is the same."""
+    extents, reader = extents_of(server, 0, 3), RangeReader()
+    reader.suspect(extents[1])
+    assert reader.fetch(extents) == right(tars, extents)
+    (server.folder / "0.tar").write_bytes(tars[1])
+    reader.suspect(extents[1])
+    assert "has another content than its index" in sentence_of(reader.fetch, extents)
+
+
+def test_retries_then_one_sentence(server, tars, caplog):
+    extents = extents_of(server, 0, 3)
+    server.fail_first = 4
+    assert RangeReader().fetch(extents) == right(tars, extents)
+    assert "status 503" in caplog.text and {r.levelname for r in caplog.records} == {"WARNING"}
+    server.fail_first = 1000
+    server.requests.clear()
+    assert sentence_of(RangeReader().fetch, extents[:1]).startswith(
+        f"{url_of(server, 0)}: cannot be read at bytes 0-999 (status 503, tried {remote.TRIES} times)"
+    )
+    assert server.requests == {"GET": remote.TRIES}
+    server.fail_first, server.fail_status = 1, 400
+    server.requests.clear()
+    assert "(status 400)" in sentence_of(RangeReader().fetch, extents[:1])
+    assert server.requests == {"GET": 1}
+
+
+def test_changed_tars_and_servers_without_ranges(server, tars):
+    extents = extents_of(server, 0, 4)
+    server.honour_ranges = False
+    assert "the server ignores range requests" in sentence_of(RangeReader().fetch, extents)
+    server.honour_ranges = True
+    (server.folder / "0.tar").write_bytes(tars[0] + b"more")
+    assert "0.tar: has 400004 bytes, but its index was made from 400000; shards" in sentence_of(
+        RangeReader().fetch, extents
+    )
+    (server.folder / "0.tar").write_bytes(tars[0][:1000])
+    assert "0.tar: has another content than" in sentence_of(RangeReader().fetch, extents[1:])
+
+
+@pytest.fixture
+def served(tmp_path):
+    make_shards(tmp_path / "served", 120, seed=7, channels=CHANNELS)
+    with FolderServer(tmp_path / "served") as started:
+        yield started
+
+
+def over_http(served, **changes):
+    urls = f"{served.url}/{{000000..000001}}.tar"
+    return build(None, path=urls, **changes)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_same_batches_as_from_disk(served):
+    local = build(served.folder)
+    loader = over_http(served, num_workers=2)
+    assert loader.dataset.fingerprint == local.dataset.fingerprint
+    assert samples_of(take(loader, 40)) == samples_of(take(local, 40))
+
+
+def test_the_samples_of_a_batch_are_requested_at_once(served):
+    """And a sidecar beside the tar spares reading the tar."""
+    open_dataset(str(served.folder), CHANNELS)  # makes the sidecars
+    loader = over_http(served)
+    assert len(loader.dataset) == 120 and served.requests["GET"] <= 4
+    served.hold_until = 8  # answers come only when all samples of a batch have been asked for
+    take(loader, 1)
+    assert served.peak_in_flight >= 8
+
+
+def test_what_is_corrupt_on_its_way_is_read_once_more(served, monkeypatch):
+    dataset = open_dataset(f"{served.url}/{{000000..000001}}.tar", CHANNELS)
+    origin = open_dataset(str(served.folder), CHANNELS)
+    fetch, broken = RangeReader.fetch, []
+
+    def every_second_time(reader, extents):
+        broken.append(not (broken and broken[-1]))
+        return [bytes(len(one)) if broken[-1] else one for one in fetch(reader, extents)]
+
+    monkeypatch.setattr(RangeReader, "fetch", every_second_time)
+    latents = np.empty((3, CHANNELS), np.float32)
+    for read in (
+        lambda data: data.read(119)[0].tolist(),
+        lambda data: data.load(1, fetched=data.fetch([1]).get(1)).metadata,
+        lambda data: data.metadata(2),
+        lambda data: data.load_latents(4, latents, 1) or latents.tolist(),
+    ):
+        assert read(dataset) == read(origin)
+    assert broken == 4 * [True, False]
+    broken[:] = [True]
+    samples, alone = dataset.fetch_with_latents([0, 1], [3, 4])
+    assert (list(samples), list(alone)) == ([0, 1], [3, 4]) and broken == [True, False]
+    for sample, data in alone.items():
+        assert data == origin.read(sample)[0].astype(np.float16).tobytes()
+
+
+def test_a_server_that_is_gone_is_no_corrupt_sample(served):
+    loader = over_http(served, **SKIP)
+    rows = sum(len(inputs["sample_id"]) for inputs, _ in take(loader, 2))
+    shutil.rmtree(served.folder)
+    with pytest.raises(ValueError, match="http://127.0.0.1"):
+        take(loader, 2)
+    assert loader.corrupt_samples.reads == rows and not loader.corrupt_samples._corrupt
+
+
+def test_signed_urls_are_the_same_tars_with_another_signature(served):
+    open_dataset(str(served.folder), CHANNELS)  # sidecars, which no signature opens
+
+    def signed(signature):
+        urls = [f"{served.url}/{n:06d}.tar?X-Signature={signature}" for n in range(2)]
+        return build(None, path=urls)
+
+    first, renewed = signed("one"), signed("two")
+    take(first, 7)
+    renewed.load_state_dict(first.state_dict())
+    assert samples_of(take(first, 5)) == samples_of(take(renewed, 5))
+    assert "X-Signature" not in renewed.dataset.sample_id(0)
+
+
+def test_a_sidecar_of_another_tar_is_not_taken(served, tmp_path):
+    """One of equal size, as a rewritten tar's old index may be."""
+    build(served.folder)
+    other = make_shards(tmp_path / "other", 120, seed=7, channels=CHANNELS)
+    flip_bits(other / "000000.tar", [3 * 59 + 2])
+    shutil.copy(other / "000000.tar", served.folder)
+    loader = over_http(served, on_error="skip", max_corrupt_fraction=1.0)
+    assert len(loader.dataset.problems) == 1  # found while the tar was indexed again
