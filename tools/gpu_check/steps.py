@@ -170,8 +170,8 @@ def items(settings: Settings) -> list[Item]:
                 ("twice the micro-batch", [], 2 * _MICRO_BATCH[flavor], 1, ()),
                 ("no checkpointing", ["--activation_checkpoint.mode=none"], 0, 1, ()),
                 ("fp8 rowwise", _FP8, 0, 1, ()),
+                (*other, 0, 1, ()),
             ]
-        cases.append((*other, 0, 1, ()))
         for said, arguments, size, accumulation, options in cases:
             given = [*sized(settings, flavor, size, accumulation), *arguments]
             measure = partial(step, settings, flavor, said, given, options)
