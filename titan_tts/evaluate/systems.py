@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from titan_tts.evaluate.prompts import Prompt
-from titan_tts.speak.hub import find_folder
-from titan_tts.speak.load_run import LoadedRun, check_weights, find_checkpoint
+from titan_tts.speak.load_run import LoadedRun
+from titan_tts.speak.open_run import open_run
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
-from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import file_name, unique
 from torchtitan.models.dit_tts.speech.sampling.sampler import speaker_embeddings
@@ -100,11 +99,9 @@ def _find_checkpoint(text: str, step: "int | str | None", weights: str) -> Check
         step = int(number) if number.isdecimal() else number
         weights = given_weights if colon else weights
     folder = os.path.normpath(folder)
-    found = find_folder(folder)
-    config = load_run_config(found)
-    checkpoint = Checkpoint(folder, *find_checkpoint(found, config, step, weights))
-    check_weights(found, config, checkpoint.step, checkpoint.weights)
-    return checkpoint
+    found = open_run(folder, step, weights)
+    found.find_weights()
+    return Checkpoint(folder, found.step, found.weights)
 
 
 def wav_path(

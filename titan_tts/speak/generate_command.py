@@ -17,7 +17,7 @@ from titan_tts.speak.sampling_options import (
     SHOWN,
     Number,
     SamplingOptions,
-    chosen_config,
+    choose_run,
     load_synthesizer,
 )
 from torchtitan.models.dit_tts.bounded import read_json
@@ -29,7 +29,9 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_c
 
 if TYPE_CHECKING:
     from titan_tts.speak.generate import Narrator
+    from titan_tts.speak.open_run import OpenRun
     from titan_tts.speak.speech_data import SpeechData
+    from torchtitan.models.dit_tts.config.job_config import JobConfig
     from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
 
 STANDARD_OUTPUT = "-"
@@ -91,14 +93,16 @@ def run(options: Options) -> int:
     rank, processes = _choose_rank(options)
     requests = find_requests(options)[rank::processes]
     options = replace(options, out=os.path.expanduser(options.out), format=options.format or "wav")
+    chosen = choose_run(options)
     if options.text_list:
-        options = _with_checkpoint(options)
+        # The checkpoint that is the last or best one now says the whole list.
+        options = replace(options, step=chosen.step, weights=chosen.weights)
         requests = _without_existing(options, requests)
         if not requests:
             show(f"{options.out}: all texts are complete")
             return 0
     began = time.perf_counter()
-    narrator = _load(options, requests)
+    narrator = _load(options, chosen, requests)
     for request in requests:
         narrator.check(request, warn=not options.text_list)
     loading = time.perf_counter() - began
@@ -194,18 +198,6 @@ def _choose_rank(options: Options) -> tuple[int, int]:
     return launcher_number("RANK"), processes
 
 
-def _with_checkpoint(options: Options) -> Options:
-    """Fixes the step that is the last or best one now, so that one checkpoint says the whole list."""
-    from titan_tts.speak.hub import find_folder
-    from titan_tts.speak.load_run import find_checkpoint
-    from torchtitan.models.dit_tts.config.manager import load_run_config
-
-    folder = find_folder(options.run)
-    config = load_run_config(folder, options.config_args)
-    step, weights = find_checkpoint(folder, config, options.step, options.weights)
-    return replace(options, step=step, weights=weights)
-
-
 def _settings(options: Options) -> str:
     """All options that change the speech, except a request's own."""
     unsaid = ("text_list", "out", "overwrite", "batch_size")
@@ -232,7 +224,7 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
     return missing
 
 
-def _load(options: Options, requests: list[Request]) -> "Narrator":
+def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narrator":
     def check_speakers(known: "SpeechData") -> None:
         for request in requests:
             if request.speaker and request.speaker not in known.speakers:
@@ -241,8 +233,9 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
                 except InputError as error:
                     raise request.located(error) from None
 
-    recognizer = _open_recognizer(options, requests) if options.takes > 1 else None
-    synthesizer = load_synthesizer(options, on_data=check_speakers)
+    config = chosen.config
+    recognizer = _open_recognizer(options, config, requests) if options.takes > 1 else None
+    synthesizer = load_synthesizer(options, chosen, on_data=check_speakers)
     from titan_tts.speak.generate import Narrator
     from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -258,14 +251,15 @@ def _load(options: Options, requests: list[Request]) -> "Narrator":
     return Narrator(synthesizer, *given)
 
 
-def _open_recognizer(options: Options, requests: list[Request]) -> "Recognizer":
+def _open_recognizer(
+    options: Options, config: "JobConfig", requests: list[Request]
+) -> "Recognizer":
     """The recognizer that chooses among the candidates."""
     from torchtitan.tools.utils import device_module, device_type
 
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
 
-    config = chosen_config(options)
     spec = chosen_scorer("recognizer", options.recognizer, config.samples.recognizer)
     if not spec:
         raise InputError("--takes above 1 needs --recognizer, which chooses among them")

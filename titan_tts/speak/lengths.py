@@ -19,11 +19,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from titan_tts.speak.load_run import LoadedRun, find_checkpoint, load_run
+from titan_tts.speak.load_run import LoadedRun, load_run
+from titan_tts.speak.open_run import OpenRun, open_run
 from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
-from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
@@ -150,8 +150,10 @@ def open_lengths(
         fit: returns the fit on the run's training data.
         encoder: present path of the run's frozen text encoder; empty: the config's.
     """
-    folder = Path(choice) if choice else find_predictor(run.folder, run.config)
-    if choice == FIT or folder is None:
+    opened = None
+    if choice != FIT:
+        opened = open_predictor(choice) if choice else find_predictor(run.folder, run.config)
+    if opened is None:
         durations = fit()
         ends_itself = not choice and run.config.objective.loss_on_padding
 
@@ -163,50 +165,55 @@ def open_lengths(
         generated = run.config.data.max_frames if ends_itself else 0
         own = _HALF_TRUSTED_FIT, durations.speaker_scale, generated, durations.unseen
         return Lengths(name, estimate, scale, *own)
-    predictor = load_predictor(folder, run.config, encoder)
-    name, estimate = f"{folder} step {predictor.step}", partial(_predict, predictor)
+    predictor = load_predictor(opened, run.config, encoder)
+    name, estimate = f"{opened.folder} step {predictor.step}", partial(_predict, predictor)
     return Lengths(name, estimate, scale, _HALF_TRUSTED_PREDICTOR)
 
 
-def find_predictor(folder: Path, config: JobConfig) -> Path | None:
+def find_predictor(folder: Path, config: JobConfig) -> OpenRun | None:
     """The predictor in a run's folder, or next to it one that was trained on the same data."""
     for candidate in (folder / FOLDER, folder.absolute().parent / FOLDER):
         try:
-            found = load_run_config(candidate)
-            find_checkpoint(candidate, found, None)
+            found = open_run(candidate)
         except InputError:
             if is_exported(folder) and candidate.parent == folder and candidate.is_dir():
                 raise  # export writes no other
             continue  # nothing there, or not trained yet
-        is_own = candidate.parent == folder or found.data.path == config.data.path
-        if found.model.flavor == DURATION_FLAVOR and is_own:
-            return candidate
+        is_own = candidate.parent == folder or found.config.data.path == config.data.path
+        if found.config.model.flavor == DURATION_FLAVOR and is_own:
+            return found
     return None
 
 
-def load_predictor(folder: Path, config: JobConfig, encoder: str = "") -> LoadedRun:
-    """Loads a duration predictor of the latents of `config`, of the run that speaks. `encoder`: present path of that run's
-    frozen text encoder, which the predictor may share."""
-    if not folder.is_dir():
+def open_predictor(folder: str) -> OpenRun:
+    """The predictor that --duration names."""
+    if not Path(folder).is_dir():
         raise InputError(
             f"--duration = {folder}, but it must be {FIT} or the folder of a run of [model] flavor = "
             f"'{DURATION_FLAVOR}' (a length in seconds is --seconds)"
         )
-    own = load_run_config(folder)
-    if own.model.flavor != DURATION_FLAVOR:
+    found = open_run(folder)
+    if found.config.model.flavor != DURATION_FLAVOR:
         raise InputError(
-            f"--duration = {folder}, but that was trained with [model] flavor = {own.model.flavor!r}; give a "
-            f"run of '{DURATION_FLAVOR}'"
+            f"--duration = {folder}, but that was trained with [model] flavor = {found.config.model.flavor!r}; give "
+            f"a run of '{DURATION_FLAVOR}'"
         )
+    return found
+
+
+def load_predictor(predictor: OpenRun, config: JobConfig, encoder: str = "") -> LoadedRun:
+    """Loads a duration predictor of the latents of `config`, of the run that speaks. `encoder`: present path of that run's
+    frozen text encoder, which the predictor may share."""
+    own = predictor.config
     for key in ("latent_channels", "frames_per_second"):
         wanted, had = getattr(config.data, key), getattr(own.data, key)
         if wanted != had:
             raise InputError(
-                f"--duration = {folder}, but that was trained with [data] {key} = {had} and the run with "
+                f"--duration = {predictor.folder}, but that was trained with [data] {key} = {had} and the run with "
                 f"{wanted}; train a predictor on the run's data"
             )
     same = own.encoder.model == config.encoder.model
-    return load_run(folder, encoder=encoder if same else "")
+    return load_run(predictor, encoder=encoder if same else "")
 
 
 def _predict(predictor: LoadedRun, utterances: Sequence[Utterance]) -> list[float]:

@@ -8,13 +8,13 @@ import torch
 from torchtitan.tools.utils import device_type
 
 from titan_tts.speak.adapters import Values, add_adapter_to, read_adapter, read_tensors
+from titan_tts.speak.open_run import OpenRun, open_run
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, is_exported, read_exported
+from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.keys import check_numbers
-from torchtitan.models.dit_tts.config.manager import config_from_dict, load_run_config
+from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
-from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
 from torchtitan.models.dit_tts.infra.cpu_kernels import multiplies_bfloat16
@@ -33,14 +33,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
-from torchtitan.models.dit_tts.validation.history import (
-    BEST,
-    RAW,
-    best_row,
-    read_rows,
-    weights_name,
-    weights_of,
-)
+from torchtitan.models.dit_tts.validation.history import RAW
 
 _TRAINED = ("model", "objective", "lora")
 """Sections whose values, as the weights were trained with them, are in a manifest"""
@@ -105,7 +98,7 @@ def _trained_config(config: JobConfig, path: Path) -> JobConfig:
 
 
 def load_run(
-    folder: str | Path,
+    run: OpenRun | str | Path,
     step: int | str | None = None,
     weights: str = "",
     encoder: str = "",
@@ -114,32 +107,26 @@ def load_run(
     """Loads the model of a run or an exported folder.
 
     Args:
-        step: step of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
-        weights: "raw", "ema:0.999" for the average with that decay, "ema" for the slowest average; empty: those
-            that "best" was measured with, else those with the lowest held-out loss at the last validation up to
-            the step, else as "ema", or "raw" where there is no average.
+        run: what `open_run` gave, or a folder to open with `step` and `weights`.
         encoder: present path of the frozen text encoder; empty: the config's.
         dtype: float32, bfloat16, or auto, see `multiplies_bfloat16`.
     """
-    folder = Path(folder)
-    config = load_run_config(folder)
-    step, weights = find_checkpoint(folder, config, step, weights)
-    path = _checkpoint_path(folder, config, step)
+    if not isinstance(run, OpenRun):
+        run = open_run(run, step, weights)
+    folder, path = run.folder, run.path
     if problem := verify(path):
         if path == folder:
             raise InputError(f"{problem}; copy the exported folder again, or export the run again")
         steps = ", ".join(map(str, checkpoint_steps(path.parent)))
         raise InputError(f"{problem}; give another --step, of: {steps}")
-    config = _trained_config(config, path)
+    config = _trained_config(run.config, path)
     if path == folder:
         _check_bounds(config, path)
     device = torch.device(device_type)
     tokenizer = load_tokenizer(folder, config)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
-    entry = ""
-    if path != folder:
-        weights, entry = _find_weights(folder, path, step, weights)
+    weights, entry = run.find_weights()
     adapter = None
     if config.lora.rank == 0 or path == folder:
         _load_weights(model, path, entry)
@@ -156,7 +143,7 @@ def load_run(
         text_encoder = load_run_encoder(folder, there, device)
     objective = build_objective(config)
     return LoadedRun(
-        *(folder, config, model, text_encoder, tokenizer, objective, step, device, weights),
+        *(folder, config, model, text_encoder, tokenizer, objective, run.step, device, weights),
         adapter=adapter,
     )
 
@@ -221,68 +208,3 @@ def _check_fits(model: DiTTTSModel, folder: Path) -> None:
             f"{folder / WEIGHTS} is of another model than {CONFIG} says (the first that differs is {name}); "
             f"export the run again"
         )
-
-
-def find_checkpoint(
-    folder: Path, config: JobConfig, step: int | str | None, weights: str = ""
-) -> tuple[int, str]:
-    """(step, weights) of a run's checkpoint, as `load_run` takes both. Weights that are not given stay empty,
-    except for "best", which was measured with some, and for an exported folder, which has no others."""
-    if is_exported(folder):
-        has = read_exported(folder)
-        if step not in (None, has["step"]) or weights not in ("", has["weights"]):
-            raise InputError(
-                f"{folder} was exported from step {has['step']} with the weights {has['weights']} and has no "
-                f"others; leave out --step and --weights, or give the run's folder"
-            )
-        return has["step"], has["weights"]
-    checkpoints = folder / config.checkpoint.folder
-    steps = checkpoint_steps(checkpoints)
-    if not steps:
-        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
-    if step is None:
-        return steps[-1], weights
-    if step == BEST:
-        figure = config.validation.keep_best
-        # A kill may have left the row of a step without its checkpoint.
-        rows = [row for row in read_rows(folder) if row["step"] in steps]
-        best = best_row(rows, figure)
-        if best is None:
-            raise InputError(
-                f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: "
-                f"{', '.join(map(str, steps))}"
-            )
-        return best["step"], weights or weights_of(best, figure)
-    if step not in steps:
-        found = ", ".join(map(str, steps))
-        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
-    return int(step), weights
-
-
-def check_weights(folder: Path, config: JobConfig, step: int, weights: str) -> None:
-    """Raises InputError where a checkpoint does not hold these weights, or its table cannot be read."""
-    if not is_exported(folder):
-        _find_weights(folder, _checkpoint_path(folder, config, step), step, weights)
-
-
-def _checkpoint_path(folder: Path, config: JobConfig, step: int) -> Path:
-    return folder if is_exported(folder) else folder / config.checkpoint.folder / f"step-{step}"
-
-
-def _find_weights(folder: Path, path: Path, step: int, wanted: str) -> tuple[str, str]:
-    """(name of the weights, prefix of their entries in the checkpoint)."""
-    prefixes = saved_prefixes(read_table(path).state_dict_metadata)
-    found = {weights_name(prefix): f"ema.{prefix}" for prefix in prefixes} | {RAW: ""}
-    slowest = next(reversed([name for name in found if name != RAW]), None)
-    if not wanted:
-        known = [row for row in read_rows(folder) if row["step"] <= step and "best_weights" in row]
-        wanted = known[-1]["best_weights"] if known else ""
-        if wanted not in found:
-            wanted = slowest or RAW
-    if wanted == "ema" and slowest is not None:
-        wanted = slowest
-    if wanted not in found:
-        raise InputError(
-            f"{path} holds no weights {wanted!r}; give one of these by --weights: {', '.join(found)}"
-        )
-    return wanted, found[wanted]

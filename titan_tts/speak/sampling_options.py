@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.config.options import option_name
 from torchtitan.models.dit_tts.errors import InputError, check_range, show
 
 if TYPE_CHECKING:
+    from titan_tts.speak.open_run import OpenRun
     from titan_tts.speak.speech_data import SpeechData
     from titan_tts.speak.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -86,23 +87,24 @@ class SamplingOptions(ModelOptions):
 
 def load_synthesizer(
     options: SamplingOptions,
+    run: "OpenRun | None" = None,
     refit: bool = False,
     on_data: "Callable[[SpeechData], None]" = lambda data: None,
 ) -> "Synthesizer":
     """Loads the run, the codec of its latents, its lengths of texts and its voices.
 
     Args:
+        run: as `choose_run` chose it by these options; None: it is chosen now.
         refit: whether lengths are fitted to `options.data`.
         on_data: called with lengths and voices before the model is loaded, which takes long.
     """
-    config = chosen_config(options)  # before seconds of imports
+    run = run or choose_run(options)
     if options.compile != "off":
         from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
 
         # Never the run's own [compile] cache_folder: a stranger's could hold any code.
         show(set_compile_cache_folder(""), sys.stderr)
 
-    from titan_tts.speak.hub import find_folder
     from titan_tts.speak.lengths import Lengths, open_lengths
     from titan_tts.speak.load_run import load_run
     from titan_tts.speak.speech_data import open_speech_data
@@ -110,16 +112,15 @@ def load_synthesizer(
     from torchtitan.models.dit_tts.speech.codec import build_codec
     from torchtitan.models.dit_tts.speech.codec.record import check_codec
 
-    folder = find_folder(options.run)
-    speech_data = open_speech_data(folder, config, options.data, refit)
+    speech_data = open_speech_data(run.folder, run.config, options.data, refit)
     on_data(speech_data)
-    loaded = load_run(folder, options.step, options.weights, options.encoder, options.dtype)
+    loaded = load_run(run, encoder=options.encoder, dtype=options.dtype)
     if options.compile != "off":
         from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 
         compile_for_any_lengths(loaded.model, options.compile)
     data = loaded.config.data
-    codec = build_codec(config.sampling.codec, str(loaded.device))
+    codec = build_codec(run.config.sampling.codec, str(loaded.device))
     if codec.latent_channels != data.latent_channels:
         raise InputError(
             f"codec {codec.name!r} has latents of {codec.latent_channels} channels, but the run was trained "
@@ -132,7 +133,7 @@ def load_synthesizer(
         return open_lengths(*given, options.encoder)
 
     path = options.data or data.path
-    return Synthesizer(loaded, codec, speech_data, config.sampling, lengths, path)
+    return Synthesizer(loaded, codec, speech_data, run.config.sampling, lengths, path)
 
 
 def from_pretrained(name: str | Path, data: str = "", **options: Any) -> "Synthesizer":
@@ -155,6 +156,14 @@ def from_pretrained(name: str | Path, data: str = "", **options: Any) -> "Synthe
                 f"{option} = {options[option]!r}, but it must be one of {', '.join(allowed)}"
             )
     return load_synthesizer(SamplingOptions(run=str(name), data=data, **options))
+
+
+def choose_run(options: SamplingOptions) -> "OpenRun":
+    """The run and its checkpoint, with the options' changes of [sampling]."""
+    config = chosen_config(options)  # before seconds of imports
+    from titan_tts.speak.open_run import open_run
+
+    return open_run(options.run, options.step, options.weights, config=config)
 
 
 def chosen_config(options: SamplingOptions) -> "JobConfig":

@@ -19,7 +19,7 @@ from titan_tts.evaluate.systems import (
     own_voice,
     untrained_tokens,
 )
-from titan_tts.speak import load_run
+from titan_tts.speak import open_run
 from titan_tts.speak.lengths import Lengths
 from titan_tts.speak.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.config.job_config import Sampling
@@ -99,12 +99,12 @@ def test_the_own_voice_is_the_mean_of_the_speaker_encoder(loaded):
 
 def test_which_run_and_step(tmp_path, loaded, monkeypatch):
     for place, name, replacement in (
-        (systems, "load_run_config", lambda folder: loaded.config),
-        (systems, "find_folder", Path),
-        (load_run, "checkpoint_steps", lambda folder: [100, 2000]),
-        (load_run, "best_row", lambda *arguments: {"step": 100}),
-        (load_run, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())),
-        (load_run, "saved_prefixes", lambda table: ["decay-0.9."]),
+        (open_run, "load_run_config", lambda folder, args=(): loaded.config),
+        (open_run, "find_folder", Path),
+        (open_run, "checkpoint_steps", lambda folder: [100, 2000]),
+        (open_run, "best_row", lambda *arguments: {"step": 100}),
+        (open_run, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())),
+        (open_run, "saved_prefixes", lambda table: ["decay-0.9."]),
     ):
         monkeypatch.setattr(place, name, replacement)
     assert find_checkpoints(["o/a"]) == [Checkpoint("o/a", 2000, "", "a@2000")]

@@ -25,7 +25,8 @@ def generate(loaded, tmp_path, monkeypatch):  # noqa: F811
         (f"{package}.speech.codec.build_codec", lambda *a: loads.append(a) or sampled_run.Echo()),
         (f"{package}.speech.codec.record.check_codec", lambda *_: None),
         (f"{package}.config.manager.load_run_config", lambda folder, args=(): loaded.config),
-        ("titan_tts.speak.load_run.load_run", lambda *a: loads.append(a) or loaded),
+        ("titan_tts.speak.open_run.load_run_config", lambda folder, args=(): loaded.config),
+        ("titan_tts.speak.load_run.load_run", lambda *a, **k: loads.append((*a, k)) or loaded),
         ("titan_tts.speak.synthesizer.generate_latents", sample),
     ):
         monkeypatch.setattr(name, replacement)

@@ -47,8 +47,9 @@ def test_options_reach_the_sampler(generate, shards, monkeypatch, capsys):  # no
     of = [f"--data={shards}", "--step=7", "--weights=raw", "--encoder=t5", "--codec=c.pth"]
     of += ["--dtype=bfloat16", "--text-scale=0", "--speaker-scale=5", "--sampling-steps=9"]
     assert generate(*said, *of) == 0
-    run, codec = generate.loads
-    assert run == (Path("run"), 7, "raw", "t5", "bfloat16") and codec == ("c.pth", "cpu")
+    (run, given), codec = generate.loads
+    assert (run.folder, run.step, run.weights) == (Path("run"), 7, "raw")
+    assert given == {"encoder": "t5", "dtype": "bfloat16"} and codec == ("c.pth", "cpu")
     assert "1.24 s (by --seconds) from step 7 (raw)\n" in capsys.readouterr().out
     [([request], sampling, seed)] = generate.asked
     expected = Sampling(steps=9, text_scale=0.0, speaker_scale=5.0, min_t=0.25, codec="c.pth")
@@ -152,7 +153,7 @@ MISTAKES = {
 def test_mistakes_are_refused_before_the_model_is_loaded(
     generate, tmp_path, monkeypatch, capsys, arguments, words
 ):
-    def load_run(*_):
+    def load_run(*_, **given):
         raise AssertionError
 
     monkeypatch.setattr("titan_tts.speak.load_run.load_run", load_run)

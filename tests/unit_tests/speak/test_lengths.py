@@ -1,6 +1,7 @@
 """Lengths of utterances: the estimators, and how a reference whose text is known corrects them."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.helpers.row_model import CHANNELS
 from tests.helpers.sentences import refused
 from titan_tts.speak import lengths
 from titan_tts.speak.lengths import Lengths, open_lengths
+from titan_tts.speak.open_run import OpenRun
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
@@ -122,7 +124,9 @@ def test_a_predictor_hears_as_much_of_the_reference_as_it_was_trained_on(alone, 
     names = ("model", "tokenizer", "device", "text_encoder")
     predictor = SimpleNamespace(config=alone.config, step=5, **{name: name for name in names})
     monkeypatch.setattr(lengths, "predict_frames", predict)
-    monkeypatch.setattr(lengths, "load_predictor", lambda folder, config, encoder: predictor)
+    opened = OpenRun(Path("outputs/duration"), alone.config, 5, "")
+    monkeypatch.setattr(lengths, "open_predictor", lambda folder: opened)
+    monkeypatch.setattr(lengths, "load_predictor", lambda opened, config, encoder: predictor)
     monkeypatch.setattr(lengths, "_BATCH", 2)
     found = asked(alone, "outputs/duration", 2.0)
     assert found.name == "outputs/duration step 5"
@@ -160,16 +164,15 @@ def test_where_a_predictor_is_found(
     def load(folder):
         if folder != there:
             raise lengths.InputError("nothing")
-        return config_of(alone, flavor, path=path)
+        return OpenRun(folder, config_of(alone, flavor, path=path), 5, "")
 
-    monkeypatch.setattr(lengths, "load_run_config", load)
-    monkeypatch.setattr(lengths, "find_checkpoint", lambda *_: (5, ""))
+    monkeypatch.setattr(lengths, "open_run", load)
     found = lengths.find_predictor(alone.folder, alone.config)
-    assert found == (there if is_found else None)
+    assert (found and found.folder) == (there if is_found else None)
     same = config_of(alone, "duration", path=alone.config.data.path)
-    monkeypatch.setattr(lengths, "load_run_config", lambda _: same)
+    monkeypatch.setattr(lengths, "open_run", lambda folder: OpenRun(folder, same, 5, ""))
     own = lengths.find_predictor(alone.folder, alone.config)  # where there are both
-    assert own == alone.folder / "duration"
+    assert own.folder == alone.folder / "duration"
 
 
 def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):
@@ -189,7 +192,8 @@ def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):
         " ": replace(own, encoder=replace(own.encoder, model="bytes")),
     }
     for words, config in configs.items():
-        monkeypatch.setattr(lengths, "load_run_config", lambda _, config=config: config)
+        found = OpenRun(tmp_path, config, 5, "")
+        monkeypatch.setattr(lengths, "open_run", lambda _, found=found: found)
         if words.strip():
             refused(lambda: asked(alone, str(tmp_path)), f"--duration = {tmp_path}", words)
         else:

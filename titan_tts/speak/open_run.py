@@ -1,0 +1,119 @@
+"""A run or an exported folder that is to speak, and its checkpoint: found once, before anything is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from titan_tts.speak.hub import find_folder
+from torchtitan.models.dit_tts.config.exported import is_exported, read_exported
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import load_run_config
+from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.run.checkpoint_storage import checkpoint_steps, read_table
+from torchtitan.models.dit_tts.validation.history import (
+    BEST,
+    RAW,
+    best_row,
+    read_rows,
+    weights_name,
+    weights_of,
+)
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    folder: Path
+    config: JobConfig
+    """as the run was last started, with the changes that it was opened with"""
+
+    step: int
+    weights: str
+    """"raw", "ema" for the slowest average, or "ema:0.999"; empty: those with the lowest held-out loss at the last
+    validation up to the step, else as "ema", or "raw" where there is no average"""
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's folder."""
+        if is_exported(self.folder):
+            return self.folder
+        return self.folder / self.config.checkpoint.folder / f"step-{self.step}"
+
+    def find_weights(self) -> tuple[str, str]:
+        """(name of the weights, prefix of their entries in the checkpoint). Raises InputError where it does not hold
+        them."""
+        if is_exported(self.folder):
+            return self.weights, ""
+        prefixes = saved_prefixes(read_table(self.path).state_dict_metadata)
+        found = {weights_name(prefix): f"ema.{prefix}" for prefix in prefixes} | {RAW: ""}
+        slowest = next(reversed([name for name in found if name != RAW]), None)
+        wanted = self.weights
+        if not wanted:
+            rows = read_rows(self.folder)
+            known = [row for row in rows if row["step"] <= self.step and "best_weights" in row]
+            wanted = known[-1]["best_weights"] if known else ""
+            if wanted not in found:
+                wanted = slowest or RAW
+        if wanted == "ema" and slowest is not None:
+            wanted = slowest
+        if wanted not in found:
+            raise InputError(
+                f"{self.path} holds no weights {wanted!r}; give one of these by --weights: {', '.join(found)}"
+            )
+        return wanted, found[wanted]
+
+
+def open_run(
+    name: str | Path,
+    step: int | str | None = None,
+    weights: str = "",
+    config_args: Sequence[str] = (),
+    config: JobConfig | None = None,
+) -> OpenRun:
+    """Finds a run, or an exported folder, by its folder or its name on the hub.
+
+    Args:
+        step: step of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
+        weights: as in `OpenRun`; empty with "best": those that it was measured with.
+        config_args: changes of its config, as of a command line.
+        config: if it is known already.
+    """
+    folder = find_folder(str(name))
+    config = config or load_run_config(folder, config_args)
+    return OpenRun(folder, config, *_find_checkpoint(folder, config, step, weights))
+
+
+def _find_checkpoint(
+    folder: Path, config: JobConfig, step: int | str | None, weights: str
+) -> tuple[int, str]:
+    """(step, weights) of a run's checkpoint. Weights that are not given stay empty, except for "best", which was measured
+    with some, and for an exported folder, which has no others."""
+    if is_exported(folder):
+        has = read_exported(folder)
+        if step not in (None, has["step"]) or weights not in ("", has["weights"]):
+            raise InputError(
+                f"{folder} was exported from step {has['step']} with the weights {has['weights']} and has no "
+                f"others; leave out --step and --weights, or give the run's folder"
+            )
+        return has["step"], has["weights"]
+    checkpoints = folder / config.checkpoint.folder
+    steps = checkpoint_steps(checkpoints)
+    if not steps:
+        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
+    if step is None:
+        return steps[-1], weights
+    if step == BEST:
+        figure = config.validation.keep_best
+        # A kill may have left the row of a step without its checkpoint.
+        rows = [row for row in read_rows(folder) if row["step"] in steps]
+        best = best_row(rows, figure)
+        if best is None:
+            raise InputError(
+                f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: "
+                f"{', '.join(map(str, steps))}"
+            )
+        return best["step"], weights or weights_of(best, figure)
+    if step not in steps:
+        found = ", ".join(map(str, steps))
+        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
+    return int(step), weights
