@@ -290,7 +290,7 @@ def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
     metrics = started(tmp_path)
     logged: list[dict] = []
     metrics.trackers = SimpleNamespace(
-        log_scalars=lambda values, step: logged.append(values), continue_after=lambda step: None
+        log=lambda values, step: logged.append(values), continue_after=lambda step: None
     )
     first = torch.tensor([0.0, 0.05, 0.55, 1.0]), torch.tensor([6.0, 1.0, 9.0, 5.0])
     metrics.count_losses(*first, torch.tensor([4, 10, 3, 10]))

@@ -332,7 +332,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             named = {grouped(name): metrics[name] for name in metrics}
             for low, high, value in zip(edges, edges[1:], by_time):
                 named[f"train_by_time/loss_at_{low}-{high}"] = value
-            self.trackers.log_scalars(named, step)
+            self.trackers.log(named, step)
         metrics["loss_by_time"] = by_time
         if self.metrics_file is not None:
             self.metrics_file.append({"step": step, "time": time.time(), **metrics})

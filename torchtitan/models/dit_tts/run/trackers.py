@@ -9,11 +9,11 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.bounded import read_json_file, read_toml
@@ -21,153 +21,135 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
 
-WANDB_FILE = "wandb.json"
-"""File in the run folder with entity, project and id at W&B"""
+Values = Mapping[str, float | int | tuple[torch.Tensor, int] | bytes | None]
+"""By grouped name such as `speed/mfu`: a number; a sound (waveform (samples,) in [-1, 1], sample rate in Hz); a picture,
+the bytes of a PNG file; None is left out"""
 
-_IDENTITY = ("entity", "project", "id")
+_WANDB_FILE, _IDENTITY = "wandb.json", ("entity", "project", "id")
 
 _FINISH_SECONDS = 30.0
 """What W&B may still take for its uploads when a run ends; the rest stays on the disk"""
 
 
-class _TensorBoard:
-    """One folder per run; a resume hides the steps that it repeats."""
+class Trackers:
+    """All trackers that a run's config asks for; without any it does nothing."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._writer: Any = None  # until continue_after; its module imports hundreds of others
+    def __init__(self, config: JobConfig, folder: Path):
+        """`folder`: the run's, with config.toml and env.json. Raises InputError where W&B cannot be opened."""
+        self._tb = folder / "tb" if config.metrics.enable_tensorboard else None
+        self._writer: Any = None  # of TensorBoard
+        self._wandb_run: Any = _open_wandb(config, folder) if config.metrics.enable_wandb else None
 
     def continue_after(self, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        """Called before anything is logged, and again when the run goes back to `step`: TensorBoard hides later steps, W&B
+        has repeated ones twice."""
+        if self._tb is None:
+            return
+        from torch.utils.tensorboard import SummaryWriter  # imports hundreds of modules
 
-        self.close()
+        if self._writer is not None:
+            self._writer.close()
         # A run that begins anew may log its step 0 again.
-        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1 if step else 0)
+        self._writer = SummaryWriter(str(self._tb), purge_step=step + 1 if step else 0)
 
-    def log_scalars(self, values: Mapping[str, float | int], step: int) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-
-    def log_audio(self, name: str, waveform: Tensor, sample_rate: int, step: int) -> None:
-        self._writer.add_audio(name, waveform[None], step, sample_rate)
-
-    def log_image(self, name: str, png: bytes, step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
-
-        width, height = struct.unpack(">II", png[16:24])  # of the first chunk, IHDR
-        image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
-        summary = Summary(value=[Summary.Value(tag=name, image=image)])
-        self._writer.file_writer.add_summary(summary, step)
+    def log(self, values: Values, step: int) -> None:
+        known = {name: value for name, value in values.items() if value is not None}
+        if self._writer is not None:
+            for name, value in known.items():
+                if isinstance(value, tuple):
+                    self._writer.add_audio(name, value[0][None], step, value[1])
+                elif isinstance(value, bytes):
+                    self._writer.file_writer.add_summary(_picture(name, value), step)
+                else:
+                    self._writer.add_scalar(name, value, step)
+        if self._wandb_run is not None:
+            try:
+                shown = {name: _for_wandb(value) for name, value in known.items()}
+                self._wandb_run.log({**shown, "step": step})
+            except Exception as error:  # such as: a signal to the whole job has ended its process
+                self._give_up(error)
 
     def close(self) -> None:
+        """Writes what is left. While an error propagates, the run is marked as failed at W&B."""
+        if self._wandb_run is not None:
+            try:
+                self._wandb_run.finish(exit_code=int(sys.exc_info()[0] is not None))
+            except Exception as error:
+                self._give_up(error)
+            self._wandb_run = None
         if self._writer is not None:
             self._writer.close()
 
-
-class _WandB:
-    """A run at W&B, which every start continues: the run folder keeps its id.
-
-    W&B drops what is logged at a smaller step than before, as a resume does; so our step is a metric of
-    its own, over which W&B plots the others.
-    """
-
-    def __init__(self, config: JobConfig, folder: Path):
-        """Raises InputError where the run cannot be opened."""
-        import wandb
-
-        self._wandb = wandb
-        file = folder / WANDB_FILE
-        known = _known_run(file)
-        try:
-            self._run: Any = wandb.init(
-                id=known.get("id"),
-                entity=known.get("entity"),
-                project=known.get("project")
-                or config.metrics.wandb_project
-                or os.environ.get("WANDB_PROJECT")
-                or "titan-tts",
-                resume="allow",
-                name=config.job.experiment,
-                dir=str(folder),
-                config=_recorded(folder),
-                # Its own record of the machine has the command line with what may be secret in URLs.
-                settings=wandb.Settings(
-                    console="off",
-                    quiet=True,
-                    disable_git=True,
-                    x_disable_meta=True,
-                    finish_timeout=_FINISH_SECONDS,
-                ),
-            )
-        except wandb.Error as error:
-            raise InputError(_no_wandb(error)) from None
-        known = {name: getattr(self._run, name) or None for name in _IDENTITY}
-        if not self._run.disabled:  # WANDB_MODE=disabled has a run of no project
-            write_atomic(file, json.dumps(known) + "\n")
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-
-    def continue_after(self, step: int) -> None:
-        """Nothing is hidden: after a resume W&B has the repeated steps twice."""
-
-    def log_scalars(self, values: Mapping[str, float | int], step: int) -> None:
-        self._log(lambda: values, step)
-
-    def log_audio(self, name: str, waveform: Tensor, sample_rate: int, step: int) -> None:
-        self._log(
-            lambda: {name: self._wandb.Audio(waveform.numpy(), sample_rate=sample_rate)}, step
-        )
-
-    def log_image(self, name: str, png: bytes, step: int) -> None:
-        from PIL import Image
-
-        self._log(lambda: {name: self._wandb.Image(Image.open(io.BytesIO(png)))}, step)
-
-    def _log(self, values: Callable[[], Mapping[str, Any]], step: int) -> None:
-        """values: makes them; sounds and pictures write files of W&B's."""
-        if self._run is None:
-            return
-        try:
-            self._run.log({**values(), "step": step})
-        except Exception as error:  # such as: a signal to the whole job has ended its process
-            self._give_up(error)
-
-    def close(self) -> None:
-        if self._run is None:
-            return
-        try:
-            self._run.finish(exit_code=int(sys.exc_info()[0] is not None))
-        except Exception as error:
-            self._give_up(error)
-        self._run = None
-
     def _give_up(self, error: Exception) -> None:
-        self._run = None
+        self._wandb_run = None
         logger.error(
             f"W&B has failed ({error!r}); the run continues without it until its next start"
         )
 
 
-def _known_run(file: Path) -> dict[str, str | None]:
-    """The identity that an earlier start has written; empty for a new run."""
-    if not file.exists():
-        return {}
+def _picture(name: str, png: bytes) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
+    width, height = struct.unpack(">II", png[16:24])  # of the first chunk, IHDR
+    image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
+    return Summary(value=[Summary.Value(tag=name, image=image)])
+
+
+def _for_wandb(value: Any) -> Any:
+    import wandb
+    from PIL import Image
+
+    if isinstance(value, tuple):
+        return wandb.Audio(value[0].numpy(), sample_rate=value[1])
+    return wandb.Image(Image.open(io.BytesIO(value))) if isinstance(value, bytes) else value
+
+
+def _open_wandb(config: JobConfig, folder: Path) -> Any:
+    """The run at W&B, which every start continues: the run folder keeps its id.
+
+    W&B drops what is logged at a smaller step than before, as a resume does; so our step is a metric of
+    its own, over which W&B plots the others.
+    """
+    import wandb
+
+    file = folder / _WANDB_FILE
+    known: dict[str, str | None] = {}
+    if file.exists():
+        try:
+            content = read_json_file(file)
+            known = {name: content[name] for name in _IDENTITY}
+        except (ValueError, TypeError, KeyError):
+            raise InputError(f"{file} is corrupt; delete it to begin a new run at W&B") from None
+    project = config.metrics.wandb_project or os.environ.get("WANDB_PROJECT") or "titan-tts"
+    # Its own record of the machine has the command line with what may be secret in URLs.
+    quiet = {"console": "off", "quiet": True, "disable_git": True, "x_disable_meta": True}
     try:
-        known = read_json_file(file)
-        return {name: known[name] for name in _IDENTITY}
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{file} is corrupt; delete it to begin a new run at W&B") from None
+        run = wandb.init(
+            id=known.get("id"),
+            entity=known.get("entity"),
+            project=known.get("project") or project,
+            resume="allow",
+            name=config.job.experiment,
+            dir=str(folder),
+            config={
+                **read_toml(folder / "config.toml"),
+                "environment": read_json_file(folder / "env.json"),
+            },
+            settings=wandb.Settings(**quiet, finish_timeout=_FINISH_SECONDS),
+        )
+    except wandb.Error as error:
+        raise _no_wandb(error) from None
+    if not run.disabled:  # WANDB_MODE=disabled has a run of no project
+        identity = {name: getattr(run, name) or None for name in _IDENTITY}
+        write_atomic(file, json.dumps(identity) + "\n")
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return run
 
 
-def _recorded(folder: Path) -> dict[str, Any]:
-    """The run's config and environment as its folder has them, without secrets."""
-    config = read_toml(folder / "config.toml")
-    return {**config, "environment": read_json_file(folder / "env.json")}
-
-
-def _no_wandb(error: Exception) -> str:
+def _no_wandb(error: Exception) -> InputError:
     reason = " ".join(str(error).split()).rstrip(".")
-    return (
+    return InputError(
         f"[metrics] enable_wandb = true, but W&B refuses or cannot be reached ({reason}); correct that, or "
         f"set WANDB_MODE=offline and upload later with wandb sync"
     )
@@ -194,54 +176,9 @@ def check_trackers(config: JobConfig) -> None:
     try:
         found = wandb.login(prompt=False)
     except wandb.Error as error:
-        raise InputError(_no_wandb(error)) from None
+        raise _no_wandb(error) from None
     if not found:
         raise InputError(
             "[metrics] enable_wandb = true, but no key for W&B was found; set WANDB_API_KEY in the "
             "environment or in a file .env, or set WANDB_MODE=offline"
         )
-
-
-class Trackers:
-    """All trackers that a run's config asks for; without any it does nothing."""
-
-    def __init__(self, config: JobConfig, folder: Path):
-        """Opens them. `folder`: the run's, with config.toml and env.json."""
-        self._parts: list[_TensorBoard | _WandB] = []
-        if config.metrics.enable_wandb:
-            self._parts.append(_WandB(config, folder))
-        if config.metrics.enable_tensorboard:
-            self._parts.append(_TensorBoard(folder / "tb"))
-
-    def continue_after(self, step: int) -> None:
-        """Called before anything is logged, and again when the run goes back to `step`: later steps are
-        replaced."""
-        for part in self._parts:
-            part.continue_after(step)
-
-    def log_scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
-        """Logs values under grouped names such as `speed/mfu`; those that are None are left out."""
-        known = {name: value for name, value in values.items() if value is not None}
-        for part in self._parts:
-            part.log_scalars(known, step)
-
-    def log_audio(self, name: str, waveform: Tensor, sample_rate: int, step: int) -> None:
-        """Logs a waveform.
-
-        Args:
-            waveform: (samples,) in [-1, 1], on any device; what exceeds it is clipped.
-            sample_rate: in Hz.
-        """
-        waveform = waveform.detach().float().cpu().clamp(-1, 1)
-        for part in self._parts:
-            part.log_audio(name, waveform, sample_rate, step)
-
-    def log_image(self, name: str, png: bytes, step: int) -> None:
-        """Logs a picture, the bytes of a PNG file, under a name that nothing else has."""
-        for part in self._parts:
-            part.log_image(name, png, step)
-
-    def close(self) -> None:
-        """Writes what is left. While an error propagates, the run is marked as failed at W&B."""
-        for part in self._parts:
-            part.close()

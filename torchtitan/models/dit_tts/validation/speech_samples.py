@@ -270,6 +270,6 @@ class SpeechSamples:
                 f"{path}.wav was written by another rank and is not here ({error}); put [job] dump_folder "
                 f"on a file system that all machines share"
             ) from None
-        trackers.log_audio(name, torch.from_numpy(samples), rate, step)
         # A tag of TensorBoard's holds one kind of data.
-        trackers.log_image(f"{name}_spectrogram", picture, step)
+        sound = torch.from_numpy(samples), rate
+        trackers.log({name: sound, f"{name}_spectrogram": picture}, step)

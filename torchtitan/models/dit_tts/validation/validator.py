@@ -134,7 +134,7 @@ class Validator:
                 for name, value in row.items()
                 if isinstance(value, float) and name != "time"
             }
-            self.metrics.trackers.log_scalars(scalars, step)
+            self.metrics.trackers.log(scalars, step)
         logger.info(_sentence(row) if group == "validation" else samples_sentence(row))
 
 
