@@ -112,7 +112,7 @@ def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
     assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
     assert report["loss"] == 1 / 11 and report["weighted"] is None  # one shape of three was timed
     assert report["run_name"] == "default" and report["factors"]["lengths"] == "mixed"
-    assert report["attention"] == "matmul" and "are what was executed" in report["attention_note"]
+    assert report["attention"] == "matmul"
     assert any("6N T" in line for line in summary(report))
     assert (report["warm_up_steps"], report["steps"], report["parameters"]) == (6, 5, 1000)
     assert (report["peak_tflops"], report["step_split"]["exchange"]) == (1.0, 0.0)
@@ -164,13 +164,8 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
         "benchmark: 4 steps, 4.0000 s per step (p10 2.3000, p90 8.5000, 2.0000 to 10.0000); "
         "0.6 samples/s, 1 seconds of audio per second; peak memory 8.00 GiB allocated, 9.00 reserved; "
     )
-    assert lines[1] == (
-        "benchmark: seconds of a step: data 0.3125, forward 0.6250, backward 0.6250, "
-        "optimizer 0.3125, other 0.6250; exchange 0.5000, which overlaps"
-    )
     unprofiled = made._report([replace(each, exchange=[]) for each in gathered])
     assert unprofiled["step_split"]["exchange"] is None
-    assert summary(unprofiled)[1].endswith("exchange -, which overlaps")
     # The overhead of one rank alone is not known.
     one_unknown = made._report([gathered[0], replace(gathered[1], repeated=None)])
     assert one_unknown["hfu"] is None and one_unknown["mfu"] == report["mfu"]

@@ -49,12 +49,6 @@ language models: they take every parameter to work on all positions, whereas her
 encoder and the projections of text and speaker work on other, fewer positions, and AdaLN once per
 sample. "exact" and "exact goodput" include a pretrained text encoder that runs."""
 
-_NOT_EXECUTED = {
-    "varlen": "padded keys and frames",
-    "flex": "blocks of 128 keys without a valid one",
-}
-"""Part of the padded shapes that an attention backend does not compute"""
-
 
 def flops_by_convention(
     args: DiTTTSModelArgs, parameters: int, batches: Sequence[MicroBatch]
@@ -184,14 +178,6 @@ def step_split(ranks: Sequence[Recording]) -> dict[str, float | None]:
     return split | {"exchange": exchange}
 
 
-SPLIT_NOTE = (
-    "by CUDA events on a GPU, by the clock on a CPU; data: waiting for the loader and copies to the device; "
-    "optimizer: clipping, step, schedule and EMA; other: the rest, such as logging; exchange: time with a "
-    "collective under way in two profiled steps after the timed ones, most of which overlaps with forward "
-    "and backward and is part of them"
-)
-
-
 def weighted(
     steps: Totals,
     frames: Sequence[int],
@@ -274,17 +260,6 @@ def hfu_note(config: JobConfig) -> str:
     return f"null: what activation checkpointing ({name}) repeats is not known, since {reason}"
 
 
-def attention_note(backend: str, batching: str) -> str:
-    if batching == "packed":
-        return f"attention {backend}: within the samples of a row, as mfu counts it"
-    if backend not in _NOT_EXECUTED:
-        return f"attention {backend}: the padded shapes are what was executed"
-    return (
-        f"attention {backend}: {_NOT_EXECUTED[backend]} are not computed, so less was executed than the "
-        f"padded shapes that mfu counts"
-    )
-
-
 def text_encoder_note(model: str) -> str:
     if not is_pretrained(model):
         return f"{model}: learned, inside the model, trained"
@@ -314,7 +289,6 @@ def summary(report: dict[str, Any]) -> list[str]:
             f"{row['times_exact']:8.3f}  {row['counts']}"
         )
     lines.append(f"benchmark: hfu {hfu}: {report['hfu_note']}")
-    lines.append(f"benchmark: {report['attention_note']}")
     if report["compiles_while_timed"]:
         lines.append(
             f"benchmark: {report['compiles_while_timed']} graphs were compiled while timed; raise "

@@ -222,16 +222,12 @@ class BenchmarkRecorder:
             "tflops_per_device": rows[0]["tflops_per_device"],
             "hardware_tflops_per_device": hardware and hardware / 1e12,
             "conventions": rows,
-            "conventions_note": "recomputation by activation checkpointing is not counted; mfu is over "
-            "the dense bf16 peak, null if the device's is not known",
             "weighted": figures.weighted(steps, frames, self.batches_per_epoch, gpus, self.peak)
             if config.benchmark.lengths == "mixed"
             else None,
             "loss": self.losses.get(self.warm_up_steps + len(seconds)),
             "step_split": figures.step_split(ranks),
-            "step_split_note": figures.SPLIT_NOTE,
             "attention": self.attention,
-            "attention_note": figures.attention_note(self.attention, config.data.batching),
             "peak_tflops": self.peak and self.peak / 1e12,
             "peak_allocated_gib": max(rank.peak_allocated_gib for rank in ranks),
             "peak_reserved_gib": max(rank.peak_reserved_gib for rank in ranks),
