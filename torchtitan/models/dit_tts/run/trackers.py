@@ -121,8 +121,6 @@ def _open_wandb(config: JobConfig, folder: Path) -> Any:
         except (ValueError, TypeError, KeyError):
             raise InputError(f"{file} is corrupt; delete it to begin a new run at W&B") from None
     project = config.metrics.wandb_project or os.environ.get("WANDB_PROJECT") or "titan-tts"
-    # Its own record of the machine has the command line with what may be secret in URLs.
-    quiet = {"console": "off", "quiet": True, "disable_git": True, "x_disable_meta": True}
     try:
         run = wandb.init(
             id=known.get("id"),
@@ -135,7 +133,14 @@ def _open_wandb(config: JobConfig, folder: Path) -> Any:
                 **read_toml(folder / "config.toml"),
                 "environment": read_json_file(folder / "env.json"),
             },
-            settings=wandb.Settings(**quiet, finish_timeout=_FINISH_SECONDS),
+            # Its own record of the machine has the command line with what may be secret in URLs.
+            settings=wandb.Settings(
+                console="off",
+                quiet=True,
+                disable_git=True,
+                x_disable_meta=True,
+                finish_timeout=_FINISH_SECONDS,
+            ),
         )
     except wandb.Error as error:
         raise _no_wandb(error) from None
