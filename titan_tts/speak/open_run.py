@@ -1,6 +1,5 @@
 """A run or an exported folder that is to speak, and its checkpoint: found once, before anything is loaded."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from torchtitan.models.dit_tts.validation.history import (
 class OpenRun:
     folder: Path
     config: JobConfig
-    """as the run was last started, with the changes that it was opened with"""
+    """the run's, or with what a command changes in it"""
 
     step: int
     weights: str
@@ -67,19 +66,18 @@ def open_run(
     name: str | Path,
     step: int | str | None = None,
     weights: str = "",
-    config_args: Sequence[str] = (),
     config: JobConfig | None = None,
 ) -> OpenRun:
-    """Finds a run, or an exported folder, by its folder or its name on the hub.
+    """Finds the checkpoint of a run or of an exported folder.
 
     Args:
+        name: a text may also be a name on the hub.
         step: step of the checkpoint; "best": the one that `[validation] keep_best` kept; None: the last.
         weights: as in `OpenRun`; empty with "best": those that it was measured with.
-        config_args: changes of its config, as of a command line.
-        config: if it is known already.
+        config: of the run, if it is known already.
     """
-    folder = find_folder(str(name))
-    config = config or load_run_config(folder, config_args)
+    folder = find_folder(name) if isinstance(name, str) else name
+    config = config or load_run_config(folder)
     return OpenRun(folder, config, *_find_checkpoint(folder, config, step, weights))
 
 
