@@ -1,16 +1,14 @@
-"""Files that no careful program would write: tiny builders of one each, and a server that misbehaves.
+"""Files that no careful program would write: tiny builders of one each.
 
 What stands under a name is bytes, a text, a folder as a dictionary, or a function of the path.
 """
 
 import gzip
-import http.server
 import io
 import json
 import os
 import struct
 import tarfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -144,54 +142,3 @@ def recordings(bad: Any, name="bad.wav", **columns: Any) -> dict[str, Any]:
     good = {"audio": "good.wav", "text": "one two", "speaker": "ann"}
     there = {} if bad is None else {name: bad}
     return {"manifest.jsonl": manifest(good, row), "good.wav": wav(), **there}
-
-
-class HostileServer(http.server.ThreadingHTTPServer):
-    """Answers by the first folder of the path: a status, html, loop, short, or no size."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-    def __enter__(self) -> "HostileServer":
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-
-    def handle_error(self, *_: object) -> None:
-        pass
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        kind = self.path.split("/")[1]
-        status, headers, body = 200, {"Accept-Ranges": "bytes", "Content-Length": "99999"}, b""
-        if kind.isdigit():
-            status, headers = int(kind), {"Content-Length": "0"}
-        elif kind == "loop":
-            status, headers = 302, {"Location": self.path, "Content-Length": "0"}
-        elif kind == "html":
-            body = b"<html>please log in</html>"
-            headers["Content-Length"] = str(len(body))
-        elif kind == "short":
-            status, body = 206, b"short"
-            headers["Content-Range"] = "bytes 0-99998/99999"
-        elif kind == "sizeless":
-            headers = {}
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)

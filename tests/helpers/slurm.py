@@ -42,12 +42,9 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=20
 SchedulerParameters=bf_interval=1,sched_interval=1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
 NodeName=node1 NodeAddr=127.0.0.1 NodeHostname={host} Port={ports[1]} CPUs=8 RealMemory=1000 Gres=gpu:2
 NodeName=node2 NodeAddr=127.0.0.1 NodeHostname={host} Port={ports[2]} CPUs=8 RealMemory=1000 Gres=gpu:2
-PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=20
-PartitionName=urgent Nodes=ALL PriorityTier=2
+PartitionName=main Nodes=ALL Default=YES
 """
 
 

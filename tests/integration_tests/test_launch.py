@@ -84,23 +84,10 @@ def test_a_job_is_requeued_at_its_time_limit_as_often_as_allowed(slurm, tmp_path
     assert slurm.job(job)["ExitCode"] == "138:0"
 
 
-def test_a_preempted_job_saves_and_is_requeued(slurm, tmp_path):  # noqa: F811
-    job = submit_stub(slurm, tmp_path)
-    wait_until_it_trains(slurm, job)
-    urgent = tmp_path / "urgent.sh"
-    urgent.write_text("#!/bin/sh\n")
-    slurm.submit(urgent, "--partition=urgent", "--nodes=2", "--exclusive")
-    slurm.wait_for(job, "exit status 143; the run is preempted")
-    slurm.wait_for(job, "titan-tts: requeued")
-    slurm.wait_for_state(job, "PENDING")
-    slurm.command("scancel", job)
-
-
-@pytest.mark.parametrize("state", ["oom", "failed"])
-def test_a_job_that_has_failed_is_not_requeued(slurm, tmp_path, state):  # noqa: F811
-    job = submit_stub(slurm, tmp_path, STUB_STATE=state)
+def test_a_job_that_has_failed_is_not_requeued(slurm, tmp_path):  # noqa: F811
+    job = submit_stub(slurm, tmp_path, STUB_STATE="oom")
     slurm.wait_for_state(job, "FAILED")
-    assert f"the run is {state} at step 3 for a reason" in slurm.log(job)
+    assert "the run is oom at step 3 for a reason" in slurm.log(job)
     assert "requeued;" not in slurm.log(job) and slurm.job(job)["Restarts"] == "0"
 
 
@@ -136,78 +123,31 @@ def test_hostile_arguments_reach_the_process_unchanged(slurm, tmp_path):  # noqa
     assert found[:4] == ["-m", "titan_tts", "train", str(CONFIG)]
 
 
-def losses_ids_and_weights_agree(found: runs.Run, wanted: runs.Run) -> None:
-    expected, metrics = wanted.metrics(), found.metrics()
-    assert sorted(metrics) == sorted(expected) == list(range(1, kill_resume.STEPS + 1))
-    assert found.audited_ids(ranks=2) == wanted.audited_ids(ranks=2)
-    assert all(abs(metrics[s]["loss"] - expected[s]["loss"]) < 1e-5 for s in expected)
-    weights, same = kill_resume.last_weights(found), kill_resume.last_weights(wanted)
-    assert all((weights[name] - same[name]).abs().max() < 1e-4 for name in same)
-
-
-@pytest.fixture
-def unbroken(tmp_path):
-    """A run of two forked ranks, and what it was started with."""
+@pytest.mark.slow
+def test_two_machines_without_slurm(tmp_path):
+    """Two launchers that meet at a port train as one group."""
+    meeting = ["--nodes", "2", "--rendezvous", f"localhost:{free_ports(1)[0]}"]
+    machines, logs = [], [tmp_path / f"machine{number}.log" for number in range(2)]
     with kill_resume.plain_data(tmp_path) as data:
         kill_resume.make_seed_checkpoint(tmp_path, data)
         arguments = [*kill_resume.common_arguments(tmp_path, data), "--data.num_workers=0"]
         arguments += ["--training.local_batch_size=4", "--comm.init_timeout_seconds=120"]
-        yield runs.run(tmp_path, "unbroken", arguments, processes=2), arguments
-
-
-def of_run(folder: Path, name: str, log: Path) -> runs.Run:
-    return runs.Run([], folder / name, log)
-
-
-@pytest.mark.slow
-def test_a_run_that_slurm_interrupts_equals_the_unbroken_one(slurm, tmp_path, unbroken):  # noqa: F811
-    """Two starts of a job on two nodes, and a new job on a single node."""
-    wanted, arguments = unbroken
-    arguments = [*arguments, f"--job.dump_folder={tmp_path}", "--job.experiment=run"]
-    job = submit(slurm, sys.executable, *arguments, MAX_REQUEUES="1")
-    run = of_run(tmp_path, "run", slurm.folder / f"{job}.log")
-
-    def interrupt(step: int) -> None:
-        runs.wait_until(lambda: max(run.metrics(), default=0) >= step, 120, lambda: slurm.log(job))
-        signal_as_at_the_time_limit(slurm, job)
-
-    interrupt(2)
-    slurm.start_requeued(job)
-    interrupt(max(run.metrics()) + 2)
-    slurm.wait_for_state(job, "FAILED", 120)
-    log = slurm.log(job)
-    assert log.count("the run is preempted at step") == 2 and log.count("SIGUSR1: the run has") == 2
-    state = json.loads((run.folder / "state.json").read_text())
-    assert state["state"] == "preempted" and state["saved_step"] < kill_resume.STEPS
-
-    script = forked.ROOT / "scripts/train_tts.slurm"
-    options = ["--nodes=1", "--gpus-per-node=2", "--time=10", "--", *arguments]
-    python = {"PYTHON": sys.executable, "CONFIG": str(CONFIG), "GPUS": "2"}
-    job = slurm.submit(script, *options, **python)
-    slurm.wait_for_state(job, "COMPLETED", 180)
-    assert f"the run is completed at step {kill_resume.STEPS}" in slurm.log(job)
-    losses_ids_and_weights_agree(run, wanted)
-
-
-@pytest.mark.slow
-def test_two_machines_without_slurm(tmp_path, unbroken):
-    """Two launchers that meet at a port train as one group."""
-    wanted, arguments = unbroken
-    arguments = [*arguments, f"--job.dump_folder={tmp_path}", "--job.experiment=run"]
-    meeting = ["--nodes", "2", "--rendezvous", f"localhost:{free_ports(1)[0]}"]
-    command = [sys.executable, "-m", "titan_tts", "train", str(CONFIG), *meeting, *arguments]
-    logs = [tmp_path / f"machine{number}.log" for number in range(2)]
-    machines = []
-    try:
-        for log in logs:
-            with open(log, "wb") as output:
-                common = {"cwd": forked.ROOT, "env": forked.environment(), "stdout": output}
-                machines.append(subprocess.Popen(command, stderr=output, **common))
-        ended = [machine.wait(180) for machine in machines]
-        assert ended == [0, 0], "".join(map(forked.tail, logs))
-    finally:
-        for machine in machines:
-            machine.kill()
-    losses_ids_and_weights_agree(of_run(tmp_path, "run", logs[0]), wanted)
+        wanted = runs.run(tmp_path, "unbroken", arguments, processes=2)
+        arguments += [f"--job.dump_folder={tmp_path}", "--job.experiment=run"]
+        command = [sys.executable, "-m", "titan_tts", "train", str(CONFIG), *meeting, *arguments]
+        try:
+            for log in logs:
+                with open(log, "wb") as output:
+                    common = {"cwd": forked.ROOT, "env": forked.environment(), "stdout": output}
+                    machines.append(subprocess.Popen(command, stderr=output, **common))
+            ended = [machine.wait(180) for machine in machines]
+            assert ended == [0, 0], "".join(map(forked.tail, logs))
+        finally:
+            for machine in machines:
+                machine.kill()
+    found = runs.Run([], tmp_path / "run", logs[0])
+    assert found.audited_ids(ranks=2) == wanted.audited_ids(ranks=2)
+    losses = [[row["loss"] for row in run.metrics().values()] for run in (found, wanted)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5) and len(losses[0]) == kill_resume.STEPS
     ranks = json.loads((tmp_path / "run" / "ranks.json").read_text())
     assert [each["rank"] for each in ranks] == [0, 1] and ranks[0]["pid"] != ranks[1]["pid"]

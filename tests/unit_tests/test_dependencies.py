@@ -7,8 +7,6 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from torchtitan.models.dit_tts.errors import _EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,21 +21,6 @@ NAMES = {
     "megatron_core": "megatron",
 }
 WITH = {"torch": ["functorch"], "fsspec[s3,http]": ["aiohttp", "s3fs"]}
-# Extras that the rooms and modules of a command may import from, beside the base.
-ROOMS = {"collect": ["collect"], "serving": ["serve"], "annotate": ["serve"], "grids": ["analysis"]}
-ROOMS |= {
-    "prepare": ["speech", "ray"],
-    "doctor": ["speech"],
-    "evaluate": ["speech"],
-    "share": ["speech"],
-    "speak": ["speech"],
-}
-ROOMS |= {
-    "plan": [],
-    "launch": [],
-    "convert": [],
-    "cli.py": [],
-}
 
 
 @cache
@@ -85,17 +68,6 @@ def test_every_import_is_declared_and_nothing_else():
     by_name = {re.split(r"[.:]", each)[0] for each in literals}
     unused = declared - imports - by_name - {"aiohttp", "s3fs", "functorch"}
     assert unused == set()
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_what_its_extra_installs(room):
-    allowed = BASE.union(*(EXTRAS[name] for name in ROOMS[room]))
-    place = ROOT / "titan_tts" / room
-    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
-    assert (
-        files
-        and {str(path): used(path)[0] - allowed for path in files if used(path)[0] - allowed} == {}
-    )
 
 
 def test_a_missing_module_names_an_extra_that_has_it():

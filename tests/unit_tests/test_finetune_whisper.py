@@ -4,8 +4,6 @@ import importlib.util
 import json
 
 import pytest
-import torch
-from transformers import Seq2SeqTrainer, WhisperForConditionalGeneration
 
 from tests.helpers.collected import write_list
 from tests.helpers.speech_checkpoints import write_tiny_whisper
@@ -58,27 +56,3 @@ def test_its_loss_is_of_what_generation_writes(example, whisper):
         recognizer.model.config.eos_token_id,
     ]
     assert example.tokens_of(recognizer, "ja", "de") == expected
-
-
-def test_an_interrupted_run_continues_to_the_same_weights(example, whisper, tmp_path, monkeypatch):
-    path, steps, save = write_rows(tmp_path), [], Seq2SeqTrainer._save_checkpoint
-    options = ["--model", str(whisper), "--lr", "0.02", "--batch", "4", "--epochs", "2"]
-    assert example.main([str(path), str(tmp_path / "whole"), *options]) == 0
-
-    def save_and_stop(self, *arguments):
-        save(self, *arguments)
-        steps.append(self.state.global_step)
-        if len(steps) == 2:
-            (tmp_path / "out.checkpoints/checkpoint-999").mkdir()  # cut while it was written
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Seq2SeqTrainer, "_save_checkpoint", save_and_stop)
-    command = [str(path), str(tmp_path / "out"), *options]
-    assert example.main(command) == 130
-    assert example.main(command) == 0
-    assert steps[2] > steps[1] and len(steps) == len(set(steps))
-    whole, continued = (
-        WhisperForConditionalGeneration.from_pretrained(tmp_path / name).state_dict()
-        for name in ("whole", "out")
-    )
-    assert all(torch.equal(weight, continued[name]) for name, weight in whole.items())
