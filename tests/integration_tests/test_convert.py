@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers.echo_style import Sizes, random_weights
 from tests.helpers.pretrained_checkpoints import gemma_tokenizer
-from tests.helpers.speech_corpora import write_tones
+from tests.helpers.speech_corpora import tone
 from tools.harness.forked import titan_tts
 from tools.harness.synthetic import make_shards
 
@@ -40,8 +40,22 @@ def write_base(project, folder):
     return folder / "base"
 
 
+def write_recordings(folder):
+    folder.mkdir()
+    lines = []
+    for number in range(12):
+        sound = tone(1.0 + 0.1 * number, hertz=200 + 50 * number)
+        noise = 0.01 * np.random.default_rng(number).standard_normal(len(sound))
+        soundfile.write(folder / f"{number}.wav", sound + noise, 16_000)
+        lines.append(
+            json.dumps({"audio": f"{number}.wav", "text": ("Ten: seven", "one")[number % 2]})
+        )
+    (folder / "list.jsonl").write_text("\n".join(lines))
+    return folder / "list.jsonl"
+
+
 def test_a_voice_of_it_and_back(tmp_path):
-    recordings = write_tones(tmp_path / "recordings", map(str, range(12)), seconds=1.2)
+    recordings = write_recordings(tmp_path / "recordings")
     base = write_base("irodori", tmp_path / "irodori")
     more = ["--speaker=me", "--steps=2", "--heldout-fraction=0.25", CODEC, FLOAT32, *SMALL]
     command("finetune", base, recordings, tmp_path / "tuned", *more)

@@ -57,13 +57,10 @@ def test_from_a_run_to_speech_in_four_steps(base, tmp_path):
     assert soundfile.info(out).frames == 6400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, layout",
-    [
-        ("fsdp", FSDP),
-        pytest.param("ddp_compiled", [*DDP, *COMPILED], marks=pytest.mark.slow),
-        pytest.param("tp", TP, marks=pytest.mark.slow),
-    ],
+    [("fsdp", FSDP), ("ddp_compiled", [*DDP, *COMPILED]), ("tp", TP)],
 )
 def test_ranks_learn_what_one_process_learns(base, tmp_path, name, layout):
     exported = base.parent / "exported"

@@ -56,7 +56,7 @@ LAYOUTS = {
 # Tested in parts by other layouts, or by tests of the layers.
 COVERED = ("ddp_accumulation", "hsdp_accumulation", "every_2nd_block", "fsdp_memory_budget")
 COVERED += ("hsdp_varlen_per_op", "ddp_flex_compile")
-LONG = ("hsdp", "fsdp_units", "full_checkpointing", "per_op_checkpointing")
+LONG = ("hsdp", "tp", "fsdp_units", "full_checkpointing", "per_op_checkpointing")
 LONG += ("fsdp_compile_checkpointing",)
 MATRIX_LAYOUTS = {
     "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
@@ -105,7 +105,7 @@ VARIANTS = {
     "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
 }
-SLOW_VARIANTS = ("packed_hsdp", "muon_base_dim", "drawn_references")
+SLOW_VARIANTS = ("packed", "packed_hsdp", "muon_base_dim", "drawn_references")
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_layout_trains_as_one_process_does(seeded, layout):
 @pytest.mark.parametrize(
     "variant",
     [
-        *("packed", *(pytest.param(v, marks=pytest.mark.slow) for v in SLOW_VARIANTS)),
+        *(pytest.param(v, marks=pytest.mark.slow) for v in SLOW_VARIANTS),
         *(pytest.param(v, marks=pytest.mark.matrix) for v in VARIANTS if "_tp" in v or v == "8bit"),
     ],
 )

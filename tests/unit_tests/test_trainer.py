@@ -314,21 +314,3 @@ def test_tensor_parallelism_alone_computes_in_the_chosen_dtype(
     tensor = ["--parallelism.tensor_parallel_degree=2", "--parallelism.backend=megatron"]
     with pytest.raises(InterruptedError):
         DiTTTSTrainer(load_config(tensor), RunFolder(tmp_path / "run", 0), SimpleNamespace())
-
-
-@pytest.mark.parametrize("ranks, sleeps", [(1, []), (2, [2])])
-def test_a_single_process_does_not_wait_for_other_ranks(
-    monkeypatch, one_process_group, tmp_path, ranks, sleeps
-):
-    trainer, slept = trainer_on("cpu", one_rank(), "--training.steps=5"), []
-    # As under torchrun, whose agent takes an error file for a failure.
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    monkeypatch.setattr("torchtitan.train.time", SimpleNamespace(sleep=slept.append))
-    trainer.parallel_dims = SimpleNamespace(world_size=ranks)
-    trainer.step, trainer.dataloader = 5, []
-    trainer.stop_signal = SimpleNamespace(agreed=lambda: 0)
-    ends = {"load": lambda step: None, "finish": lambda: slept.append("end")}
-    trainer.checkpointer = SimpleNamespace(**ends)
-    trainer.metrics_processor.first_step = 5
-    trainer.train()
-    assert slept == [*sleeps, "end"] and not list(tmp_path.iterdir())

@@ -1,6 +1,5 @@
 """Token ids: what they stand for, that they stay, and that a text cannot forge a conditioning token."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,15 +73,6 @@ def test_conditioning_tokens_follow_the_units_and_leave_their_ids(unit):
     expected = ["<duration:12>", "<quality:3>", "<speaker:slt>", "<class:?>"]  # the config's order
     assert tokens(tokenizer, "", metadata) == ["<begin>", *expected, "<end>"]
     assert tokenizer.unknown_values(metadata | {"speaker": "ksp"}) == {"speaker": "ksp"}
-
-
-def test_the_order_of_the_data_does_not_matter():
-    again = {name: list(reversed(values)) * 2 for name, values in VALUES.items()}
-    made = make_vocabulary("chars", reversed("".join(TEXTS)), FIELDS, again, max_seconds=30.72)
-    assert made == conditioned().vocabulary
-    fewer = replace(made, characters=made.characters[:-1])
-    swapped = conditioned(fields=FIELDS[::-1]).vocabulary
-    assert len({made.fingerprint, fewer.fingerprint, swapped.fingerprint}) == 3
 
 
 @BOTH

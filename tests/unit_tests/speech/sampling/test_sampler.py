@@ -143,7 +143,6 @@ def test_noise_is_keyed_by_seed_and_request():
 
 
 KNOBS = [
-    {"cfg_zero_star": True},
     {"rescale_k": 1.5},
     {"solver": "midpoint", "cfg_zero_star": True},
     {"solver": "heun", "schedule": "sway", "guidance": "alternating"},
@@ -178,7 +177,6 @@ KINDS = {
     "ours, an odd number of heads": dict(dim=24, n_heads=3, speaker_patch_size=1),
     "Echo-TTS": ECHO,
     "Irodori-TTS": ECHO | {"speaker_bidirectional": True, "speaker_patch_size": 2},
-    "Irodori-TTS, patches of 4": ECHO | {"speaker_bidirectional": True},
     "bidirectional with partial patches": dict(speaker_bidirectional=True, speaker_patch_size=3),
     "features from outside": dict(text_vocab_size=0),
 }
