@@ -9,7 +9,7 @@ import gc
 import json
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -68,23 +68,27 @@ def run(
             super().train_step(data_iterator)
             if self.step == self.benchmark.warm_up_steps + steps:
                 self.named_parts()
-                own = partial(super().train_step, data_iterator)
+
+                def one_more() -> None:
+                    self.step += 1
+                    super(Profiled, self).train_step(data_iterator)
+
                 # Marks are of timed steps, and the schedule has no steps beyond them.
                 with (
                     _patched(self, benchmark=None),
                     _patched(self.lr_schedulers, step=lambda: None),
                 ):
-                    found["profile"] = profiled(own, settings.device, _PROFILED)
+                    found["profile"] = profiled(one_more, settings.device, _PROFILED)
 
         def named_parts(self) -> None:
-            parts = {"text encoder": (self.forward_pass, "text_encoder")}
-            parts["noising"] = (self.forward_pass, "add_noise")
+            parts: dict[str, tuple[Any, str]] = {"noising": (self.forward_pass, "add_noise")}
+            if self.forward_pass.text_encoder is not None:
+                parts["text encoder"] = (self.forward_pass.text_encoder, "forward")
             parts["speaker encoder"] = (self.model_parts[0].speaker_encoder, "forward")
             parts["forward"] = (self.forward_pass, "loss_sum")
             parts["optimizer"] = (self.optimizers, "step_unless")
             for part, (owner, attribute) in parts.items():
-                if (called := getattr(owner, attribute)) is not None:
-                    setattr(owner, attribute, _Named(part, called))
+                setattr(owner, attribute, _named(part, getattr(owner, attribute)))
 
     runs = settings.folder / "runs"
     shutil.rmtree(runs / name, ignore_errors=True)
@@ -101,18 +105,14 @@ def run(
     return {**found, "report": json.loads((runs / name / "benchmark.json").read_text())}
 
 
-class _Named:
-    """A callable whose kernels and host time stand under a name in a profile; attributes are its own."""
+def _named(part: str, called: Callable[..., Any]) -> Callable[..., Any]:
+    """The callable, whose kernels and host time stand under a name in a profile."""
 
-    def __init__(self, part: str, called: Any):
-        self.part, self.called = part, called
+    def inside(*positional: Any, **named: Any) -> Any:
+        with torch.profiler.record_function(part):
+            return called(*positional, **named)
 
-    def __call__(self, *positional: Any, **named: Any) -> Any:
-        with torch.profiler.record_function(self.part):
-            return self.called(*positional, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.called, name)
+    return inside
 
 
 def figures(found: Values) -> Values:
