@@ -40,7 +40,7 @@ class Desk:
             left = (each for each in self.order if each.id not in self._done)
             counting = self.history.counting
             found = min(left, key=lambda each: len(counting.get(each.id, ())), default=None)
-            return found and Task(found)
+            return None if found is None else Task(found)
 
     def judge(self, segment: str, action: str, text: str, text_verbatim: str | None) -> None:
         """Keeps an accept, a reject or a skip. The same decision again, which a page may send after a lost answer, is
