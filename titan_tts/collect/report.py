@@ -47,7 +47,7 @@ def collection_page(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queu
     }
     costs = [(stage, f"{seconds / analyzed:,.1f}") for stage, seconds in stages.items()]
     settings = [(name, str(value)) for name, value in record["settings"].items()]
-    head, most = ("segments", "hours"), {"max_rows": _SHOWN_SPEAKERS, "on_terminal": 0}
+    head = ("segments", "hours")
     heard = [*_heard(output, rows)]
     said = f"{len(heard)} of {len(rows):,}, the least agreement of both recognizers first; all are in {FILES}/."
     return Page(
@@ -56,7 +56,13 @@ def collection_page(output: Path, rows: Sequence[Mapping[str, Any]], queue: Queu
             Table(("failed (--retry-dead tries again)",), failed),
             Table(("quality", *head), _parts(rows, "quality"), "Quality"),
             Table(("stage", "seconds of one worker per hour of audio"), costs, "Cost"),
-            Table(("name", *head), speakers, "Speakers with the most speech", **most),
+            Table(
+                ("name", *head),
+                speakers,
+                "Speakers with the most speech",
+                max_rows=_SHOWN_SPEAKERS,
+                on_terminal=0,
+            ),
             Section("Segments to hear", [Note(said), *heard] if heard else [], False),
             Table((), settings, "Settings", (0, 1), on_terminal=0),
         ],

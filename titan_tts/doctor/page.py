@@ -8,7 +8,7 @@ import numpy as np
 from titan_tts.doctor.checks import characters_per_second
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.summary import QUANTILES
-from titan_tts.report.page import Code, Details, Figure, Page, Part, Section, Table
+from titan_tts.report.page import Code, Details, Figure, Kind, Page, Part, Section, Table
 from titan_tts.report.plots import plot_style, svg_element
 from titan_tts.report.words import aligned, counted, number, size_text
 from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -19,6 +19,7 @@ _BAR_CELLS = 40
 _EXAMPLES = 3  # of each finding on a terminal
 _OPEN = 6  # findings
 _RARE = 60
+_KINDS: dict[str, Kind] = {"healthy": "good", "warnings": "warning", "errors": "error"}
 _LENGTHS = {
     "frames": "frames",
     "reference_frames": "reference frames",
@@ -46,7 +47,7 @@ def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
         ],
         cards=_cards(summary) | {f"frames per second, {how}": rate},
         badge=result["status"],
-        kind={"healthy": "good", "warnings": "warning", "errors": "error"}[result["status"]],
+        kind=_KINDS[result["status"]],
         about=f"{read['scope']} {about}.",
         data=result,
         generator=GENERATOR,

@@ -221,7 +221,7 @@ def _front(content: dict[str, Any]) -> Iterator[Part]:
     yield (
         "On the front no other cell of the same size, GPUs and data has both more samples/s and less memory."
     )
-    rows = [
+    rows: list[Sequence[str | Cell]] = [
         (label(row, content["names"]), *_numbers(row, ("samples_per_second", "memory_gib")))
         for row in content["pareto"]
         if row["on_front"]

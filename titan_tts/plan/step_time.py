@@ -64,7 +64,7 @@ def micro_batch_seconds(
     args, sequence = model.args, config.megatron.sequence_parallel
     blocks, compiled = blocks_by_checkpointing(config, args.n_layers), blocks_compiled(config)
     alone = 1 - 1 / tensor
-    flops = model_flops(model, lengths) + repeated_flops(args, lengths, blocks, tensor)
+    flops: float = model_flops(model, lengths) + repeated_flops(args, lengths, blocks, tensor)
     flops -= alone * divided_training_flops(args, lengths)
     flops -= alone * args.teacher_passes * divisible_flops(args, lengths)
     keys = lengths.frames + lengths.text_tokens + speaker_keys(args, lengths)

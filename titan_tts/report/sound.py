@@ -44,8 +44,8 @@ def _picture(spectrogram: "Tensor", loudest: float) -> bytes:
     from torchtitan.models.dit_tts.speech.sampling.plots import DYNAMIC_RANGE_DB
 
     buffer, lowest = io.BytesIO(), loudest - DYNAMIC_RANGE_DB
-    style = {"vmin": lowest, "vmax": loudest, "cmap": "magma", "origin": "lower", "format": "png"}
-    imsave(buffer, spectrogram.T.numpy(), **style)
+    pixels = spectrogram.T.numpy()
+    imsave(buffer, pixels, lowest, loudest, "magma", format="png", origin="lower")
     return buffer.getvalue()
 
 

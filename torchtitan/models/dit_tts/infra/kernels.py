@@ -40,7 +40,7 @@ def use_operations(
     """Lets the model's modules compute by what `choose` returns for a tensor."""
     for module in model.modules():
         if isinstance(module, WithOperations):
-            module.operations = choose  # type: ignore[method-assign]
+            module.operations = choose  # type: ignore[assignment, method-assign]
 
 
 def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:

@@ -69,12 +69,13 @@ def build_validator(
         validation.batch_size,
         config.objective.loss_on_padding,
     )
-    sets = [
+    held_out, trained = (
         FixedSet(each, data, tokenizer, count, size, whole_rows)
         for each in (heldout, dataloader.dataset)
-    ]
+    )
     loss = HeldoutLoss(
-        *sets,
+        held_out,
+        trained,
         validation,
         objective,
         forward_pass,
@@ -86,13 +87,13 @@ def build_validator(
         stop_signal.until_stopped,
     )
     logger.info(
-        f"Validation every {validation.freq} steps on {len(sets[0])} held-out samples of "
-        f"{validation.path} and {len(sets[1])} training samples"
+        f"Validation every {validation.freq} steps on {len(held_out)} held-out samples of "
+        f"{validation.path} and {len(trained)} training samples"
     )
     first = run_folder.rank == 0  # of the ranks, whose warnings would be alike
-    if first and len(sets[0]) < min(FEW_SAMPLES, validation.samples):
+    if first and len(held_out) < min(FEW_SAMPLES, validation.samples):
         logger.warning(
-            f"Only {len(sets[0])} held-out samples: their loss is a noisy measure, and the step kept as best "
+            f"Only {len(held_out)} held-out samples: their loss is a noisy measure, and the step kept as best "
             f"may not be the best; hold out at least {FEW_SAMPLES}"
         )
     trained = np.isin(heldout.latents_hash, dataloader.dataset.latents_hash).sum()
@@ -109,7 +110,7 @@ def build_validator(
         samples = SpeechSamples(
             config,
             run_folder.path / "samples",
-            choose_prompts(heldout, sets[0].fitting, config.samples.count, durations, config),
+            choose_prompts(heldout, held_out.fitting, config.samples.count, durations, config),
             codec,
             tokenizer,
             objective,
