@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from tests.helpers.pages import table
-from titan_tts.grids.drawing import UNITS
+from titan_tts.grids.labels import UNITS
 from titan_tts.grids.page import figure_text
 
 _PARTS = ("data", "forward", "backward", "optimizer", "other", "exchange")

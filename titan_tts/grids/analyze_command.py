@@ -45,7 +45,8 @@ def run(options: Options) -> int:
     content = analyse(find_runs(options.runs))
     plots = draw_all(content)
     page = analysis_page(GENERATOR, content, plots)
-    _write(out, content, page.json(), plots)
+    _write(out, content, plots)
+    write_atomic(out / "summary.json", page.json() + "\n")
     page.write(out / PAGE)
     show(f"{page.text()}\n")
     states = ", ".join(f"{count} {state}" for state, count in content["states"].items())
@@ -60,11 +61,8 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
 
     axes = extra_axes(runs)
     factors = [*COMPARED, *axes]
-    measured = [run.row(axes) for run in runs if run.measured]
-    rows, names = effects.matched_factors(measured, factors)
-    lost = [run.row(axes) for run in runs if run.state in ("oom", "failed", "timeout", "skipped")]
-    for row in lost:
-        row["global_batch"] = effects.global_batch(row)
+    rows = [run.row(axes) for run in runs if run.measured]
+    names = effects.matched_factors(rows, factors)
     memory = verdicts.memory_figure(rows)
     speeds = [name for name in ("samples_per_second", "mfu") if any(row[name] for row in rows)]
     noise = {
@@ -77,8 +75,7 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "rows": rows,
         "names": names,
         "constant": {n: rows[0][n] for n in factors if len({row[n] for row in rows}) == 1},
-        "together": effects.together(measured, factors),
-        "lost": lost,
+        "together": effects.together(rows, factors),
         "memory": memory,
         "noise": {name: vars(each) for name, each in noise.items()},
         "effects": {name: effects.effects(rows, names, name) for name in (*speeds, memory)},
@@ -92,10 +89,8 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
     }
 
 
-def _write(
-    out: Path, content: dict[str, Any], summary: str, plots: dict[str, dict[str, Any]]
-) -> None:
-    """Writes summary.csv, summary.json and the plots, and removes an earlier analysis's plots."""
+def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> None:
+    """Writes summary.csv and the plots, and removes an earlier analysis's plots."""
     from titan_tts.grids.plots import PLOTS
 
     table = io.StringIO()
@@ -103,10 +98,10 @@ def _write(
     writer.writeheader()
     writer.writerows(content["all"])
     write_atomic(out / "summary.csv", table.getvalue().encode("utf-8", "backslashreplace"))
-    write_atomic(out / "summary.json", summary + "\n")
-    for name in PLOTS - plots.keys():
+    for name in PLOTS:
         for kind in ("svg", "png"):
-            (out / "plots" / f"{name}.{kind}").unlink(missing_ok=True)
-    for name, plot in plots.items():
-        write_atomic(out / "plots" / f"{name}.svg", plot["svg"])
-        write_atomic(out / "plots" / f"{name}.png", plot["png"])
+            path = out / "plots" / f"{name}.{kind}"
+            if name in plots:
+                write_atomic(path, plots[name][kind])
+            else:
+                path.unlink(missing_ok=True)

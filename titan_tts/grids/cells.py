@@ -106,6 +106,9 @@ class Cells:
         options = self.grid.grid
         chosen = axes if batch is None else {**axes, "batch": batch}
         gpus = _whole("gpus", chosen.get("gpus", options.gpus))
+        memory_gib = chosen.get("memory_gib", options.memory_gib)
+        if not isinstance(memory_gib, (int, float)) or not 0 <= memory_gib < 10**6:
+            raise _mistake("memory_gib", memory_gib, "it must be a number from 0 on")
         base = chosen.get("size", options.config)
         tensor = self._tensor_degree(base, chosen)
         changed = {
@@ -147,7 +150,7 @@ class Cells:
             factors=found,
             gpus=gpus,
             gpus_per_node=options.gpus_per_node,
-            memory_gib=_number("memory_gib", chosen.get("memory_gib", options.memory_gib)),
+            memory_gib=memory_gib,
             refused=refused,
         )
 
@@ -215,16 +218,12 @@ def _axis_settings(axes: Mapping[str, Any], ranks: int, nodes: int) -> dict[str,
         raise InputError("[axes] accumulation needs an axis batch; add one")
     if "checkpointing" in axes:
         settings |= _checkpointing(axes["checkpointing"])
-    if "compile" in axes:
-        mode = axes["compile"]
+    if (mode := axes.get("compile")) is not None:
         settings["compile.enable"] = mode != "off"
         settings |= {} if mode == "off" else {"compile.mode": mode}
-    if "precision" in axes:
-        precision = axes["precision"]
+    if (precision := axes.get("precision")) is not None:
         if precision not in _PRECISIONS:
-            raise InputError(
-                f"[axes] precision has {precision!r}, but allowed are {', '.join(_PRECISIONS)}"
-            )
+            raise _mistake("precision", precision, f"allowed are {', '.join(_PRECISIONS)}")
         settings["training.mixed_precision_param"] = _PRECISIONS[precision]
         settings["model.converters"] = ["float8"] if precision == "fp8" else []
     if "attention" in axes:
@@ -232,16 +231,14 @@ def _axis_settings(axes: Mapping[str, Any], ranks: int, nodes: int) -> dict[str,
     return settings
 
 
+def _mistake(axis: str, value: Any, words: str) -> InputError:
+    return InputError(f"[axes] {axis} has {value!r}, but {words}")
+
+
 def _whole(axis: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 10**6:
-        raise InputError(f"[axes] {axis} has {value!r}, but it must be a whole number above 0")
+        raise _mistake(axis, value, "it must be a whole number above 0")
     return value
-
-
-def _number(axis: str, value: Any) -> float:
-    if not isinstance(value, (int, float)) or not 0 <= value < 10**6:
-        raise InputError(f"[axes] {axis} has {value!r}, but it must be a number from 0 on")
-    return float(value)
 
 
 def _degrees(layout: Any, ranks: int, nodes: int) -> tuple[int, int]:
@@ -251,34 +248,28 @@ def _degrees(layout: Any, ranks: int, nodes: int) -> tuple[int, int]:
         return replicas, max(1, ranks // replicas)
     degrees = re.fullmatch(r"(\d{1,6})x(\d{1,6})", str(layout))
     if degrees is None:
-        raise InputError(
-            f"[axes] layout has {layout!r}, but allowed are ddp, fsdp, hsdp, and RxS for R replicas of S shards"
-        )
+        words = "allowed are ddp, fsdp, hsdp, and RxS for R replicas of S shards"
+        raise _mistake("layout", layout, words)
     return int(degrees[1]), int(degrees[2])
 
 
 def _checkpointing(value: Any) -> dict[str, Any]:
     kind, _, number = str(value).partition(" ")
+    settings: dict[str, Any]
     if kind in ("none", "full") and not number:
-        return {"activation_checkpoint.mode": kind}
-    if kind == "op" and not number or kind == "every" and number.isdecimal():
-        return {
-            "activation_checkpoint.mode": "selective",
-            "activation_checkpoint.selective_ac_option": number or "op",
-        }
-    if kind == "memory_budget" and re.fullmatch(r"[01](\.\d+)?", number):
-        return {
-            "activation_checkpoint.mode": "memory_budget",
-            "activation_checkpoint.memory_budget": float(number),
-        }
-    raise InputError(
-        f"[axes] checkpointing has {value!r}, but allowed are none, full, op, 'every N' and 'memory_budget F'"
-    )
+        settings = {"mode": kind}
+    elif kind == "op" and not number or kind == "every" and number.isdecimal():
+        settings = {"mode": "selective", "selective_ac_option": number or "op"}
+    elif kind == "memory_budget" and re.fullmatch(r"[01](\.\d+)?", number):
+        settings = {"mode": kind, "memory_budget": float(number)}
+    else:
+        words = "allowed are none, full, op, 'every N' and 'memory_budget F'"
+        raise _mistake("checkpointing", value, words)
+    return {f"activation_checkpoint.{key}": each for key, each in settings.items()}
 
 
 def _name(degrees: tuple[int, int], found: Mapping[str, Any], repeat: int | None) -> str:
-    """The run's name, as the project's predecessor had it: ps is the patch size of the latents, which are
-    not patched."""
+    """The run's name, as the project's predecessor had it; ps is the patch size of the latents, always 1."""
     replicas, shards = degrees
     if shards < 0:
         shards = found["gpus"] // found["tensor_parallel"] // replicas

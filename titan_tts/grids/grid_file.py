@@ -76,45 +76,46 @@ def read_grid(path: Path) -> GridFile:
     try:
         content = read_toml(path)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); give the TOML file of a grid"
-        ) from None
+        raise InputError(f"{path} cannot be read ({error.strerror}); give a grid's TOML") from None
     except ValueError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     grid: GridFile = dataclass_from_dict(GridFile, content, str(path))
+    grid.grid.name = grid.grid.name or path.stem
+    try:
+        _check(grid)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+    return grid
+
+
+def _check(grid: GridFile) -> None:
+    """Raises ValueError for what no run could be made of."""
     options = grid.grid
-    options.name = options.name or path.stem
-    for axis, values in grid.axes.items():
-        _check_axis(path, axis, values)
+    for table in (grid.axes, *grid.extra):
+        for axis, values in table.items():
+            is_list = isinstance(values, list) or table is grid.axes
+            _check_axis(axis, values if is_list else [values])
     names = [name for axis in grid.axes for name in _names(axis)]
     if len(set(names)) < len(names):
-        raise InputError(f"{path}: [axes] have {', '.join(names)}, but each must be there once")
+        raise ValueError(f"[axes] have {', '.join(names)}, but each must be there once")
     if not options.config and "size" not in names:
-        raise InputError(f"{path}: [grid] config is missing; give a TOML file or a shipped config")
+        raise ValueError("[grid] config is missing; give a TOML file or a shipped config")
     if is_remote(options.dump_folder):
-        raise InputError(
-            f"{path}: [grid] dump_folder = {options.dump_folder!r} must be a local folder"
-        )
+        raise ValueError(f"[grid] dump_folder = {options.dump_folder!r} must be a local folder")
     for name in ("gpus", "gpus_per_node", "steps", "counted_steps", "repeats", "timeout_minutes"):
-        value = getattr(options, name)
-        if not 0 < value < 10**9:
-            raise InputError(f"{path}: [grid] {name} = {value}, but it must be greater than 0")
+        if not 0 < getattr(options, name) < 10**9:
+            value = getattr(options, name)
+            raise ValueError(f"[grid] {name} = {value}, but it must be greater than 0")
     if options.lengths == "longest" and options.counted_steps >= options.steps:
-        raise InputError(
-            f"{path}: [grid] counted_steps = {options.counted_steps} must be less than steps = "
-            f"{options.steps}: the others are the warm-up"
+        raise ValueError(
+            f"[grid] counted_steps = {options.counted_steps} must be less than steps = {options.steps}: the others "
+            "are the warm-up"
         )
     combined = _combined(grid.axes)
     for number, table in enumerate(grid.exclude, 1):
         for axis, value in table.items():
             if all(repr(value) != repr(each.get(axis)) for each in combined):  # True is no 1
-                raise InputError(
-                    f"{path}: [[exclude]] {number} has {axis} = {value!r}, which no axis has"
-                )
-    for table in grid.extra:
-        for axis, value in table.items():
-            _check_axis(path, axis, value if isinstance(value, list) else [value])
-    return grid
+                raise ValueError(f"[[exclude]] {number} has {axis} = {value!r}, which no axis has")
 
 
 def _names(axis: str) -> list[str]:
@@ -122,21 +123,19 @@ def _names(axis: str) -> list[str]:
     return [name.strip() for name in axis.split(",")]
 
 
-def _check_axis(path: Path, axis: str, values: list[Any]) -> None:
+def _check_axis(axis: str, values: list[Any]) -> None:
     names = _names(axis)
     for name in names:
         if name not in AXES and "." not in name:
-            raise InputError(
-                f"{path}: there is no axis {name!r}; there are {', '.join(AXES)}, and keys of the config as "
-                f'"section.key"'
-            )
+            known = f'{", ".join(AXES)}, and keys of the config as "section.key"'
+            raise ValueError(f"there is no axis {name!r}; there are {known}")
     if not values or len(set(map(repr, values))) < len(values):
-        raise InputError(f"{path}: axis {axis} must have values, each once")
+        raise ValueError(f"axis {axis} must have values, each once")
     for row in _rows(axis, values):
         if not isinstance(row, list) or len(row) != len(names):
-            raise InputError(f"{path}: axis {axis} has {row}, but it needs a list of {len(names)}")
+            raise ValueError(f"axis {axis} has {row}, but it needs a list of {len(names)}")
         if any(isinstance(one, (list, dict)) for name, one in zip(names, row) if name in AXES):
-            raise InputError(f"{path}: axis {axis} has {row}, but its values are words or numbers")
+            raise ValueError(f"axis {axis} has {row}, but its values are words or numbers")
 
 
 def _rows(axis: str, values: Any) -> list[Any]:

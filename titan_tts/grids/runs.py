@@ -1,4 +1,4 @@
-"""Finds runs below folders and reads each as one row: state, factors, measured and predicted figures.
+"""Finds benchmarks below folders and reads each as one row: state, factors, measured and predicted figures.
 
 Runs are only read. A run whose files cannot be read has the state "unreadable" and a reason.
 """
@@ -8,16 +8,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from titan_tts.grids.grid_file import AUTO, flat
-from torchtitan.models.dit_tts.bounded import read_json_file, read_toml
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import INPUT, WORKLOAD
 from torchtitan.models.dit_tts.errors import InputError, printable
-from torchtitan.models.dit_tts.files import JsonLines
-from torchtitan.models.dit_tts.run.factors import FACTORS, factors
+from torchtitan.models.dit_tts.run.factors import FACTORS
 
 SPLIT = ("data", "forward", "backward", "optimizer", "other", "exchange")
 FIGURES = (
@@ -36,13 +34,13 @@ COMPARED = (*FACTORS, "device")
 """Factors that distinguish the runs of a comparison; the axes of their grids are further ones."""
 
 COLUMNS = ("name", "folder", "grid", "source", "state", "reason", "repeat")
-_MARKS = ("run.json", "benchmark.json", "state.json", "metrics.jsonl")
+_MARKS = ("run.json", "benchmark.json")
 _NOT_SEARCHED = ("checkpoint", "analysis", "trials")
 
 DATA = marked(INPUT)
 """Keys that decide how much work a sample is."""
 
-WORK = marked(INPUT, WORKLOAD)
+_WORK = marked(INPUT, WORKLOAD)
 """Keys that become factors where runs differ in them: runs of other work are no repeats."""
 
 
@@ -55,7 +53,7 @@ class Run:
     state: str = "unknown"
     reason: str = ""
     source: str = ""
-    """benchmark or metrics; empty without figures"""
+    """benchmark; empty without figures"""
 
     grid: str = ""
     repeat: int | None = None
@@ -69,11 +67,8 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether statistics may use it: it has factors and a throughput, and did not fail. Of a
-        benchmark only benchmark.json counts: its logged steps were timed otherwise."""
-        ended = self.state in ("completed", "running", "preempted", "interrupted", "unknown")
-        timed = self.source == "benchmark" or self.factors.get("lengths") == "data"
-        return ended and timed and "samples_per_second" in self.figures
+        """Whether statistics may use it: it has a throughput, and did not fail later."""
+        return self.state == "completed" and "samples_per_second" in self.figures
 
     def row(self, axes: Sequence[str]) -> dict[str, Any]:
         """All columns, with the axes of `extra_axes`."""
@@ -109,7 +104,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
             found.setdefault(os.path.realpath(error.filename), run)
     if not found:
         raise InputError(
-            f"RUNS = {' '.join(map(str, paths))}, but none contains a run: a run has {', '.join(_MARKS)}; "
+            f"RUNS = {' '.join(map(str, paths))}, but none contains a benchmark ({' or '.join(_MARKS)}); "
             "give run folders"
         )
     _add_workload(list(found.values()))
@@ -117,8 +112,8 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
 
 
 def _add_workload(runs: Sequence[Run]) -> None:
-    """Makes factors of the keys of WORK that differ between runs, where no axis of a grid is one."""
-    for key in WORK:
+    """Makes factors of the keys of _WORK that differ between runs, where no axis of a grid is one."""
+    for key in _WORK:
         having = [run for run in runs if key in run.workload]
         if len({run.workload[key] for run in having}) > 1:
             for run in having:
@@ -140,42 +135,28 @@ def read_run(folder: str, top: str) -> Run:
 
 
 def _read(run: Run, folder: Path) -> None:
-    record, report, state, environment = (
-        _object(folder / f"{name}.json") for name in ("run", "benchmark", "state", "env")
+    """Reads run.json's state and factors, or else state.json's, and the figures of benchmark.json."""
+    record, report, state = (
+        _object(folder / f"{name}.json") for name in ("run", "benchmark", "state")
     )
-    _set_state(run, record, report, state)
+    said = record or state
     run.name = record.get("name") or report.get("run_name") or run.name
     run.grid, run.repeat = record.get("grid") or "", record.get("repeat")
+    run.state = said.get("state", "completed" if report else "unknown")
+    run.reason = _line(said.get("reason") or said.get("error") or state.get("error") or "")
     run.factors = _plain(record.get("factors") or {})
     if run.factors.get("batch") == AUTO:  # none was found
         run.factors["batch"] = None
     if report:
-        run.source = "benchmark"
         _read_report(run, report)
-    elif rows := JsonLines(folder / "metrics.jsonl").read():
-        run.source = "metrics"
-        run.figures = _of_rows(rows)
-    elif not record and run.state == "unknown":
-        raise ValueError("metrics.jsonl holds no figures")
-    if run.state == "completed" and not run.figures:
+    elif run.state == "completed":
         run.reason = run.reason or "it has no figures"
-    if run.figures and "size" not in run.factors:
-        _read_config(run, folder, environment)
-    if run.factors and environment:
-        run.factors.setdefault("device", environment.get("device", "unknown"))
-    forecast = record.get("forecast") or {}
-    run.predicted = {n: forecast[n] for n in PREDICTED if forecast.get(n) is not None}
-
-
-def _set_state(run: Run, record: dict, report: dict, state: dict) -> None:
-    """run.json's state, else state.json's. benchmark.json is written once every step is timed: with it
-    a run that still says it runs (the process died later, or its supervisor) is complete."""
-    said = record or state
-    run.state = said.get("state", "completed" if report else "unknown")
-    run.reason = _line(said.get("reason") or said.get("error") or state.get("error") or "")
-    if report and run.state in ("running", "init"):
+    # benchmark.json is written once every step is timed: the process, or its supervisor, died later.
+    if report and run.state in ("running", "init", "preempted", "interrupted"):
         run.reason = f"its state says {run.state}, but all steps were timed"
         run.state = "completed"
+    forecast = record.get("forecast") or {}
+    run.predicted = {n: forecast[n] for n in PREDICTED if forecast.get(n) is not None}
 
 
 def _line(text: str) -> str:
@@ -185,76 +166,31 @@ def _line(text: str) -> str:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values that can be compared and sorted: lists as texts."""
-    return {
-        name: str(value) if isinstance(value, list | dict) else value
-        for name, value in values.items()
-    }
+    return {k: str(v) if isinstance(v, list | dict) else v for k, v in values.items()}
 
 
 def _object(path: Path) -> dict[str, Any]:
     """A file's JSON object, {} if the file is not there."""
-    if not path.exists():
-        return {}
     try:
-        return dict(read_json_file(path))
+        return dict(read_json_file(path)) if path.exists() else {}
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path.name} is no JSON object: {error}") from error
 
 
-def _finite(name: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{name} = {value}, but it must be finite")
-    return value
-
-
 def _read_report(run: Run, report: dict[str, Any]) -> None:
     """Figures and factors of benchmark.json."""
+    run.source = "benchmark"
     split = report.get("step_split") or {}
     weighted = {k: v for k, v in (report.get("weighted") or {}).items() if v is not None}
-    values = report | {
-        "seconds_per_step": report["seconds_per_step"]["median"],
-        **{f"{part}_seconds": split.get(part) for part in SPLIT},
-        **weighted,
-    }
-    for name in FIGURES:
-        if values.get(name) is not None:
-            run.figures[name] = _finite(name, values[name])
+    values = report | {"seconds_per_step": report["seconds_per_step"]["median"]}
+    values |= {f"{part}_seconds": split.get(part) for part in SPLIT} | weighted
+    run.figures = {name: values[name] for name in FIGURES if values.get(name) is not None}
+    for name, value in run.figures.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} = {value}, but it must be finite")
     run.factors |= report["factors"]
     run.factors["device"] = report.get("environment", {}).get("device", "unknown")
-    run.workload = _workload(report.get("config", {}))
+    config = flat(report.get("config", {}))
+    run.workload = _plain({key: config[key] for key in _WORK if config.get(key) is not None})
     run.peak_tflops = report.get("peak_tflops")
     run.compiles = report.get("compiles_while_timed", 0)
-
-
-def _workload(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Value of each key of WORK that the config has."""
-    values = flat(config)
-    return _plain({key: values[key] for key in WORK if values.get(key) is not None})
-
-
-def _of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Figures of metrics.jsonl: medians after the first row, which compiles, if there are more; of memory
-    the maximum, of the loss the last."""
-    figures = {}
-    for name in FIGURES:
-        logged = "peak_memory_gib" if name == "peak_reserved_gib" else name
-        values = [row[logged] for row in rows if row.get(logged) is not None]
-        if name == "loss":  # a bad step's is not finite
-            values = [value for value in values if math.isfinite(value)][-1:]
-        if values:
-            largest = name.startswith("peak_")
-            found = max(values) if largest else median(values[1:] or values)
-            figures[name] = _finite(name, found)
-    return figures
-
-
-def _read_config(run: Run, folder: Path, environment: Mapping[str, Any]) -> None:
-    """Factors of a training run from config.toml and env.json; without them it is only listed."""
-    try:
-        config = read_toml(folder / "config.toml")
-        gpus = environment["world_size"], environment["gpus_per_node"]
-        run.factors |= factors(config, *gpus)
-        run.workload = _workload(config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        why = f"its factors are not known: {type(error).__name__}: {error}"
-        run.reason = run.reason or _line(why)

@@ -1,7 +1,6 @@
 """Best configurations, their scaling, and checks of the figures.
 
-Runs of one *configuration* differ in the batch (and the repeat) alone; rows and names come from
-`effects.matched_factors`.
+Runs of one *configuration* differ in the batch (and the repeat) alone; names come from `effects.matched_factors`.
 """
 
 import math
@@ -16,7 +15,7 @@ from titan_tts.grids.runs import Run
 
 WITHOUT_REPEATS = 0.02
 """A fall by at most this fraction passes where no repeats show the noise."""
-LEAST_FALL = 0.005
+_LEAST_FALL = 0.005
 """A fall by less is of no interest, however little the repeats differ."""
 
 
@@ -46,9 +45,9 @@ def memory_figure(rows: Sequence[Row]) -> str:
 def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, Any]:
     """Whether a figure falls from one batch to the next larger one of the same configuration.
 
-    A fall counts if the difference of cell means of log(figure) is below -t(1 - 0.05/m, df) · s ·
-    √(1/n + 1/n') and below LEAST_FALL, over m such pairs: with 95 % none of a grid whose figure is flat
-    counts, however many pairs it has. Without repeats the limit is WITHOUT_REPEATS. `tolerance`: the largest limit.
+    A fall counts if the difference of cell means of log(figure) is below the noise, so that with 95 % none of all
+    `pairs` of a flat figure counts (Bonferroni), and below _LEAST_FALL; without repeats below WITHOUT_REPEATS.
+    `tolerance`: the largest limit.
     """
     found = cells(rows, names, figure)
     noise = pooled_noise(found)
@@ -56,21 +55,18 @@ def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, 
     for key, values in found.items() if "batch" in names else ():
         levels = dict(zip(names, key, strict=True))
         batch = levels.pop("batch")
-        lines[tuple(levels.items())].append((batch, values))
-    steps = []
-    for configuration, line in lines.items():
-        line.sort(key=lambda point: point[0])
-        steps += [(configuration, *pair) for pair in zip(line, line[1:], strict=False)]
+        lines[tuple(levels.items())].append((batch, values))  # in the order of the batches
+    steps = [(key, *pair) for key, line in lines.items() for pair in zip(line, line[1:])]
     falls, largest = [], 0.0
     for configuration, (batch, before), (next_batch, after) in steps:
         inverse = 1 / len(before) + 1 / len(after)
         half = noise.half_width(inverse, tail=(1 - LEVEL) / len(steps))
-        tolerance = WITHOUT_REPEATS if half is None else max(LEAST_FALL, -math.expm1(-half))
+        tolerance = WITHOUT_REPEATS if half is None else max(_LEAST_FALL, -math.expm1(-half))
         largest = max(largest, tolerance)
-        change = float(after.mean() - before.mean())
-        if change < math.log1p(-tolerance):
+        ratio = math.exp(after.mean() - before.mean())
+        if ratio < 1 - tolerance:
             row = {"configuration": dict(configuration), "batch": batch}
-            falls.append({**row, "next_batch": next_batch, "ratio": math.exp(change)})
+            falls.append({**row, "next_batch": next_batch, "ratio": ratio})
     verdict = "cannot tell" if not steps else "fail" if falls else "pass"
     return {"verdict": verdict, "pairs": len(steps), "tolerance": largest, "falls": falls}
 
@@ -97,12 +93,10 @@ def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> l
 
 
 def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Throughput over GPUs at equal micro-batch and equal everything else but `nodes`.
+    """Throughput over GPUs at equal micro-batch and equal everything else but `nodes`, of the fewest nodes.
 
-    A run on one data-parallel rank has the layout "single" and is the first point of every layout's curve; so
-    is FSDP2 on one node of HSDP's. `efficiency` is throughput per GPU over that at the curve's smallest number
-    of GPUs; a curve has at least two. Where the same number of GPUs is spread over different nodes, the fewest
-    nodes count.
+    A run on one data-parallel rank ("single") is the first point of every layout's curve; so is FSDP2 on one node of
+    HSDP's. `efficiency` is throughput per GPU over that at the curve's smallest number of GPUs.
     """
     others = [name for name in names if name not in ("gpus", "nodes")]
     layouts = {row["layout"] for row in rows} - {"single"}
@@ -120,13 +114,8 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
         first = min(curve)
         base = curve[first]["samples_per_second"] / first
         points = [
-            {
-                "gpus": gpus,
-                "nodes": row["nodes"],
-                "samples_per_second": row["samples_per_second"],
-                "efficiency": row["samples_per_second"] / gpus / base,
-                "mfu": row["mfu"],
-            }
+            {name: row[name] for name in ("gpus", "nodes", "samples_per_second", "mfu")}
+            | {"efficiency": row["samples_per_second"] / gpus / base}
             for gpus, row in sorted(curve.items())
         ]
         layout = dict(key).get("layout")
@@ -139,18 +128,11 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
     """How often the prediction that a run fits was right, of runs that ended completed or oom; and of each figure the
     `ratios` of measured over predicted, with the run farthest from their median."""
     tried = [run for run in runs if run.state in ("completed", "oom") and "fits" in run.predicted]
-    fits: dict[str, int] = defaultdict(int)
-    for run in tried:
-        word = "fits" if run.predicted["fits"] else "does not fit"
-        fits[f"predicted that it {word}, {run.state}"] += 1
-    pairs = {
-        "seconds_per_step": "seconds_per_step",
-        "samples_per_second": "samples_per_second",
-        "mfu": "mfu",
-        "gib": "peak_allocated_gib",  # a plan knows nothing of what the allocator reserves
-    }
+    words = {True: "fits", False: "does not fit"}
+    fits = Counter(f"predicted that it {words[r.predicted['fits']]}, {r.state}" for r in tried)
     ratios = {}
-    for name, figure in pairs.items():
+    for name in ("seconds_per_step", "samples_per_second", "mfu", "gib"):
+        figure = "peak_allocated_gib" if name == "gib" else name  # a plan knows no reserved bytes
         found = [
             (run.figures[figure] / run.predicted[name], run.name)
             for run in runs
@@ -168,9 +150,7 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
 
 def peaks(runs: Sequence[Run]) -> dict[str, int]:
     """Device and the dense bf16 peak over which its benchmarks count MFU -> number of runs."""
-    found: Counter[str] = Counter()
-    for run in runs:
-        if run.source == "benchmark":
-            peak = "not known" if run.peak_tflops is None else f"{run.peak_tflops:g} TFLOP/s"
-            found[f"{run.factors['device']}: {peak}"] += 1
-    return dict(found)
+    timed = [run for run in runs if run.source == "benchmark"]
+    peak = {run.peak_tflops: f"{run.peak_tflops:g} TFLOP/s" for run in timed if run.peak_tflops}
+    found = (f"{run.factors['device']}: {peak.get(run.peak_tflops, 'not known')}" for run in timed)
+    return dict(Counter(found))

@@ -13,25 +13,23 @@ from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid,
 from tests.helpers.browser import dom_after_scripts
 from tests.helpers.pages import check_offline, table
 from titan_tts import cli
-from titan_tts.grids.drawing import label
+from titan_tts.grids.labels import label
 from titan_tts.grids.page import change, figure_text, span
-from titan_tts.grids.plots import _lost_cells, _scaling
+from titan_tts.grids.plots import _curves, _scaling
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = "<script>alert(1)</script>"
+LOST = ("oom", "failed", "timeout", "skipped")
+CURVES = {f"{name}_over_batch" for name in ("samples_per_second", "mfu", "peak_reserved_gib")}
 
 
-def analyze(folder, out, *more):
-    assert cli.main(["analyze", str(folder), *more, "--out", str(out)]) == 0
+def analyze(folder, out):
+    assert cli.main(["analyze", str(folder), "--out", str(out)]) == 0
     return out
 
 
-def summary(out):
-    return json.loads((out / "summary.json").read_text())
-
-
-def files_of(folder):
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def plots(out, kind="svg"):
+    return {path.stem for path in (out / "plots").glob(f"*.{kind}")}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def grid(tmp_path_factory):
         gpus=[4, 8], batch=[2, 4, 8], compile=["off", "default"], checkpointing=["none", "full"]
     )
     write_grid(top / "grid", cells, repeats=2, noise=0.01)
-    for state in ("oom", "failed", "timeout", "skipped"):
+    for state in LOST:
         factors = BASE | {"batch": 16, "compile": "default" if state == "oom" else "off"}
         write_run(top / "grid" / state, factors=factors, state=state, reason=f"{SCRIPT} & {state}")
     write_run(top / "grid" / "empty").joinpath("benchmark.json").write_text("")
@@ -62,34 +60,42 @@ def test_the_csv_has_the_numbers_of_the_runs_and_the_json_the_statistics(grid, a
     rows = read_table(analysis)
     assert len(rows) == 48 + 4 + 2
     (empty,) = [row for row in rows if row["state"] == "unreadable"]
-    assert empty["folder"].endswith("empty") and empty["reason"].startswith(
-        "benchmark.json is no JSON object"
-    )
-    found = summary(analysis)
-    once = dict.fromkeys(("oom", "failed", "timeout", "skipped", "unreadable"), 1)
-    assert found["states"] == {"completed": 49, **once}
+    assert empty["folder"].endswith("empty")
+    found = json.loads((analysis / "summary.json").read_text())
+    assert found["states"] == {"completed": 49, **dict.fromkeys((*LOST, "unreadable"), 1)}
     assert found["noise"]["samples_per_second"]["df"] == 24
+    speeds = {row["factor"]: row for row in found["effects"]["samples_per_second"]}
+    assert speeds["checkpointing"]["base"] == "none" and speeds["compile"]["level"] == "default"
+    assert found["scaling"] and found["pareto"] and found["growth"]["mfu"]["verdict"] == "pass"
+    keys = "rows" in found, found["memory"], found["constant"]["size"], found["format"]
+    assert keys == (False, "peak_reserved_gib", "800M", 1)
 
 
 @pytest.mark.long
-def test_every_plot_is_a_picture_and_on_the_page(analysis):
-    names = {path.stem for path in (analysis / "plots").glob("*.png")}
-    assert names == {path.stem for path in (analysis / "plots").glob("*.svg")}
-    assert names == {
-        *(f"{name}_over_batch" for name in ("samples_per_second", "mfu", "peak_reserved_gib")),
-        *("configurations", "scaling"),
-    }
-    page = (analysis / "index.html").read_text()
-    assert page.count("<svg") == len(names)
+def test_the_page_and_its_plots(analysis, tmp_path):
+    """It needs no network and escapes what runs say; the runs are sorted by samples/s, those without any last."""
+    assert plots(analysis) == plots(analysis, "png") == CURVES | {"configurations", "scaling"}
     for path in (analysis / "plots").glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
     svg = (analysis / "plots" / "mfu_over_batch.svg").read_text()
     for text in ("out of memory", "failed", "timed out", "skipped", "MFU %", "4 GPUs"):
         assert text in svg
+    page = (analysis / "index.html").read_text()
+    check_offline(page)
+    assert SCRIPT not in page and "&lt;script&gt;alert(1)" in page
+    assert "NVIDIA H200: 989 TFLOP/s" in page
+    dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
+    head, *rows = table(dom, "state")
+    cells = [row[head.index("samples/s")] for row in rows]
+    values = [float(text.replace(",", "")) for text in cells if text != "-"]
+    assert values == sorted(values, reverse=True) and len(values) == 49
+    assert cells[49:] == ["-"] * 5
+    assert check_page(dom, analysis) == 49 * 10
+    assert dom.count("<svg") == 5
 
 
 def test_lines_of_the_plots():
-    """Each curve's ideal is that of its own fewest GPUs."""
+    """Each curve's ideal is that of its own fewest GPUs; runs without results are marked in their own panel."""
     points = [
         [dict(gpus=n, mfu=mfu, efficiency=1.0) for n, mfu in ((1, high), (8, low))]
         for high, low in ((0.4, 0.2), (0.3, 0.1))
@@ -101,6 +107,26 @@ def test_lines_of_the_plots():
     _scaling(figure := Figure(), curves, ["size", "layout"])
     drawn = [list(line.get_ydata()) for line in figure.axes[0].lines]
     assert drawn == [pytest.approx(ends) for ends in ([30, 10], [30, 30], [40, 20], [40, 40])]
+    rows = [
+        BASE | {"gpus": gpus, "batch": batch, "compile": compiled, "samples_per_second": speed}
+        for gpus, batch, compiled, speed in (
+            *((4, 1, "off", 3.0), (4, 2, "off", 5.0), (4, 1, "default", 6.0)),
+            *((8, 1, "off", 9.0), (8, 2, "off", 7.0)),
+        )
+    ]
+    lost = [
+        BASE | {"gpus": 8, "batch": 4, "state": "oom"},
+        BASE | {"gpus": 4, "batch": None, "state": "failed"},
+        BASE | {"gpus": 4, "batch": 8, "state": "failed", "size": "8B"},
+    ]
+    everything = [*(row | {"state": "completed"} for row in rows), *lost]
+    content = {"rows": rows, "all": everything, "names": ["gpus", "batch", "compile"]}
+    content["constant"] = {"size": "800M"}
+    _curves(figure := Figure(), content, "samples_per_second")
+    drawn = [
+        [(*line.get_xdata(), *line.get_ydata()) for line in axes.lines] for axes in figure.axes
+    ]
+    assert drawn == [[(1, 2, 3.0, 5.0), (1, 6.0)], [(1, 2, 9.0, 7.0), (4, 0)]]
 
 
 @pytest.mark.long
@@ -121,8 +147,8 @@ def test_the_table_of_nodes_and_what_is_named(tmp_path):
     assert rows[1] == ["batch 4, compile default", "4", "1", "240", "100.0 %", "60", "60"]
     assert rows[4][1:] == ["16", "4", "768", "80.0 %", "48", "60"]
     assert "off_4_2" in [row[-1] for row in table(page, "farthest")]
-    plots = {path.stem: path.read_text() for path in (out / "plots").glob("*.svg")}
-    assert "16 GPUs, 4 nodes, batch 4, compile default" in plots["configurations"]
+    bars = (out / "plots" / "configurations.svg").read_text()
+    assert "16 GPUs, 4 nodes, batch 4, compile default" in bars
 
 
 def test_numbers_and_levels_as_people_read_them():
@@ -135,92 +161,53 @@ def test_numbers_and_levels_as_people_read_them():
     assert label({"backend": "torchtitan"}) == "torchtitan"
 
 
-def test_a_lost_cell_has_the_color_of_its_own_configuration_only():
-    content = {
-        "constant": {"size": "800M", "compile": "off"},
-        "lost": [
-            BASE | {"batch": 4, "state": "oom", "attention": "flex"},
-            BASE | {"batch": 4, "state": "oom", "compile": "default"},
-            BASE | {"batch": 4, "state": "oom", "size": "8b"},
-            BASE | {"batch": None, "state": "failed"},
-        ],
-    }
-    found = [(key, row["compile"]) for key, row in _lost_cells(content, ["attention"])]
-    assert found == [(("flex",), "off"), (None, "default")]
-
-
 @pytest.mark.long
-def test_the_page_needs_no_network_and_escapes_what_runs_say(analysis):
-    page = (analysis / "index.html").read_text()
-    check_offline(page)
-    assert SCRIPT not in page and "&lt;script&gt;alert(1)" in page
-    assert "NVIDIA H200: 989 TFLOP/s" in page
+def test_no_run_is_changed_and_an_earlier_analysis_is_replaced(tmp_path):
+    def files():
+        return {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-
-@pytest.mark.long
-def test_the_page_in_a_browser(analysis, tmp_path):
-    """The runs are sorted by samples/s, those without any last."""
-    dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
-    head, *rows = table(dom, "state")
-    assert len(rows) == 54
-    cells = [row[head.index("samples/s")] for row in rows]
-    values = [float(text.replace(",", "")) for text in cells if text != "-"]
-    assert values == sorted(values, reverse=True) and len(values) == 49
-    assert cells[49:] == ["-"] * 5
-    assert check_page(dom, analysis) == 49 * 10
-    assert dom.count("<svg") == len(list((analysis / "plots").glob("*.svg")))
-
-
-@pytest.mark.long
-def test_no_run_is_changed(tmp_path):
-    write_grid(tmp_path / "grid", combinations(batch=[2, 4]), repeats=1, noise=0)
+    write_grid(tmp_path / "grid", combinations(gpus=[4, 8]), repeats=1, noise=0)
     (write_run(tmp_path / "grid" / "bad") / "benchmark.json").write_text("[")
-    before = files_of(tmp_path)
-    assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
-    after = files_of(tmp_path)
-    assert before.items() <= after.items()
-    out = str(tmp_path / "grid" / "analysis")
-    assert all(path.startswith(out) for path in after.keys() - before.keys())
-    # Its own results are not searched, and replaced.
-    assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
-    assert len(read_table(tmp_path / "grid" / "analysis")) == 3
+    before, out = files(), tmp_path / "grid" / "analysis"
+    for _ in range(2):  # its own results are not searched
+        assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
+        after = files()
+        assert before.items() <= after.items()
+        assert all(path.startswith(str(out)) for path in after.keys() - before.keys())
+        assert len(read_table(out)) == 3
+    assert plots(out) == {"configurations", "scaling"}
+    (out / "plots" / "mine.svg").write_text("kept")
+    write_grid(tmp_path / "one", combinations(gpus=[4]), 1, 0)
+    analyze(tmp_path / "one", out)
+    assert plots(out) == {"configurations", "mine"}
 
 
 @pytest.mark.long
-def test_a_single_run_on_a_cpu(tmp_path):
+def test_a_single_run_on_a_cpu_by_the_script(tmp_path):
     """No MFU, nothing to compare; samples/s stand in for MFU, and there are no curves of single points."""
     result = report(BASE, 100.0, mfu=None, goodput_mfu=None, hfu=None, peak_tflops=None)
     run = write_run(tmp_path / "cpu", result)
-    out = analyze(run, tmp_path / "out")
-    assert [row["name"] for row in read_table(out)] == ["cpu"]
-    names = {path.stem for path in (out / "plots").glob("*.svg")}
-    assert "configurations" in names and not [name for name in names if name.endswith("over_batch")]
-    assert "samples/s of each configuration" in (out / "index.html").read_text()
-    assert "mfu" not in summary(out)["effects"]
+    command = [sys.executable, "optimization_analysis.py", str(run)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    out = run / "analysis"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"\n1 run (1 completed): {out / 'index.html'}\n")
+    assert [row["name"] for row in read_table(out)] == ["cpu"] and plots(out) == {"configurations"}
     page = (out / "index.html").read_text()
-    assert "NVIDIA H200: not known" in page and "No factor varies" in page
-    assert "no cell was run twice, so no effect has an interval and 2 % is taken as noise" in page
+    assert "<h1>Analysis of 1 run</h1>" in page and "samples/s of each configuration" in page
+    assert "NVIDIA H200: not known" in page
+    assert list(json.loads((out / "summary.json").read_text())["effects"]) == [
+        "samples_per_second",
+        "peak_reserved_gib",
+    ]
 
 
 @pytest.mark.long
 def test_runs_without_any_figure(tmp_path):
     write_run(tmp_path / "grid" / "a", state="oom", reason="no memory")
     out = analyze(tmp_path / "grid", tmp_path / "out")
-    assert "nothing can be compared" in (out / "index.html").read_text()
-    assert [row["state"] for row in read_table(out)] == ["oom"]
-    assert not list(out.glob("plots/*"))
-
-
-@pytest.mark.long
-def test_plots_of_an_earlier_analysis_do_not_stay(tmp_path):
-    write_grid(tmp_path / "two", combinations(gpus=[4, 8]), 1, 0)
-    write_grid(tmp_path / "one", combinations(gpus=[4]), 1, 0)
-    out = analyze(tmp_path / "two", tmp_path / "out")
-    (out / "plots" / "mine.png").write_text("kept")
-    assert (out / "plots" / "scaling.png").exists()
-    analyze(tmp_path / "one", out)
-    assert not (out / "plots" / "scaling.png").exists()
-    assert (out / "plots" / "mine.png").exists()
+    assert [row["state"] for row in read_table(out)] == ["oom"] and not plots(out)
+    assert "no memory" in (out / "index.html").read_text()
 
 
 def test_another_page_is_not_overwritten(tmp_path, capsys):
@@ -229,14 +216,3 @@ def test_another_page_is_not_overwritten(tmp_path, capsys):
     assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
     assert "index.html is no page of titan-tts analyze" in capsys.readouterr().err
     assert (tmp_path / "index.html").read_text() == "mine"
-
-
-@pytest.mark.long
-def test_the_script_is_the_command(tmp_path):
-    run = write_run(tmp_path / "a", report(BASE, 100.0))
-    command = [sys.executable, "optimization_analysis.py", str(run)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    page = run / "analysis" / "index.html"
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"\n1 run (1 completed): {page}\n")
-    assert "<h1>Analysis of 1 run</h1>" in page.read_text()

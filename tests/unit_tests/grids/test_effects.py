@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, true_speed
-from titan_tts.grids.effects import (
-    base_level,
-    cells,
-    effects,
-    levels,
-    matched_factors,
-    pooled_noise,
-    together,
-)
+from titan_tts.grids.effects import cells, effects, matched_factors, pooled_noise, together
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
@@ -30,8 +22,12 @@ def rows_of(factors, repeats=1, noise=0.0, seed=0, speed=true_speed):
     ]
 
 
+def found_of(rows, figure=SPEED):
+    return effects(rows, matched_factors(rows, NAMES), figure)
+
+
 def effect(rows, factor, level):
-    table = effects(*matched_factors(rows, NAMES), SPEED)
+    table = found_of(rows)
     (row,) = (row for row in table if (row["factor"], row["level"]) == (factor, level))
     return row
 
@@ -54,7 +50,7 @@ def test_the_pair_farthest_from_an_effects_mean_is_named():
     rows = rows_of(combinations(**levels), speed=lambda each: 1)
     for number, speed in ((1, 1.3), (3, 1.1), (5, 1.3), (7, 1.3), (9, 1.1)):
         rows[number] |= {SPEED: speed}
-    table = effects(*matched_factors(rows[:10], NAMES), SPEED)
+    table = found_of(rows[:10])
     named = {"configuration": {"batch": 4}, "ratio": pytest.approx(1.1)}
     found = [(row["size"], row["equal_batch"]["farthest"]) for row in table]
     assert found == [("800M", named), ("3B", named)]
@@ -71,10 +67,7 @@ def test_factors_that_go_together_in_a_size_and_levels_that_never_meet_the_base(
             row = {"size": size, "layout": layout, "tensor_parallel": tensor, SPEED: speed}
             table.append(BASE | row | {"backend": "torchtitan" if tensor == 1 else "megatron"})
     keys = "factor", "together", "level", "base"
-    found = [
-        (*(row[key] for key in keys), row["equal_batch"]["ratio"])
-        for row in effects(*matched_factors(table, NAMES), SPEED)
-    ]
+    found = [(*(row[key] for key in keys), row["equal_batch"]["ratio"]) for row in found_of(table)]
     assert found == 2 * [  # of each size
         ("backend", ["tensor_parallel"], "megatron", "torchtitan", pytest.approx(0.6)),
         ("layout", [], "fsdp", "ddp", pytest.approx(0.75)),
@@ -87,9 +80,8 @@ def test_intervals_hold_the_truth_in_95_of_100_grids():
     held, grids = 0, 600
     grid = combinations(batch=[2, 8], compile=["off", "default"], checkpointing=["none", "full"])
     for seed in range(grids):
-        rows, names = matched_factors(rows_of(grid, repeats=2, noise=0.03, seed=seed), NAMES)
-        table = effects(rows, names, SPEED)
-        found = next(row for row in table if row["factor"] == "compile")["equal_batch"]
+        rows = rows_of(grid, repeats=2, noise=0.03, seed=seed)
+        found = effect(rows, "compile", "default")["equal_batch"]
         held += found["low"] < math.sqrt(1.3 * 1.15) < found["high"]
     # Binomial with p = 0.95: three standard deviations are 0.027.
     assert abs(held / grids - 0.95) < 0.027
@@ -145,22 +137,16 @@ def test_memory_has_plain_ratios():
         for each in combinations(batch=[1, 2], checkpointing=["none", "full"])
         for _ in range(2)
     ]
-    (row,) = effects(*matched_factors(rows, NAMES), "peak_reserved_gib")
+    (row,) = found_of(rows, "peak_reserved_gib")
     assert row["equal_batch"]["ratio"] == pytest.approx(0.5) and row["equal_batch"]["low"] is None
     assert row["best_batch"]["pairs"] == 0
 
 
-def test_accumulation_must_be_equal_unless_it_follows_from_a_fixed_global_batch():
-    fixed = combinations(batch=[2, 8], compile=["off", "default"])
-    fixed = [each | {"accumulation": 64 // each["batch"]} for each in fixed]
-    rows, names = matched_factors(rows_of(fixed), NAMES)
-    assert names == ["batch", "compile"]
-    (row,) = effects(rows, names, SPEED)
-    assert (row["equal_batch"]["pairs"], row["best_batch"]["pairs"]) == (2, 1)
+def test_accumulation_must_be_equal():
     grid = combinations(batch=[2, 8], compile=["off", "default"], accumulation=[1, 4])
-    rows, names = matched_factors(rows_of(grid), NAMES)
-    assert names == ["batch", "accumulation", "compile"]
-    compiled = next(row for row in effects(rows, names, SPEED) if row["factor"] == "compile")
+    rows = rows_of(grid)
+    assert matched_factors(rows, NAMES) == ["batch", "accumulation", "compile"]
+    compiled = effect(rows, "compile", "default")
     assert (compiled["equal_batch"]["pairs"], compiled["best_batch"]["pairs"]) == (4, 2)
 
 
@@ -168,7 +154,7 @@ def test_layouts_are_compared_at_equal_gpus_and_nodes():
     grid = combinations(layout=["ddp", "fsdp"], gpus=[8, 16])
     grid = [each | {"nodes": each["gpus"] // 8} for each in grid]
     grid += combinations(layout=["single"], gpus=[1])
-    table = {row["level"]: row for row in effects(*matched_factors(rows_of(grid), NAMES), SPEED)}
+    table = {row["level"]: row for row in found_of(rows_of(grid))}
     assert table["fsdp"]["equal_batch"]["pairs"] == 2
     assert table["single"]["equal_batch"]["pairs"] == 0
 
@@ -178,7 +164,7 @@ def test_factors_that_always_change_together_are_one():
     grid = combinations(batch=[2, 8], compile=["off", "default"])
     rows = [each | {"compile.mode": f"mode {each['compile']}"} for each in rows_of(grid)]
     assert together(rows, [*NAMES, "compile.mode"]) == {"compile": ["compile.mode"]}
-    rows, names = matched_factors(rows, [*NAMES, "compile.mode"])
+    names = matched_factors(rows, [*NAMES, "compile.mode"])
     assert names == ["batch", "compile"]
     assert effects(rows, names, SPEED)[0]["equal_batch"]["ratio"] == pytest.approx(1.3)
     confounded = [row for row in rows if (row["batch"] == 2) == (row["compile"] == "off")]
@@ -186,12 +172,18 @@ def test_factors_that_always_change_together_are_one():
     assert effect(confounded, "compile", "default")["equal_batch"]["pairs"] == 0
 
 
-def test_base_levels_and_the_order_of_mixed_ones():
-    rows = [{"compile": value} for value in ("max-autotune", "off", "", None, 3, 2.5)]
-    assert levels(rows, "compile") == [None, 2.5, 3, "", "max-autotune", "off"]
-    assert base_level(rows, "compile") == "off"
-    assert base_level([{"size": size} for size in ("8B", "300M", "800M")], "size") == "300M"
-    assert base_level([{"optimizer.lr": 0.1}, {"optimizer.lr": 0.01}], "optimizer.lr") == 0.01
+@pytest.mark.parametrize(
+    "factor, levels, base, others",
+    [
+        ("compile", ["max-autotune", "off", "default"], "off", ["default", "max-autotune"]),
+        ("size", ["8B", "300M", "800M"], None, []),  # each size has a table of its own
+        ("attention", ["varlen", None, "flex"], None, ["flex", "varlen"]),
+        ("optimizer", [0.1, 0.01], 0.01, [0.1]),
+    ],
+)
+def test_base_levels_and_their_order(factor, levels, base, others):
+    table = found_of(rows_of(combinations(**{factor: levels}), speed=lambda each: 1.0))
+    assert [(row["base"], row["level"]) for row in table] == [(base, each) for each in others]
 
 
 def test_effects_are_of_each_size():
@@ -203,7 +195,6 @@ def test_effects_are_of_each_size():
         for each in grid
         for gain in [gains[each["size"]] if each["compile"] == "default" else 1]
     ]
-    rows, names = matched_factors(rows, NAMES)
-    compiled = [row for row in effects(rows, names, SPEED) if row["factor"] == "compile"]
+    compiled = [row for row in found_of(rows) if row["factor"] == "compile"]
     assert {r["size"]: r["equal_batch"]["ratio"] for r in compiled} == pytest.approx(gains)
     assert [row["equal_batch"]["pairs"] for row in compiled] == [2, 2]

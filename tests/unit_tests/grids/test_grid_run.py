@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.instant_runs import AXES, order, start, states
 from titan_tts.cli import main
-from titan_tts.grids import grid_run, runner
+from titan_tts.grids import forecast, grid_run, runner
 from titan_tts.grids.grid_file import read_grid
 from titan_tts.grids.grid_run import GridRun
 from titan_tts.grids.search import largest_that_fits, smaller
@@ -153,10 +153,10 @@ def test_what_the_plan_knows_not_to_fit_is_not_tried(tmp_path, monkeypatch):
 
 
 def test_a_forecast_that_fails_does_not_end_the_grid(tmp_path, monkeypatch, caplog):
-    def fails(self, cell):
+    def fails(*_):
         raise RuntimeError("no plan")
 
-    monkeypatch.setattr(grid_run.Forecaster, "_planner", fails)
+    monkeypatch.setattr(forecast, "Planner", fails)
     axes = '[axes]\nbatch = [1, "auto"]\n[settings]\n'
     precision = "training.mixed_precision_param = 'bfloat16'\ndebug.seed = 4"
     run = start(tmp_path, axes + precision, "gpu = 'H200'")

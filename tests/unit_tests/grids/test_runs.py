@@ -4,19 +4,13 @@ import json
 import math
 import os
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import tomli_w
 
 from tests.helpers.benchmark_runs import BASE, report, write_run
 from titan_tts.grids.runs import find_runs
-from torchtitan.models.dit_tts.config.manager import load_config, without_none
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.run.factors import FACTORS
-
-DEBUG = ["--job.config_file", "train_configs/debug.toml"]
 
 
 def only(folder):
@@ -53,27 +47,12 @@ def test_runs_of_other_work_are_no_repeats(tmp_path):
     assert all("data.num_workers" not in run.factors for run in runs)
 
 
-def test_a_training_run(tmp_path):
-    """Medians after the first row, which compiles; the most memory, the last loss."""
-    rows = [
-        {"step": step, "seconds_per_step": each, "samples_per_second": 12 / each, "mfu": None}
-        | {"peak_memory_gib": 2.0 + step, "peak_allocated_gib": 1.0, "loss": 3.0 - step}
-        for step, each in enumerate([9, 1, 2, 4])
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{torn")
-    run = only(tmp_path)
-    assert run.figures["seconds_per_step"] == 2 and not run.measured
-    assert run.reason.startswith("its factors are not known: FileNotFoundError")
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(without_none(asdict(load_config(DEBUG)))))
-    (tmp_path / "env.json").write_text('{"world_size": 4, "gpus_per_node": 2, "device": "cpu"}')
-    (tmp_path / "state.json").write_text('{"state": "preempted", "step": 3}')
-    run = only(tmp_path)
-    assert (run.source, run.state) == ("metrics", "preempted") and run.measured
-    memory = {"peak_reserved_gib": 5, "peak_allocated_gib": 1}
-    assert run.figures == {"seconds_per_step": 2, "samples_per_second": 6, "loss": 0} | memory
-    assert set(run.factors) == {*FACTORS, "device"}
-    found = {name: run.factors[name] for name in ("gpus", "nodes", "batch", "device")}
-    assert found == {"gpus": 4, "nodes": 2, "batch": 3, "device": "cpu"}
+def test_training_runs_are_no_benchmarks(tmp_path):
+    write_run(tmp_path / "a", report(BASE, 100.0))
+    (tmp_path / "training").mkdir()
+    for name in ("state.json", "metrics.jsonl"):
+        (tmp_path / "training" / name).write_text("{}")
+    assert only(tmp_path).name == "a"
 
 
 def test_states(tmp_path):
@@ -153,7 +132,7 @@ def test_a_run_without_any_batch_that_fits_is_skipped(tmp_path):
 
 def test_other_unreadable_files(tmp_path):
     folder = write_run(tmp_path / "a", report(BASE, 100.0))
-    for name in ("env.json", "state.json", "run.json"):
+    for name in ("state.json", "run.json"):
         (folder / name).write_text("{")
         assert only(tmp_path).state == "unreadable"
     assert only(tmp_path).reason.startswith("run.json is no JSON object")

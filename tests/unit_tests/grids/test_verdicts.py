@@ -25,8 +25,12 @@ def rows_of(*values, memory=None, **factors):
     return rows
 
 
+def matched(rows, *more):
+    return rows, matched_factors(rows, [*NAMES, *more])
+
+
 def grown(rows, figure=SPEED):
-    return growth(*matched_factors(rows, NAMES), figure)
+    return growth(*matched(rows), figure)
 
 
 def test_a_fall_beyond_the_noise_fails_and_is_named():
@@ -73,7 +77,7 @@ def test_a_flat_grid_passes_in_95_of_100():
 def test_pareto_front_of_each_number_of_gpus():
     rows = rows_of([10], [12], [11], [12], memory=[10, 20, 30, 25])
     rows += rows_of([100], memory=[50], gpus=16, nodes=2)
-    front = [row for row in pareto(*matched_factors(rows, NAMES)) if row["on_front"]]
+    front = [row for row in pareto(*matched(rows)) if row["on_front"]]
     assert [(row["gpus"], row[SPEED], row["memory_gib"]) for row in front] == [
         (8, 12, 20),
         (8, 10, 10),
@@ -83,14 +87,16 @@ def test_pareto_front_of_each_number_of_gpus():
 
 def test_the_best_is_by_the_mean_of_repeats_and_shorter_data_do_not_compete():
     """They would have the higher throughput whatever else is slower; also where all else changes with them."""
-    (row,) = best(*matched_factors(rows_of([9, 9, 12], [14, 14, 1]), NAMES), (SPEED,))
+    (row,) = best(*matched(rows_of([9, 9, 12], [14, 14, 1])), (SPEED,))
     assert row == {"batch": 1, "runs": 3, SPEED: 10}
     rows = rows_of([10], **{"data.max_frames": 1024, "compile": "default"})
     rows += rows_of([40], **{"data.max_frames": 256})
-    matched = matched_factors(rows, [*NAMES, "data.max_frames"])
-    found = [(row["data.max_frames"], row[SPEED]) for row in best(*matched, (SPEED,))]
+    found = [
+        (row["data.max_frames"], row[SPEED])
+        for row in best(*matched(rows, "data.max_frames"), (SPEED,))
+    ]
     assert found == [(256, 40), (1024, 10)]
-    assert all(row["on_front"] for row in pareto(*matched))
+    assert all(row["on_front"] for row in pareto(*matched(rows, "data.max_frames")))
 
 
 def test_scaling_from_one_gpu_for_every_layout():
@@ -100,7 +106,7 @@ def test_scaling_from_one_gpu_for_every_layout():
     rows = [each | {SPEED: true_speed(each), "mfu": None} for each in grid]
     # Listed first and left out: four GPUs of two nodes.
     spread = [each | {"nodes": 2, SPEED: each[SPEED] / 2} for each in rows if each["gpus"] == 4]
-    curves = scaling(*matched_factors([*spread, *rows], NAMES))
+    curves = scaling(*matched([*spread, *rows]))
     assert {curve["configuration"]["layout"] for curve in curves} == {"fsdp", "ddp"}
     for curve in curves:
         assert curve["configuration"]["batch"] == 4
@@ -123,7 +129,7 @@ def test_mfu_over_nodes():
     ]
     found = [
         (curve["configuration"]["layout"], p["gpus"], p["efficiency"], p["mfu"])
-        for curve in scaling(*matched_factors(rows, NAMES))
+        for curve in scaling(*matched(rows))
         for p in curve["points"]
     ]
     assert found == [
