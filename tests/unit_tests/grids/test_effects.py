@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, true_speed
-from titan_tts.grids.effects import cells, effects, matched_factors, pooled_noise, together
+from titan_tts.grids.effects import effects, matched_factors, together
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
@@ -75,33 +75,19 @@ def test_factors_that_go_together_in_a_size_and_levels_that_never_meet_the_base(
     ]
 
 
-@pytest.mark.long
-def test_intervals_hold_the_truth_in_95_of_100_grids():
-    held, grids = 0, 600
-    grid = combinations(batch=[2, 8], compile=["off", "default"], checkpointing=["none", "full"])
-    for seed in range(grids):
-        rows = rows_of(grid, repeats=2, noise=0.03, seed=seed)
-        found = effect(rows, "compile", "default")["equal_batch"]
-        held += found["low"] < math.sqrt(1.3 * 1.15) < found["high"]
-    # Binomial with p = 0.95: three standard deviations are 0.027.
-    assert abs(held / grids - 0.95) < 0.027
-
-
-def test_noise_is_pooled_within_cells_only():
-    rows = [BASE | {"batch": 2, SPEED: math.exp(y)} for y in (1.0, 1.2)]
-    rows += [BASE | {"batch": 4, SPEED: math.exp(y)} for y in (5.0, 5.1, 5.2)]
-    noise = pooled_noise(cells(rows, ["batch"], SPEED))
-    assert (noise.df, noise.variance) == (3, pytest.approx((0.02 + 0.02) / 3))
-    # t(0.975, 3) = 3.1824
-    assert noise.half_width(0.5) == pytest.approx(3.18245 * math.sqrt(0.04 / 3 * 0.5), rel=1e-5)
-
-
-def test_the_interval_of_one_pair_is_students():
-    rows = [BASE | {"compile": "off", SPEED: math.exp(y)} for y in (1.0, 1.2)]
-    rows += [BASE | {"compile": "default", SPEED: math.exp(y)} for y in (1.5, 1.5)]
+def test_the_interval_of_two_pairs_is_students_with_the_noise_pooled_within_cells():
+    """Differences 0.4 and 0.6 of cells of 2, 1, 3 and 1 runs."""
+    cells = (2, "off", (1.0, 1.2)), (2, "default", (1.5,))
+    cells += (4, "off", (5.0, 5.1, 5.2)), (4, "default", (5.7,))
+    rows = [
+        BASE | {"batch": batch, "compile": compiled, SPEED: math.exp(y)}
+        for batch, compiled, values in cells
+        for y in values
+    ]
     found = effect(rows, "compile", "default")["equal_batch"]
-    # s² = 0.02 / 2, se² = s² (1/2 + 1/2), t(0.975, 2) = 4.30265
-    expected = [math.exp(0.4 + sign * 4.30265 * 0.1) for sign in (-1, 0, 1)]
+    # s² = (0.02 + 0.02) / 3, se² = s² (1/2 + 1 + 1/3 + 1) / 2², t(0.975, 3) = 3.18245
+    half = 3.18245 * math.sqrt(0.04 / 3 * (17 / 6) / 4)
+    expected = [math.exp(0.5 + sign * half) for sign in (-1, 0, 1)]
     assert [found["low"], found["ratio"], found["high"]] == pytest.approx(expected)
 
 
