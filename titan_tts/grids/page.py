@@ -43,7 +43,7 @@ def analysis_page(generator: str, content: Content, plots: Mapping[str, dict[str
     if lines := [
         (Cell(kind, badge=_BADGES.get(kind, "note")), text) for kind, text in _verdicts(content)
     ]:
-        sections.append(Section("Verdicts", [Table((), lines, left=(0, 1)), *_falls(content)]))
+        sections.append(Section("Verdicts", [Table((), lines, left=(0, 1))]))
     curves = drawn(*(name for name in plots if name.endswith("_over_batch")))
     peaks = (f"{text} ({counted(count, 'run')})" for text, count in content["peaks"].items())
     more: dict[str, list[Part]] = {
@@ -84,10 +84,6 @@ def span(low: float | None, high: float | None) -> str:
     return "-" if low is None else f"{change(low).removesuffix(' %')} to {change(high)}"
 
 
-def _long(head: Sequence[str], rows: Sequence[Sequence[str | Cell]], **more: Any) -> Table:
-    return Table(head, rows, max_rows=30, rest="in summary.json", **more)
-
-
 def _figures(row: Mapping[str, Any], names: Collection[str]) -> list[Cell]:
     return [Cell(figure_text(name, row[name]), value=row[name]) for name in names]
 
@@ -99,7 +95,8 @@ def _best(content: Content) -> Iterator[Part]:
         [label(row, content["names"]), str(row["runs"]), *_figures(row, figures)]
         for row in content["best"]
     ]
-    yield _long(("configuration", "runs", *(UNITS[name] for name in figures)), rows)
+    head = ("configuration", "runs", *(UNITS[name] for name in figures))
+    yield Table(head, rows, max_rows=30, rest="in summary.json")
     yield Note("Highest mean of samples/s for each size, device, number of GPUs, lengths and data.")
 
 
@@ -110,6 +107,12 @@ def _verdicts(content: Content) -> Iterator[tuple[str, str]]:
         if each["pairs"]:
             limit = f"{100 * each['tolerance']:.1f} %"
             text = f"{len(each['falls'])} of {each['pairs']} steps to the next batch fall by more than the noise ({limit})"
+        if each["falls"]:
+            worst = min(each["falls"], key=lambda fall: fall["ratio"])
+            batches = f"batch {worst['batch']} to {worst['next_batch']}"
+            text += (
+                f", most by {change(worst['ratio'])}: {label(worst['configuration'])}, {batches}"
+            )
         yield each["verdict"], f"{_name(figure)} does not fall with a larger batch: {text}"
     noise = content["noise"].get("samples_per_second", {"df": 0})
     if noise["df"]:
@@ -136,20 +139,6 @@ def _verdicts(content: Content) -> Iterator[tuple[str, str]]:
 
 def _name(figure: str) -> str:
     return UNITS[figure].removesuffix(" %")
-
-
-def _falls(content: Content) -> Iterator[Part]:
-    for figure, growth in content["growth"].items():
-        rows: list[_Row] = [
-            [
-                label(row["configuration"]),
-                f"{row['batch']} to {row['next_batch']}",
-                change(row["ratio"]),
-            ]
-            for row in growth["falls"]
-        ]
-        if rows:
-            yield _long((f"configuration whose {_name(figure)} falls", "batch", "change"), rows)
 
 
 def _effects(content: Content) -> Iterator[Part]:
