@@ -32,7 +32,12 @@ _NOT_COMPARED = ("batch", "gpus")
 """Growth with the batch and scaling over GPUs are tables of their own."""
 
 _SIZES = ("debug", "18M", "60M", "300M", "800M", "3B", "8B")
-_BASES = {"size": _SIZES, "compile": ("off",), "checkpointing": ("none",), "optimizer": ("AdamW",)}
+_BASES: dict[str, tuple[str, ...]] = {
+    "size": _SIZES,
+    "compile": ("off",),
+    "checkpointing": ("none",),
+    "optimizer": ("AdamW",),
+}
 _BASES |= {"backend": ("torchtitan",), "precision": ("bf16", "fp32")}
 _BASES |= {"attention": ("sdpa", "auto"), "layout": ("ddp", "fsdp")}
 """Levels that others are compared with, the first that was measured"""

@@ -38,8 +38,7 @@ def analysis_page(generator: str, content: Content, plots: Mapping[str, dict[str
     def drawn(*names: str) -> list[Part]:
         return [Figure(plots[name]["title"], plots[name]["svg"]) for name in names if name in plots]
 
-    best = _best(content) if content["best"] else ["No run has both factors and samples/s."]
-    sections = [Section("Best configuration", [*best, *drawn("configurations")])]
+    sections = [Section("Best configuration", [*_best(content), *drawn("configurations")])]
     if lines := [
         (Cell(kind, badge=_BADGES.get(kind, "note")), text) for kind, text in _verdicts(content)
     ]:
@@ -89,6 +88,9 @@ def _figures(row: Mapping[str, Any], names: Collection[str]) -> list[Cell]:
 
 
 def _best(content: Content) -> Iterator[Part]:
+    if not content["best"]:
+        yield "No run has both factors and samples/s."
+        return
     figures = ["samples_per_second", "audio_seconds_per_second", "seconds_per_step"]
     figures += ["mfu", "goodput_mfu", "hfu", content["memory"]]
     rows: list[_Row] = [
@@ -216,7 +218,8 @@ def _all_runs(runs: Sequence[dict[str, Any]]) -> Iterator[Part]:
         and len({row[name] for row in runs if row[name] is not None}) > 1
     ]
     figures = [name for name in UNITS if any(row[name] is not None for row in runs)]
-    head = ["name", "state", *factors, "repeat", *map(UNITS.get, figures), "reason", "source"]
+    head = ["name", "state", *factors, "repeat", *(UNITS[name] for name in figures)]
+    head += ["reason", "source"]
     rows: list[_Row] = []
     for row in sorted(runs, key=lambda row: -(row["samples_per_second"] or 0.0)):
         state = Cell(row["state"], badge=_BADGES.get(row["state"], "note"))

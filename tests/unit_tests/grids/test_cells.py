@@ -169,13 +169,6 @@ def test_mistakes_are_one_sentence(tmp_path, text, options, words):
         cells(tmp_path, text, options)
 
 
-def test_defaults(tmp_path):
-    options = grid(tmp_path, "").grid
-    counts = options.gpus, options.gpus_per_node, options.steps, options.counted_steps
-    assert counts == (1, 8, 50, 10) and (options.repeats, options.timeout_minutes) == (1, 20)
-    assert (options.name, options.dump_folder, options.lengths) == ("mine", "./outputs", "longest")
-
-
 def test_a_missing_file_and_a_missing_config(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         read_grid(tmp_path / "none.toml")
