@@ -34,12 +34,14 @@ _NOT_COMPARED = ("batch", "gpus")
 _SIZES = ("debug", "18M", "60M", "300M", "800M", "3B", "8B")
 _BASES: dict[str, tuple[str, ...]] = {
     "size": _SIZES,
-    "compile": ("off",),
+    "backend": ("torchtitan",),
+    "layout": ("ddp", "fsdp"),
     "checkpointing": ("none",),
+    "compile": ("off",),
+    "precision": ("bf16", "fp32"),
+    "attention": ("sdpa", "auto"),
     "optimizer": ("AdamW",),
 }
-_BASES |= {"backend": ("torchtitan",), "precision": ("bf16", "fp32")}
-_BASES |= {"attention": ("sdpa", "auto"), "layout": ("ddp", "fsdp")}
 """Levels that others are compared with, the first that was measured"""
 
 _OUTLIER = 0.02
