@@ -107,13 +107,13 @@ def _curves(figure: Any, content: Content, name: str) -> None:
     names, scale = content["names"], 100 if name == "mfu" else 1
     apart = kept_apart(names)
     inner = [each for each in names if each not in (*NO_ALTERNATIVES, "batch")]
-    constant = {each: content["constant"].get(each) for each in NO_ALTERNATIVES}
-    lost = [  # other sizes, devices ... have no panel
+    constant = {each: v for each, v in content["constant"].items() if each in NO_ALTERNATIVES}
+    lost = [  # a run without results has no device; other sizes ... have no panel
         row
         for row in content["all"]
         if row["state"] in _LOST
         and row["batch"]
-        and all(value in (None, row[each]) for each, value in constant.items())
+        and all(row[each] in (None, value) for each, value in constant.items())
     ]
     rows = [row for row in content["rows"] if row[name] is not None]
     table = means(rows, list(dict.fromkeys([*names, "batch"])), (name, "samples_per_second"))

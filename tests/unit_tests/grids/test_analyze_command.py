@@ -115,13 +115,13 @@ def test_lines_of_the_plots():
         )
     ]
     lost = [
-        BASE | {"gpus": 8, "batch": 4, "state": "oom"},
+        BASE | {"gpus": 8, "batch": 4, "state": "oom", "device": None},
         BASE | {"gpus": 4, "batch": None, "state": "failed"},
-        BASE | {"gpus": 4, "batch": 8, "state": "failed", "size": "8B"},
+        BASE | {"gpus": 4, "batch": 8, "state": "failed", "size": "8B", "device": None},
     ]
     everything = [*(row | {"state": "completed"} for row in rows), *lost]
     content = {"rows": rows, "all": everything, "names": ["gpus", "batch", "compile"]}
-    content["constant"] = {"size": "800M"}
+    content["constant"] = {"size": "800M", "device": "H200", "layout": "fsdp"}
     _curves(figure := Figure(), content, "samples_per_second")
     drawn = [
         [(*line.get_xdata(), *line.get_ydata()) for line in axes.lines] for axes in figure.axes

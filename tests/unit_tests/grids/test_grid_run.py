@@ -119,7 +119,7 @@ def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
     assert "--retry oom,running, but allowed are completed, oom," in capsys.readouterr().err
     assert main([*command, "--dry-run", "--gpu", "H100"]) == 0 and len(no_training) == 4 + 3 + 1
     said = capsys.readouterr().out
-    assert "mine, planned for H100, " in said and "done: 4 runs" in said and "cost" not in said
+    assert "mine, planned for H100\n" in said and "done: 4 runs" in said and "cost" not in said
     assert main([*command, "--dry-run", "--retry", "oom"]) == 0
     assert "done: 3 runs" in capsys.readouterr().out
     assert main([*command, "--dry-run", "--price", "nan"]) == 2
