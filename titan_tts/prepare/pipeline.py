@@ -192,7 +192,7 @@ def _check_corrupt(options: Options, plan: Plan, counted: Chunk) -> None:
     if count > limit * total:
         raise InputError(
             f"{options.source}: {count} of {total} recordings are corrupt, more than "
-            f"--max-corrupt-fraction = {limit} allows (give {allowing(count, total)}, or correct them); the last is "
+            f"--max-corrupt-fraction = {limit} allows (give {allowing(count, total)} or more, or correct them); the last is "
             f"{key}: {sentence}"
         )
 
