@@ -62,7 +62,11 @@ def test_states(tmp_path):
     assert found == {name: (name, f"why {name}", False) for name in found} and len(found) == 5
     write_run(tmp_path / "no_figures")
     write_run(tmp_path / "late", report(BASE, 100.0), state="oom")
+    write_run(tmp_path / "auto", state="skipped", factors=BASE | {"batch": "auto"})
+    write_run(tmp_path / "escaped", state="failed", reason="\x1b[31m\x00 red\nline")
     runs = {run.name: run for run in find_runs([str(tmp_path)])}
+    assert runs["auto"].factors["batch"] is None  # none was found
+    assert runs["escaped"].reason == r"\x1b[31m\x00 red line"
     assert runs["no_figures"].reason == "it has no figures"
     assert runs["late"].figures and not runs["late"].measured
 
@@ -98,49 +102,28 @@ def changed(**changes):
     return json.dumps(report(BASE, 100.0) | changes)
 
 
-UNREADABLE = {
-    "nan": (
-        changed(samples_per_second=math.nan),
-        "samples_per_second = nan, but it must be finite",
-    ),
-    "infinite": (changed(weighted={"hfu": math.inf}), "hfu = inf, but it must be finite"),
-    "list": ("[1, 2]", "benchmark.json is no JSON object"),
-    "no bytes": ("", "benchmark.json is no JSON object"),
-    "half": (changed()[:200], "benchmark.json is no JSON object"),
-    "no median": (changed(seconds_per_step={}), "median"),
-}
+UNREADABLE = [
+    (changed(samples_per_second=math.nan), "samples_per_second = nan, but it must be finite"),
+    (changed(weighted={"hfu": math.inf}), "hfu = inf, but it must be finite"),
+    ("[1, 2]", "benchmark.json is no JSON object"),
+    ("", "benchmark.json is no JSON object"),
+    (changed()[:200], "benchmark.json is no JSON object"),
+    (changed(seconds_per_step={}), "median"),
+]
 
 
-@pytest.mark.parametrize("kind", UNREADABLE)
-def test_an_unreadable_benchmark_disturbs_no_other(tmp_path, kind):
-    content, reason = UNREADABLE[kind]
+@pytest.mark.parametrize("content, reason", UNREADABLE)
+def test_an_unreadable_benchmark_disturbs_no_other(tmp_path, content, reason):
     write_run(tmp_path / "good", report(BASE, 100.0))
     (write_run(tmp_path / "bad", factors={}) / "benchmark.json").write_text(content)
     bad, good = find_runs([str(tmp_path)])
     assert (bad.state, good.state) == ("unreadable", "completed")
     assert reason in bad.reason and len(bad.reason) < 500 and "\n" not in bad.reason
     assert not bad.figures and not bad.measured and good.measured
-
-
-def test_a_run_without_any_batch_that_fits_is_skipped(tmp_path):
-    """The analysis then has no batch, rather than the axis's word for one."""
-    reason = "not even a batch of 1 fits"
-    write_run(tmp_path / "a", state="skipped", reason=reason, factors=BASE | {"batch": "auto"})
-    run = only(tmp_path)
-    assert (run.state, run.reason, run.factors["batch"]) == ("skipped", reason, None)
-
-
-def test_other_unreadable_files(tmp_path):
-    folder = write_run(tmp_path / "a", report(BASE, 100.0))
     for name in ("state.json", "run.json"):
-        (folder / name).write_text("{")
-        assert only(tmp_path).state == "unreadable"
-    assert only(tmp_path).reason.startswith("run.json is no JSON object")
-
-
-def test_what_a_terminal_or_a_file_cannot_hold_is_escaped(tmp_path):
-    write_run(tmp_path / "a", state="failed", reason="\x1b[31m\x00 red\nline")
-    assert only(tmp_path).reason == r"\x1b[31m\x00 red line"
+        (tmp_path / "good" / name).write_text("{")
+        _, run = find_runs([str(tmp_path)])
+        assert run.state == "unreadable" and name in run.reason
 
 
 def test_files_and_folders_without_rights():

@@ -58,12 +58,6 @@ def test_verdicts_of_growth(values, verdict):
     assert grown(rows_of(*values))["verdict"] == verdict
 
 
-def test_memory_that_falls_is_seen():
-    rows = rows_of([10], [11], memory=[20.0, 19.0])
-    assert grown(rows, "peak_reserved_gib")["verdict"] == "fail"
-    assert grown(rows)["verdict"] == "pass"
-
-
 def test_the_limit_of_a_fall_grows_with_the_pairs():
     """Two pairs of three cells of two runs: s² = 3 · 0.02 / 3, t(1 - 0.05/2, 3) = 3.18245."""
     found = grown(rows_of(*([math.exp(y), math.exp(y + 0.2)] for y in (1, 2, 3))))
