@@ -162,8 +162,9 @@ def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) ->
     """One bar per configuration at its fastest batch, in the color of its size; of equal NO_ALTERNATIVES the fastest
     first."""
     best: dict[tuple, dict[str, Any]] = {}
-    table = means([r for r in rows if r[shown] is not None], names, (shown, "samples_per_second"))
-    for row in sorted(table, key=lambda row: -row["samples_per_second"]):
+    known = [row for row in rows if row[shown] is not None]
+    cells = means(known, names, (shown, "samples_per_second"))
+    for row in sorted(cells, key=lambda row: -row["samples_per_second"]):
         best.setdefault(key_of(row, [name for name in names if name != "batch"]), row)
     groups = grouped(list(best.values()), kept_apart(names)).values()
     table = [row for group in groups for row in group[: max(1, _MAX_BARS // len(groups))]]

@@ -150,7 +150,9 @@ def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
 
 def peaks(runs: Sequence[Run]) -> dict[str, int]:
     """Device and the dense bf16 peak over which its benchmarks count MFU -> number of runs."""
-    timed = [run for run in runs if run.source == "benchmark"]
-    peak = {run.peak_tflops: f"{run.peak_tflops:g} TFLOP/s" for run in timed if run.peak_tflops}
-    found = (f"{run.factors['device']}: {peak.get(run.peak_tflops, 'not known')}" for run in timed)
-    return dict(Counter(found))
+    found: Counter[str] = Counter()
+    for run in runs:
+        if run.source == "benchmark":
+            peak = "not known" if run.peak_tflops is None else f"{run.peak_tflops:g} TFLOP/s"
+            found[f"{run.factors['device']}: {peak}"] += 1
+    return dict(found)
