@@ -164,10 +164,10 @@ def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) ->
     best: dict[tuple, dict[str, Any]] = {}
     known = [row for row in rows if row[shown] is not None]
     cells = means(known, names, (shown, "samples_per_second"))
-    for row in sorted(cells, key=lambda row: -row["samples_per_second"]):
-        best.setdefault(key_of(row, [name for name in names if name != "batch"]), row)
+    for cell in sorted(cells, key=lambda cell: -cell["samples_per_second"]):
+        best.setdefault(key_of(cell, [name for name in names if name != "batch"]), cell)
     groups = grouped(list(best.values()), kept_apart(names)).values()
-    table = [row for group in groups for row in group[: max(1, _MAX_BARS // len(groups))]]
+    table: list[Row] = [r for group in groups for r in group[: max(1, _MAX_BARS // len(groups))]]
     sizes = list(dict.fromkeys(row.get("size") for row in table))
     figure.set_size_inches(10, 1.5 + 0.3 * len(table))
     axes = figure.subplots()
