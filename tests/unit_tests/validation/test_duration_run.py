@@ -76,7 +76,7 @@ def test_it_learns_text_and_voice_and_generation_finds_it(tmp_path, train, data)
     # Beside a run of the same data; what it predicts does not depend on the rest of the batch.
     speaking = load_run(folder)
     config = load_run_config(folder)
-    assert find_predictor(tmp_path / "speech", config) == folder
+    assert find_predictor(tmp_path / "speech", config).folder == folder
     lengths = open_lengths("", 1.0, speaking, lambda: fit)
     texts = [
         Utterance(text, Voice(torch.full((frames, CHANNELS), sign)))
