@@ -99,13 +99,13 @@ def test_summary_of_known_data(tmp_path):
     speaker = summary["labels"]["speaker"]
     assert (speaker["count"], speaker["without"]) == (3, 1)
     by_speaker = dict.fromkeys(("s0", "s1", "s2"), 0.0)
-    counts = Counter(sample.metadata["speaker"] for sample in samples[1:])
+    spoken = Counter(sample.metadata["speaker"] for sample in samples[1:])
     for sample in samples[1:]:
         by_speaker[sample.metadata["speaker"]] += len(sample.latents) / 12.5 / 3600
     ranked = sorted(by_speaker.items(), key=lambda item: -item[1])[:2]
     for row, (name, wanted) in zip(speaker["most"], ranked, strict=True):
         share = wanted / sum(by_speaker.values())
-        assert row["value"] == name and row["samples"] == counts[name]
+        assert row["value"] == name and row["samples"] == spoken[name]
         assert (row["hours"], row["fraction"]) == pytest.approx((wanted, share))
     assert summary["labels"]["quality"]["most"][0]["value"] == "3"
     json.dumps(summary, allow_nan=False)
