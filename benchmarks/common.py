@@ -1,4 +1,4 @@
-"""What the benchmarks share: where the checkout is, medians with their range, and result files."""
+"""Shared by the benchmarks: where the checkout is, medians with their range, and result files."""
 
 import json
 import statistics

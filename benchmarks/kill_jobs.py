@@ -58,7 +58,7 @@ batch = [1, 2, 3]
 
 
 def arguments(command: str, folder: Path, output: Path, engine: str) -> list[str]:
-    """Of titan-tts, to make `output`."""
+    """Arguments of titan-tts that make `output`."""
     many = ["--workers", "2", "--engine", engine]
     if command == "prepare":
         return ["prepare", CORPUS, str(output), *PREPARE, *many]
@@ -73,7 +73,7 @@ def arguments(command: str, folder: Path, output: Path, engine: str) -> list[str
 
 
 def made(command: str, output: Path) -> dict[str, str]:
-    """What must be the same of it."""
+    """The part of it that must be the same."""
     if command == "grids":
         records = (json.loads(path.read_text()) for path in output.glob("*/run.json"))
         return {record["name"]: record["state"] for record in records}

@@ -91,7 +91,7 @@ class Transcriber:
 
 
 def _repeats(text: str) -> bool:
-    """Whether a text says the same again and again, as recognizers do of what they cannot hear."""
+    """True if a text says the same again and again, as recognizers do of what they cannot hear."""
     data = text.encode()
     return len(data) > _MAX_COMPRESSION * len(zlib.compress(data))
 

@@ -82,7 +82,7 @@ def run(options: Options) -> int:
 
 
 def is_training_data(options: Options, config: "JobConfig") -> bool:
-    """Whether --test is a run's [data] path, as far as their names tell."""
+    """True if --test is a run's [data] path, as far as their names tell."""
     paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
     return Path(options.test).resolve() in {Path(path).resolve() for path in paths if path}
 

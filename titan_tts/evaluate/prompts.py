@@ -115,7 +115,7 @@ def find_kind(source: str, name: str = "auto") -> str:
 
 
 def _has_latents(source: str) -> bool:
-    """Whether the source's first tar is a shard of latents."""
+    """True if the source's first tar is a shard of latents."""
     try:
         paths = find_shards(_shards_of(source))
     except InputError:

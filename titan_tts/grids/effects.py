@@ -1,4 +1,4 @@
-"""What each factor does to throughput, with the uncertainty that repeats show.
+"""The effect of each factor on throughput, with the uncertainty that repeats show.
 
 All of it works on y = log(figure), so that effects are ratios. A *cell* is the runs equal in all factors. *Noise* is
 the pooled variance within cells, s² = Σ (y - cell mean)² / df with df = Σ (n - 1). An *effect* is the mean of the

@@ -1,4 +1,4 @@
-"""What `titan-tts plan` predicts of a grid's runs."""
+"""Predictions of `titan-tts plan` for a grid's runs."""
 
 import json
 from collections.abc import Callable

@@ -131,7 +131,7 @@ class GridRun:
 
     @contextmanager
     def _group_lock(self, cell: Cell) -> Iterator[bool]:
-        """Whether no other command runs a cell of this group."""
+        """True if no other command runs a cell of this group."""
         lock = FileLock(self.folder / f".{fingerprint(cell.group)}.lock", timeout=0)
         with suppress(Timeout):
             lock.acquire()

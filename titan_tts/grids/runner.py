@@ -97,7 +97,7 @@ class Runner:
         return self.keep(cell, outcome, forecast)
 
     def run_succeeds(self, cell: Cell, tried: str) -> bool:
-        """Whether a trial completes, and does not run out of memory; raises TrialError where it ends
+        """True if a trial completes, and does not run out of memory; raises TrialError where it ends
         otherwise. One that was made before is not made again. `tried`: the batch, for the log."""
         if cell.refused:
             raise InputError(cell.refused)

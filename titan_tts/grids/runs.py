@@ -67,7 +67,7 @@ class Run:
 
     @property
     def measured(self) -> bool:
-        """Whether statistics may use it: it has a throughput, and did not fail later."""
+        """True if statistics may use it: it has a throughput, and did not fail later."""
         return self.state == "completed" and "samples_per_second" in self.figures
 
     def row(self, axes: Sequence[str]) -> dict[str, Any]:

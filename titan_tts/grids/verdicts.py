@@ -43,7 +43,7 @@ def memory_figure(rows: Sequence[Row]) -> str:
 
 
 def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, Any]:
-    """Whether a figure falls from one batch to the next larger one of the same configuration.
+    """True if a figure falls from one batch to the next larger one of the same configuration.
 
     A fall counts if the difference of cell means of log(figure) is below the noise, so that with 95 % none of all
     `pairs` of a flat figure counts (Bonferroni), and below _LEAST_FALL; without repeats below WITHOUT_REPEATS.

@@ -1,4 +1,4 @@
-"""What does jobs: this process, processes of this machine, or actors on a Ray cluster.
+"""Engines that do jobs: this process, processes of this machine, or actors on a Ray cluster.
 
 A job is the arguments of a function: plain values. The function is named "module:function", because new processes need
 our overlay of torchtitan before they can import it. It gets the job's values and a device, and returns a dict.

@@ -71,7 +71,7 @@ def layout_lines(choices: list[Choice]) -> list[str]:
 
 
 def values(run: Run, choices: list[Choice]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     table = [{"settings": each.settings, **_values(each.step)} for each in choices]
     names = ("largest", "seconds", "mfu", "hours_per_step", "steps", "gpu_hours")
     found = {name: getattr(run, name) for name in names}

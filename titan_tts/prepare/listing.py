@@ -105,7 +105,7 @@ def source_digest(reader: Reader) -> str:
 
 
 def is_wanted(item: Item, where: str) -> bool:
-    """Whether the columns have the values of --where; true and false are those of JSON."""
+    """True if the columns have the values of --where; true and false are those of JSON."""
     for column, _, values in (each.partition("=") for each in nfc(where).split(";") if where):
         found = item.metadata.get(column.strip())
         text = str(found).lower() if isinstance(found, bool) else str(found)

@@ -228,7 +228,7 @@ def _so_far(folder: Path, plan: Plan) -> tuple[Chunk, list[int]]:
 
 
 def _leaves_out(folder: Path) -> bool:
-    """Whether a work folder was begun with --on-error skip and leaves corrupt recordings out."""
+    """True if a work folder was begun with --on-error skip and leaves corrupt recordings out."""
     plan = read_plan(folder)
     return plan is not None and "undecodable" in _so_far(folder, plan)[0].dropped
 

@@ -64,7 +64,7 @@ def unreadable(path: str, error: OSError | ValueError) -> InputError:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text that was read with errors="surrogateescape" was UTF-8."""
+    """True if a text that was read with errors="surrogateescape" was UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

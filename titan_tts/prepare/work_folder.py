@@ -53,7 +53,7 @@ def is_empty(folder: Path) -> bool:
 
 
 def has_all_shards(output: Path, record: dict[str, Any]) -> bool:
-    """Whether every shard of a record is there with its size."""
+    """True if every shard of a record is there with its size."""
     return all(
         (output / name).is_file() and (output / name).stat().st_size == shard["bytes"]
         for name, shard in record["shards"].items()
@@ -140,7 +140,7 @@ def tidy(output: Path) -> None:
 
 
 def is_finishing(folder: Path, state: dict[str, Any]) -> bool:
-    """Whether the folder is complete for these settings and only `finish` is left to do."""
+    """True if the folder is complete for these settings and only `finish` is left to do."""
     # Complete under whatever versions of the libraries: nothing is added to it.
     names = ("version", "settings", "source_digest")
     record = read_record(folder)

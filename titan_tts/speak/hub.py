@@ -40,7 +40,7 @@ def find_folder(name: str, patterns: tuple[str, ...] = FILES) -> Path:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it has the form OWNER/NAME."""
+    """True if it has the form OWNER/NAME."""
     return _HUB_NAME.fullmatch(name) is not None
 
 

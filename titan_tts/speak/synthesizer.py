@@ -166,7 +166,7 @@ class Synthesizer:
         return [replace(each, frames=n) for each, n in zip(pieces, lengths, strict=True)]
 
     def streams(self, kind: str) -> bool:
-        """Whether a sound of this format can be sent piece by piece. A wav begins with its length, which a model
+        """True if a sound of this format can be sent piece by piece. A wav begins with its length, which a model
         that ends the speech itself does not tell before."""
         return kind in STREAMED and not (kind == "wav" and self._ends_itself)
 

@@ -32,7 +32,7 @@ class Reader(Protocol):
 
     @classmethod
     def recognizes(cls, source: str) -> bool:
-        """Whether the layout at `source` is this format's."""
+        """True if the layout at `source` is this format's."""
         ...
 
     def __init__(self, options: Options): ...

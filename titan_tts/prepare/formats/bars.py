@@ -160,7 +160,7 @@ class Bars:
 
 
 def has_bars(path: str) -> bool:
-    """Whether the first line of a file has bars."""
+    """True if the first line of a file has bars."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:

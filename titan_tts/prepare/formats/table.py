@@ -203,7 +203,7 @@ class Table:
                 raise _unreadable(self.path, error) from None
 
     def _names_files(self, kind: "pyarrow.DataType") -> bool:
-        """Whether the payload holds paths: strings, or structs whose bytes are null in the first row."""
+        """True if the payload holds paths: strings, or structs whose bytes are null in the first row."""
         if not types.is_struct(kind):
             return types.is_string(kind) or types.is_large_string(kind)
         if kind.get_field_index("bytes") < 0:

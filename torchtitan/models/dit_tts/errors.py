@@ -215,7 +215,7 @@ def _error_left_in_file() -> Iterator[None]:
 
 
 def _reader_left() -> bool:
-    """Whether nobody reads stdout any more (`| head`); then the rest goes to the null device."""
+    """True if nobody reads stdout any more (`| head`); then the rest goes to the null device."""
     try:
         sys.stdout.write(" ")
         sys.stdout.flush()
@@ -229,7 +229,7 @@ LOST_PEER = "the process of another rank has ended; its log has the cause"
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank's process died."""
+    """True if a collective failed because another rank's process died."""
     message = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in message for words in _LOST_PEER)
 

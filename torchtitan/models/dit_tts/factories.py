@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.errors import InputError, failure_state, first_li
 
 
 def is_factory(spec: str) -> bool:
-    """Whether a name has the form of a user's function."""
+    """True if a name has the form of a user's function."""
     module, colon, rest = spec.partition(":")
     names = [*module.split("."), rest.partition(":")[0]]
     return bool(colon) and all(part.isidentifier() for part in names)

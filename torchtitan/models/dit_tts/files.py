@@ -136,7 +136,7 @@ class JsonLines:
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` has a URL scheme; `file://` is a local file."""
+    """True if `path` has a URL scheme; `file://` is a local file."""
     return _SCHEME.match(path) is not None and not path.startswith("file://")
 
 

@@ -182,7 +182,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         return super().should_log(step) or self._is_used(step)
 
     def logs_at_once(self, step: int) -> bool:
-        """Whether the host waits for this step: what follows it waits too, or there is nothing to wait for."""
+        """True if the host waits for this step: what follows it waits too, or there is nothing to wait for."""
         return device_type == "cpu" or step == self.first_step + 1 or self._is_used(step)
 
     def _is_used(self, step: int) -> bool:

@@ -119,7 +119,7 @@ def fine_tune_config(config: JobConfig, codec: str, encoder: str) -> dict[str, d
 
 
 def is_exported(folder: str | os.PathLike) -> bool:
-    """Whether a folder is an exported one, by its files' names alone."""
+    """True if a folder is an exported one, by its files' names alone."""
     return Path(folder, CONFIG).is_file() and Path(folder, WEIGHTS).is_file()
 
 

@@ -66,7 +66,7 @@ MAX_SWAY = 2 / (math.pi - 2)
 
 
 def is_pretrained(encoder_model: str) -> bool:
-    """Whether `[encoder] model` names a pretrained encoder and not the learned one's unit."""
+    """True if `[encoder] model` names a pretrained encoder and not the learned one's unit."""
     learned = (f"{PHONES}:", LEARNED_SUBWORDS)
     return encoder_model not in ("bytes", "chars") and not encoder_model.startswith(learned)
 

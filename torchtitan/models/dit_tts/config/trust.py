@@ -26,7 +26,7 @@ def chosen_scorer(name: str, given: str, of_run: str) -> str:
 
 
 def is_shipped(name: str, spec: str) -> bool:
-    """Whether a spec under a key of [samples] is one of the program's own, and no function of a user's."""
+    """True if a spec under a key of [samples] is one of the program's own, and no function of a user's."""
     kind, colon, _ = spec.partition(":")
     return kind + colon in _SHIPPED[name]
 

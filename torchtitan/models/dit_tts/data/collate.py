@@ -151,7 +151,7 @@ class Collator:
         return row._replace(reference=pieces)
 
     def _verbatim(self, batch: GlobalBatch, rows: np.ndarray) -> list[bool]:
-        """Whether each of these rows of a global batch takes the verbatim text: a pure function of its position."""
+        """Bool for each of these rows of a global batch, whether it takes the verbatim text: a pure function of its position."""
         if self.order is None or not self.verbatim_fraction:
             return [False] * len(rows)
         position = torch.tensor(batch.number), torch.from_numpy(rows)

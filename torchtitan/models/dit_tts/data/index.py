@@ -296,7 +296,7 @@ def _parse_sidecar(data: bytes) -> ShardIndex | None:
 
 
 def _is_possible(index: ShardIndex) -> bool:
-    """Whether an index, which may come with a stranger's shards, names nothing outside its shard."""
+    """True if an index, which may come with a stranger's shards, names nothing outside its shard."""
     columns, keys = index.columns, np.frombuffer(index.keys, np.uint8)
     ends = columns["key_end"]
     starts = np.concatenate([[0], ends[:-1]])

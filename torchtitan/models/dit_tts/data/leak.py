@@ -10,7 +10,7 @@ Digital silence gives equal frames in every recording, and a few more at its edg
 
 
 def is_leak(reference: np.ndarray, latents: np.ndarray) -> bool:
-    """Whether a part of `reference` (R, C) is a part of `latents` (T, C), both float32.
+    """True if a part of `reference` (R, C) is a part of `latents` (T, C), both float32.
 
     A part is `LEAK_FRAMES` consecutive frames that all differ, or the complete reference where it is
     shorter and not one frame repeated.

@@ -67,7 +67,7 @@ KEY_RULE = "use a relative name whose last component is not empty and has no dot
 
 
 def is_key(key: str) -> bool:
-    """Whether it is as `KEY_RULE` says."""
+    """True if it is as `KEY_RULE` says."""
     *folders, name = key.split("/")
     return bool(name) and "." not in name and "\0" not in key and not {"", ".", ".."} & {*folders}
 

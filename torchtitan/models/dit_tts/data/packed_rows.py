@@ -178,7 +178,7 @@ def _whole_batches(frames: int, row: int, rows: int) -> tuple[int, int]:
 def _can_be_filled(
     lengths: np.ndarray, rows: int, capacity: tuple[int, int, int], max_samples: int
 ) -> bool:
-    """Whether rows take these samples without much effort, judged by a part of them where they are many."""
+    """True if rows take these samples without much effort, judged by a part of them where they are many."""
     every = -(-len(lengths) // _TRIAL_SAMPLES)
     rows = -(-rows // every)
     words = np.random.Philox(np.random.SeedSequence((0, 0, _ROWS)))

@@ -22,7 +22,7 @@ class Branch(NamedTuple):
 
 
 def is_guided(sampling: Sampling, t: Any) -> Any:
-    """Whether steps that begin at t, a number or a tensor, are guided: those in (min_t, max_t] (Kynkäänniemi et al. 2024,
+    """True if steps that begin at t, a number or a tensor, are guided: those in (min_t, max_t] (Kynkäänniemi et al. 2024,
     Applying Guidance in a Limited Interval, arXiv 2404.07724)."""
     # Times of a schedule are rounded.
     return (sampling.min_t + 1e-6 < t) & (t <= sampling.max_t + 1e-6)

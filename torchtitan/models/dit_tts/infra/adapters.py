@@ -76,7 +76,7 @@ def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> 
 
 
 def is_trained(name: str) -> bool:
-    """Whether an adapter's run trains, and saves, the parameter of this name."""
+    """True if an adapter's run trains, and saves, the parameter of this name."""
     return name.endswith((f".{_A}", f".{_B}"))
 
 

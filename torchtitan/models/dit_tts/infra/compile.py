@@ -40,7 +40,7 @@ def static_shapes(config: JobConfig) -> int:
 
 
 def blocks_compiled(config: JobConfig) -> bool:
-    """Whether training compiles the decoder's blocks, and not the loss alone."""
+    """True if training compiles the decoder's blocks, and not the loss alone."""
     return "model" in compiled_stacks(config)
 
 

@@ -20,7 +20,7 @@ from torchtitan.models.dit_tts.streams import Stream
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 is the faster precision: on an accelerator, and on a CPU whose CPUID lists AVX512-BF16 or AMX
+    """True if bfloat16 is the faster precision: on an accelerator, and on a CPU whose CPUID lists AVX512-BF16 or AMX
     (and whose system lets it be used)."""
     cpu = torch.cpu
     return device.type != "cpu" or cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported()

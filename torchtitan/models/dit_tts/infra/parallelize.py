@@ -95,7 +95,7 @@ def write_sharded(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def is_first_copy(parallel_dims: ParallelDims) -> bool:
-    """Whether this rank is the first of its tensor-parallel group, whose ranks have the same samples."""
+    """True if this rank is the first of its tensor-parallel group, whose ranks have the same samples."""
     return not parallel_dims.tp_enabled or parallel_dims.get_mesh("tp").get_local_rank() == 0
 
 
@@ -130,14 +130,14 @@ def begin_micro_batch(
 
 
 def weights_stay(parallel_dims: ParallelDims, parallelism: Parallelism) -> bool:
-    """Whether complete weights are the model's parameters between the micro-batches of a step."""
+    """True if complete weights are the model's parameters between the micro-batches of a step."""
     if parallel_dims.fsdp_enabled:
         return not reshards(parallelism)
     return parallel_dims.dp_replicate_enabled
 
 
 def reshards(parallelism: Parallelism) -> bool:
-    """Whether a unit's weights are freed after its forward pass."""
+    """True if a unit's weights are freed after its forward pass."""
     return parallelism.fsdp_reshard_after_forward != "never"
 
 

@@ -190,7 +190,7 @@ def _use_te_layers(
 
 
 def _sums_gradient(name: str) -> bool:
-    """Whether a layer sums the gradient of its input. The gradients of text and speaker are summed where all
+    """True if a layer sums the gradient of its input. The gradients of text and speaker are summed where all
     blocks' come together, by `_sum_gradients_of`."""
     return not name.endswith("_kv")
 
@@ -220,7 +220,7 @@ def _sum_gradients_of(module: nn.Module, group: Group) -> None:
 def part_of_groups(
     rotated: tuple[bool, ...], n_heads: int, ranks: int, rank: int
 ) -> tuple[bool, ...]:
-    """Whether each group of one rank's heads is rotated, with as few groups of equal size as possible. Of two
+    """Bool for each group of one rank's heads, whether it is rotated, with as few groups of equal size as possible. Of two
     ranks one rotates all of its heads, and the other none."""
     heads = [rotated[head * len(rotated) // n_heads] for head in range(n_heads)]
     own = heads[rank * n_heads // ranks : (rank + 1) * n_heads // ranks]

@@ -54,10 +54,10 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Speaker frames stacked into one key"""
 
     speaker_partial_patches: bool = True
-    """Whether a reference's last frames that fill no patch are a key, padded with zeros; false: they are dropped"""
+    """True if a reference's last frames that fill no patch are a key, padded with zeros; false: they are dropped"""
 
     speaker_bidirectional: bool = False
-    """Whether each patch sees all of its reference, whose mean is then one more key; false: only those before it"""
+    """True if each patch sees all of its reference, whose mean is then one more key; false: only those before it"""
 
     latent_channels: int = 128
     """Width C of a latent frame"""
@@ -78,7 +78,7 @@ class DiTTTSModelArgs(BaseModelArgs):
     """Hidden width of the learned text encoder's gated MLP; 0: 2.75 times its width"""
 
     text_projection: bool = True
-    """Whether a linear layer and a norm bring the text features to `speaker_dim`; false: the text keys read the
+    """True if a linear layer and a norm bring the text features to `speaker_dim`; false: the text keys read the
     learned encoder's features"""
 
     text_encoder: Callable[[], nn.Module] | None = None
@@ -86,7 +86,7 @@ class DiTTTSModelArgs(BaseModelArgs):
     learned one the features come from outside"""
 
     text_encoder_starts: bool = True
-    """Whether it starts from the pretrained weights; false: a checkpoint of the run has them"""
+    """True if it starts from the pretrained weights; false: a checkpoint of the run has them"""
 
     text_encoder_sizes: TextEncoderSizes | None = None
     """Sizes of a pretrained text encoder that runs in training, inside the model or outside"""

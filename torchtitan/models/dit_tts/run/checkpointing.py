@@ -271,7 +271,7 @@ class RunCheckpointer(CheckpointManager):
 
     @property
     def writes(self) -> bool:
-        """Whether the run saves checkpoints, and can be resumed."""
+        """True if the run saves checkpoints, and can be resumed."""
         return self.enable and not self.load_only
 
     def _remove_left_behind(self) -> None:
@@ -388,7 +388,7 @@ class RunCheckpointer(CheckpointManager):
             self.saved_step = self.run_folder.saved_step = int(path.name.removeprefix("step-"))
 
     def _starts_to_train_text_encoder(self, model_only: bool) -> bool:
-        """Whether the weights to be loaded are of a run that did not train its text encoder, and this
+        """True if the weights to be loaded are of a run that did not train its text encoder, and this
         one does: the encoder then keeps its pretrained weights."""
         encoder, folder = self.config.encoder, self.run_folder.path
         origin = origin_of_weights(self.config, folder)

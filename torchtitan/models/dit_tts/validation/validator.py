@@ -45,7 +45,7 @@ class Validator:
     """of validation.jsonl up to the present step"""
 
     def due(self, step: int) -> tuple[bool, bool]:
-        """Whether the loss is still to be measured after a step, and samples to be made."""
+        """True if the loss is still to be measured after a step, and samples to be made."""
         last, freq = step == self.config.training.steps, self.config.samples.freq
         # A step may end twice, if the one after it is undone; and a run may end between two rows.
         measured, spoken = (

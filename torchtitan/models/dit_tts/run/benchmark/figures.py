@@ -221,7 +221,7 @@ def weighted(
 
 
 def repeats_are_known(config: JobConfig) -> bool:
-    """Whether `repeated_flops` counts what activation checkpointing repeats under these settings."""
+    """True if `repeated_flops` counts what activation checkpointing repeats under these settings."""
     options = config.activation_checkpoint
     if options.mode == "memory_budget":
         return options.memory_budget >= MIN_BUDGET_WITHOUT_MATMULS
