@@ -75,7 +75,7 @@ class Forecast:
 
     @property
     def samples(self) -> int:
-        """Of a step, on all ranks."""
+        """Number of samples of a step, on all ranks."""
         return self.layout.ranks * self.batches.micro_batch * self.batches.accumulation
 
     def mfu(self, seconds: float) -> float:
