@@ -62,30 +62,23 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
     axes = extra_axes(runs)
     factors = [*COMPARED, *axes]
     rows = [run.row(axes) for run in runs if run.measured]
-    names = effects.matched_factors(rows, factors)
-    memory = verdicts.memory_figure(rows)
-    speeds = [name for name in ("samples_per_second", "mfu") if any(row[name] for row in rows)]
-    noise = {
-        name: effects.pooled_noise(effects.cells(rows, names, name)) for name in (*speeds, memory)
-    }
-    figures = ("samples_per_second", "audio_seconds_per_second", "seconds_per_step", "mfu")
+    names = effects.varying(rows, factors)
+    speed = verdicts.SPEED
+    known = any(row["peak_reserved_gib"] is not None for row in rows)
+    memory = "peak_reserved_gib" if known else "peak_allocated_gib"  # what must fit
+    figures = (speed, "audio_seconds_per_second", "seconds_per_step", "mfu", "goodput_mfu", "hfu")
     return {
         "all": [run.row(axes) for run in runs],
         "states": dict(Counter(run.state for run in runs).most_common()),
         "rows": rows,
         "names": names,
-        "constant": {n: rows[0][n] for n in factors if len({row[n] for row in rows}) == 1},
-        "together": effects.together(rows, factors),
-        "memory": memory,
-        "noise": {name: vars(each) for name, each in noise.items()},
-        "effects": {name: effects.effects(rows, names, name) for name in (*speeds, memory)},
-        "growth": {name: verdicts.growth(rows, names, name) for name in (*speeds, memory)},
-        "best": verdicts.best(rows, names, (*figures, "goodput_mfu", "hfu", memory)),
-        "pareto": verdicts.pareto(rows, names),
+        "constant": {name: rows[0][name] for name in factors if rows and name not in names},
+        "noise": vars(effects.pooled_noise(effects.cells_of(rows, names, speed))),
+        "effects": {name: effects.effects(rows, names, name) for name in (speed, memory)},
+        "growth": verdicts.growth(rows, names),
+        "best": verdicts.best(rows, names, (*figures, memory)),
         "scaling": verdicts.scaling(rows, names),
         "forecasts": verdicts.forecasts(runs),
-        "peaks": verdicts.peaks(runs),
-        "compiled_while_timed": sum(run.compiles > 0 for run in runs),
     }
 
 

@@ -1,14 +1,15 @@
-"""Names of figures with their units, and factors' levels in a few words."""
+"""Names of figures with their units, and figures and factors' levels as people read them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from titan_tts.grids.effects import NO_ALTERNATIVES
+from titan_tts.report.words import counted, number
 
 UNITS = {
-    "seconds_per_step": "s/step",
     "samples_per_second": "samples/s",
     "audio_seconds_per_second": "seconds of audio per second",
+    "seconds_per_step": "s/step",
     "mfu": "MFU %",
     "goodput_mfu": "goodput MFU %",
     "hfu": "HFU %",
@@ -22,7 +23,17 @@ UNITS = {
 _NAMELESS = (*NO_ALTERNATIVES, "backend", "layout", "precision", "optimizer")
 """Factors whose level says enough without their name"""
 _UNSAID = {"backend": "torchtitan", "tensor_parallel": 1, "accumulation": 1}
-_NOUNS = {"gpus": ("GPU", "GPUs"), "nodes": ("node", "nodes")}
+_NOUNS = {"gpus": "GPU", "nodes": "node"}
+
+
+def short_name(figure: str) -> str:
+    return UNITS[figure].removesuffix(" %")
+
+
+def figure_text(name: str, value: float | None) -> str:
+    """A figure in the unit of UNITS."""
+    percent = value is not None and UNITS.get(name, "").endswith("%")
+    return number(100 * value if percent else value)
 
 
 def _level(name: str, value: Any) -> str:
@@ -30,7 +41,7 @@ def _level(name: str, value: Any) -> str:
     if value is None:
         return f"{name} not given"
     if name in _NOUNS:
-        return f"{value} {_NOUNS[name][value != 1]}"
+        return counted(value, _NOUNS[name])
     return str(value) if name in _NAMELESS else f"{name} {value}"
 
 

@@ -1,11 +1,12 @@
 """The page of an analysis: best configurations, verdicts, effects, scaling and every run."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from titan_tts.grids.labels import UNITS, label
+from titan_tts.grids.labels import UNITS, figure_text, label, short_name
 from titan_tts.grids.runs import COLUMNS, FIGURES
-from titan_tts.grids.verdicts import WITHOUT_REPEATS
+from titan_tts.grids.verdicts import SPEED, WITHOUT_REPEATS
 from titan_tts.report.page import Cell, Figure, Kind, Note, Page, Part, Section, Table
 from titan_tts.report.words import counted, number
 
@@ -38,27 +39,27 @@ def analysis_page(generator: str, content: Content, plots: Mapping[str, dict[str
     def drawn(*names: str) -> list[Part]:
         return [Figure(plots[name]["title"], plots[name]["svg"]) for name in names if name in plots]
 
-    sections = [Section("Best configuration", [*_best(content), *drawn("configurations")])]
-    if lines := [
+    verdicts = [
         (Cell(kind, badge=_BADGES.get(kind, "note")), text) for kind, text in _verdicts(content)
-    ]:
-        sections.append(Section("Verdicts", [Table((), lines, left=(0, 1))]))
-    curves = drawn(*(name for name in plots if name.endswith("_over_batch")))
-    peaks = (f"{text} ({counted(count, 'run')})" for text, count in content["peaks"].items())
-    more: dict[str, list[Part]] = {
-        "How MFU is counted": [_MFU, f"Peaks: {'; '.join(peaks) or 'none'}."],
-        "Over the micro-batch": curves,
+    ]
+    sections: dict[str, list[Part]] = {
+        "Best configuration": [*_best(content), *drawn("configurations")],
+        "Verdicts": [Table((), verdicts, left=(0, 1))],
+        "How MFU is counted": [_MFU, _peaks(content)],
+        "Over the micro-batch": drawn(*(name for name in plots if name.endswith("_over_batch"))),
         "Effects": [*_effects(content)],
-        "Throughput against memory": [*_front(content)],
         "Scaling": [*_scaling(content), *drawn("scaling")],
         "Predicted beside measured": [*_forecasts(content["forecasts"])],
-        "All runs": [*_all_runs(content["all"])],
+        "All runs": [*_all_runs(content)],
     }
-    sections += [Section(title, parts, on_terminal=False) for title, parts in more.items() if parts]
     constant = content["constant"]
     return Page(
         f"Analysis of {counted(len(content['all']), 'run')}",
-        sections,
+        [
+            Section(title, parts, on_terminal=title in ("Best configuration", "Verdicts"))
+            for title, parts in sections.items()
+            if parts
+        ],
         cards={state: str(count) for state, count in content["states"].items()},
         about=f"Alike in all that were measured: {label(constant)}." if constant else "",
         data={"format": 1} | {name: each for name, each in content.items() if name != "rows"},
@@ -66,24 +67,17 @@ def analysis_page(generator: str, content: Content, plots: Mapping[str, dict[str
     )
 
 
-def figure_text(name: str, value: float | None) -> str:
-    """A figure in the unit of UNITS."""
-    if value is not None and name in ("mfu", "goodput_mfu", "hfu"):
-        value *= 100
-    return number(value)
-
-
-def change(value: float | None) -> str:
+def _change(value: float | None) -> str:
     """A ratio as a change in percent: 1.093 -> +9.3 %."""
     return "-" if value is None else f"{100 * (value - 1):+.1f} %"
 
 
-def span(low: float | None, high: float | None) -> str:
-    """Two ratios as changes: +3.1 to +4.5 %; a dash where they are not known."""
-    return "-" if low is None else f"{change(low).removesuffix(' %')} to {change(high)}"
+def _span(low: float | None, high: float | None) -> str:
+    """Two ratios as changes: +3.1 to +4.5 %."""
+    return "-" if low is None else f"{_change(low).removesuffix(' %')} to {_change(high)}"
 
 
-def _figures(row: Mapping[str, Any], names: Collection[str]) -> list[Cell]:
+def _figures(row: Mapping[str, Any], names: Sequence[str]) -> list[Cell]:
     return [Cell(figure_text(name, row[name]), value=row[name]) for name in names]
 
 
@@ -91,8 +85,7 @@ def _best(content: Content) -> Iterator[Part]:
     if not content["best"]:
         yield "No run has both factors and samples/s."
         return
-    figures = ["samples_per_second", "audio_seconds_per_second", "seconds_per_step"]
-    figures += ["mfu", "goodput_mfu", "hfu", content["memory"]]
+    figures = [name for name in UNITS if name in content["best"][0]]
     rows: list[_Row] = [
         [label(row, content["names"]), str(row["runs"]), *_figures(row, figures)]
         for row in content["best"]
@@ -104,53 +97,50 @@ def _best(content: Content) -> Iterator[Part]:
 
 def _verdicts(content: Content) -> Iterator[tuple[str, str]]:
     """(verdict, what it is about); the verdict is pass, fail, cannot tell or note."""
-    for figure, each in content["growth"].items():
-        text = "no configuration was run at two batches"
-        if each["pairs"]:
-            limit = f"{100 * each['tolerance']:.1f} %"
-            text = f"{len(each['falls'])} of {each['pairs']} steps to the next batch fall by more than the noise ({limit})"
-        if each["falls"]:
-            worst = min(each["falls"], key=lambda fall: fall["ratio"])
-            batches = f"batch {worst['batch']} to {worst['next_batch']}"
-            text += (
-                f", most by {change(worst['ratio'])}: {label(worst['configuration'])}, {batches}"
-            )
-        yield each["verdict"], f"{_name(figure)} does not fall with a larger batch: {text}"
-    noise = content["noise"].get("samples_per_second", {"df": 0})
+    growth, noise = content["growth"], content["noise"]
+    text = "no configuration was run at two batches"
+    if growth["pairs"]:
+        limit = f"{100 * growth['tolerance']:.1f} %"
+        text = f"{len(growth['falls'])} of {growth['pairs']} steps to the next batch fall by more than the noise ({limit})"
+    if growth["falls"]:
+        worst = min(growth["falls"], key=lambda fall: fall["ratio"])
+        text += f", most by {_change(worst['ratio'])}: {label(worst['configuration'])}, "
+        text += f"batch {worst['batch']} to {worst['next_batch']}"
+    yield growth["verdict"], f"samples/s does not fall with a larger batch: {text}"
     if noise["df"]:
         deviation = f"{100 * noise['variance'] ** 0.5:.2f} % of samples/s"
-        yield (
-            "note",
-            f"standard deviation of repeats: {deviation}, {noise['df']} degrees of freedom",
-        )
+        degrees = f"{noise['df']} degrees of freedom"
+        yield "note", f"standard deviation of repeats: {deviation}, {degrees}"
     elif content["rows"]:
         limit = f"{100 * WITHOUT_REPEATS:g} %"
-        yield (
-            "cannot tell",
-            f"without repeats no effect has an interval and {limit} is taken as noise",
-        )
+        yield "cannot tell", f"without repeats effects have no interval; {limit} is taken as noise"
     found = content["forecasts"]
     if found["tried"]:
         verdict = "pass" if found["right"] == found["tried"] else "fail"
         right = f"{found['right']} of {counted(found['tried'], 'run')}"
         yield verdict, f"the forecast whether a run fits into memory was right for {right}"
-    if compiled := content["compiled_while_timed"]:
+    if compiled := sum(bool(row["compiles_while_timed"]) for row in content["all"]):
         runs = counted(compiled, "run")
         yield "fail", f"{runs} compiled while being timed; raise [benchmark] warmup_steps"
 
 
-def _name(figure: str) -> str:
-    return UNITS[figure].removesuffix(" %")
+def _peaks(content: Content) -> str:
+    """The dense bf16 peaks over which the benchmarks count MFU."""
+    found = Counter(
+        f"{row['device']}: {'not known' if row['peak_tflops'] is None else '{:g} TFLOP/s'.format(row['peak_tflops'])}"
+        for row in content["all"]
+        if row["device"] is not None
+    )
+    peaks = (f"{text} ({counted(count, 'run')})" for text, count in found.items())
+    return f"Peaks: {'; '.join(peaks) or 'none'}."
 
 
 def _effects(content: Content) -> Iterator[Part]:
     tables = {figure: rows for figure, rows in content["effects"].items() if rows}
     yield _EFFECTS if tables else "No factor varies besides batch and GPUs."
-    for first, others in content["together"].items():
-        yield f"{first} always changes together with {', '.join(others)}: the effect is of all of them."
     for figure, effects in tables.items():
         sides = {"equal_batch": "at equal batch", "best_batch": "at best batches"}
-        if figure == content["memory"]:
+        if figure != SPEED:
             del sides["best_batch"]
         head = ["size", "factor", "level", "against"]
         head += [text for side in sides.values() for text in (side, "range", "pairs")]
@@ -164,20 +154,9 @@ def _effects(content: Content) -> Iterator[Part]:
 
 
 def _estimate(found: Mapping[str, Any]) -> _Row:
-    interval = "" if found["low"] is None else span(found["low"], found["high"])
-    effect = Cell(change(found["ratio"]), interval, value=found["ratio"])
-    return [effect, span(found["smallest"], found["largest"]), str(found["pairs"])]
-
-
-def _front(content: Content) -> Iterator[Part]:
-    rows: list[_Row] = [
-        [label(row, content["names"]), *_figures(row, ("samples_per_second", "memory_gib"))]
-        for row in content["pareto"]
-        if row["on_front"]
-    ]
-    if rows:
-        yield "No other cell of the same size, GPUs and data has both more samples/s and less memory."
-        yield Table(("cell", "samples/s", UNITS[content["memory"]]), rows, sortable=True)
+    interval = "" if found["low"] is None else _span(found["low"], found["high"])
+    effect = Cell(_change(found["ratio"]), interval, value=found["ratio"])
+    return [effect, _span(found["smallest"], found["largest"]), str(found["pairs"])]
 
 
 def _scaling(content: Content) -> Iterator[Part]:
@@ -187,7 +166,7 @@ def _scaling(content: Content) -> Iterator[Part]:
         for point in curve["points"]:
             name = label(curve["configuration"]) if point is first else ""
             cells = [name, str(point["gpus"]), str(point["nodes"])]
-            cells += [number(point["samples_per_second"]), f"{100 * point['efficiency']:.1f} %"]
+            cells += [number(point[SPEED]), f"{100 * point['efficiency']:.1f} %"]
             rows.append([*cells, *(figure_text("mfu", each["mfu"]) for each in (point, first))])
     if rows:
         head = ("configuration", "GPUs", "nodes", "samples/s", "efficiency", "MFU %", "ideal MFU %")
@@ -198,17 +177,18 @@ def _scaling(content: Content) -> Iterator[Part]:
 def _forecasts(forecasts: Mapping[str, Any]) -> Iterator[Part]:
     head = ("median", "min", "max", "runs")
     rows = [
-        (_name(figure), *(number(each[name]) for name in head), each["farthest"])
+        (short_name(figure), *(number(each[name]) for name in head))
         for figure, each in forecasts["ratios"].items()
     ]
     if rows:
-        yield Table(("measured / predicted", *head, "farthest"), rows, left=(0, 5))
+        yield Table(("measured / predicted", *head), rows)
     for text, count in forecasts["fits"].items():
         yield f"{text}: {counted(count, 'run')}"
 
 
-def _all_runs(runs: Sequence[dict[str, Any]]) -> Iterator[Part]:
+def _all_runs(content: Content) -> Iterator[Part]:
     """By samples/s, those without any last; the factors that vary, and the figures that any run has."""
+    runs = content["all"]
     known = (*COLUMNS, *FIGURES)
     factors = [
         name
@@ -218,14 +198,11 @@ def _all_runs(runs: Sequence[dict[str, Any]]) -> Iterator[Part]:
         and len({row[name] for row in runs if row[name] is not None}) > 1
     ]
     figures = [name for name in UNITS if any(row[name] is not None for row in runs)]
-    head = ["name", "state", *factors, "repeat", *(UNITS[name] for name in figures)]
-    head += ["reason", "source"]
+    head = ["name", "state", *factors, "repeat", *(UNITS[name] for name in figures), "reason"]
     rows: list[_Row] = []
-    for row in sorted(runs, key=lambda row: -(row["samples_per_second"] or 0.0)):
+    for row in sorted(runs, key=lambda row: -(row[SPEED] or 0.0)):
         state = Cell(row["state"], badge=_BADGES.get(row["state"], "note"))
         levels = ("-" if row[name] is None else str(row[name]) for name in (*factors, "repeat"))
-        ends = (row["reason"], row["source"])
-        rows.append([row["name"], state, *levels, *_figures(row, figures), *ends])
-    left = (0, 1, len(head) - 2, len(head) - 1)
+        rows.append([row["name"], state, *levels, *_figures(row, figures), row["reason"]])
     yield Note("A column's head sorts by it. summary.csv has every column.")
-    yield Table(head, rows, left=left, sortable=True, rest="in summary.csv")
+    yield Table(head, rows, left=(0, 1, len(head) - 1), sortable=True, rest="in summary.csv")

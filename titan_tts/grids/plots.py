@@ -4,14 +4,14 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, key_of
-from titan_tts.grids.labels import UNITS, label
-from titan_tts.grids.verdicts import kept_apart, means
+from titan_tts.grids.effects import NO_ALTERNATIVES, Row, grouped, varying
+from titan_tts.grids.labels import UNITS, label, short_name
+from titan_tts.grids.verdicts import SPEED, kept_apart, means
 from titan_tts.report.plots import INK, plot_style, svg_element
 
 Content = dict[str, Any]
 
-CURVES = ("mfu", "samples_per_second", "peak_reserved_gib")
+CURVES = ("mfu", SPEED, "peak_reserved_gib")
 """Figures that are drawn over the batch"""
 
 PLOTS = {*(f"{figure}_over_batch" for figure in CURVES), "configurations", "scaling"}
@@ -36,13 +36,13 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     rows, names = content["rows"], content["names"]
     plots: dict[str, dict[str, Any]] = {}
     if rows:
-        best = "mfu" if any(row["mfu"] is not None for row in rows) else "samples_per_second"
-        title = f"{_name(best)} of each configuration at its best micro-batch"
+        best = "mfu" if any(row["mfu"] is not None for row in rows) else SPEED
+        title = f"{short_name(best)} of each configuration at its best micro-batch"
         plots["configurations"] = _draw(title, _bars, rows, names, best)
-    grown = rows and content["growth"]["samples_per_second"]["pairs"]
+    grown = rows and content["growth"]["pairs"]
     for figure in CURVES if grown else ():
         if any(row[figure] is not None for row in rows):
-            title = f"{_name(figure)} over the micro-batch"
+            title = f"{short_name(figure)} over the micro-batch"
             plots[f"{figure}_over_batch"] = _draw(title, _curves, content, figure)
     if content["scaling"]:
         plots["scaling"] = _draw("Scaling over GPUs", _scaling, content["scaling"], names)
@@ -59,10 +59,6 @@ def _draw(title: str, paint: Any, *given: Any) -> dict[str, Any]:
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=130)
         return {"title": title, "svg": svg_element(figure), "png": png.getvalue()}
-
-
-def _name(figure: str) -> str:
-    return UNITS[figure].removesuffix(" %")
 
 
 def _panels(figure: Any, rows: Sequence[Row], names: Sequence[str]) -> Iterator[tuple[Any, tuple]]:
@@ -116,25 +112,21 @@ def _curves(figure: Any, content: Content, name: str) -> None:
         and all(row[each] in (None, value) for each, value in constant.items())
     ]
     rows = [row for row in content["rows"] if row[name] is not None]
-    table = means(rows, list(dict.fromkeys([*names, "batch"])), (name, "samples_per_second"))
+    table = means(rows, list(dict.fromkeys([*names, "batch"])), (name, SPEED))
     for axes, (levels, here) in _panels(figure, table, apart):
-        lines = sorted(
-            grouped(here, inner).values(), key=lambda of: -max(r["samples_per_second"] for r in of)
-        )
-        points = [[(row["batch"], scale * row[name]) for row in of] for of in map(_by_batch, lines)]
+        lines = sorted(grouped(here, inner).values(), key=lambda of: -max(r[SPEED] for r in of))
+        points = [sorted((row["batch"], scale * row[name]) for row in of) for of in lines]
         _lines(axes, [(label(of[0], inner), p) for of, p in zip(lines, points, strict=True)])
         batches = [row["batch"] for row in here]
         for state, (marker, text) in _LOST.items():
-            at = [r["batch"] for r in lost if r["state"] == state and key_of(r, apart) == levels]
-            batches += at
-            if at:
+            in_panel = grouped([row for row in lost if row["state"] == state], apart).get(
+                levels, ()
+            )
+            if at := [row["batch"] for row in in_panel]:
                 style = {"marker": marker, "color": INK, "linestyle": "", "label": text}
                 axes.plot(at, [0] * len(at), clip_on=False, **style)
+                batches += at
         _finish(axes, "micro-batch (samples per GPU)", UNITS[name], batches)
-
-
-def _by_batch(rows: Sequence[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: row["batch"])
 
 
 def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
@@ -144,29 +136,22 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
     shown, axis = ("mfu", UNITS["mfu"]) if with_mfu else ("efficiency", "efficiency (% per GPU)")
     rows = [row["configuration"] | {"points": row["points"]} for row in curves]
     for axes, (_, here) in _panels(figure, rows, apart):
-        levels = [name for name in here[0] if name != "points"]
-        varying = [name for name in levels if len({curve[name] for curve in here}) > 1]
-        lines = [
-            (
-                label(curve, varying),
-                [(point["gpus"], 100 * point[shown]) for point in curve["points"]],
-            )
-            for curve in here
-        ]
+        levels = varying(here, [name for name in here[0] if name != "points"])
+        points = [[(each["gpus"], 100 * each[shown]) for each in row["points"]] for row in here]
+        lines = [(label(row, levels), each) for row, each in zip(here, points, strict=True)]
         _lines(axes, lines, with_ideal=True)
-        gpus = [point["gpus"] for curve in here for point in curve["points"]]
+        gpus = [gpus for line in points for gpus, _ in line]
         _finish(axes, "GPUs (dotted: ideal, as on the fewest)", axis, gpus)
 
 
 def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) -> None:
     """One bar per configuration at its fastest batch, in the color of its size; of equal NO_ALTERNATIVES the fastest
     first."""
-    best: dict[tuple, dict[str, Any]] = {}
     known = [row for row in rows if row[shown] is not None]
-    cells = means(known, names, (shown, "samples_per_second"))
-    for cell in sorted(cells, key=lambda cell: -cell["samples_per_second"]):
-        best.setdefault(key_of(cell, [name for name in names if name != "batch"]), cell)
-    groups = grouped(list(best.values()), kept_apart(names)).values()
+    cells = sorted(means(known, names, (shown, SPEED)), key=lambda cell: -cell[SPEED])
+    kinds = grouped(cells, [name for name in names if name != "batch"]).values()
+    best = sorted((kind[0] for kind in kinds), key=lambda cell: -cell[SPEED])
+    groups = grouped(best, kept_apart(names)).values()
     table: list[Row] = [r for group in groups for r in group[: max(1, _MAX_BARS // len(groups))]]
     sizes = list(dict.fromkeys(row.get("size") for row in table))
     figure.set_size_inches(10, 1.5 + 0.3 * len(table))

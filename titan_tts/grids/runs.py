@@ -17,13 +17,13 @@ from torchtitan.models.dit_tts.config.marks import INPUT, WORKLOAD
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.run.factors import FACTORS
 
-SPLIT = ("data", "forward", "backward", "optimizer", "other", "exchange")
+_SPLIT = ("data", "forward", "backward", "optimizer", "other", "exchange")
 FIGURES = (
     *("seconds_per_step", "samples_per_second", "audio_seconds_per_second"),
-    *("mfu", "goodput_mfu", "hfu", "tflops_per_device"),
+    *("mfu", "goodput_mfu", "hfu", "tflops_per_device", "peak_tflops"),
     *("padding_fraction", "text_padding_fraction", "reference_padding_fraction"),
-    *("peak_allocated_gib", "peak_reserved_gib"),
-    *(f"{part}_seconds" for part in SPLIT),
+    *("peak_allocated_gib", "peak_reserved_gib", "compiles_while_timed"),
+    *(f"{part}_seconds" for part in _SPLIT),
     "loss",
 )
 
@@ -33,7 +33,7 @@ PREDICTED = ("fits", "gib", "seconds_per_step", "samples_per_second", "mfu")
 COMPARED = (*FACTORS, "device")
 """Factors that distinguish the runs of a comparison; the axes of their grids are further ones."""
 
-COLUMNS = ("name", "folder", "grid", "source", "state", "reason", "repeat")
+COLUMNS = ("name", "folder", "grid", "state", "reason", "repeat")
 _MARKS = ("run.json", "benchmark.json")
 _NOT_SEARCHED = ("checkpoint", "analysis", "trials")
 
@@ -52,18 +52,12 @@ class Run:
     name: str
     state: str = "unknown"
     reason: str = ""
-    source: str = ""
-    """benchmark; empty without figures"""
-
     grid: str = ""
     repeat: int | None = None
     factors: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     predicted: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
-    peak_tflops: float | None = None
-    compiles: int = 0
-    """while it was timed"""
 
     @property
     def measured(self) -> bool:
@@ -97,7 +91,7 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
             below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
             if any(name in _MARKS for name in files):
                 below.clear()  # whatever is in it belongs to the run
-                found.setdefault(os.path.realpath(folder), read_run(folder, top))
+                found.setdefault(os.path.realpath(folder), _read_run(folder, top))
         for error in denied:
             name = os.path.relpath(error.filename, top)
             run = Run(error.filename, name, "unreadable", f"folder: {error.strerror}")
@@ -107,56 +101,70 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
             f"RUNS = {' '.join(map(str, paths))}, but none contains a benchmark ({' or '.join(_MARKS)}); "
             "give run folders"
         )
-    _add_workload(list(found.values()))
-    return sorted(found.values(), key=lambda run: run.folder)
-
-
-def _add_workload(runs: Sequence[Run]) -> None:
-    """Makes factors of the keys of _WORK that differ between runs, where no axis of a grid is one."""
     for key in _WORK:
-        having = [run for run in runs if key in run.workload]
+        having = [run for run in found.values() if key in run.workload]
         if len({run.workload[key] for run in having}) > 1:
             for run in having:
                 run.factors.setdefault(key, run.workload[key])
+    return sorted(found.values(), key=lambda run: run.folder)
 
 
-def read_run(folder: str, top: str) -> Run:
+def _read_run(folder: str, top: str) -> Run:
     """One run; where no file names it, its name is the folder's relative to `top`."""
     name = os.path.relpath(folder, top)
-    run = Run(folder, os.path.basename(top) if name == "." else name)
+    name = os.path.basename(top) if name == "." else name
     try:
-        _read(run, Path(folder))
+        return _read(Path(folder), name)
     except Exception as error:  # whatever the files hold, the other runs are analysed
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.filename:
             reason = f"{os.path.basename(error.filename)}: {error.strerror}"
-        return Run(run.folder, run.name, "unreadable", _line(reason))
-    return run
+        return Run(folder, name, "unreadable", _line(reason))
 
 
-def _read(run: Run, folder: Path) -> None:
+def _read(folder: Path, name: str) -> Run:
     """Reads run.json's state and factors, or else state.json's, and the figures of benchmark.json."""
     record, report, state = (
-        _object(folder / f"{name}.json") for name in ("run", "benchmark", "state")
+        _object(folder / f"{file}.json") for file in ("run", "benchmark", "state")
     )
-    said = record or state
-    run.name = record.get("name") or report.get("run_name") or run.name
-    run.grid, run.repeat = record.get("grid") or "", record.get("repeat")
-    run.state = said.get("state", "completed" if report else "unknown")
-    run.reason = _line(said.get("reason") or said.get("error") or state.get("error") or "")
-    run.factors = _plain(record.get("factors") or {})
+    said, forecast = record or state, record.get("forecast") or {}
+    run = Run(
+        str(folder),
+        record.get("name") or report.get("run_name") or name,
+        said.get("state", "completed" if report else "unknown"),
+        _line(said.get("reason") or said.get("error") or state.get("error") or ""),
+        record.get("grid") or "",
+        record.get("repeat"),
+        _plain(record.get("factors") or {}),
+        predicted={n: forecast[n] for n in PREDICTED if forecast.get(n) is not None},
+    )
     if run.factors.get("batch") == AUTO:  # none was found
         run.factors["batch"] = None
     if report:
-        _read_report(run, report)
+        _take_report(run, report)
+        # It is written once every step is timed: the process, or its supervisor, died later.
+        if run.state in ("running", "init", "preempted", "interrupted"):
+            run.reason = f"its state says {run.state}, but all steps were timed"
+            run.state = "completed"
     elif run.state == "completed":
         run.reason = run.reason or "it has no figures"
-    # benchmark.json is written once every step is timed: the process, or its supervisor, died later.
-    if report and run.state in ("running", "init", "preempted", "interrupted"):
-        run.reason = f"its state says {run.state}, but all steps were timed"
-        run.state = "completed"
-    forecast = record.get("forecast") or {}
-    run.predicted = {n: forecast[n] for n in PREDICTED if forecast.get(n) is not None}
+    return run
+
+
+def _take_report(run: Run, report: dict[str, Any]) -> None:
+    """Figures and factors of benchmark.json."""
+    split = report.get("step_split") or {}
+    weighted = {k: v for k, v in (report.get("weighted") or {}).items() if v is not None}
+    values = report | {"seconds_per_step": report["seconds_per_step"]["median"]}
+    values |= {f"{part}_seconds": split.get(part) for part in _SPLIT} | weighted
+    run.figures = {name: values[name] for name in FIGURES if values.get(name) is not None}
+    for name, value in run.figures.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} = {value}, but it must be finite")
+    run.factors |= report["factors"]
+    run.factors["device"] = report.get("environment", {}).get("device", "unknown")
+    config = flat(report.get("config", {}))
+    run.workload = _plain({key: config[key] for key in _WORK if config.get(key) is not None})
 
 
 def _line(text: str) -> str:
@@ -175,22 +183,3 @@ def _object(path: Path) -> dict[str, Any]:
         return dict(read_json_file(path)) if path.exists() else {}
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path.name} is no JSON object: {error}") from error
-
-
-def _read_report(run: Run, report: dict[str, Any]) -> None:
-    """Figures and factors of benchmark.json."""
-    run.source = "benchmark"
-    split = report.get("step_split") or {}
-    weighted = {k: v for k, v in (report.get("weighted") or {}).items() if v is not None}
-    values = report | {"seconds_per_step": report["seconds_per_step"]["median"]}
-    values |= {f"{part}_seconds": split.get(part) for part in SPLIT} | weighted
-    run.figures = {name: values[name] for name in FIGURES if values.get(name) is not None}
-    for name, value in run.figures.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} = {value}, but it must be finite")
-    run.factors |= report["factors"]
-    run.factors["device"] = report.get("environment", {}).get("device", "unknown")
-    config = flat(report.get("config", {}))
-    run.workload = _plain({key: config[key] for key in _WORK if config.get(key) is not None})
-    run.peak_tflops = report.get("peak_tflops")
-    run.compiles = report.get("compiles_while_timed", 0)

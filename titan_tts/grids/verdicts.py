@@ -1,7 +1,4 @@
-"""Best configurations, their scaling, and checks of the figures.
-
-Runs of one *configuration* differ in the batch (and the repeat) alone; names come from `effects.matched_factors`.
-"""
+"""Best configurations, their scaling, and checks of the figures. `names`: the factors that vary."""
 
 import math
 from collections import Counter, defaultdict
@@ -10,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.grids.effects import LEVEL, NO_ALTERNATIVES, Row, cells, grouped, pooled_noise
+from titan_tts.grids.effects import LEVEL, NO_ALTERNATIVES, Row, cells_of, grouped, pooled_noise
 from titan_tts.grids.runs import Run
 
 WITHOUT_REPEATS = 0.02
 """A fall by at most this fraction passes where no repeats show the noise."""
 _LEAST_FALL = 0.005
 """A fall by less is of no interest, however little the repeats differ."""
+
+SPEED = "samples_per_second"
 
 
 def kept_apart(names: Sequence[str]) -> list[str]:
@@ -36,23 +35,17 @@ def means(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> 
     return table
 
 
-def memory_figure(rows: Sequence[Row]) -> str:
-    """Reserved memory, which must fit, or allocated where no run has the other."""
-    known = any(row["peak_reserved_gib"] is not None for row in rows)
-    return "peak_reserved_gib" if known else "peak_allocated_gib"
+def growth(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
+    """Whether samples/s, and with them MFU, fall from one batch to the next larger one of the same configuration.
 
-
-def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, Any]:
-    """True if a figure falls from one batch to the next larger one of the same configuration.
-
-    A fall counts if the difference of cell means of log(figure) is below the noise, so that with 95 % none of all
-    `pairs` of a flat figure counts (Bonferroni), and below _LEAST_FALL; without repeats below WITHOUT_REPEATS.
+    A fall counts if the difference of cell means of the logarithm is below the noise, so that with 95 % none of all
+    `pairs` counts where nothing changes (Bonferroni), and below _LEAST_FALL; without repeats below WITHOUT_REPEATS.
     `tolerance`: the largest limit.
     """
-    found = cells(rows, names, figure)
-    noise = pooled_noise(found)
+    cells = cells_of(rows, names, SPEED)
+    noise = pooled_noise(cells)
     lines: dict[tuple, list] = defaultdict(list)
-    for key, values in found.items() if "batch" in names else ():
+    for key, values in cells.items() if "batch" in names else ():
         levels = dict(zip(names, key, strict=True))
         batch = levels.pop("batch")
         lines[tuple(levels.items())].append((batch, values))  # in the order of the batches
@@ -71,25 +64,10 @@ def growth(rows: Sequence[Row], names: Sequence[str], figure: str) -> dict[str, 
     return {"verdict": verdict, "pairs": len(steps), "tolerance": largest, "falls": falls}
 
 
-def pareto(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Cells with throughput and memory, `on_front` where no alternative of the same NO_ALTERNATIVES has
-    at least the throughput with at most the memory, and one of them better."""
-    memory = memory_figure(rows)
-    table = means(rows, names, ("samples_per_second", memory))
-    known = [row | {"memory_gib": row.pop(memory)} for row in table if row[memory] is not None]
-    points: list[dict[str, Any]] = []
-    for group in grouped(known, kept_apart(names)).values():
-        least = math.inf
-        for row in sorted(group, key=lambda row: (-row["samples_per_second"], row["memory_gib"])):
-            points.append({**row, "on_front": row["memory_gib"] < least})
-            least = min(least, row["memory_gib"])
-    return points
-
-
 def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict[str, Any]]:
     """For each combination of NO_ALTERNATIVES the cell of the highest mean throughput."""
     groups = grouped(means(rows, names, figures), kept_apart(names)).values()
-    return [dict(max(group, key=lambda row: row["samples_per_second"])) for group in groups]
+    return [dict(max(group, key=lambda row: row[SPEED])) for group in groups]
 
 
 def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -101,7 +79,7 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
     others = [name for name in names if name not in ("gpus", "nodes")]
     layouts = {row["layout"] for row in rows} - {"single"}
     curves: dict[tuple, dict[int, dict]] = defaultdict(dict)
-    table = means(rows, [*others, "gpus", "nodes"], ("samples_per_second", "mfu"))
+    table = means(rows, [*others, "gpus", "nodes"], (SPEED, "mfu"))
     for row in sorted(table, key=lambda row: (row["nodes"], row.get("layout") == "fsdp")):
         own = row.get("layout")
         starts_hsdp = own == "fsdp" and row["nodes"] == 1
@@ -112,47 +90,33 @@ def scaling(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, Any]]:
     result = []
     for key, curve in curves.items():
         first = min(curve)
-        base = curve[first]["samples_per_second"] / first
         points = [
-            {name: row[name] for name in ("gpus", "nodes", "samples_per_second", "mfu")}
-            | {"efficiency": row["samples_per_second"] / gpus / base}
+            {name: row[name] for name in ("gpus", "nodes", SPEED, "mfu")}
+            | {"efficiency": row[SPEED] / gpus / (curve[first][SPEED] / first)}
             for gpus, row in sorted(curve.items())
         ]
         layout = dict(key).get("layout")
         if len(points) > 1 and any(row.get("layout") == layout for row in curve.values()):
             result.append({"configuration": dict(key), "points": points})
-    return sorted(result, key=lambda row: -row["points"][-1]["samples_per_second"])
+    return sorted(result, key=lambda row: -row["points"][-1][SPEED])
 
 
 def forecasts(runs: Sequence[Run]) -> dict[str, Any]:
     """How often the prediction that a run fits was right, of runs that ended completed or oom; and of each figure the
-    `ratios` of measured over predicted, with the run farthest from their median."""
+    `ratios` of measured over predicted."""
     tried = [run for run in runs if run.state in ("completed", "oom") and "fits" in run.predicted]
     words = {True: "fits", False: "does not fit"}
     fits = Counter(f"predicted that it {words[r.predicted['fits']]}, {r.state}" for r in tried)
     ratios = {}
-    for name in ("seconds_per_step", "samples_per_second", "mfu", "gib"):
+    for name in ("seconds_per_step", SPEED, "mfu", "gib"):
         figure = "peak_allocated_gib" if name == "gib" else name  # a plan knows no reserved bytes
         found = [
-            (run.figures[figure] / run.predicted[name], run.name)
+            run.figures[figure] / run.predicted[name]
             for run in runs
             if run.measured and run.predicted.get(name) and run.figures.get(figure)
         ]
         if found:
-            values = [ratio for ratio, _ in found]
-            middle = float(np.median(values))
-            _, farthest = max(found, key=lambda each: abs(math.log(each[0] / middle)))
-            spread = {"median": middle, "min": min(values), "max": max(values)}
-            ratios[figure] = spread | {"runs": len(found), "farthest": farthest}
+            spread = {"median": float(np.median(found)), "min": min(found), "max": max(found)}
+            ratios[figure] = spread | {"runs": len(found)}
     right = sum(run.predicted["fits"] == (run.state == "completed") for run in tried)
     return {"tried": len(tried), "right": right, "fits": dict(fits), "ratios": ratios}
-
-
-def peaks(runs: Sequence[Run]) -> dict[str, int]:
-    """Device and the dense bf16 peak over which its benchmarks count MFU -> number of runs."""
-    found: Counter[str] = Counter()
-    for run in runs:
-        if run.source == "benchmark":
-            peak = "not known" if run.peak_tflops is None else f"{run.peak_tflops:g} TFLOP/s"
-            found[f"{run.factors['device']}: {peak}"] += 1
-    return dict(found)

@@ -14,7 +14,6 @@ from tests.helpers.browser import dom_after_scripts
 from tests.helpers.pages import check_offline, table
 from titan_tts import cli
 from titan_tts.grids.labels import label
-from titan_tts.grids.page import change, figure_text, span
 from titan_tts.grids.plots import _curves, _scaling
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,17 +44,15 @@ def grid(tmp_path_factory):
         write_run(top / "grid" / state, factors=factors, state=state, reason=f"{SCRIPT} & {state}")
     write_run(top / "grid" / "empty").joinpath("benchmark.json").write_text("")
     dollar = BASE | {"batch": 2, "optimizer": f"$x_$ {SCRIPT}"}  # mathematics to matplotlib
-    write_run(top / "named", report(dollar, 50.0), factors=dollar)
+    result = report(dollar, 50.0, peak_tflops=None, compiles_while_timed=2)
+    write_run(top / "named", result, factors=dollar)
     return top
 
 
-@pytest.fixture(scope="module")
-def analysis(grid, tmp_path_factory):
-    return analyze(grid, tmp_path_factory.mktemp("out"))
-
-
 @pytest.mark.long
-def test_the_csv_has_the_numbers_of_the_runs_and_the_json_the_statistics(grid, analysis):
+def test_the_tables_plots_and_page_of_a_grid(grid, tmp_path):
+    """The page needs no network and escapes what runs say; the runs are sorted by samples/s, those without any last."""
+    analysis = analyze(grid, tmp_path / "out")
     assert check_table(analysis, grid) == 49
     rows = read_table(analysis)
     assert len(rows) == 48 + 4 + 2
@@ -63,17 +60,10 @@ def test_the_csv_has_the_numbers_of_the_runs_and_the_json_the_statistics(grid, a
     assert empty["folder"].endswith("empty")
     found = json.loads((analysis / "summary.json").read_text())
     assert found["states"] == {"completed": 49, **dict.fromkeys((*LOST, "unreadable"), 1)}
-    assert found["noise"]["samples_per_second"]["df"] == 24
     speeds = {row["factor"]: row for row in found["effects"]["samples_per_second"]}
     assert speeds["checkpointing"]["base"] == "none" and speeds["compile"]["level"] == "default"
-    assert found["scaling"] and found["pareto"] and found["growth"]["mfu"]["verdict"] == "pass"
-    keys = "rows" in found, found["memory"], found["constant"]["size"], found["format"]
-    assert keys == (False, "peak_reserved_gib", "800M", 1)
-
-
-@pytest.mark.long
-def test_the_page_and_its_plots(analysis, tmp_path):
-    """It needs no network and escapes what runs say; the runs are sorted by samples/s, those without any last."""
+    assert found["noise"]["df"] == 24 and found["growth"]["verdict"] == "pass"
+    assert "rows" not in found and found["scaling"] and found["constant"]["size"] == "800M"
     assert plots(analysis) == plots(analysis, "png") == CURVES | {"configurations", "scaling"}
     for path in (analysis / "plots").glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -83,7 +73,8 @@ def test_the_page_and_its_plots(analysis, tmp_path):
     page = (analysis / "index.html").read_text()
     check_offline(page)
     assert SCRIPT not in page and "&lt;script&gt;alert(1)" in page
-    assert "NVIDIA H200: 989 TFLOP/s" in page
+    assert "NVIDIA H200: 989 TFLOP/s (48 runs); NVIDIA H200: not known (1 run)" in page
+    assert "1 run compiled while being timed" in page
     dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
     head, *rows = table(dom, "state")
     cells = [row[head.index("samples/s")] for row in rows]
@@ -130,8 +121,8 @@ def test_lines_of_the_plots():
 
 
 @pytest.mark.long
-def test_the_table_of_nodes_and_what_is_named(tmp_path):
-    """MFU and its ideal; bars by name; the run that stands out."""
+def test_the_tables_as_people_read_them(tmp_path):
+    """Effects with intervals, efficiency, MFU and its ideal; bars by name; measured over predicted."""
     for each in combinations(gpus=[4, 16], batch=[2, 4, 8], compile=["off", "default"]):
         name = f"{each['compile']}_{each['gpus']}_{each['batch']}"
         speed = {4: 200.0, 16: 640.0}[each["gpus"]]
@@ -139,22 +130,26 @@ def test_the_table_of_nodes_and_what_is_named(tmp_path):
         result = report(levels := each | {"nodes": each["gpus"] // 4}, speed)
         seconds = result["seconds_per_step"]["median"] / (3 if name == "off_4_2" else 1)
         forecast = {"fits": True, "seconds_per_step": seconds, "gib": 20.0}
-        write_run(tmp_path / "grid" / name, result, factors=levels, forecast=forecast)
+        for repeat in (0, 1):
+            folder = tmp_path / "grid" / f"{name}_{repeat}"
+            write_run(folder, result, factors=levels, forecast=forecast, repeat=repeat)
     out = analyze(tmp_path / "grid", tmp_path / "out")
     page = (out / "index.html").read_text()
     rows = table(page, "efficiency")
     # MFU is throughput per GPU over 100: 2.00 x 1.2 = 60 % of the fastest on 4 GPUs.
     assert rows[1] == ["batch 4, compile default", "4", "1", "240", "100.0 %", "60", "60"]
     assert rows[4][1:] == ["16", "4", "768", "80.0 %", "48", "60"]
-    assert "off_4_2" in [row[-1] for row in table(page, "farthest")]
+    rows = table(page, "at best batches")
+    # Five pairs of 1.2 and one of 1.5, whose repeats agree.
+    assert rows[1][:4] == ["800M", "compile", "default", "off"]
+    assert rows[1][4].startswith("+24.5 %") and "+24.5 to +24.5 %" in rows[1][4]
+    assert rows[1][5:7] == ["+20.0 to +50.0 %", "6"]
+    assert ["s/step", "1", "1", "3", "24"] in table(page, "measured / predicted")
     bars = (out / "plots" / "configurations.svg").read_text()
     assert "16 GPUs, 4 nodes, batch 4, compile default" in bars
 
 
-def test_numbers_and_levels_as_people_read_them():
-    assert (figure_text("mfu", 0.41234), figure_text("loss", 0.41234)) == ("41.23", "0.4123")
-    assert (change(1.093), change(0.5), change(None)) == ("+9.3 %", "-50.0 %", "-")
-    assert (span(0.969, 1.045), span(None, None)) == ("-3.1 to +4.5 %", "-")
+def test_levels_as_people_read_them():
     levels = {"gpus": 1, "nodes": 2, "layout": "fsdp", "compile": "off", "batch": 4, "x": None}
     assert label(levels) == "1 GPU, 2 nodes, fsdp, compile off, batch 4, x not given"
     assert label({"optimizer.lr": 0.1}) == "optimizer.lr 0.1" and label({}) == "all runs"

@@ -2,28 +2,21 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, true_speed
-from titan_tts.grids.effects import effects, matched_factors, together
+from titan_tts.grids.effects import effects, varying
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
-GRID = combinations(batch=[2, 4, 8], compile=["off", "default"], checkpointing=["none", "full"])
 
 
-def rows_of(factors, repeats=1, noise=0.0, seed=0, speed=true_speed):
-    random = np.random.default_rng(seed)
-    return [
-        each | {SPEED: speed(each) * math.exp(random.normal(0, noise))}
-        for each in factors
-        for _ in range(repeats)
-    ]
+def rows_of(factors, speed=true_speed):
+    return [each | {SPEED: speed(each)} for each in factors]
 
 
-def found_of(rows, figure=SPEED):
-    return effects(rows, matched_factors(rows, NAMES), figure)
+def found_of(rows, figure=SPEED, *more):
+    return effects(rows, varying(rows, [*NAMES, *more]), figure)
 
 
 def effect(rows, factor, level):
@@ -33,7 +26,8 @@ def effect(rows, factor, level):
 
 
 def test_without_noise_effects_are_exact():
-    rows = rows_of(GRID)
+    two = {"compile": ["off", "default"], "checkpointing": ["none", "full"]}
+    rows = rows_of(combinations(batch=[2, 4, 8], **two))
     compiled = effect(rows, "compile", "default")
     assert compiled["equal_batch"]["ratio"] == pytest.approx(math.sqrt(1.3 * 1.15))
     extremes = compiled["equal_batch"]["smallest"], compiled["equal_batch"]["largest"]
@@ -44,34 +38,25 @@ def test_without_noise_effects_are_exact():
     assert full["ratio"] == pytest.approx(0.8 * math.sqrt(1.15 / 1.3))
 
 
-def test_the_pair_farthest_from_an_effects_mean_is_named():
-    """Of batch 4, whose ratio is 1.1 and not 1.3; of two pairs the slower; of equal ones none. 800M is before 3B."""
-    levels = {"size": ["3B", "800M"], "batch": [2, 4, 8], "compile": ["off", "default"]}
-    rows = rows_of(combinations(**levels), speed=lambda each: 1)
-    for number, speed in ((1, 1.3), (3, 1.1), (5, 1.3), (7, 1.3), (9, 1.1)):
-        rows[number] |= {SPEED: speed}
-    table = found_of(rows[:10])
-    named = {"configuration": {"batch": 4}, "ratio": pytest.approx(1.1)}
-    found = [(row["size"], row["equal_batch"]["farthest"]) for row in table]
-    assert found == [("800M", named), ("3B", named)]
-    same = effect([*rows[:2], *rows[4:6]], "compile", "default")["equal_batch"]
-    assert (same["pairs"], same["farthest"]) == (2, None)
-
-
 def test_factors_that_go_together_in_a_size_and_levels_that_never_meet_the_base():
-    """Tensor parallelism, of another degree for each size, needs another backend; HSDP was not run by it."""
+    """Tensor parallelism, of another degree for each size, needs another backend; HSDP was not run by it. 3B is
+    before 8B."""
     table = []
-    for size, degree in (("3B", 2), ("8B", 4)):
+    for size, degree in (("8B", 4), ("3B", 2)):
         levels = ("ddp", degree, 8.0), ("fsdp", degree, 6.0), ("fsdp", 1, 10.0), ("hsdp", 1, 12.0)
         for layout, tensor, speed in levels:
             row = {"size": size, "layout": layout, "tensor_parallel": tensor, SPEED: speed}
             table.append(BASE | row | {"backend": "torchtitan" if tensor == 1 else "megatron"})
-    keys = "factor", "together", "level", "base"
+    keys = "size", "factor", "together", "level", "base"
     found = [(*(row[key] for key in keys), row["equal_batch"]["ratio"]) for row in found_of(table)]
-    assert found == 2 * [  # of each size
-        ("backend", ["tensor_parallel"], "megatron", "torchtitan", pytest.approx(0.6)),
-        ("layout", [], "fsdp", "ddp", pytest.approx(0.75)),
-        ("layout", [], "hsdp", "fsdp", pytest.approx(1.2)),
+    assert found == [
+        row
+        for size in ("3B", "8B")
+        for row in (
+            (size, "backend", ["tensor_parallel"], "megatron", "torchtitan", pytest.approx(0.6)),
+            (size, "layout", [], "fsdp", "ddp", pytest.approx(0.75)),
+            (size, "layout", [], "hsdp", "fsdp", pytest.approx(1.2)),
+        )
     ]
 
 
@@ -127,16 +112,13 @@ def test_accumulation_gpus_and_nodes_must_be_equal():
     assert (table["fsdp"], table["single"]) == (2, 0)
 
 
-def test_factors_that_always_change_together_are_one():
-    """An axis that sets what a factor names prevents no pair; a batch is never taken for a factor."""
+def test_an_axis_that_sets_a_factor_prevents_no_pair_and_a_batch_is_never_taken_for_a_factor():
     grid = combinations(batch=[2, 8], compile=["off", "default"])
     rows = [each | {"compile.mode": f"mode {each['compile']}"} for each in rows_of(grid)]
-    assert together(rows, [*NAMES, "compile.mode"]) == {"compile": ["compile.mode"]}
-    names = matched_factors(rows, [*NAMES, "compile.mode"])
-    assert names == ["batch", "compile"]
-    assert effects(rows, names, SPEED)[0]["equal_batch"]["ratio"] == pytest.approx(1.3)
+    (found,) = found_of(rows, SPEED, "compile.mode")
+    assert (found["factor"], found["together"]) == ("compile", ["compile.mode"])
+    assert found["equal_batch"]["ratio"] == pytest.approx(1.3)
     confounded = [row for row in rows if (row["batch"] == 2) == (row["compile"] == "off")]
-    assert "batch" not in str(together(confounded, NAMES))
     assert effect(confounded, "compile", "default")["equal_batch"]["pairs"] == 0
 
 

@@ -27,7 +27,7 @@ def test_a_run_of_a_grid(tmp_path):
     write_run(folder, result, factors=factors | {"batch": 4}, repeat=2, forecast=forecast)
     write_run(tmp_path / "grid" / "trials" / "b", report(BASE, 5.0))  # a search's, no benchmark
     run = only(tmp_path)
-    assert (run.name, run.grid, run.repeat, run.source) == ("a", "grid", 2, "benchmark")
+    assert (run.name, run.grid, run.repeat) == ("a", "grid", 2)
     assert (run.folder, run.state) == (str(folder), "completed")
     assert run.measured and run.factors == factors | {"device": "NVIDIA H200"}
     assert (run.figures["seconds_per_step"], run.figures["samples_per_second"]) == (0.64, 70)
@@ -45,14 +45,6 @@ def test_runs_of_other_work_are_no_repeats(tmp_path):
     assert [run.factors["data.max_frames"] for run in runs] == [32, 256, 256]
     assert [run.factors["data.bucket_frames"] for run in runs] == ["[32]", "[256]", "[256]"]
     assert all("data.num_workers" not in run.factors for run in runs)
-
-
-def test_training_runs_are_no_benchmarks(tmp_path):
-    write_run(tmp_path / "a", report(BASE, 100.0))
-    (tmp_path / "training").mkdir()
-    for name in ("state.json", "metrics.jsonl"):
-        (tmp_path / "training" / name).write_text("{}")
-    assert only(tmp_path).name == "a"
 
 
 def test_states(tmp_path):
@@ -86,6 +78,9 @@ def test_each_run_is_found_once_and_checkpoints_are_not_searched(tmp_path):
     write_run(tmp_path / "checkpoint" / "b")
     write_run(a / "inside")
     write_run(tmp_path / "grids" / "checkpointing_full")
+    (tmp_path / "training").mkdir()
+    for name in ("state.json", "metrics.jsonl"):  # no benchmark
+        (tmp_path / "training" / name).write_text("{}")
     paths = [str(tmp_path), str(a), str(tmp_path / "grids")]
     assert {run.name for run in find_runs(paths)} == {"a", "checkpointing_full"}
 
@@ -103,27 +98,24 @@ def changed(**changes):
 
 
 UNREADABLE = [
-    (changed(samples_per_second=math.nan), "samples_per_second = nan, but it must be finite"),
-    (changed(weighted={"hfu": math.inf}), "hfu = inf, but it must be finite"),
-    ("[1, 2]", "benchmark.json is no JSON object"),
-    ("", "benchmark.json is no JSON object"),
-    (changed()[:200], "benchmark.json is no JSON object"),
-    (changed(seconds_per_step={}), "median"),
+    ("benchmark", changed(samples_per_second=math.nan), "samples_per_second = nan, but it must be"),
+    ("benchmark", changed(weighted={"hfu": math.inf}), "hfu = inf, but it must be finite"),
+    ("benchmark", "[1, 2]", "benchmark.json is no JSON object"),
+    ("benchmark", changed()[:200], "benchmark.json is no JSON object"),
+    ("benchmark", changed(seconds_per_step={}), "median"),
+    ("run", "{", "run.json is no JSON object"),
+    ("state", "", "state.json is no JSON object"),
 ]
 
 
-@pytest.mark.parametrize("content, reason", UNREADABLE)
-def test_an_unreadable_benchmark_disturbs_no_other(tmp_path, content, reason):
+@pytest.mark.parametrize("file, content, reason", UNREADABLE)
+def test_an_unreadable_run_disturbs_no_other(tmp_path, file, content, reason):
     write_run(tmp_path / "good", report(BASE, 100.0))
-    (write_run(tmp_path / "bad", factors={}) / "benchmark.json").write_text(content)
+    (write_run(tmp_path / "bad", report(BASE, 9.0)) / f"{file}.json").write_text(content)
     bad, good = find_runs([str(tmp_path)])
-    assert (bad.state, good.state) == ("unreadable", "completed")
+    assert (bad.name, bad.state, good.state) == ("bad", "unreadable", "completed")
     assert reason in bad.reason and len(bad.reason) < 500 and "\n" not in bad.reason
     assert not bad.figures and not bad.measured and good.measured
-    for name in ("state.json", "run.json"):
-        (tmp_path / "good" / name).write_text("{")
-        _, run = find_runs([str(tmp_path)])
-        assert run.state == "unreadable" and name in run.reason
 
 
 def test_files_and_folders_without_rights():

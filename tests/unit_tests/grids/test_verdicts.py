@@ -1,41 +1,35 @@
-"""Growth with the batch, Pareto front, scaling and forecasts, on small tables with known answers."""
+"""Growth with the batch, scaling and forecasts, on small tables with known answers."""
 
 import math
 
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, report, true_speed, write_run
-from titan_tts.grids.effects import matched_factors
+from titan_tts.grids.effects import varying
 from titan_tts.grids.runs import find_runs
-from titan_tts.grids.verdicts import best, forecasts, growth, pareto, peaks, scaling
+from titan_tts.grids.verdicts import best, forecasts, growth, scaling
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
 
 
-def rows_of(*values, memory=None, **factors):
+def rows_of(*values, **factors):
     """Rows of batches 1, 2, 4 ..., each value a list of repeats."""
-    rows = []
-    for number, repeats in enumerate(values):
-        for value in repeats:
-            gib = None if memory is None else memory[number]
-            levels = {"batch": 2**number, SPEED: value, "peak_reserved_gib": gib}
-            rows.append(BASE | levels | {"peak_allocated_gib": None} | factors)
-    return rows
+    return [
+        BASE | {"batch": 2**number, SPEED: value} | factors
+        for number, repeats in enumerate(values)
+        for value in repeats
+    ]
 
 
 def matched(rows, *more):
-    return rows, matched_factors(rows, [*NAMES, *more])
-
-
-def grown(rows, figure=SPEED):
-    return growth(*matched(rows), figure)
+    return rows, varying(rows, [*NAMES, *more])
 
 
 def test_a_fall_beyond_the_noise_fails_and_is_named():
     rows = rows_of([10, 10.1], [14, 14.1], [12, 12.1])
     rows += rows_of([10, 10.1], [14, 14.1], [15, 15.1], compile="default")
-    found = grown(rows)
+    found = growth(*matched(rows))
     assert (found["verdict"], found["pairs"]) == ("fail", 4)
     (fall,) = found["falls"]
     assert fall["configuration"] == {"compile": "off"}
@@ -55,24 +49,14 @@ def test_a_fall_beyond_the_noise_fails_and_is_named():
     ],
 )
 def test_verdicts_of_growth(values, verdict):
-    assert grown(rows_of(*values))["verdict"] == verdict
+    assert growth(*matched(rows_of(*values)))["verdict"] == verdict
 
 
 def test_the_limit_of_a_fall_grows_with_the_pairs():
     """Two pairs of three cells of two runs: s² = 3 · 0.02 / 3, t(1 - 0.05/2, 3) = 3.18245."""
-    found = grown(rows_of(*([math.exp(y), math.exp(y + 0.2)] for y in (1, 2, 3))))
+    rows = rows_of(*([math.exp(y), math.exp(y + 0.2)] for y in (1, 2, 3)))
+    found = growth(*matched(rows))
     assert found["tolerance"] == pytest.approx(1 - math.exp(-3.18245 * math.sqrt(0.02)), rel=1e-5)
-
-
-def test_pareto_front_of_each_number_of_gpus():
-    rows = rows_of([10], [12], [11], [12], memory=[10, 20, 30, 25])
-    rows += rows_of([100], memory=[50], gpus=16, nodes=2)
-    front = [row for row in pareto(*matched(rows)) if row["on_front"]]
-    assert [(row["gpus"], row[SPEED], row["memory_gib"]) for row in front] == [
-        (8, 12, 20),
-        (8, 10, 10),
-        (16, 100, 50),
-    ]
 
 
 def test_the_best_is_by_the_mean_of_repeats_and_shorter_data_do_not_compete():
@@ -86,7 +70,6 @@ def test_the_best_is_by_the_mean_of_repeats_and_shorter_data_do_not_compete():
         for row in best(*matched(rows, "data.max_frames"), (SPEED,))
     ]
     assert found == [(256, 40), (1024, 10)]
-    assert all(row["on_front"] for row in pareto(*matched(rows, "data.max_frames")))
 
 
 def test_scaling_from_one_gpu_for_every_layout():
@@ -128,16 +111,14 @@ def test_mfu_over_nodes():
     ]
 
 
-def test_forecasts_and_peaks(tmp_path):
+def test_forecasts(tmp_path):
     fits = {"fits": True, "seconds_per_step": 0.32, "samples_per_second": 200.0, "gib": 13.0}
     write_run(tmp_path / "a", report(BASE, 100.0), forecast=fits)
     write_run(tmp_path / "b", state="oom", forecast=fits)
     write_run(tmp_path / "c", state="oom", forecast={"fits": False})
     write_run(tmp_path / "d", state="skipped", forecast={"fits": False})
-    result = report(BASE, 100.0, peak_tflops=None, compiles_while_timed=2)
-    write_run(tmp_path / "e", result, forecast={"seconds_per_step": 0.16})
-    runs = find_runs([str(tmp_path)])
-    found = forecasts(runs)
+    write_run(tmp_path / "e", report(BASE, 100.0), forecast={"seconds_per_step": 0.16})
+    found = forecasts(find_runs([str(tmp_path)]))
     assert (found["tried"], found["right"]) == (3, 2)
     assert found["fits"] == {
         "predicted that it fits, completed": 1,
@@ -146,7 +127,5 @@ def test_forecasts_and_peaks(tmp_path):
     }
     medians = {name: each["median"] for name, each in found["ratios"].items()}
     assert medians == {SPEED: 0.5, "seconds_per_step": 3, "peak_allocated_gib": 2}
-    times = {"median": 3, "min": 2, "max": 4, "runs": 2, "farthest": "a"}
+    times = {"median": 3, "min": 2, "max": 4, "runs": 2}
     assert found["ratios"]["seconds_per_step"] == times
-    assert peaks(runs) == {"NVIDIA H200: 989 TFLOP/s": 1, "NVIDIA H200: not known": 1}
-    assert [run.compiles for run in runs] == [0, 0, 0, 0, 2]
