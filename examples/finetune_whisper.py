@@ -20,7 +20,7 @@ from titan_tts.overlay import install_overlay
 install_overlay()
 
 from titan_tts.annotate.segments import annotated_segments, load_audio, read_segments  # noqa: E402
-from titan_tts.prepare.recordings import drawn  # noqa: E402
+from titan_tts.records.columns import drawn  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import to_mono  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound  # noqa: E402

@@ -266,18 +266,19 @@ def _fraction_held_out(options: Options) -> float:
     """The fraction by which `prepare` holds out the number that the help names; 0 where the list has its own splits."""
     from titan_tts.prepare.formats import open_corpus
     from titan_tts.prepare.listing import is_wanted
-    from titan_tts.prepare.recordings import Item, drawn
     from titan_tts.prepare.settings import Options as Preparing
+    from titan_tts.records.columns import drawn
+    from titan_tts.records.utterance import Utterance
 
     preparing = Preparing(options.recordings, "", speaker=options.speaker or "any")
     try:
-        listed = [item for item in open_corpus(preparing).items() if isinstance(item, Item)]
+        listed = [item for item in open_corpus(preparing).items() if isinstance(item, Utterance)]
     except InputError:
         return 0.1  # `prepare` tells it, below the command that has the options to name
     items = [item for item in listed if is_wanted(item, options.where)]
     if len(items) < 2 or any(item.split == "heldout" for item in items):
         return 0.0
-    draws = sorted(drawn(item.key, preparing.seed) for item in items)
+    draws = sorted(drawn(item.id, preparing.seed) for item in items)
     count = max(1, len(items) // 10, min(5, len(items) // 3))
     return (draws[count - 1] + draws[count]) / 2
 

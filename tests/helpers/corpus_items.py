@@ -9,15 +9,15 @@ from pyarrow import parquet
 from tests.helpers import speech_corpora as corpora
 from titan_tts.prepare.formats import open_corpus
 from titan_tts.prepare.listing import Plan, list_items, usable_items
-from titan_tts.prepare.recordings import Item, Unusable
 from titan_tts.prepare.settings import Options
+from titan_tts.records.utterance import Unusable, Utterance
 
 
-def listed(source: Path | str, **options) -> list[Item | Unusable]:
+def listed(source: Path | str, **options) -> list[Utterance | Unusable]:
     return [item for item, *_ in list_items(open_corpus(Options(str(source), "", **options)))]
 
 
-def items_of(source: Path | str, **options) -> list[Item]:
+def items_of(source: Path | str, **options) -> list[Utterance]:
     reader = open_corpus(Options(str(source), "", **options))
     return list(usable_items(reader, str(source), "raise", Plan()))
 

@@ -14,8 +14,8 @@ from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats import open_corpus
 from titan_tts.prepare.listing import Plan, usable_items
 from titan_tts.prepare.pipeline import prepare_corpus
-from titan_tts.prepare.recordings import Item
 from titan_tts.prepare.settings import AudioSettings, Options
+from titan_tts.records.utterance import Utterance
 from torchtitan.models.dit_tts.speech.audio import to_mono
 
 CORPUS = Path(__file__).parents[2] / "assets/spoken_digits/spoken_digits.tar"
@@ -48,7 +48,7 @@ class Speech:
 
 
 def read_corpus(
-    path: Path = CORPUS, wanted: Callable[[Item], bool] = lambda item: True
+    path: Path = CORPUS, wanted: Callable[[Utterance], bool] = lambda item: True
 ) -> Iterator[Speech]:
     """The wanted recordings of a tar in their order."""
     reader = open_corpus(Options(str(path), "", format="webdataset"))
@@ -56,14 +56,14 @@ def read_corpus(
     for item in filter(wanted, usable_items(reader, str(path), "raise", Plan())):
         found = loader.load(item.audio, 0)
         assert isinstance(found, Recording) and found.rate == RATE
-        yield Speech(item.key, item.text, item.speaker, item.split, to_mono(found.samples))
+        yield Speech(item.id, item.text, item.speaker, item.split, to_mono(found.samples))
 
 
 def speech(each: int = 3, voices: tuple[str, ...] = ("slt", "rms", "awb", "kal16")) -> list[Speech]:
     """For each voice, the last `each` training utterances (five words long) and a held-out one."""
 
-    def wanted(item: Item) -> bool:
-        number = int(item.key.rsplit("-", 1)[1])
+    def wanted(item: Utterance) -> bool:
+        number = int(item.id.rsplit("-", 1)[1])
         is_of_them = number == 0 if item.split == "heldout" else number >= 600 - each
         return item.speaker in voices and is_of_them
 

@@ -37,7 +37,7 @@ FAMILY_LAYERS = [
     {"__init__"},
 ]
 COMMAND_LAYERS = [
-    {"report", "overlay"},
+    {"report", "records", "overlay"},
     {"launch.supervisor", "jobs"},
     {"plan", "prepare", "doctor", "annotate.store"},
     {"speak", "grids", "collect"},

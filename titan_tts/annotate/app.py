@@ -12,7 +12,7 @@ from pydantic import BaseModel, field_validator
 from titan_tts.annotate.desk import Desk, Task
 from titan_tts.annotate.differences import differences
 from titan_tts.annotate.segments import Segment, load_audio
-from titan_tts.prepare.recordings import is_utf8
+from titan_tts.records.json_lines import is_utf8
 from titan_tts.report.page import STYLE
 from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
 from torchtitan.models.dit_tts.speech.audio import to_mono
@@ -66,7 +66,7 @@ def build_app(
                 "heard": {"text": clean, "text_verbatim": verbatim},
                 "texts": {"text": begin.text, "text_verbatim": begin.text_verbatim},
                 "undone": task.undone and task.undone.action,
-                "facts": {name: of.row.get(name) for name in _FACTS},
+                "facts": {name: of.labels.get(name) for name in _FACTS},
             }
         return {"segment": shown, "progress": desk.progress()}
 

@@ -10,34 +10,24 @@ from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations, show_left_out
 from titan_tts.collect.collection import COLLECTION_NAME, known_speakers, write_collection
 from titan_tts.collect.folder import FILES, RECORD_NAME, is_complete, read_record
 from titan_tts.prepare.audio_reader import Loader, Recording
-from titan_tts.prepare.formats import text_lines
 from titan_tts.prepare.formats.manifest import Manifest
-from titan_tts.prepare.recordings import Unusable, json_object
 from titan_tts.prepare.settings import Options
+from titan_tts.records.json_lines import json_object, text_lines
+from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import atomic_file
 
 
 @dataclass(frozen=True)
-class Segment:
-    """One recording with its texts.
+class Segment(Utterance):
+    """An utterance of a list; `line`: its row as the file has it, with its end."""
 
-    Attributes:
-        text: the (clean) transcript, under whichever name the row has it.
-        row: its JSON; of a collected folder with `source` and `speaker`. `line`: as the file has it, with its end.
-        audio: where the audio is, see `prepare.audio_reader`.
-    """
-
-    id: str
-    text: str
-    row: dict[str, Any]
-    line: str
-    audio: dict[str, Any]
+    line: str = ""
 
     @property
     def text_verbatim(self) -> str | None:
         """None where there is only one transcript."""
-        text = self.row.get("text_verbatim")
+        text = self.labels.get("text_verbatim")
         return None if text is None else str(text)
 
     @property
@@ -59,10 +49,10 @@ class Segment:
 
     @property
     def language(self) -> str:
-        return str(self.row.get("language") or "")
+        return str(self.labels.get("language") or "")
 
     def _number(self, name: str, otherwise: float) -> float:
-        value: Any = self.row.get(name)
+        value: Any = self.labels.get(name)
         return float(value) if type(value) in (int, float) and abs(value) < 1e9 else otherwise
 
 
@@ -84,7 +74,7 @@ def read_segments(target: Path) -> dict[str, Segment]:
         for segment in _read(path):
             if source:
                 facts = {"source": source, "speaker": speakers.get(segment.id, "")}
-                segment = replace(segment, row=segment.row | facts)
+                segment = replace(segment, labels=segment.labels | facts)
             unknown = segment.id not in found
             require(unknown, f"{path}: two rows have the id {segment.id!r}; give each its own")
             found[segment.id] = segment
@@ -98,15 +88,17 @@ def _read(path: Path) -> Iterator[Segment]:
     lines = [line for line in text_lines(str(path), newline="") if line.strip()]
     for line, item in zip(lines, manifest.items(), strict=True):
         if isinstance(item, Unusable):
-            raise InputError(f"{path}: {item.key} {item.sentence}; correct or remove the row")
-        yield Segment(item.key, item.text, json_object(line) or {}, line, item.audio)
+            raise InputError(f"{path}: {item.id} {item.sentence}; correct or remove the row")
+        yield Segment(**vars(item), line=line)
 
 
 def annotated_segments(manifest: Path) -> list[Segment]:
     """The rows of a manifest that people have annotated. Those whose audio is another one since are left out, and their
     number is printed."""
-    found = [each for each in read_segments(manifest).values() if each.row.get("annotated") is True]
-    same = [each for each in found if each.row.get("annotated_audio", each.place) == each.place]
+    found = [
+        each for each in read_segments(manifest).values() if each.labels.get("annotated") is True
+    ]
+    same = [each for each in found if each.labels.get("annotated_audio", each.place) == each.place]
     show_left_out(len(found) - len(same))
     require(
         bool(same),
@@ -141,7 +133,7 @@ def write_annotated(target: Path) -> Path:
                 continue
             line = segment.line
             if edit:
-                row = segment.row | edit | {"annotated_audio": segment.place}
+                row = (json_object(line) or {}) | edit | {"annotated_audio": segment.place}
                 line = json.dumps(row, ensure_ascii=False) + line[len(line.rstrip("\r\n")) :]
             file.write(line.encode())
     return out

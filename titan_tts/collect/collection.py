@@ -12,13 +12,8 @@ import numpy as np
 from filelock import FileLock
 
 from titan_tts.annotate.store import annotations
-from titan_tts.collect.folder import (
-    FILES,
-    as_lines,
-    is_complete,
-    read_record,
-    read_recording,
-)
+from titan_tts.collect.folder import FILES, is_complete, read_record, read_recording
+from titan_tts.records.json_lines import as_lines
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from titan_tts.jobs.workspace import require_same
+from titan_tts.records.json_lines import as_lines
 from torchtitan.models.dit_tts.bounded import (
     check_regular,
     parse_array,
@@ -222,10 +223,6 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
-
-
-def as_lines(records: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def read_seconds(folder: Path) -> float:

@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from titan_tts.collect.folder import RECORD_NAME
 from titan_tts.collect.queue import Queue, Source
-from titan_tts.prepare.formats import find_files, has_pattern
-from titan_tts.prepare.recordings import is_utf8, say_unlisted
+from titan_tts.prepare.formats import find_files, has_pattern, say_unlisted
+from titan_tts.records.json_lines import is_utf8
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.storage import (
     READ_AHEAD_BYTES,

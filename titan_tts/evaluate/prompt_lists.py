@@ -6,29 +6,12 @@ librispeech_pc    six fields between tabs: utterance, seconds and text of the re
                   to say; utterance SPEAKER-CHAPTER-NUMBER lies in ROOT/SPEAKER/CHAPTER
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from titan_tts.records.utterance import HELDOUT, Reference, Utterance
 from torchtitan.models.dit_tts.errors import InputError
 
 SEED_TTS, LIBRISPEECH_PC = "seed_tts", "librispeech_pc"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a list."""
-
-    where: str
-    """list and line number, for messages"""
-
-    name: str
-    text: str
-    reference: Path
-    recording: Path | None = None
-    """recording of the text"""
-
-    speaker: str = ""
-    reference_text: str = ""
 
 
 def find_list_format(path: str) -> str | None:
@@ -41,13 +24,14 @@ def find_list_format(path: str) -> str | None:
         return None
     lines = start.decode("utf-8-sig", "replace").splitlines()
     first = next((line for line in lines if line.strip()), "")
-    if len(_fields(first, "\t")) == 6 and _utterance(first.split("\t")[0]):
+    if len(_fields(first, "\t")) == 6 and _path_of(first.split("\t")[0]):
         return LIBRISPEECH_PC
     return SEED_TTS if len(first.split("|")) in (4, 5) else None
 
 
-def read_list(path: str, kind: str, audio_root: str = "") -> list[Line]:
-    """The lines of a list; `audio_root` is ROOT of a librispeech_pc list."""
+def read_list(path: str, kind: str, audio_root: str = "") -> list[Utterance]:
+    """What the lines of a list ask for, whose paths can be opened as they are; `audio_root` is ROOT of a librispeech_pc
+    list. `audio` is the recording of the text, and empty where there is none."""
     if kind == LIBRISPEECH_PC and not Path(audio_root or "/nowhere").is_dir():
         raise InputError(
             f"--audio-root = {audio_root!r}, but for the list {path} it must be the folder of "
@@ -69,7 +53,7 @@ def _fields(line: str, separator: str) -> list[str]:
     return [field.strip() for field in line.split(separator)]
 
 
-def _seed_tts(where: str, line: str, root: Path) -> Line:
+def _seed_tts(where: str, line: str, root: Path) -> Utterance:
     fields = _fields(line, "|")
     if len(fields) not in (4, 5) or not all(fields[i] for i in (0, 2, 3)):
         raise InputError(
@@ -81,12 +65,12 @@ def _seed_tts(where: str, line: str, root: Path) -> Line:
     if fields[4:] and fields[4]:
         recording = _existing(where, root / fields[4])
     audio = _existing(where, root / reference)
-    return Line(where, name, text, audio, recording, reference_text=said)
+    return _utterance(name, text, "", recording, Reference((str(audio),), said))
 
 
-def _librispeech_pc(where: str, line: str, root: Path) -> Line:
+def _librispeech_pc(where: str, line: str, root: Path) -> Utterance:
     fields = _fields(line, "\t")
-    stems = [_utterance(fields[i]) for i in (0, 3) if i < len(fields)]
+    stems = [_path_of(fields[i]) for i in (0, 3) if i < len(fields)]
     if len(fields) != 6 or not all(stems) or not fields[5]:
         raise InputError(
             f"{where}: is {line[:100]!r}, but six tab-separated fields are needed: utterance, seconds and "
@@ -94,10 +78,19 @@ def _librispeech_pc(where: str, line: str, root: Path) -> Line:
         )
     reference, recording = (root / f"{stem}.flac" for stem in stems)
     audio, speaker = _existing(where, reference), fields[3].split("-")[0]
-    return Line(where, fields[3], fields[5], audio, _if_there(recording), speaker, fields[2])
+    given = Reference((str(audio),), fields[2])
+    return _utterance(fields[3], fields[5], speaker, _if_there(recording), given)
 
 
-def _utterance(name: str) -> str | None:
+def _utterance(
+    name: str, text: str, speaker: str, recording: Path | None, reference: Reference
+) -> Utterance:
+    labels = {"text": text} | ({"speaker": speaker} if speaker else {})
+    audio = {"file": str(recording)} if recording else {}
+    return Utterance(name, text, speaker, labels, audio, reference, HELDOUT)
+
+
+def _path_of(name: str) -> str | None:
     """SPEAKER-CHAPTER-NUMBER as SPEAKER/CHAPTER/SPEAKER-CHAPTER-NUMBER; None for other names."""
     parts = name.strip().split("-")
     if len(parts) != 3 or not all(part.isalnum() for part in parts):

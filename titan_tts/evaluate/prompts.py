@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from titan_tts.evaluate.options import Options as EvaluateOptions
 from titan_tts.evaluate.prompt_lists import (
     LIBRISPEECH_PC,
     SEED_TTS,
-    Line,
     find_list_format,
     read_list,
 )
@@ -29,8 +27,9 @@ from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats import FORMATS, find_format, open_corpus
 from titan_tts.prepare.listing import Plan, usable_items
 from titan_tts.prepare.processing import process
-from titan_tts.prepare.recordings import Item, drawn
 from titan_tts.prepare.settings import AudioSettings, Options
+from titan_tts.records.columns import drawn
+from titan_tts.records.utterance import Utterance
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -174,7 +173,7 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
     else:
         lines = read_list(source, kind, options.audio_root)
         chosen = evenly([line.speaker for line in lines], wanted)
-        found = PromptSet([_listed(lines[index]) for index in chosen])
+        found = PromptSet([_listed(source, lines[index]) for index in chosen])
     if not found.prompts:
         why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
         raise InputError(
@@ -240,12 +239,12 @@ class Corpus:
         self.items = list(usable_items(reader, source, "skip", plan))
         self.left_out, self.problems = plan.dropped, plan.problems
 
-    def load(self, item: Item) -> Sound:
+    def load(self, item: Utterance) -> Sound:
         """The audio of an item, unprocessed."""
         try:
             found = self.loader.load(item.audio, 0)
         except InputError as error:
-            raise InputError(f"{self.source}: {item.key}: {error}; correct or remove it") from None
+            raise InputError(f"{self.source}: {item.id}: {error}; correct or remove it") from None
         assert isinstance(found, Recording)
         return Sound(torch.from_numpy(to_mono(found.samples)), found.rate)
 
@@ -257,12 +256,13 @@ def _corpus(corpus: Corpus, max_utterances: int) -> PromptSet:
     prompts = []
     for index in evenly([item.speaker for item in items], max_utterances):
         item = items[index]
-        if given := {"references", "latents"} & item.audio.keys():
+        if item.reference or "latents" in item.audio:
+            given = "references" if item.reference else "latents"
             raise InputError(
-                f"--test {corpus.source}: {item.key}: has {min(given)} of its own; prepare it (--heldout-fraction 1) and "
+                f"--test {corpus.source}: {item.id}: has {given} of its own; prepare it (--heldout-fraction 1) and "
                 f"give the output"
             )
-        prompt = Prompt(item.key, "", item.text, item.speaker, item.metadata)
+        prompt = Prompt(item.id, "", item.text, item.speaker, item.labels)
         prompt.load_recording = partial(corpus.load, item)
         other = _another(near[item.speaker], item) or _another(far[item.speaker], item)
         if other is not None:
@@ -272,33 +272,35 @@ def _corpus(corpus: Corpus, max_utterances: int) -> PromptSet:
     return PromptSet(prompts, dict(corpus.left_out))
 
 
-def _by_speaker(items: Sequence[Item]) -> dict[str, list[Item]]:
+def _by_speaker(items: Sequence[Utterance]) -> dict[str, list[Utterance]]:
     found = defaultdict(list)
     for item in items:
         found[item.speaker].append(item)
     return found
 
 
-def _another(items: Sequence[Item], item: Item) -> Item | None:
+def _another(items: Sequence[Utterance], item: Utterance) -> Utterance | None:
     """Another of a speaker's items, drawn by this one's key; None if this is the only one."""
     if len(items) == 1:
         return None
-    found = items[int(drawn(item.key, 0) * (len(items) - 1))]
+    found = items[int(drawn(item.id, 0) * (len(items) - 1))]
     return items[-1] if found is item else found
 
 
-def _listed(line: Line) -> Prompt:
-    metadata = {"text": line.text} | ({"speaker": line.speaker} if line.speaker else {})
-    prompt = Prompt(line.name, "", line.text, line.speaker, metadata, line.reference_text)
-    prompt.load_reference = partial(_decode, line.where, line.reference)
-    if line.recording is not None:
-        prompt.load_recording = partial(_decode, line.where, line.recording)
+def _listed(source: str, line: Utterance) -> Prompt:
+    prompt = Prompt(line.id, "", line.text, line.speaker, line.labels)
+    where = f"{source}: {line.id}"
+    if line.reference is not None:
+        prompt.reference_text = line.reference.text
+        prompt.load_reference = partial(_decode, where, line.reference.files[0])
+    if line.audio:
+        prompt.load_recording = partial(_decode, where, line.audio["file"])
     return prompt
 
 
-def _decode(where: str, path: Path) -> Sound:
+def _decode(where: str, path: str) -> Sound:
     try:
-        samples, rate = decode(str(path))
+        samples, rate = decode(path)
     except InputError as error:
         raise InputError(f"{where}: {path}: {error}; replace it") from None
     return Sound(torch.from_numpy(to_mono(samples)), rate)
@@ -310,7 +312,7 @@ def add_recordings(found: PromptSet, source: str, test: str, speaker: str = "") 
     settings = next((record.settings for record in recorded_codecs(_shards_of(test))), {})
     columns = {name: settings[name] for name in _COLUMNS if settings.get(name)}
     corpus = Corpus(source, **columns | ({"speaker": speaker} if speaker else {}))
-    items = {item.key: item for item in corpus.items}
+    items = {item.id: item for item in corpus.items}
     missing = [prompt.key for prompt in found.prompts if prompt.key not in items]
     if missing:
         unusable = "".join(f" ({key}: {why})" for key, why in corpus.problems[:1])

@@ -1,4 +1,4 @@
-"""Fetch one item's audio, or its ready latents, from its place.
+"""Fetch an utterance's audio, or its ready latents, from its place, `Utterance.audio`.
 
 A place is a small dict of plain values, paths relative to the source's folder:
 
@@ -7,8 +7,6 @@ A place is a small dict of plain values, paths relative to the source's folder:
     {"tar": name, "start": n, "bytes": n}         bytes of a member, by the name that `files` has
     {"table": path, "group": g, "row": r, "column": name}                    one cell
     {"table": path, "group": g, "row": r, "latents": name, "reference": name or None}    of a shard with "rows"
-
-The first two may also have {"references": [path, ...]}: recordings that are joined to the item's reference.
 """
 
 import os
@@ -18,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titan_tts.prepare.recordings import SourceError, unreadable
+from titan_tts.prepare.source_error import SourceError, unreadable
+from titan_tts.records.utterance import Utterance
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import path_on_disk
@@ -71,9 +70,9 @@ class Loader:
                 raise
         return Recording(*decode(self._bytes(place)))
 
-    def references(self, place: dict[str, Any]) -> list[Recording]:
-        """The recordings that are the item's own reference; raises as `load`."""
-        paths = place.get("references", [])
+    def references(self, utterance: Utterance) -> list[Recording]:
+        """The recordings that are an utterance's own reference; raises as `load`."""
+        paths = utterance.reference.files if utterance.reference else ()
         return [Recording(*decode(self._bytes({"file": path}))) for path in paths]
 
     def _bytes(self, place: dict[str, Any]) -> bytes:

@@ -20,8 +20,9 @@ import torch
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from titan_tts.prepare.listing import items_of_chunk, read_plan, unusable
 from titan_tts.prepare.processing import COUNTED, REASONS, Processed, length_reason, process
-from titan_tts.prepare.recordings import SPLITS, Item, SourceError
 from titan_tts.prepare.settings import AudioSettings, Options
+from titan_tts.prepare.source_error import SourceError
+from titan_tts.records.utterance import SPLITS, Utterance
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
@@ -141,7 +142,7 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
 
 
 def _encode(
-    run: Run, items: list[Item], device: str, total: int
+    run: Run, items: list[Utterance], device: str, total: int
 ) -> tuple[Chunk, dict[str, list[Triplet]]]:
     chunk, loader = Chunk(), _loader(run)
     samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
@@ -151,16 +152,16 @@ def _encode(
             loaded = loader.load(item.audio, run.channels)
             seconds = _seconds(run, loaded)
             outcome = _outcome(run, item, loaded)
-            references = _references(run, loader.references(item.audio), device)
+            references = _references(run, loader.references(item), device)
         except SourceError:
             raise
         except InputError as error:
             if run.options.on_error == "raise":
-                raise unusable(run.options.source, item.key, error, total) from None
-            chunk.problems.append([item.key, str(error)])
+                raise unusable(run.options.source, item.id, error, total) from None
+            chunk.problems.append([item.id, str(error)])
             outcome = "undecodable"
         if isinstance(outcome, str):
-            chunk.drop(outcome, item.key, seconds)
+            chunk.drop(outcome, item.id, seconds)
             continue
         samples[item.split].append(_triplet(run, item, outcome, references, device))
         for name in COUNTED:
@@ -177,7 +178,7 @@ def _seconds(run: Run, loaded: Recording | ReadyLatents) -> float:
 
 
 def _outcome(
-    run: Run, item: Item, loaded: Recording | ReadyLatents
+    run: Run, item: Utterance, loaded: Recording | ReadyLatents
 ) -> Processed | ReadyLatents | str:
     settings = run.options.audio
     if isinstance(loaded, Recording):
@@ -208,26 +209,26 @@ def _references(run: Run, recordings: list[Recording], device: str) -> list[np.n
 
 def _triplet(
     run: Run,
-    item: Item,
+    item: Utterance,
     outcome: Processed | ReadyLatents,
     references: list[np.ndarray],
     device: str,
 ) -> Triplet:
-    metadata = dict(item.metadata)
+    metadata = dict(item.labels)
     if isinstance(outcome, ReadyLatents):
         fps = run.sample_rate / run.hop_length
         duration = metadata.get("target_duration")
         # The source's figure is kept where it fits the frames.
         if not isinstance(duration, (int, float)) or abs(duration * fps - len(outcome.latents)) > 1:
             metadata["target_duration"] = len(outcome.latents) / fps
-        return Triplet(item.key, outcome.latents, outcome.reference, metadata)
+        return Triplet(item.id, outcome.latents, outcome.reference, metadata)
     metadata["target_duration"] = outcome.seconds
     if outcome.gain_db is not None:
         metadata["gain_db"] = outcome.gain_db
     if len(references) > 1:
         metadata[REFERENCE_PARTS] = [len(each) for each in references]
     reference = np.concatenate([np.zeros((0, run.channels), np.float16), *references])
-    return Triplet(item.key, _latents(run, outcome.waveform, device), reference, metadata)
+    return Triplet(item.id, _latents(run, outcome.waveform, device), reference, metadata)
 
 
 def _latents(run: Run, waveform: np.ndarray, device: str) -> np.ndarray:

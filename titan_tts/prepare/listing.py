@@ -19,8 +19,10 @@ import xxhash
 from tqdm import tqdm
 
 from titan_tts.prepare.formats import Reader
-from titan_tts.prepare.recordings import NO_TEXT, Item, SourceError, Unusable, unreadable
 from titan_tts.prepare.settings import Options
+from titan_tts.prepare.source_error import SourceError, unreadable
+from titan_tts.records.columns import NO_TEXT
+from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file, nfc, path_on_disk
@@ -45,7 +47,7 @@ class Plan:
         self.dropped[reason] = self.dropped.get(reason, 0) + recordings
 
 
-def list_items(reader: Reader) -> Iterator[tuple[Item | Unusable, int, int]]:
+def list_items(reader: Reader) -> Iterator[tuple[Utterance | Unusable, int, int]]:
     """Items with size and time (ns) of their own file and references, 0 without one.
 
     An item with a missing file or an earlier item's key is unusable.
@@ -55,10 +57,10 @@ def list_items(reader: Reader) -> Iterator[tuple[Item | Unusable, int, int]]:
         if isinstance(item, Unusable):
             yield item, 0, 0
             continue
-        number = xxhash.xxh3_64_intdigest(item.key.encode())
+        number = xxhash.xxh3_64_intdigest(item.id.encode())
         if number in seen:
             sentence = "is the key of more than one recording; make keys unique"
-            yield Unusable(item.key, sentence), 0, 0
+            yield Unusable(item.id, sentence), 0, 0
         elif "file" in item.audio:
             yield _with_file(reader.root, item)
         else:
@@ -66,10 +68,10 @@ def list_items(reader: Reader) -> Iterator[tuple[Item | Unusable, int, int]]:
         seen.add(number)
 
 
-def _with_file(root: str, item: Item) -> tuple[Item | Unusable, int, int]:
+def _with_file(root: str, item: Utterance) -> tuple[Utterance | Unusable, int, int]:
     size, time = 0, 0
-    given = item.audio["file"], *item.audio.get("references", [])
-    names = [path_on_disk(root, name) for name in given]
+    given = item.reference.files if item.reference else ()
+    names = [path_on_disk(root, name) for name in (item.audio["file"], *given)]
     for name in names:
         path = os.path.join(root, name)
         try:
@@ -80,10 +82,11 @@ def _with_file(root: str, item: Item) -> tuple[Item | Unusable, int, int]:
             problem = unreadable(path, error)
             if isinstance(problem, SourceError):
                 raise problem from None
-            return Unusable(item.key, str(problem)), 0, 0
+            return Unusable(item.id, str(problem)), 0, 0
         size, time = size + status.st_size, max(time, status.st_mtime_ns)
-    references = {"references": names[1:]} if names[1:] else {}
-    return replace(item, audio=item.audio | {"file": names[0]} | references), size, time
+    reference = item.reference and item.reference._replace(files=tuple(names[1:]))
+    audio = item.audio | {"file": names[0]}
+    return replace(item, audio=audio, reference=reference), size, time
 
 
 def source_digest(reader: Reader) -> str:
@@ -99,15 +102,15 @@ def source_digest(reader: Reader) -> str:
         digest.update(line.encode("utf-8", "backslashreplace"))
     if not reader.self_contained:
         for item, size, time in list_items(reader):
-            line = item.to_json() if isinstance(item, Item) else json.dumps(item)
+            line = item.to_json() if isinstance(item, Utterance) else json.dumps(item)
             digest.update(f"{line}\0{size}\0{time}\n".encode())
     return digest.hexdigest()
 
 
-def is_wanted(item: Item, where: str) -> bool:
+def is_wanted(item: Utterance, where: str) -> bool:
     """True if the columns have the values of --where; true and false are those of JSON."""
     for column, _, values in (each.partition("=") for each in nfc(where).split(";") if where):
-        found = item.metadata.get(column.strip())
+        found = item.labels.get(column.strip())
         text = str(found).lower() if isinstance(found, bool) else str(found)
         if found is None or text not in map(str.strip, values.split(",")):
             return False
@@ -116,13 +119,13 @@ def is_wanted(item: Item, where: str) -> bool:
 
 def usable_items(
     reader: Reader, source: str, on_error: str, plan: Plan, where: str = ""
-) -> Iterator[Item]:
+) -> Iterator[Utterance]:
     """Items to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
             plan.drop("undecodable", item.recordings)
             if len(plan.problems) < SHOWN_PROBLEMS:
-                plan.problems.append([item.key, item.sentence])
+                plan.problems.append([item.id, item.sentence])
         elif not is_wanted(item, where):
             plan.drop("not_wanted")
         elif not item.text.strip():
@@ -194,7 +197,7 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
             file.write(line)
             position += len(line)
             if phones and (letters := phones.lost(item.text)):
-                lost[item.key] = letters
+                lost[item.id] = letters
         if phones and lost:
             raise lost_letters_error("--encoder", phones, lost, plan.items)
         _check_text_column(options.source, plan)
@@ -228,9 +231,9 @@ def read_plan(folder: Path) -> Plan | None:
         return None
 
 
-def items_of_chunk(folder: Path, number: int) -> list[Item]:
+def items_of_chunk(folder: Path, number: int) -> list[Utterance]:
     starts = np.load(folder / STARTS_NAME, mmap_mode="r")
     with open(folder / ITEMS_NAME, "rb") as file:
         file.seek(int(starts[number]))
         lines = file.read(int(starts[number + 1] - starts[number]))
-    return [Item.from_json(line) for line in lines.splitlines()]
+    return [Utterance.from_json(line) for line in lines.splitlines()]

@@ -31,8 +31,8 @@ from titan_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_
 from titan_tts.prepare.formats import Reader, find_format, open_corpus
 from titan_tts.prepare.listing import Plan, allowing, read_plan, source_digest, write_plan
 from titan_tts.prepare.pack_shards import shard_name
-from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.settings import Options
+from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.errors import InputError, show, without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind

@@ -5,7 +5,7 @@ from typing import Any
 from titan_tts.prepare.encode import Chunk
 from titan_tts.prepare.listing import SHOWN_PROBLEMS
 from titan_tts.prepare.processing import COUNTED, REASONS
-from titan_tts.prepare.recordings import SPLITS
+from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.data.left_out import left_out_words
 from torchtitan.models.dit_tts.errors import without_secrets
 

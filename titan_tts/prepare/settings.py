@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from titan_tts.jobs.workspace import flat
+from titan_tts.records.columns import Columns
 from torchtitan.models.dit_tts.errors import InputError, require
 
 OrOff = Annotated[
@@ -50,7 +51,7 @@ class AudioSettings:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Columns):
     """Encode audio and text into shards of latents."""
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")]
@@ -74,32 +75,8 @@ class Options:
     max_reference_frames: int = 384
     """Maximum frames of a reference; longer ones are cropped."""
 
-    seed: int = 0
-    """Seed of the references and of --heldout-fraction."""
-
-    heldout_fraction: float = 0.0
-    """Fraction of the recordings without a split, or of their speakers, to hold out; 1: a corpus for tests only."""
-
-    heldout_by: Literal["utterance", "speaker"] = "utterance"
-    """What --heldout-fraction draws: single recordings, or speakers with all their recordings."""
-
-    text_column: str = ""
-    """Column of the text, if its name is not text or another usual one."""
-
-    speaker_column: str = ""
-    """Column of the speaker, if its name is not speaker or another usual one."""
-
-    speaker_pattern: str = ""
-    """Regular expression whose group finds the speaker in a recording's key, if no column has it."""
-
-    speaker: str = ""
-    """Speaker of recordings that have none."""
-
     where: str = ""
     """Take only recordings with these values in their columns: "speaker=anna; quality=high,medium"."""
-
-    language: str = ""
-    """Language code of recordings that have none."""
 
     audio: AudioSettings = AudioSettings()
 

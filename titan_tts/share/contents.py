@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.prepare.recordings import SPLITS
 from titan_tts.prepare.work_folder import RECORD_NAME, read_record
+from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset, shard_name
 from torchtitan.models.dit_tts.data.index import load_index

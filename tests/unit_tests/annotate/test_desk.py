@@ -188,7 +188,7 @@ def test_the_collection_has_what_was_decided(folder):
 def test_only_recordings_of_the_collection_come(folder):
     files, record = folder / "files", folder / "collect.json"
     desk = opened(folder)
-    assert {each.row["speaker"] for each in desk.order} == {""}
+    assert {each.labels["speaker"] for each in desk.order} == {""}
     desk.judge(segment_id(0), "accept", "mine", None)
     write_annotated(folder)
     pruned = files / ("0" * 16)
@@ -197,7 +197,7 @@ def test_only_recordings_of_the_collection_come(folder):
     (pruned / "segments.jsonl").write_text(content)
     content = json.loads(record.read_text())  # with one that is not made yet
     record.write_text(json.dumps(content | {"files": content["files"] | {"f" * 16: "new.mp3"}}))
-    rows = [each.row for each in read_segments(folder).values()]
+    rows = [each.labels for each in read_segments(folder).values()]
     assert [row["id"] for row in rows] == [*map(segment_id, range(5))]
     assert {(row["source"], row["speaker"]) for row in rows} == {("talk.mp3", "s0001")}
 

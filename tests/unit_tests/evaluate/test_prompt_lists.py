@@ -1,5 +1,7 @@
 """Published test lists: what a line says, and what is wrong with it."""
 
+from pathlib import Path
+
 from tests.helpers.sentences import refused
 from titan_tts.evaluate.prompt_lists import (
     LIBRISPEECH_PC,
@@ -32,13 +34,15 @@ def test_a_list_of_seed_tts_eval(tmp_path):
     path.write_text(SEED, encoding="utf-8-sig")
     assert find_list_format(str(path)) == SEED_TTS
     first, second = read_list(str(path), SEED_TTS)
-    assert (first.name, first.text, first.speaker) == ("c1-c2", "Get the fund.", "")
-    assert (first.reference_text, second.reference_text) == ("We asked: why?", "他说")
-    assert first.reference == tmp_path / "prompt-wavs/c1.wav"
-    assert first.recording == tmp_path / "wavs/c1-c2.wav"  # next to the list, by its name
-    assert (second.text, second.recording) == ("简单地说", tmp_path / "others/c4.wav")
+    assert (first.id, first.text, first.speaker) == ("c1-c2", "Get the fund.", "")
+    assert (first.reference.text, second.reference.text) == ("We asked: why?", "他说")
+    assert first.reference.files == (str(tmp_path / "prompt-wavs/c1.wav"),)
+    assert first.audio == {
+        "file": str(tmp_path / "wavs/c1-c2.wav")
+    }  # next to the list, by its name
+    assert (second.text, second.audio["file"]) == ("简单地说", str(tmp_path / "others/c4.wav"))
     (tmp_path / "wavs/c1-c2.wav").unlink()
-    assert read_list(str(path), SEED_TTS)[0].recording is None
+    assert read_list(str(path), SEED_TTS)[0].audio == {}
 
 
 def test_a_list_of_librispeech_pc(tmp_path):
@@ -49,13 +53,13 @@ def test_a_list_of_librispeech_pc(tmp_path):
     path.write_text(PC)
     assert find_list_format(str(path)) == LIBRISPEECH_PC
     first, second = read_list(str(path), LIBRISPEECH_PC, str(root))
-    assert (first.name, first.text, first.speaker) == ("61-70968-0003", "The Five, left!", "61")
-    assert first.reference == root / "61/70968/61-70968-0000.flac"
-    assert first.recording == root / "61/70968/61-70968-0003.flac"
-    assert (first.reference_text, second.reference_text) == ("He began, and.", "I did.")
-    assert second.reference.name == "908-31957-0009.flac" and second.recording is None
+    assert (first.id, first.text, first.speaker) == ("61-70968-0003", "The Five, left!", "61")
+    assert first.reference.files == (str(root / "61/70968/61-70968-0000.flac"),)
+    assert first.audio == {"file": str(root / "61/70968/61-70968-0003.flac")}
+    assert (first.reference.text, second.reference.text) == ("He began, and.", "I did.")
+    assert second.reference.files[0].endswith("908-31957-0009.flac") and second.audio == {}
     refused(lambda: read_list(str(path), LIBRISPEECH_PC), "--audio-root = '', but for the list")
-    first.reference.unlink()
+    Path(first.reference.files[0]).unlink()
     words = "cross_sentence.lst line 1: ", "61-70968-0000.flac does not exist"
     refused(lambda: read_list(str(path), LIBRISPEECH_PC, str(root)), *words)
 

@@ -149,7 +149,7 @@ def test_a_list_has_its_own_references(tmp_path):
 
 def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
     tree = write_tree(tmp_path / "tree")
-    keys = [item.key for item in Corpus(str(tree)).items]
+    keys = [item.id for item in Corpus(str(tree)).items]
     latents = np.ones((3, CHANNELS), np.float16)
     samples = [Triplet(key, latents, latents, {"text": "one"}) for key in reversed(keys)]
     write_shard(tmp_path / "a.tar", samples)

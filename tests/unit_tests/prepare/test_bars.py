@@ -89,7 +89,7 @@ def test_a_list_as_its_project_writes_it(peer, tmp_path):
     assert [(item.text, item.speaker) for item in items] == list(zip(texts, speakers))
     root = Path(open_corpus(Options(str(source), "")).root)
     assert [root / item.audio["file"] for item in items] == wanted
-    assert len({item.key for item in items}) == 4
+    assert len({item.id for item in items}) == 4
 
 
 def test_what_no_list_says_is_asked_for(tmp_path):

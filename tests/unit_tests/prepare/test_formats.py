@@ -15,8 +15,8 @@ from tests.helpers.tars import write_tar
 from titan_tts.prepare.audio_reader import Loader
 from titan_tts.prepare.formats import open_corpus
 from titan_tts.prepare.listing import Plan, source_digest, usable_items, write_plan
-from titan_tts.prepare.recordings import Item, Unusable
 from titan_tts.prepare.settings import Options
+from titan_tts.records.utterance import Unusable, Utterance
 from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -26,35 +26,35 @@ def test_folders_of_recordings(recordings, tmp_path, monkeypatch, capsys):
     mine = [one for one in recordings if one.speaker == "slt"]
     folder = corpora.write_ljspeech(tmp_path / "LJ", mine)
     items = items_of(folder)
-    assert [(item.key, item.text) for item in items] == [(one.key, one.text) for one in mine]
+    assert [(item.id, item.text) for item in items] == [(one.key, one.text) for one in mine]
     # No quotes are taken off, and nothing is a second field's separator.
-    assert items[0].metadata["original_text"] == f'"{mine[0].text}", said in figures'
+    assert items[0].labels["original_text"] == f'"{mine[0].text}", said in figures'
     assert {(item.speaker, item.split) for item in items} == {("LJSpeech", "train")}
-    assert items_of(folder, speaker="linda")[0].metadata["speaker"] == "linda"
+    assert items_of(folder, speaker="linda")[0].labels["speaker"] == "linda"
     assert items_of(folder, speaker_pattern="^(...)")[0].speaker == mine[0].key[:3]
     with open(folder / "metadata.csv", "a") as file:
         file.write("no bar\nlost|a text|a text\n")
     first, second = problems_of(folder)
-    assert first.key == "metadata.csv line 4" and "1 fields" in first.sentence
-    assert second.key == "lost" and "cannot be read (No such file" in second.sentence
+    assert first.id == "metadata.csv line 4" and "1 fields" in first.sentence
+    assert second.id == "lost" and "cannot be read (No such file" in second.sentence
 
     root = corpora.write_libritts_r(tmp_path / "LibriTTS_R", recordings)
     items = items_of(root)
     assert len(items) == len(recordings)
-    item = {item.key: item for item in items}["slt_7_000000_000000"]
+    item = {item.id: item for item in items}["slt_7_000000_000000"]
     assert (item.speaker, item.split) == ("slt", "heldout")
-    assert item.metadata["subset"] == "dev-clean" and item.metadata["chapter"] == "7"
-    assert item.metadata["original_text"] == item.text.upper()
+    assert item.labels["subset"] == "dev-clean" and item.labels["chapter"] == "7"
+    assert item.labels["original_text"] == item.text.upper()
     # One subset alone is a corpus too, and gives the same items of it.
     subset = items_of(root / "train-clean-100")
-    wanted = [item for item in items if item.metadata["subset"] == "train-clean-100"]
-    assert [item.metadata for item in subset] == [item.metadata for item in wanted]
+    wanted = [item for item in items if item.labels["subset"] == "train-clean-100"]
+    assert [item.labels for item in subset] == [item.labels for item in wanted]
     (root / "circle").symlink_to(root)
     write_tone(root / "train-clean-100/slt/7/mute.wav")
     assert "no mute.normalized.txt beside it" in problems_of(root)[-1].sentence
     locked = lock(root / "dev-clean", monkeypatch)
-    found = [one.metadata for one in listed(root) if isinstance(one, Item)]
-    assert found == [item.metadata for item in wanted]
+    found = [one.labels for one in listed(root) if isinstance(one, Utterance)]
+    assert found == [item.labels for item in wanted]
     assert f"{locked}: cannot be listed (Permission denied)" in capsys.readouterr().out
 
 
@@ -102,9 +102,9 @@ def test_manifest_as_nemo_writes_it(tmp_path):
     manifest.write_text("\ufeff" + "\n".join(json.dumps(row) for row in rows) + "\n\n")
     items = items_of(manifest)
     keys = ["long-00000000", "long-00000500", "long-00000750", "my_id"]
-    assert [item.key for item in items] == keys
+    assert [item.id for item in items] == keys
     assert [item.speaker for item in items] == ["7", "7", "7", "8"]
-    assert items[2].metadata["snr"] is None and items[2].metadata["tags"] == ["x", 1]
+    assert items[2].labels["snr"] is None and items[2].labels["tags"] == ["x", 1]
     loader = Loader(str(tmp_path))
     lengths = [len(loader.load(item.audio, 128).samples) for item in items]
     assert lengths == [4000, 4000, 4000, 16_000]  # a duration alone is no cut
@@ -118,8 +118,9 @@ def test_a_list_finds_files_whose_names_are_written_the_other_way(listed_as, on_
     manifest = tmp_path / "m.jsonl"
     manifest.write_text(json.dumps(row | {"reference": f"{listed_as}/other.wav"}) + "\n")
     [item] = items_of(manifest)
-    assert item.key == "\u00f6/said"
-    assert item.audio == {"file": f"{on_disk}/said.wav", "references": [f"{on_disk}/other.wav"]}
+    assert item.id == "\u00f6/said"
+    assert item.audio == {"file": f"{on_disk}/said.wav"}
+    assert item.reference.files == (f"{on_disk}/other.wav",)
     assert len(Loader(str(tmp_path)).load(item.audio, 128).samples) == 1600
     path = table_of(tmp_path, audio=[{"bytes": None, "path": f"{listed_as}/said.wav"}])
     place = {"table": "t.parquet", "group": 0, "row": 0, "column": "audio"}
@@ -136,18 +137,18 @@ def test_a_manifest_names_references(tmp_path):
         write_tone(tmp_path / name)
     manifest = tmp_path / "m.jsonl"
 
-    def listed_with(reference: object) -> Item | Unusable:
+    def listed_with(reference: object) -> Utterance | Unusable:
         row = {"audio": "said.wav", "text": "a", "speaker": "ann+bob", "reference": reference}
         manifest.write_text(json.dumps(row) + "\n")
         [found] = listed(manifest)
         return found
 
     both = listed_with(["ann.wav", "bob.wav"])
-    assert isinstance(both, Item) and both.audio["references"] == ["ann.wav", "bob.wav"]
+    assert isinstance(both, Utterance) and both.reference.files == ("ann.wav", "bob.wav")
     before = source_digest(open_corpus(Options(str(manifest), "")))
     os.utime(tmp_path / "bob.wav", (1, 2**32))  # one that has changed changes the corpus
     assert source_digest(open_corpus(Options(str(manifest), ""))) != before
-    assert listed_with("bob.wav").audio["references"] == ["bob.wav"]
+    assert listed_with("bob.wav").reference.files == ("bob.wav",)
     for none in ("", None, []):
         assert listed_with(none).audio == {"file": "said.wav"}
     for wrong, sentence in (
@@ -157,7 +158,7 @@ def test_a_manifest_names_references(tmp_path):
     ):
         assert sentence in listed_with(wrong).sentence
     (tmp_path / "m.csv").write_text("audio,text,speaker,reference\nsaid.wav,a,x,ann.wav\n")
-    assert listed(tmp_path / "m.csv")[0].audio["references"] == ["ann.wav"]
+    assert listed(tmp_path / "m.csv")[0].reference.files == ("ann.wav",)
 
 
 ROW = '{"audio": "a.wav", "text": "x", "speaker": "s"}'
@@ -248,7 +249,7 @@ def test_quotes_in_lists(tmp_path):
     path.write_text(",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n")
     plan = Plan()
     (item,) = usable_items(open_corpus(Options(str(path), "")), str(path), "raise", plan)
-    assert item.text == "hello" and "" not in item.metadata
+    assert item.text == "hello" and "" not in item.labels
     assert plan.dropped == {"empty_text": 1}
 
 
@@ -292,15 +293,15 @@ def test_a_csv_with_semicolons(tmp_path):
 def test_webdataset(recordings, tmp_path):
     folder = corpora.write_webdataset(tmp_path / "wds", recordings)
     items = items_of(folder)
-    assert {item.key for item in items} == {
+    assert {item.id for item in items} == {
         f"{'ab'[number >= len(recordings) // 2]}/{one.key}" for number, one in enumerate(recordings)
     }
     assert {item.text for item in items} == {one.text for one in recordings}
-    assert all(item.metadata["mood"] == "calm" for item in items)
+    assert all(item.labels["mood"] == "calm" for item in items)
     for pattern in ("*.tar", "{a,b}.tar"):
         assert items_of(f"{folder}/{pattern}") == items
     # One tar's keys are its own.
-    assert items_of(folder / "a.tar")[0].key == items[0].key.removeprefix("a/")
+    assert items_of(folder / "a.tar")[0].id == items[0].id.removeprefix("a/")
     for row, column in ((b'{"speaker": "s", "text": null}', ""), (b'{"speaker": "s"}', "caption")):
         members = good_members() | {"x.json": row, "x.txt": b"hello\n"}
         write_tar(tmp_path / "c.tar", members.items())
@@ -312,7 +313,7 @@ def test_a_signature_is_no_part_of_a_key(tmp_path):
     (tmp_path / "in").mkdir()
     for name in "ab":
         write_tar(tmp_path / f"in/{name}.tar", good_members().items())
-    keys = [item.key for item in items_of(tmp_path / "in")]
+    keys = [item.id for item in items_of(tmp_path / "in")]
     assert keys == ["a/x", "b/x"]
     with FolderServer(tmp_path) as server:
         host = server.url.removeprefix("http://")
@@ -320,7 +321,7 @@ def test_a_signature_is_no_part_of_a_key(tmp_path):
             open_corpus(Options(f"http://me:{secret}@{host}/in/{{a,b}}.tar?sig={secret}/z", ""))
             for secret in ("hunter2", "other")
         ]
-        assert [[item.key for item in reader.items()] for reader in readers] == [keys] * 2
+        assert [[item.id for item in reader.items()] for reader in readers] == [keys] * 2
         assert source_digest(readers[0]) == source_digest(readers[1])
         twins = f"{server.url}/in/a.tar?part={{1,2}}"  # no tar is lost
         assert len(items_of(twins)) == 2
@@ -360,7 +361,7 @@ def test_corrupt_tars_are_noticed(tmp_path):
             items_of(path)
     path.write_bytes(bytes(flipped))
     found = listed(path)
-    assert sum(isinstance(one, Item) for one in found) == 5  # the rest can be had
+    assert sum(isinstance(one, Utterance) for one in found) == 5  # the rest can be had
     assert sum(isinstance(one, Unusable) for one in found) == 2  # the header, and its recording
 
 

@@ -12,7 +12,7 @@ from tests.helpers.sentences import refused
 from titan_tts.doctor.checks import check_dataset
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.scan import choose_samples, measure
-from titan_tts.prepare.recordings import drawn
+from titan_tts.records.columns import drawn
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 
 AS_IS = {"audio": corpora.AS_IS}

@@ -36,7 +36,7 @@ def test_rows_of_a_foreign_shard(tmp_path):
         parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
         return tmp_path / "t.parquet"
 
-    assert items_of(path(SHARD_ROW))[0].key == "a"
+    assert items_of(path(SHARD_ROW))[0].id == "a"
     for name in SHARD_ROW:
         rows = {other: values for other, values in SHARD_ROW.items() if other != name}
         if name != "latents":
@@ -137,9 +137,9 @@ def test_table_of_audio(recordings, tmp_path):
     recordings = recordings[:7]
     folder = corpora.write_parquet(tmp_path / "t", recordings)
     items = items_of(folder)
-    assert [item.key for item in items] == [f"all-00000-of-00001-{n:08d}" for n in range(7)]
+    assert [item.id for item in items] == [f"all-00000-of-00001-{n:08d}" for n in range(7)]
     assert [item.text for item in items] == [one.text for one in recordings]
-    assert {item.speaker for item in items} == {"0", "1"} and "audio" not in items[0].metadata
+    assert {item.speaker for item in items} == {"0", "1"} and "audio" not in items[0].labels
     loader = Loader(str(folder))
     for number in (0, 1, 6, 3):  # forwards, backwards, over row groups
         samples = loader.load(items[number].audio, 128).samples[:, 0]
@@ -153,7 +153,7 @@ def test_table_of_latents(recordings, flat, tmp_path):
     loader = Loader(str(folder))
     for item, one in zip(items_of(folder), recordings[:5], strict=True):
         loaded = loader.load(item.audio, 128)
-        assert isinstance(loaded, ReadyLatents) and item.key == one.key
+        assert isinstance(loaded, ReadyLatents) and item.id == one.key
         assert loaded.latents.shape == (-(-len(one.samples) // 640), 128)
         np.testing.assert_array_equal(loaded.reference, loaded.latents[:10])
 
@@ -170,9 +170,9 @@ def test_table_of_paths_and_split_by_file(bytes_type, tmp_path):
             table = table.set_column(0, "audio", table["audio"].cast(audio))
         parquet.write_table(table, tmp_path / "data" / name)
     items = items_of(tmp_path)
-    named = [(item.key, item.split) for item in items]
+    named = [(item.id, item.split) for item in items]
     assert named == [("k", "heldout"), ("train-0-00000000", "train")]
-    assert "blob" not in items[0].metadata and items[0].audio == {"file": "clips/a.wav"}
+    assert "blob" not in items[0].labels and items[0].audio == {"file": "clips/a.wav"}
     (tmp_path / "data/clips/a.wav").unlink()
     assert len(problems_of(tmp_path)) == 2
 
@@ -184,7 +184,7 @@ def test_splits_by_folder(tmp_path):
         path = tmp_path / "tests" / f"{name}.parquet"
         path.parent.mkdir(parents=True)
         parquet.write_table(pyarrow.Table.from_pylist([row | {"id": str(number)}]), path)
-    splits = {item.key: item.split for item in items_of(tmp_path / "tests")}
+    splits = {item.id: item.split for item in items_of(tmp_path / "tests")}
     assert splits == {"0": "heldout", "1": "train", "2": "heldout", "3": "train"}
     # Folders above the source do not count.
     assert items_of(tmp_path / "tests/valentina")[0].split == "train"

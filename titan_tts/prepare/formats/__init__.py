@@ -12,10 +12,9 @@ from typing import Protocol
 
 from braceexpand import braceexpand
 
-from titan_tts.prepare.recordings import Item, Unusable
 from titan_tts.prepare.settings import Options
-from torchtitan.models.dit_tts.bounded import lines
-from torchtitan.models.dit_tts.errors import InputError, reading
+from titan_tts.records.utterance import Unusable, Utterance
+from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import is_remote
 
 
@@ -44,7 +43,7 @@ class Reader(Protocol):
         """
         ...
 
-    def items(self) -> Iterator[Item | Unusable]: ...
+    def items(self) -> Iterator[Utterance | Unusable]: ...
 
 
 FORMATS = {
@@ -111,14 +110,9 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
     return sorted({path for path in paths if os.path.isfile(path)})
 
 
-def text_lines(path: str, newline: str | None = None) -> Iterator[str]:
-    """The lines of a list in UTF-8; bytes that are none are escaped. `newline`: as `open` has it."""
-    # A sheet saved by a spreadsheet begins with a byte-order mark.
-    with (
-        reading(path, "give a list with a line for each recording"),
-        open(path, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file,
-    ):
-        yield from lines(file)
+def say_unlisted(error: OSError) -> None:
+    """For `os.walk`, which else leaves a folder out without a word."""
+    show(f"{error.filename}: cannot be listed ({error.strerror}), so what it holds is left out")
 
 
 def common_folder(paths: list[str]) -> str:

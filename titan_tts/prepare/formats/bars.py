@@ -17,19 +17,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from titan_tts.prepare.formats import text_lines
-from titan_tts.prepare.recordings import (
+from titan_tts.prepare.settings import Options
+from titan_tts.records.columns import (
     AUDIO_NAMES,
     KEY_NAMES,
-    NOT_UTF8,
-    Item,
-    Unusable,
     first_value,
-    is_utf8,
-    make_item,
+    make_utterance,
     sample_key,
 )
-from titan_tts.prepare.settings import Options
+from titan_tts.records.json_lines import NOT_UTF8, is_utf8, text_lines
+from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import path_on_disk
 
@@ -80,7 +77,7 @@ class Bars:
     def files(self) -> dict[str, str]:
         return {self.name: self.path}
 
-    def items(self) -> Iterator[Item | Unusable]:
+    def items(self) -> Iterator[Utterance | Unusable]:
         rows = self._rows()
         for number, fields in islice(rows, 1, None) if self.has_names else rows:
             yield self._item(f"{self.name} line {number}", fields)
@@ -130,7 +127,7 @@ class Bars:
                 return path
         return None
 
-    def _item(self, where: str, fields: list[str]) -> Item | Unusable:
+    def _item(self, where: str, fields: list[str]) -> Utterance | Unusable:
         if not is_utf8("".join(fields)):
             return Unusable(where, NOT_UTF8)
         wanted = len(self.header)
@@ -156,7 +153,7 @@ class Bars:
         key = given if is_name else os.path.splitext(path if relative[:2] == ".." else relative)[0]
         if not self.has_names:
             del row["audio"]
-        return make_item(row, sample_key(key), {"file": path}, self.options)
+        return make_utterance(row, sample_key(key), {"file": path}, self.options)
 
 
 def has_bars(path: str) -> bool:

@@ -11,21 +11,18 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from titan_tts.prepare.formats import text_lines
 from titan_tts.prepare.formats.bars import has_bars
-from titan_tts.prepare.recordings import (
+from titan_tts.prepare.settings import Options
+from titan_tts.records.columns import (
     AUDIO_NAMES,
     KEY_NAMES,
-    NOT_UTF8,
     TEXT_NAMES,
-    Item,
-    Unusable,
     first_value,
-    is_utf8,
-    make_item,
+    make_utterance,
     sample_key,
 )
-from titan_tts.prepare.settings import Options
+from titan_tts.records.json_lines import NOT_UTF8, is_utf8, text_lines
+from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import nfc
@@ -67,7 +64,7 @@ class Manifest:
     def files(self) -> dict[str, str]:
         return {self.name: self.path}
 
-    def items(self) -> Iterator[Item | Unusable]:
+    def items(self) -> Iterator[Utterance | Unusable]:
         is_json = not self.name.endswith((".csv", ".tsv"))
         for line, row in self._json_rows() if is_json else self._records():
             try:
@@ -149,7 +146,7 @@ class Manifest:
             row |= {name: "" for name in texts if name in named}
         return row
 
-    def _item(self, row: dict[str, Any]) -> Item | Unusable:
+    def _item(self, row: dict[str, Any]) -> Utterance | Unusable:
         path = first_value(row, AUDIO_NAMES)
         if not isinstance(path, str):
             raise ValueError(f"names no audio file as {' or '.join(AUDIO_NAMES)}")
@@ -157,15 +154,14 @@ class Manifest:
         if row.get("offset") not in (None, ""):
             place["offset"] = _seconds(row, "offset")
             place["seconds"] = _seconds(row, "duration") if row.get("duration") else None
-        if references := _references(row, path):
-            place["references"] = references
         name = first_value(row, KEY_NAMES)
         if name is None:
             relative = os.path.relpath(os.path.join(self.root, path), self.root)
             name = os.path.splitext(path if relative.startswith("..") else relative)[0]
             if "offset" in place:  # several parts of one file
                 name += f"-{round(place['offset'] * 1000):08d}"
-        return make_item(row, sample_key(str(name)), place, self.options)
+        references = _references(row, path)
+        return make_utterance(row, sample_key(str(name)), place, self.options, references)
 
 
 def _references(row: dict[str, Any], audio: str) -> list[str]:

@@ -20,18 +20,17 @@ import pyarrow.parquet
 from pyarrow import types
 
 from titan_tts.prepare.formats import common_folder, find_files, has_pattern
-from titan_tts.prepare.recordings import (
+from titan_tts.prepare.settings import Options
+from titan_tts.prepare.source_error import SourceError
+from titan_tts.records.columns import (
     AUDIO_NAMES,
     KEY_NAMES,
-    Item,
-    SourceError,
-    Unusable,
     first_value,
-    json_object,
-    make_item,
+    make_utterance,
     sample_key,
 )
-from titan_tts.prepare.settings import Options
+from titan_tts.records.json_lines import json_object
+from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.members import ARRAYS, HASHES_KEY, length_columns
 from torchtitan.models.dit_tts.errors import InputError, require
@@ -89,7 +88,7 @@ class TableCorpus:
     def files(self) -> dict[str, str]:
         return {name: os.path.join(self.root, name) for name in self.names}
 
-    def items(self) -> Iterator[Item | Unusable]:
+    def items(self) -> Iterator[Utterance | Unusable]:
         for name, split in zip(self.names, self.splits, strict=True):
             table = Table(os.path.join(self.root, name))
             numbers = count()
@@ -111,7 +110,7 @@ class TableCorpus:
 
     def _item(
         self, own_name: str, table: "Table", values: dict[str, Any], place: dict[str, Any]
-    ) -> Item | Unusable:
+    ) -> Utterance | Unusable:
         given = None if table.is_shard else first_value(values, KEY_NAMES)
         key = sample_key(own_name if given is None else str(given))
         if table.payload == LATENTS:
@@ -125,7 +124,7 @@ class TableCorpus:
             place = {"file": os.path.join(os.path.dirname(place["table"]), path)}
         else:
             place["column"] = table.payload
-        return make_item(values, key, place, self.options)
+        return make_utterance(values, key, place, self.options)
 
 
 class Table:

@@ -5,15 +5,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from titan_tts.prepare.recordings import (
-    NOT_UTF8,
-    Item,
-    Unusable,
-    make_item,
-    sample_key,
-    say_unlisted,
-)
+from titan_tts.prepare.formats import say_unlisted
 from titan_tts.prepare.settings import Options
+from titan_tts.records.columns import make_utterance, sample_key
+from titan_tts.records.json_lines import NOT_UTF8
+from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -51,7 +47,7 @@ class LibriTTSR:
     def files(self) -> dict[str, str]:
         return {}
 
-    def items(self) -> Iterator[Item | Unusable]:
+    def items(self) -> Iterator[Utterance | Unusable]:
         for folder, names in _walk(self.root, say_unlisted):
             present = set(names)
             for name in names:
@@ -59,7 +55,7 @@ class LibriTTSR:
                 if suffix in _AUDIO_SUFFIXES:
                     yield self._item(folder, stem, name, present)
 
-    def _item(self, folder: str, stem: str, name: str, present: set[str]) -> Item | Unusable:
+    def _item(self, folder: str, stem: str, name: str, present: set[str]) -> Utterance | Unusable:
         relative = os.path.join(folder, name)
         parts = folder.split(os.sep)
         own_name = os.path.basename(self.root)
@@ -92,7 +88,7 @@ class LibriTTSR:
             "subset": subset,
             "split": split_of(subset),
         }
-        return make_item(row, sample_key(stem), {"file": relative}, self.options)
+        return make_utterance(row, sample_key(stem), {"file": relative}, self.options)
 
 
 def _walk(

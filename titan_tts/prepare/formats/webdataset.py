@@ -10,16 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from titan_tts.prepare.formats import common_folder, find_files
-from titan_tts.prepare.recordings import (
-    NOT_UTF8,
-    TEXT_NAMES,
-    Item,
-    Unusable,
-    json_object,
-    make_item,
-    sample_key,
-)
 from titan_tts.prepare.settings import Options
+from titan_tts.records.columns import TEXT_NAMES, make_utterance, sample_key
+from titan_tts.records.json_lines import NOT_UTF8, json_object
+from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source, plain_name
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import InputError
@@ -57,12 +51,12 @@ class WebDataset:
     def files(self) -> dict[str, str]:
         return self.tars
 
-    def items(self) -> Iterator[Item | Unusable]:
+    def items(self) -> Iterator[Utterance | Unusable]:
         for name, path in self.tars.items():
             with closing(open_source(path)) as source:
                 yield from self._tar_items(source, name)
 
-    def _tar_items(self, source: ShardFile, name: str) -> Iterator[Item | Unusable]:
+    def _tar_items(self, source: ShardFile, name: str) -> Iterator[Utterance | Unusable]:
         problems: list[str] = []
         recordings: dict[str, dict[str, list[tuple[Member, bytes]]]] = {}
         for member in walk_members(source, problems.append):
@@ -86,7 +80,7 @@ class WebDataset:
 
     def _item(
         self, tar: str, key: str, members: dict[str, list[tuple[Member, bytes]]]
-    ) -> Item | Unusable:
+    ) -> Utterance | Unusable:
         for kind, needed in (("audio", "an audio member"), ("json", "KEY.json")):
             if kind not in members:
                 return Unusable(key, f"is incomplete: it lacks {needed}")
@@ -104,4 +98,4 @@ class WebDataset:
                 return Unusable(key, f"has a KEY.txt that {NOT_UTF8}")
         audio, _ = members["audio"][0]
         place = {"tar": tar, "start": audio.offset, "bytes": audio.size}
-        return make_item(row, key, place, self.options)
+        return make_utterance(row, key, place, self.options)

@@ -1,19 +1,20 @@
-"""A row becomes an item: its key, text, speaker, split and metadata."""
+"""A row becomes an utterance: its id, text, speaker, split, labels and reference; and a line of JSON."""
 
 import datetime
 import hashlib
+import json
 
 import numpy as np
 import pytest
 
 from titan_tts.prepare.listing import is_wanted
-from titan_tts.prepare.recordings import Item, Unusable, make_item, plain, sample_key
-from titan_tts.prepare.settings import Options
+from titan_tts.records.columns import Columns, make_utterance, plain, sample_key
+from titan_tts.records.utterance import Reference, Unusable, Utterance
 from torchtitan.models.dit_tts.data.heldout import split_of
 
 
-def item_of(row: dict, key: str = "k", **options) -> Item | Unusable:
-    return make_item(row, key, {}, Options("", "", **options))
+def item_of(row: dict, key: str = "k", **options) -> Utterance | Unusable:
+    return make_utterance(row, key, {}, Columns(**options))
 
 
 def test_keys_splits_and_values():
@@ -26,18 +27,38 @@ def test_keys_splits_and_values():
     assert plain(value) == {"a": None, "1": [None, "2024-05-01"], "c": 2.5}
 
 
-def test_columns_become_an_item():
+@pytest.mark.parametrize(
+    "line, reference",
+    [
+        ('["a/b", "sch\\u00f6n", "ann", "heldout", {"text": "x", "n": 3}, {"file": "b.wav", "offset": 1.5}]', None),
+        ('["a", "x", "b", "train", {}, {"file": "b.wav", "references": ["c.wav", "d.wav"]}]', Reference(("c.wav", "d.wav"))),
+        ('["a", "x", "b", "train", {"reference_text": "so"}, {"references": ["c.wav"]}]', Reference(("c.wav",), "so")),
+        ('["a", "x", "b", "train", {}, {"references": ["c.wav"], "reference_text": "so"}]', Reference(("c.wav",), "so")),
+    ],
+)  # fmt: skip
+def test_lines_stay_as_earlier_work_folders_have_them(line, reference):
+    """A source's digest is made of them, and by it a complete output is known again."""
+    found = Utterance.from_json(line)
+    assert found.to_json() == line and found.reference == reference
+    assert [found.id, found.text, found.speaker, found.split, found.labels] == json.loads(line)[:5]
+    assert not {"references", "reference_text"} & found.audio.keys()
+
+
+def test_columns_become_an_utterance():
     item = item_of({"said": "x", "who": 3}, text_column="said", speaker_column="who", language="de")
-    assert (item.text, item.speaker, item.metadata["language"]) == ("x", "3", "de")
-    assert Item.from_json(item.to_json()) == item
+    assert (item.text, item.speaker, item.labels["language"]) == ("x", "3", "de")
+    assert Utterance.from_json(item.to_json()) == item
     own = item_of({"text": "x", "speaker": "s", "locale": "fr"}, language="de")
-    assert own.metadata["language"] == "fr"  # the option is for rows without one
+    assert own.labels["language"] == "fr"  # the option is for rows without one
     rows = ({"speaker": "ann"}, {"speaker": ""}, {}, {"speaker_id": 7}, {"speaker": 3.0})
     items = [item_of({"text": "x"} | row, speaker="someone") for row in rows]
     assert [item.speaker for item in items] == ["ann", "someone", "someone", "7", "3"]
-    assert all(item.metadata["speaker"] == item.speaker for item in items)
+    assert all(item.labels["speaker"] == item.speaker for item in items)
     for speaker in (3.5, True, " "):
         assert isinstance(item_of({"text": "x", "speaker": speaker}), Unusable)
+    both = {"text": "x", "speaker": "s", "reference_text": "so"}
+    made = make_utterance(both, "k", {}, Columns(), ["b.wav", "c.wav"])
+    assert made.reference == Reference(("b.wav", "c.wav"), "so") and item.reference is None
     item = item_of({"sentence": "a", "text": "b", "client_id": "c", "speaker": "d"})
     assert (item.text, item.speaker) == ("b", "d")  # not the row's first
 
@@ -57,13 +78,13 @@ def test_texts_names_and_keys_are_composed():
         "speaker": "J\u00f6rg",
         "tags": ["\u00fc"],
     }
-    assert isinstance(made, Item) and (made.text, made.speaker) == ("sch\u00f6n", "J\u00f6rg")
-    assert made.metadata == expected | {"language": "fran\u00e7ais"}
-    assert item_of(expected).metadata == expected
+    assert isinstance(made, Utterance) and (made.text, made.speaker) == ("sch\u00f6n", "J\u00f6rg")
+    assert made.labels == expected | {"language": "fran\u00e7ais"}
+    assert item_of(expected).labels == expected
     assert item_of({"text": "\ufb01 \u00b2"}, speaker="x").text == "\ufb01 \u00b2"  # not NFKC
     assert sample_key("Jo\u0308rg/1.wav") == sample_key("J\u00f6rg/1.wav") == "J\u00f6rg/1_wav"
     for given in ({"speaker": "Jo\u0308rg"}, {"speaker_pattern": "(Jo\u0308rg)"}):
-        assert item_of({"text": "x"}, "J\u00f6rg_1", **given).metadata["speaker"] == "J\u00f6rg"
+        assert item_of({"text": "x"}, "J\u00f6rg_1", **given).labels["speaker"] == "J\u00f6rg"
     assert is_wanted(made, "speaker=Jo\u0308rg") and not is_wanted(made, "speaker=Jorg")
 
 
@@ -79,7 +100,7 @@ def test_texts_names_and_keys_are_composed():
 )
 def test_speakers_from_the_key(key, pattern, speaker):
     item = item_of({"text": "x"}, key, speaker_pattern=pattern, speaker="other")
-    assert (item.speaker, item.metadata["speaker"]) == (speaker or "other",) * 2
+    assert (item.speaker, item.labels["speaker"]) == (speaker or "other",) * 2
     given = item_of({"text": "x", "speaker_id": 7}, key, speaker_pattern=pattern)
     assert given.speaker == "7"  # a column goes first
     if speaker is None:
