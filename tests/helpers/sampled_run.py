@@ -77,7 +77,8 @@ def make_run(folder: Path, shards: Path) -> LoadedRun:
     config.sampling.speaker_scale, config.sampling.min_t = 3.0, 0.25
     write_durations(folder, config)
     return LoadedRun(
-        folder, config, RowModel(), None, TOKENIZER, FlowMatching(), 7, torch.device("cpu")
+        *(folder, config, 7, "raw", RowModel(), None, TOKENIZER, FlowMatching()),
+        torch.device("cpu"),
     )
 
 

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import Prompt, PromptSet, decoded, encode_prompts
 from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, Row
-from titan_tts.evaluate.systems import Checkpoint, System, own_voice, untrained_tokens, wav_path
+from titan_tts.evaluate.systems import Checkpoint, own_voice, speak, untrained_tokens, wav_path
 from titan_tts.speak.hub import find_folder
 from titan_tts.speak.sampling_options import load_synthesizer
 from titan_tts.speak.speaker_reference import reference_settings
@@ -73,7 +73,7 @@ class Evaluation:
             )
         for found in untrained_tokens(synthesizer.run, self.tests.prompts):
             show(f"warning: {self.options.test} has {found}, given as unknown", sys.stderr)
-        return [*rows, self._row(System(checkpoint.name, synthesizer, self.options.batch_size))]
+        return [*rows, self._row(checkpoint.name, synthesizer)]
 
     def _begin(self, synthesizer: Synthesizer) -> None:
         """Sets codec, the prompts' latents and the scorer of voices, by the first run."""
@@ -105,27 +105,29 @@ class Evaluation:
             return replace(sound, latents=self.codec.encode(sound.waveform))
         return sound
 
-    def _row(self, system: System) -> Row:
+    def _row(self, name: str, synthesizer: Synthesizer) -> Row:
+        prompts, batch_size = self.tests.prompts, self.options.batch_size
+
         def spoken(seed: int) -> Iterable[tuple[int, Sound]]:
-            for index, sound in system.speak(self.tests.prompts, seed):
-                path = self.wav(system.name, seed, self.tests.prompts[index])
-                write_sound(path, sound.waveform, sound.sample_rate)
+            for index, sound in speak(synthesizer, prompts, seed, batch_size):
+                write_sound(self.wav(name, seed, prompts[index]), sound.waveform, sound.sample_rate)
                 yield index, sound
 
-        synthesizer, run = system.synthesizer, system.synthesizer.run
+        run = synthesizer.run
         seeds = [self.options.seed + number for number in range(self.options.seeds)]
-        scores = [self._score(spoken(seed), f"{system.name}, seed {seed}") for seed in seeds]
+        scores = [self._score(spoken(seed), f"{name}, seed {seed}") for seed in seeds]
+        seconds = sum(each.seconds for of_seed in scores for each in of_seed)
         details = {
             "run": str(run.folder),
             "step": run.step,
             "weights": run.weights,
             "sampling": asdict(synthesizer.sampling),
             "lengths": synthesizer.lengths.name,
-            "batch_size": system.batch_size,
-            "sampling_seconds": system.wall_seconds,
-            "real_time_factor": system.wall_seconds / system.audio_seconds,
+            "batch_size": batch_size,
+            "sampling_seconds": synthesizer.seconds_spent,
+            "real_time_factor": synthesizer.seconds_spent / seconds,
         }
-        return Row(system.name, SYSTEM, list(seeds), scores, details)
+        return Row(name, SYSTEM, list(seeds), scores, details)
 
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
         """The file of a system's speech."""

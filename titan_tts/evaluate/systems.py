@@ -1,9 +1,8 @@
 """The systems that are compared, and their speech: a run's checkpoint synthesizes every prompt."""
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,34 +22,16 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 _SHOWN = 5
 
 
-@dataclass
-class System:
-    """One model that speaks, and its clock."""
-
-    name: str
-    synthesizer: Synthesizer
-    batch_size: int = 16
-
-    wall_seconds: float = field(default=0.0, init=False)
-    """spent on sampling and decoding so far"""
-
-    audio_seconds: float = field(default=0.0, init=False)
-    """of its speech so far"""
-
-    def speak(self, prompts: Sequence[Prompt], seed: int) -> Iterator[tuple[int, Sound]]:
-        """(index, speech) of each prompt, in batches of similar length; of long ones in pieces, as `generate` says them."""
-        utterances = [
-            Utterance(p.text, Voice(p.reference, p.speaker, p.reference_text), p.metadata)
-            for p in prompts
-        ]
-        pieces = [self.synthesizer.pieces(each) for each in utterances]
-        began = time.perf_counter()
-        for index, speech in self.synthesizer.say(pieces, seed, self.batch_size):
-            self.wall_seconds += time.perf_counter() - began
-            sound = Sound(speech.waveform, speech.sample_rate, speech.latents)
-            self.audio_seconds += sound.seconds
-            yield index, sound
-            began = time.perf_counter()
+def speak(
+    synthesizer: Synthesizer, prompts: Sequence[Prompt], seed: int, batch_size: int
+) -> Iterator[tuple[int, Sound]]:
+    """(index, speech) of each prompt, in batches of similar length; of long ones in pieces, as `generate` says them."""
+    pieces = []
+    for each in prompts:
+        voice = Voice(each.reference, each.speaker, each.reference_text)
+        pieces.append(synthesizer.pieces(Utterance(each.text, voice, each.metadata)))
+    for index, speech in synthesizer.say(pieces, seed, batch_size):
+        yield index, Sound(speech.waveform, speech.sample_rate, speech.latents)
 
 
 @dataclass(frozen=True)

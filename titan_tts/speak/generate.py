@@ -4,8 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -36,9 +35,6 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 _BATCHES = 16
 """of a list, among which texts are sorted by length"""
 
-_MAX_PACE, _MIN_DEVIATION = 2.0, 0.3
-"""factor and seconds between a given length and the expected one beyond which it is no pace of speech"""
-
 _VOICES = 256
 """voices in memory; others are loaded again"""
 
@@ -56,10 +52,6 @@ class Narrator:
     """per piece; the recognizer chooses the best"""
 
     recognizer: Recognizer | None = None
-
-    wall_seconds: float = field(default=0.0, init=False)
-    """spent on sampling and decoding so far, of all candidates"""
-
     settings: str = ""
     """the command's options, for `Request.fingerprint`"""
 
@@ -86,27 +78,11 @@ class Narrator:
                 f"{longest:g} s; without --seconds the text is split into pieces",
                 sys.stderr,
             )
-        elif warn and request.seconds is not None:
-            with suppress(InputError):  # a length that is given needs no estimate
-                self._warn_of_pace(request.seconds, utterance)
-
-    def _warn_of_pace(self, seconds: float, utterance: Utterance) -> None:
-        """For a length that the text is never said in, as by a mistaken unit."""
-        frames = self.synthesizer.lengths.frames([replace(utterance, frames=None)])[0]
-        expected = frames / self.synthesizer.codec.frames_per_second
-        if (
-            abs(seconds - expected) > _MIN_DEVIATION
-            and not 1 / _MAX_PACE < seconds / expected < _MAX_PACE
-        ):
-            show(
-                f"warning: --seconds = {seconds:g}, but the text takes about {expected:.2g} s, and between "
-                f"{expected / _MAX_PACE:.2g} and {_MAX_PACE * expected:.2g} s in this voice; leave --seconds out",
-                sys.stderr,
-            )
 
     def _utterance(self, request: Request) -> Utterance:
-        conditions = requested_conditions(request, self.synthesizer.run.tokenizer)
         voice = self._voice(request.reference, request.reference_text, request.speaker)
+        conditions = self.synthesizer.conditions(voice)
+        conditions |= checked_conditions(request, self.synthesizer.run.tokenizer)
         frames = None
         if request.seconds is not None:
             frames = max(1, round(request.seconds * self.synthesizer.codec.frames_per_second))
@@ -127,10 +103,11 @@ class Narrator:
         began = time.perf_counter()
         streams = not out and self.synthesizer.streams(kind)
         pieces = self.synthesizer.pieces(self._utterance(request), low_latency=streams)
+        rate, header = self.synthesizer.sample_rate, b""
         if (out or kind).lower().endswith("wav"):  # that it holds too little is told now
-            wav_header(self.synthesizer.samples(pieces), self.synthesizer.sample_rate)
+            header = wav_header(self.synthesizer.samples(pieces), rate)
         spoken: list[Speech] = []
-        empty, first_sound = torch.zeros(0), 0.0
+        empty, first_sound, samples = torch.zeros(0), 0.0, 0
 
         def waveforms() -> Iterator[Tensor]:
             nonlocal first_sound
@@ -140,10 +117,13 @@ class Narrator:
                 spoken.append(replace(speech, waveform=empty, latents=empty))
                 yield speech.waveform
 
-        rate = self.synthesizer.sample_rate
         sounds = joined(waveforms(), len(pieces), rate)
         if streams:
-            samples = self._stream(sounds, pieces, kind)
+            sys.stdout.buffer.write(header)
+            for sound in sounds:
+                sys.stdout.buffer.write(pcm(sound))
+                sys.stdout.buffer.flush()
+                samples += len(sound)
         else:
             whole = torch.cat(list(sounds))
             samples = len(whole)
@@ -164,25 +144,14 @@ class Narrator:
             f"{f', first sound after {first_sound:.2f} s' if streams else ''}"
         )
 
-    def _stream(self, sounds: Iterator[Tensor], pieces: list[Utterance], kind: str) -> int:
-        """Writes the sounds to the standard output as they come. Returns the number of samples."""
-        out, samples = sys.stdout.buffer, 0
-        if kind == "wav":
-            length = self.synthesizer.samples(pieces)
-            out.write(wav_header(length, self.synthesizer.sample_rate))
-        for sound in sounds:
-            out.write(pcm(sound))
-            out.flush()
-            samples += len(sound)
-        return samples
-
     def write_all(self, requests: list[Request], folder: str, kind: str, quiet: bool) -> str:
         """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report. `quiet`: without a bar."""
         remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.batch_size)):
                 pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
-                for index, spoken in self.synthesize_all(pieces):
+                flat = [piece for each in pieces for piece in each]
+                for index, spoken in by_text(pieces, self.synthesize(flat)):
                     request = chunk[index]
                     sound = join([each.waveform for each in spoken], rate)
                     about = json.dumps(self._about(request, spoken, len(sound) / rate), indent=1)
@@ -217,32 +186,24 @@ class Narrator:
         return about
 
     def _speed(self, seconds: float) -> str:
-        wall = self.wall_seconds
+        wall = self.synthesizer.seconds_spent
         return f"{wall:.2f} s for {seconds:.2f} s of speech (real-time factor {wall / seconds:.3f})"
 
-    def synthesize(self, utterances: Sequence[Utterance]) -> list[Speech]:
-        """The best candidate of each utterance, in their order."""
-        best = dict(self._synthesize_each(utterances))
-        return [best[index] for index in range(len(utterances))]
-
-    def _synthesize_each(self, utterances: Sequence[Utterance]) -> Iterator[tuple[int, Speech]]:
+    def synthesize(self, utterances: Sequence[Utterance]) -> Iterator[tuple[int, Speech]]:
         """(index, best candidate) of each utterance, as soon as it is complete."""
         numbered = [
-            (index, replace(each, candidate=number))
-            for index, each in enumerate(utterances)
+            replace(each, candidate=number)
+            for each in utterances
             for number in range(self.candidates)
         ]
-        requests = self.synthesizer.requests([each for _, each in numbered])
         made: list[list[Speech]] = [[] for _ in utterances]
-        began = time.perf_counter()
-        for request, speech in self.synthesizer.speak_sorted(requests, self.seed, self.batch_size):
-            self.wall_seconds += time.perf_counter() - began
-            index, utterance = numbered[request]
-            made[index].append(self._transcribed(speech, utterance))
+        spoken = self.synthesizer.speak_sorted(numbered, self.seed, self.batch_size)
+        for place, speech in spoken:
+            index = place // self.candidates
+            made[index].append(self._transcribed(speech, numbered[place]))
             if len(made[index]) == self.candidates:
                 yield index, min(made[index], key=_badness)
                 made[index] = []
-            began = time.perf_counter()
 
     def _transcribed(self, speech: Speech, utterance: Utterance) -> Speech:
         if self.recognizer is None:
@@ -263,14 +224,8 @@ class Narrator:
         first = 1 if low_latency else size
         starts = range(first, len(pieces), size)
         for group in (pieces[:first], *(pieces[start : start + size] for start in starts)):
-            yield from self.synthesize(group)
-
-    def synthesize_all(
-        self, texts: Sequence[Sequence[Utterance]]
-    ) -> Iterator[tuple[int, list[Speech]]]:
-        """(index, speech of its pieces) of each text, as soon as it is complete; batched across the texts."""
-        pieces = [piece for pieces in texts for piece in pieces]
-        return by_text(texts, self._synthesize_each(pieces))
+            best = dict(self.synthesize(group))
+            yield from (best[index] for index in range(len(group)))
 
 
 def _badness(speech: Speech) -> tuple[int, int, int]:
@@ -280,27 +235,18 @@ def _badness(speech: Speech) -> tuple[int, int, int]:
     return speech.errors.word_errors, speech.errors.character_errors, speech.candidate
 
 
-def requested_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dict[str, str]:
-    """Values of the conditioning tokens except duration, named as in a sample's JSON. A field that the request leaves
-    out gets the unknown token, as in the fraction [data] conditioning_dropout of the training samples."""
+def checked_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dict[str, str]:
+    """The request's values of conditioning tokens, named as in a sample's JSON. A field that it leaves out gets the
+    unknown token, as in the fraction [data] conditioning_dropout of the training samples."""
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
     found = {name: known_as(v, known.get(name, ())) for name, v in request.conditions.items()}
     for name, value in found.items():
+        about = f"{request.where}: condition {name}={value}, but the run"
         if name not in known:
-            has = (
-                f"the conditioning tokens {', '.join(known)} only"
-                if known
-                else "no conditioning tokens"
-            )
+            has = f"the conditioning tokens {', '.join(known)} only"
             instead = "give --seconds instead" if name == "duration" else "leave it out"
-            raise InputError(
-                f"{request.where}: condition {name}={value}, but the run has {has}; {instead}"
-            )
+            raise InputError(f"{about} has {has if known else 'no conditioning tokens'}; {instead}")
         if value not in known[name]:
-            raise InputError(
-                f"{request.where}: condition {name}={value}, but the run was not trained with it; it knows: "
-                f"{named(known[name], SHOWN)}"
-            )
-    # A speaker of other shards gives the reference only: the run has no token for it.
-    speaker = known_as(request.speaker, known.get("speaker", ()))
-    return ({"speaker": speaker} if speaker in known.get("speaker", ()) else {}) | found
+            shown = named(known[name], SHOWN)
+            raise InputError(f"{about} was not trained with it; it knows: {shown}")
+    return found

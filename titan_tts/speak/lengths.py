@@ -150,9 +150,10 @@ def open_lengths(
         fit: returns the fit on the run's training data.
         encoder: present path of the run's frozen text encoder; empty: the config's.
     """
-    opened = None
-    if choice != FIT:
-        opened = open_predictor(choice) if choice else find_predictor(run.folder, run.config)
+    if choice in ("", FIT):
+        opened = None if choice else find_predictor(run.folder, run.config)
+    else:
+        opened = open_predictor(choice)
     if opened is None:
         durations = fit()
         ends_itself = not choice and run.config.objective.loss_on_padding
@@ -173,13 +174,14 @@ def open_lengths(
 def find_predictor(folder: Path, config: JobConfig) -> OpenRun | None:
     """The predictor in a run's folder, or next to it one that was trained on the same data."""
     for candidate in (folder / FOLDER, folder.absolute().parent / FOLDER):
+        is_inside = candidate.parent == folder
         try:
             found = open_run(candidate)
         except InputError:
-            if is_exported(folder) and candidate.parent == folder and candidate.is_dir():
+            if is_exported(folder) and is_inside and candidate.is_dir():
                 raise  # export writes no other
             continue  # nothing there, or not trained yet
-        is_own = candidate.parent == folder or found.config.data.path == config.data.path
+        is_own = is_inside or found.config.data.path == config.data.path
         if found.config.model.flavor == DURATION_FLAVOR and is_own:
             return found
     return None
@@ -187,17 +189,16 @@ def find_predictor(folder: Path, config: JobConfig) -> OpenRun | None:
 
 def open_predictor(folder: str) -> OpenRun:
     """The predictor that --duration names."""
-    if not Path(folder).is_dir():
-        raise InputError(
-            f"--duration = {folder}, but it must be {FIT} or the folder of a run of [model] flavor = "
-            f"'{DURATION_FLAVOR}' (a length in seconds is --seconds)"
-        )
+    needed = f"it must be {FIT} or the folder of a run of [model] flavor = '{DURATION_FLAVOR}'"
+    require(
+        Path(folder).is_dir(),
+        f"--duration = {folder}, but {needed} (a length in seconds is --seconds)",
+    )
     found = open_run(folder)
-    if found.config.model.flavor != DURATION_FLAVOR:
-        raise InputError(
-            f"--duration = {folder}, but that was trained with [model] flavor = {found.config.model.flavor!r}; give "
-            f"a run of '{DURATION_FLAVOR}'"
-        )
+    flavor = found.config.model.flavor
+    require(
+        flavor == DURATION_FLAVOR, f"--duration = {folder} of flavor = {flavor!r}, but {needed}"
+    )
     return found
 
 
@@ -207,11 +208,11 @@ def load_predictor(predictor: OpenRun, config: JobConfig, encoder: str = "") -> 
     own = predictor.config
     for key in ("latent_channels", "frames_per_second"):
         wanted, had = getattr(config.data, key), getattr(own.data, key)
-        if wanted != had:
-            raise InputError(
-                f"--duration = {predictor.folder}, but that was trained with [data] {key} = {had} and the run with "
-                f"{wanted}; train a predictor on the run's data"
-            )
+        require(
+            wanted == had,
+            f"--duration = {predictor.folder}, but that was trained with [data] {key} = {had} and the run with "
+            f"{wanted}; train a predictor on the run's data",
+        )
     same = own.encoder.model == config.encoder.model
     return load_run(predictor, encoder=encoder if same else "")
 

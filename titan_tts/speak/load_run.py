@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
 from torchtitan.models.dit_tts.infra.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.infra.kernels import build_model
@@ -33,18 +33,17 @@ from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
 from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
-from torchtitan.models.dit_tts.validation.history import RAW
 
 _TRAINED = ("model", "objective", "lora")
 """Sections whose values, as the weights were trained with them, are in a manifest"""
 
+_AGAIN = "export the run again"
+
 
 @dataclass(frozen=True)
-class LoadedRun:
-    """A run to speak with. The model is in eval mode."""
+class LoadedRun(OpenRun):
+    """A run to speak with, whose weights are known by name. The model is in eval mode."""
 
-    folder: Path
-    config: JobConfig
     model: DiTTTSModel
     """a `DurationModel` for the flavor duration"""
 
@@ -53,11 +52,7 @@ class LoadedRun:
 
     tokenizer: ConditionedTokenizer
     objective: FlowMatching
-    step: int
     device: torch.device
-    weights: str = RAW
-    """"raw", or "ema:0.999" for an average"""
-
     adapter: Values | None = None
     """what an adapter's run has trained; low-rank updates are in the model's weights already"""
 
@@ -141,11 +136,8 @@ def load_run(
     if is_pretrained(config.encoder.model) and config.encoder.frozen:
         there = replace(config.encoder, model=encoder or config.encoder.model)
         text_encoder = load_run_encoder(folder, there, device)
-    objective = build_objective(config)
-    return LoadedRun(
-        *(folder, config, model, text_encoder, tokenizer, objective, run.step, device, weights),
-        adapter=adapter,
-    )
+    speaks = model, text_encoder, tokenizer, build_objective(config), device, adapter
+    return LoadedRun(folder, config, run.step, weights, *speaks)
 
 
 def _load_weights(model: DiTTTSModel, path: Path, entry: str = "") -> None:
@@ -159,17 +151,16 @@ def _load_weights(model: DiTTTSModel, path: Path, entry: str = "") -> None:
 
 def adapted_base(config: JobConfig, path: Path) -> Path:
     """The weights that the adapter in a checkpoint is for."""
-    base = Path(str(config.checkpoint.initial_load_path))
-    if not base.is_dir():
-        raise InputError(
-            f"{path} is an adapter of {base}, which is not there; put it back, or set [checkpoint] "
-            f"initial_load_path in the run's config.toml to where it is"
-        )
+    base, what = Path(str(config.checkpoint.initial_load_path)), f"{path} is an adapter of"
+    require(
+        base.is_dir(),
+        f"{what} {base}, which is not there; put it back, or correct [checkpoint] initial_load_path in config.toml",
+    )
     recorded = read_manifest(path)["trained_with"]
-    if any(recorded.get(key) != value for key, value in adapter_base(base).items()):
-        raise InputError(f"{path} is an adapter of other weights than {base} has; restore these")
+    same = all(recorded.get(key) == value for key, value in adapter_base(base).items())
+    require(same, f"{what} other weights than {base} has; restore these")
     if problem := verify(base):
-        raise InputError(f"{problem}; restore it, as {path} is an adapter of it")
+        raise InputError(f"{problem}; restore it, as {what} it")
     return base
 
 
@@ -178,11 +169,11 @@ def _check_bounds(config: JobConfig, folder: Path) -> None:
     model is built by it, or its weights are no floating-point numbers."""
     table: dict[str, Any] = read_table(folder).state_dict_metadata
     for name, entry in table.items():
-        if not entry.properties.dtype.is_floating_point:
-            raise InputError(
-                f"{folder / WEIGHTS} has {name} in {entry.properties.dtype}, but weights are floating-point "
-                f"numbers; export the run again"
-            )
+        kind = entry.properties.dtype
+        require(
+            kind.is_floating_point,
+            f"{folder / WEIGHTS} has {name} in {kind}, not floating-point numbers; {_AGAIN}",
+        )
     widest = max((size for entry in table.values() for size in entry.size), default=0)
     encoder, data, sizes = config.encoder, config.data, read_sizes(config.model.sizes)
     values = {f"[model] sizes: {key}": sizes[key] for key in sizes if key.endswith("n_layers")}
@@ -191,10 +182,10 @@ def _check_bounds(config: JobConfig, folder: Path) -> None:
         f"[data] {key}": getattr(data, key) for key in ("latent_channels", "speaker_patch_size")
     }
     for name, value in values.items():
-        if value > (len(table) if name.endswith("n_layers") else widest):
-            raise InputError(
-                f"{folder / CONFIG}: {name} = {value} is of another model than {WEIGHTS}; export the run again"
-            )
+        require(
+            value <= (len(table) if name.endswith("n_layers") else widest),
+            f"{folder / CONFIG}: {name} = {value} is of another model than {WEIGHTS}; {_AGAIN}",
+        )
 
 
 def _check_fits(model: DiTTTSModel, folder: Path) -> None:
@@ -205,6 +196,5 @@ def _check_fits(model: DiTTTSModel, folder: Path) -> None:
     if found != wanted:
         name = sorted(wanted.items() ^ found.items())[0][0]
         raise InputError(
-            f"{folder / WEIGHTS} is of another model than {CONFIG} says (the first that differs is {name}); "
-            f"export the run again"
+            f"{folder / WEIGHTS} is of another model than {CONFIG} says (first of all {name}); {_AGAIN}"
         )

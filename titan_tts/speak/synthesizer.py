@@ -1,7 +1,8 @@
 """Texts and voices to waveforms: the one way in which `generate`, `evaluate`, `serve`, `demo` and Python speak."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -48,11 +49,6 @@ def by_text(
             done[text] = {}
 
 
-@dataclass(frozen=True)
-class _Request(SpeechRequest):
-    adapter: str = ""
-
-
 @dataclass
 class Synthesizer:
     """A model with all that it needs to speak. Use one from one thread at a time."""
@@ -66,6 +62,9 @@ class Synthesizer:
 
     data_path: str | list[str] = ""
     """training data or exported folder, whose prepare.json says how references are treated"""
+
+    seconds_spent: float = field(default=0.0, init=False)
+    """on sampling and decoding so far"""
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -180,19 +179,15 @@ class Synthesizer:
         silence = len(pause(self.sample_rate)) * (len(pieces) - 1)
         return silence + self.codec.hop_length * sum(self.frames(pieces))
 
-    def requests(self, utterances: Sequence[Utterance]) -> list[_Request]:
-        """The utterances as requests to the sampler."""
-        data, requests = self.run.config.data, list[_Request]()
-        known = self.run.tokenizer.vocabulary.conditioning
-        for each, frames in zip(utterances, self.frames(utterances), strict=True):
-            conditions = with_duration(each.conditions, frames, data.frames_per_second)
-            for name in known.keys() & conditions.keys():
-                if isinstance(value := conditions[name], str):
-                    conditions[name] = known_as(value, known[name])
-            reference = each.voice.latents(data)
-            made = each.text, reference, frames, conditions, each.candidate
-            requests.append(_Request(*made, adapter=each.voice.adapter))
-        return requests
+    def _request(self, utterance: Utterance) -> SpeechRequest:
+        """What the sampler takes, of an utterance whose length is set."""
+        data, frames = self.run.config.data, utterance.frames or 0
+        conditions = with_duration(utterance.conditions, frames, data.frames_per_second)
+        for name, known in self.run.tokenizer.vocabulary.conditioning.items():
+            if isinstance(value := conditions.get(name), str):
+                conditions[name] = known_as(value, known)
+        reference = utterance.voice.latents(data)
+        return SpeechRequest(utterance.text, reference, frames, conditions, utterance.candidate)
 
     def synthesize(
         self,
@@ -229,52 +224,51 @@ class Synthesizer:
         sampling: Sampling | None = None,
     ) -> Iterator[tuple[int, Speech]]:
         """(index, speech) of each text as soon as it is complete; `texts`: the pieces of each, see `pieces`."""
-        requests = self.requests([piece for pieces in texts for piece in pieces])
-        pieces = self.speak_sorted(requests, seed, batch_size, sampling)
-        for index, spoken in by_text(texts, pieces):
+        pieces = [piece for each in texts for piece in each]
+        for index, spoken in by_text(texts, self.speak_sorted(pieces, seed, batch_size, sampling)):
             whole = join([each.waveform for each in spoken], self.sample_rate)
             latents = torch.cat([each.latents for each in spoken])
             yield index, Speech(whole, self.sample_rate, latents)
 
     def speak(
-        self, requests: Sequence[_Request], seed: int, sampling: Sampling | None = None
+        self, utterances: Sequence[Utterance], seed: int, sampling: Sampling | None = None
     ) -> list[Speech]:
-        """The speech of a batch, of each adapter in turn; see `synthesize`."""
-        spoken: dict[int, Speech] = {}
-        for adapter in dict.fromkeys(each.adapter for each in requests):
-            chosen = [i for i, each in enumerate(requests) if each.adapter == adapter]
+        """The speech of a batch of utterances whose lengths are set, of each adapter in turn; see `synthesize`."""
+        began, spoken = time.perf_counter(), dict[int, Speech]()
+        for adapter in dict.fromkeys(each.voice.adapter for each in utterances):
+            chosen = [i for i, each in enumerate(utterances) if each.voice.adapter == adapter]
             self.adapters.use(adapter)
             latents = generate_latents(
                 self.run.model,
                 self.run.tokenizer,
                 self.run.objective,
-                [requests[index] for index in chosen],
+                [self._request(utterances[index]) for index in chosen],
                 sampling or self.sampling,
                 seed,
                 self.run.device,
                 self.run.text_encoder,
             )
-            if self._ends_itself:
-                latents = [each[: speech_end(each)] for each in latents]
             for index, each in zip(chosen, latents, strict=True):
-                waveform = self.codec.decode(each).detach().cpu()
-                spoken[index] = Speech(waveform, self.codec.sample_rate, each)
-        return [spoken[index] for index in range(len(requests))]
+                latents_of_speech = each[: speech_end(each)] if self._ends_itself else each
+                waveform = self.codec.decode(latents_of_speech).detach().cpu()
+                spoken[index] = Speech(waveform, self.sample_rate, latents_of_speech)
+        self.seconds_spent += time.perf_counter() - began
+        return [spoken[index] for index in range(len(utterances))]
 
     def speak_sorted(
         self,
-        requests: Sequence[_Request],
+        utterances: Sequence[Utterance],
         seed: int,
         batch_size: int,
         sampling: Sampling | None = None,
     ) -> Iterator[tuple[int, Speech]]:
-        """(index, speech) of any number of requests, in batches of similar length."""
-
-        def key(index: int) -> tuple[str, int]:
-            return requests[index].adapter, requests[index].frames
-
-        order = sorted(range(len(requests)), key=key)
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            spoken = self.speak([requests[index] for index in batch], seed, sampling)
-            yield from zip(batch, spoken, strict=True)
+        """(index, speech) of any number of utterances, in batches of similar length."""
+        lengths = self.frames(utterances)
+        numbered = [
+            (index, replace(each, frames=frames))
+            for index, (each, frames) in enumerate(zip(utterances, lengths, strict=True))
+        ]
+        numbered.sort(key=lambda pair: (pair[1].voice.adapter, pair[1].frames))
+        for start in range(0, len(numbered), batch_size):
+            indices, batch = zip(*numbered[start : start + batch_size], strict=True)
+            yield from zip(indices, self.speak(batch, seed, sampling), strict=True)

@@ -1,8 +1,6 @@
 """Texts in pieces, in several candidates, and many at once."""
 
 from dataclasses import dataclass, field, replace
-from itertools import count
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from tests.helpers.sentences import refused
 from titan_tts.speak.generate import Narrator
 from titan_tts.speak.joining import join
 from titan_tts.speak.request_lists import Request
+from titan_tts.speak.synthesizer import by_text
 from titan_tts.speak.utterance import Utterance
 
 
@@ -41,17 +40,13 @@ def test_the_best_candidate_is_chosen(short):
     assert len(set(sums)) == 5  # candidates differ
     for best in (4, 1):
         narrator.recognizer.loudest["value"] = sums[best]
-        [speech] = narrator.synthesize([utterance])
+        [(_, speech)] = narrator.synthesize([utterance])
         assert (speech.candidate, speech.transcript, speech.errors.word_errors) == (best, "one", 0)
     narrator.recognizer.loudest["value"] = None
-    assert narrator.synthesize([utterance])[0].candidate == 0  # equal ones: the first
-    assert narrator.wall_seconds > 0
+    assert dict(narrator.synthesize([utterance]))[0].candidate == 0  # equal ones: the first
 
 
 def test_candidates_count_in_batches_and_a_first_piece_is_said_alone(short, monkeypatch):
-    """And the time is that of every speech, which here takes a second."""
-    clock = SimpleNamespace(perf_counter=count().__next__)
-    monkeypatch.setattr("titan_tts.speak.generate.time", clock)
     batches, speak = [], short.speak
     monkeypatch.setattr(short, "speak", lambda r, *a: batches.append(len(r)) or speak(r, *a))
     narrator = Narrator(short, batch_size=5, candidates=2)
@@ -60,7 +55,6 @@ def test_candidates_count_in_batches_and_a_first_piece_is_said_alone(short, monk
         assert len(list(narrator.stream(pieces, low_latency))) == 5
         assert batches == expected
         batches.clear()
-    assert narrator.wall_seconds == 20
     few = Narrator(short, batch_size=1, candidates=2).stream(pieces[:2])
     assert len(list(few)) == 2 and batches == [1] * 4
 
@@ -71,7 +65,8 @@ def test_alone_as_among_many(short):
     narrator, voice = Narrator(short, batch_size=3), short.speaker("bob")
     pieces = [short.pieces(Utterance(text, voice)) for text in texts]
     assert [len(each) > 1 for each in pieces] == [True, False, True]
-    many = dict(narrator.synthesize_all(pieces))
+    flat = [piece for each in pieces for piece in each]
+    many = dict(by_text(pieces, narrator.synthesize(flat)))
     assert sorted(many) == [0, 1, 2]
     for index, each in enumerate(pieces):
         alone = list(narrator.stream(each))
@@ -81,7 +76,6 @@ def test_alone_as_among_many(short):
         )
         torch.testing.assert_close(together, sound, atol=1e-5, rtol=0)
         assert len(sound) == short.samples(each)
-    assert list(narrator.synthesize_all([])) == []
 
 
 def test_what_exceeds_a_wav_is_told_before_it_is_said(short, monkeypatch):

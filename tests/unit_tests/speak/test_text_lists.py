@@ -40,10 +40,10 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
         assert generate(*said, *arguments) == 0
         return "all texts are complete" in capsys.readouterr().out
 
-    # Each speech takes a second.
+    # Each batch takes a second.
     clock = SimpleNamespace(perf_counter=count().__next__)
-    monkeypatch.setattr("titan_tts.speak.generate.time", clock)
-    assert generate(*said, "--format=flac") == 0
+    monkeypatch.setattr("titan_tts.speak.synthesizer.time", clock)
+    assert generate(*said, "--format=flac", "--batch-size=2") == 0
     new = tmp_path / "new"
     assert sorted(each.name for each in new.iterdir()) == [
         *("000001.flac", "000001.json", "000003.flac", "000003.json", "a_b.flac", "a_b.json")
@@ -54,7 +54,7 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     about = json.loads((new / "000003.json").read_text())
     assert about | wanted == about
     seconds = sum(soundfile.info(path).frames for path in new.glob("*.flac")) / 100
-    speed = f"3.00 s for {seconds:.2f} s of speech (real-time factor {3 / seconds:.3f})"
+    speed = f"2.00 s for {seconds:.2f} s of speech (real-time factor {2 / seconds:.3f})"
     assert f"3 texts from step 7 (raw), {speed}\n" in capsys.readouterr().out
     said.append("--format=flac")
     (new / "a_b.flac").unlink()
