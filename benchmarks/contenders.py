@@ -2,16 +2,15 @@
 
 Every contender but the plain copy gives ``(input_dict, labels)`` as our loader does (see
 ``LatentDataLoader``): rows of one length bucket, padded to its static shape, texts as ids of the byte
-tokenizer, lengths and labels. The other libraries know no buckets, so their samples go through
-`BucketBatches`, which keeps one open batch per bucket, widens each array straight into its row, and
-gives a batch out when it is full: the same number of rows, the same padding and no copy more than ours.
+tokenizer, lengths and labels. webdataset knows no buckets, so its samples go through `BucketBatches`,
+which keeps one open batch per bucket, widens each array straight into its row, and gives a batch out
+when it is full: the same number of rows, the same padding and no copy more than ours.
 
-They read in the order in which the samples are stored, unshuffled, which is their fastest, and check
-nothing of what they read. Ours draws its samples at random from the whole dataset and holds every byte
+It reads in the order in which the samples are stored, unshuffled, which is its fastest, and checks
+nothing of what it reads. Ours draws its samples at random from the whole dataset and holds every byte
 against its hash. The copy knows where everything lies, draws at random, and leaves texts out.
 """
 
-import importlib.util
 import os
 import tarfile
 import threading
@@ -32,7 +31,6 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
@@ -44,10 +42,7 @@ Pass = Callable[[], Iterator[Batch]]
 
 OURS = "titan-tts"
 COPY = "plain copy"
-INSTALL = {
-    "webdataset": "pip install --no-deps -r benchmarks/requirements.txt",
-    "datasets": 'pip install "datasets==5.2.0"',
-}
+WEBDATASET = "webdataset"
 
 
 @dataclass(frozen=True)
@@ -61,17 +56,6 @@ class Archives:
 
     tar_paths: list[str]
     policy: BatchPolicy
-
-
-def check_installed(names: Iterable[str]) -> None:
-    """Raises InputError for the first of these contenders whose library is missing."""
-    for name in names:
-        module = "datasets" if name == "HF datasets" else name
-        if importlib.util.find_spec(module) is None:
-            raise InputError(
-                f"the contender '{name}' is not installed; {INSTALL[module]}, or leave it out with "
-                f"--without '{name}'."
-            )
 
 
 # ---- ours
@@ -103,44 +87,13 @@ def ours(loader: LatentDataLoader, samples: int) -> Pass:
     return run
 
 
-# ---- the other libraries
+# ---- webdataset
 
 
 def webdataset_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
     import webdataset
 
     dataset = webdataset.WebDataset(tar_paths, shardshuffle=False).decode()
-
-    def samples() -> Iterator[Sample]:
-        for sample in dataset:
-            yield sample["__key__"], sample["npy"], sample["ref.npy"], sample["json"]["text"]
-
-    return samples
-
-
-def hf_samples(tar_paths: list[str]) -> Callable[[], Iterable[Sample]]:
-    """With declared features: those that it infers (lists of lists) take half as long again."""
-    import datasets
-
-    datasets.logging.set_verbosity_error()
-    datasets.disable_progress_bars()
-    array = datasets.Array2D((None, CHANNELS), "float16")
-    text = datasets.Value("string")
-    dataset = datasets.load_dataset(
-        "webdataset",
-        data_files={"train": tar_paths},
-        split="train",
-        streaming=True,
-        features=datasets.Features(
-            {
-                "npy": array,
-                "ref.npy": array,
-                "json": {"text": text},
-                "__key__": text,
-                "__url__": text,
-            }
-        ),
-    )
 
     def samples() -> Iterator[Sample]:
         for sample in dataset:
@@ -216,7 +169,7 @@ class _OpenBatch:
 def in_data_loader(
     samples: Callable[[], Iterable[Sample]], policy: BatchPolicy, workers: int
 ) -> Pass:
-    """As the libraries are used: torch's DataLoader, with worker processes that live on."""
+    """As webdataset is used: torch's DataLoader, with worker processes that live on."""
     loader = DataLoader(
         BucketBatches(samples, policy),
         batch_size=None,
@@ -321,19 +274,14 @@ def _find_arrays(tar_path: str) -> Iterator[_Place]:
 
 
 def make_contenders(
-    archives: Archives, folder: Path, batch_size: int, workers: int, without: Iterable[str]
+    archives: Archives, folder: Path, batch_size: int, workers: int
 ) -> dict[str, Pass]:
-    """Name -> pass, with this many threads (ours, the copy) or worker processes (the others)."""
-    samples = {
-        "webdataset": lambda: webdataset_samples(archives.tar_paths),
-        "HF datasets": lambda: hf_samples(archives.tar_paths),
-    }
-    passes = {
-        name: in_data_loader(make(), archives.policy, workers)
-        for name, make in samples.items()
-        if name not in without
-    }
+    """Name -> pass, with this many threads (ours, the copy) or worker processes (webdataset)."""
     loader = make_ours(folder, batch_size, workers)
-    passes[OURS] = ours(loader, len(loader.dataset))
-    passes[COPY] = plain_copy(archives, workers, 1)
-    return passes
+    return {
+        WEBDATASET: in_data_loader(
+            webdataset_samples(archives.tar_paths), archives.policy, workers
+        ),
+        OURS: ours(loader, len(loader.dataset)),
+        COPY: plain_copy(archives, workers, 1),
+    }

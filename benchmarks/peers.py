@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,17 +31,14 @@ import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
-from benchmarks.speed.mixed_lengths import Lengths  # noqa: E402
-from benchmarks.speed.peers import (  # noqa: E402
+from benchmarks.peer_models import (  # noqa: E402
     F5,
     F5TTS,
     IRODORI,
     OURS,
     SOURCES,
-    Batch,
     Contender,
     Irodori,
-    LoaderBatch,
     Ours,
     fifty_million,
     import_peer,
@@ -56,17 +53,13 @@ PRECISIONS = ("bf16", "fp32")
 MODES = ("eager", "compiled")
 # Least median of the ratio to each peer's faster mode: of our modes by name, or of our fastest.
 STEP_AIMS = {"eager": 1.15, "compiled": 1.3}
-FASTEST_AIMS = {"mixed": 1.25, "sampling": 1.2}
+SAMPLING_AIM = 1.2
 
 
 @dataclass(frozen=True)
 class Sizes:
     step: tuple[int, int, int, int] = (4, 192, 72, 192)
     """samples, latent frames, characters and reference frames of the batch of equal lengths"""
-
-    utterances: int = 512
-    batches: int = 8
-    """of mixed lengths in a round"""
 
     rows: tuple[int, ...] = (1, 4)
     """sentences that are sampled at once"""
@@ -80,14 +73,9 @@ class Variant:
 
     name: str
     mode: str
-    packed: bool = False
-
-    @property
-    def how(self) -> str:
-        return f"{self.mode}, packed" if self.packed else self.mode
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.how}"
+        return f"{self.name}, {self.mode}"
 
 
 def variants(names: Iterable[str]) -> list[Variant]:
@@ -95,7 +83,7 @@ def variants(names: Iterable[str]) -> list[Variant]:
 
 
 def interleaved(
-    work: dict[Variant, Callable[[int], Any]], rounds: int, progress: tqdm
+    work: dict[Variant, Callable[[], Any]], rounds: int, progress: tqdm
 ) -> dict[Variant, list[float]]:
     """CPU seconds of each variant in each round, which all take turns at in rotated order. Before, each does
     the work of all rounds without being timed if it is compiled, else of one round.
@@ -106,14 +94,14 @@ def interleaved(
     names = list(work)
     seconds: dict[Variant, list[float]] = {name: [] for name in names}
     for name in names:
-        for number in range(rounds if name.mode == "compiled" else 1):
-            work[name](number)
+        for _ in range(rounds if name.mode == "compiled" else 1):
+            work[name]()
         progress.update()
     for number in range(rounds):
         for name in rotated(names, number):
             gc.collect()
             graphs, began = graphs_made(), time.process_time()
-            work[name](number)
+            work[name]()
             seconds[name].append(time.process_time() - began)
             if graphs_made() != graphs:
                 raise RuntimeError(f"{name} compiled in a timed turn")
@@ -141,17 +129,17 @@ def compared(costs: dict[Variant, list[float]]) -> dict[str, Any]:
     ours = [variant for variant in costs if variant.name == OURS]
     return {
         "ratios": {
-            own.how: {peer: {"mode": v.mode} | ratio(v, own) for peer, v in fastest.items()}
+            own.mode: {peer: {"mode": v.mode} | ratio(v, own) for peer, v in fastest.items()}
             for own in ours
         },
-        "fastest_of_ours": min(ours, key=cost).how,
+        "fastest_of_ours": min(ours, key=cost).mode,
         "ratios_to_all": {
-            own.how: {str(v): ratio(v, own) for v in costs if v.name != OURS} for own in ours
+            own.mode: {str(v): ratio(v, own) for v in costs if v.name != OURS} for own in ours
         },
     }
 
 
-def build(wanted: Iterable[Variant], shapes: int) -> dict[Variant, Contender]:
+def build(wanted: Iterable[Variant]) -> dict[Variant, Contender]:
     """Models of their own for all variants. Beyond Dynamo's limit blocks would silently run eagerly."""
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256
@@ -159,8 +147,7 @@ def build(wanted: Iterable[Variant], shapes: int) -> dict[Variant, Contender]:
     found = {variant: CLASSES[variant.name](fifty_million()) for variant in wanted}
     for variant, contender in found.items():
         if variant.mode == "compiled":
-            one_shape = shapes == 1 or variant.packed
-            contender.compile(1 if one_shape else shapes if variant.name == OURS else 0)
+            contender.compile()
     return found
 
 
@@ -171,11 +158,10 @@ def step(
     names: list[str], precision: str, sizes: Sizes, rounds: int, progress: tqdm
 ) -> dict[str, Any]:
     """A training step on one batch without padding."""
-    rows, *lengths = sizes.step
-    batch = make_batch(*([length] * rows for length in lengths))
-    contenders = build(variants(names), 1)
+    batch = make_batch(*sizes.step)
+    contenders = build(variants(names))
     steps = {v: trainer(each, precision) for v, each in contenders.items()}
-    seconds = interleaved({v: lambda _, s=s: s(batch) for v, s in steps.items()}, rounds, progress)
+    seconds = interleaved({v: lambda s=s: s(batch) for v, s in steps.items()}, rounds, progress)
     return compared(seconds) | {
         "seconds": {str(v): spread(values) for v, values in seconds.items()},
         "parameters": {
@@ -185,61 +171,18 @@ def step(
     }
 
 
-def mixed(
-    names: list[str], precision: str, sizes: Sizes, rounds: int, progress: tqdm
-) -> dict[str, Any]:
-    """Useful latent frames per CPU second on mixed lengths; F5-TTS only, as Irodori-TTS pads all to 30 s."""
-    wanted = variants(name for name in names if name != IRODORI)
-    wanted += [Variant(OURS, mode, packed=True) for mode in MODES]
-    lengths = Lengths(sizes.utterances)
-    of_f5, packed = lengths.of_f5(), lengths.packed()
-    batches: dict[Variant, Sequence[Batch | LoaderBatch]] = {
-        v: of_f5 if v.name == F5 else packed if v.packed else lengths.ours(v.mode == "compiled")
-        for v in wanted
-    }
-    steps = {
-        v: trainer(each, precision) for v, each in build(wanted, len(lengths.policy.shapes)).items()
-    }
-
-    def chosen(variant: Variant, number: int) -> list[Batch]:
-        places = range(number * sizes.batches, (number + 1) * sizes.batches)
-        return [batches[variant][place % len(batches[variant])] for place in places]
-
-    def work(variant: Variant, number: int) -> None:
-        for batch in chosen(variant, number):
-            steps[variant](batch)
-
-    seconds = interleaved(
-        {v: lambda number, v=v: work(v, number) for v in wanted}, rounds, progress
-    )
-    costs = {
-        v: [s / sum(int(b.frames.sum()) for b in chosen(v, n)) for n, s in enumerate(values)]
-        for v, values in seconds.items()
-    }
-    return compared(costs) | {
-        "frames_per_second": {str(v): spread(1 / c for c in costs[v]) for v in wanted},
-        "useful_fraction": {
-            str(v): sum(int(b.frames.sum()) for b in each)
-            / sum(b.latents[..., 0].numel() for b in each)
-            for v, each in batches.items()
-        },
-        "shapes": lengths.policy.shapes,
-    }
-
-
 def sampling(
     names: list[str], precision: str, rows: int, sizes: Sizes, rounds: int, progress: tqdm
 ) -> dict[str, Any]:
     """Sentences of one length by Euler steps, text and speaker guided in the first half of the time:
     the same number of rows through the network."""
-    _, *lengths = sizes.step
-    batch = make_batch(*([length] * rows for length in lengths))
-    contenders = build(variants(name for name in names if name != F5), 1)
+    batch = make_batch(rows, *sizes.step[1:])
+    contenders = build(variants(name for name in names if name != F5))
     work = {}
     for variant, contender in contenders.items():
         randomize(contender.module.parameters())
         contender.module.to(torch.bfloat16 if precision == "bf16" else torch.float32).eval()
-        work[variant] = lambda _, c=contender: c.sample(batch, sizes.sampling_steps, 3.0, 5.0)
+        work[variant] = lambda c=contender: c.sample(batch, sizes.sampling_steps, 3.0, 5.0)
     seconds = interleaved(work, rounds, progress)
     return compared(seconds) | {"seconds": {str(v): spread(s) for v, s in seconds.items()}}
 
@@ -251,9 +194,8 @@ def missed(found: dict[str, Any]) -> list[str]:
     """The aims that were missed, in words."""
     sentences = []
     for name, case in found.items():
-        kind = name.split(", ")[0]
         fastest = case["fastest_of_ours"]
-        aims = STEP_AIMS if kind == "step" else {fastest: FASTEST_AIMS[kind]}
+        aims = STEP_AIMS if name.startswith("step") else {fastest: SAMPLING_AIM}
         for mode, aim in aims.items():
             for peer, ratio in case["ratios"][mode].items():
                 if ratio["median"] < aim:
@@ -265,10 +207,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--irodori", type=Path, help="checkout of Irodori-TTS")
     parser.add_argument("--f5", type=Path, help="checkout of F5-TTS")
-    parser.add_argument("--only", action="append", choices=["step", "mixed", "sampling"])
-    parser.add_argument("--precision", action="append", choices=PRECISIONS)
+    parser.add_argument("--only", choices=["step", "sampling"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="of torch; 1 is steadiest")
     parser.add_argument("--tiny", action="store_true", help="whether it works, not how fast")
     parser.add_argument("--out", type=Path, help="JSON to write; without choices, the results")
     options = parser.parse_args()
@@ -283,19 +223,16 @@ def main() -> int:
         names.append(name)
     if len(names) == 1:
         raise InputError("there is no peer to compare with; give --irodori, --f5 or both")
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    sizes = Sizes(step=(2, 32, 12, 32), utterances=32, batches=1, rows=(1,), sampling_steps=2)
+    sizes = Sizes(step=(2, 32, 12, 32), rows=(1,), sampling_steps=2)
     sizes = sizes if options.tiny else Sizes()
-    kinds = options.only or ["step", "mixed", "sampling"]
     cases: dict[str, Callable[[tqdm], dict[str, Any]]] = {}
-    for precision in options.precision or PRECISIONS:
+    for precision in PRECISIONS:
         common = (sizes, options.rounds)
-        if "step" in kinds:
+        if options.only != "sampling":
             cases[f"step, {precision}"] = partial(step, names, precision, *common)
-        if "mixed" in kinds and precision == "bf16" and F5 in names:
-            cases["mixed, bf16"] = partial(mixed, names, precision, *common)
-        if "sampling" in kinds and IRODORI in names:
+        if options.only != "step" and IRODORI in names:
             for rows in sizes.rows:
                 case = partial(sampling, names, precision, rows, *common)
                 cases[f"sampling, {precision}, {rows} at once"] = case
@@ -306,8 +243,8 @@ def main() -> int:
         for mode, found_ratios in found[name]["ratios_to_all"].items():
             for variant, ratio in found_ratios.items():
                 print(f"{name}, ours {mode}: {cell(ratio)} to {variant}", flush=True)
-    chosen = options.only or options.precision or options.tiny
-    out = options.out or (None if chosen or len(names) < 3 else RESULTS / "peers.json")
+    some = options.only or options.tiny or len(names) < 3
+    out = options.out or (None if some else RESULTS / "peers.json")
     if out:
         places = ("irodori", "f5", "out")
         given = {key: value for key, value in vars(options).items() if key not in places}

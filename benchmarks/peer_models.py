@@ -5,24 +5,22 @@ What they import for audio, wave forms and Chinese text is not needed here and i
 """
 
 import importlib
+import itertools
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error_sums
-from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
@@ -91,37 +89,14 @@ class Batch:
     """(B,)"""
 
 
-@dataclass(frozen=True)
-class LoaderBatch:
-    """A micro-batch of our loader, packed or padded."""
-
-    inputs: dict[str, Any]
-    labels: torch.Tensor
-
-    @property
-    def latents(self) -> torch.Tensor:
-        return self.inputs["latents"]
-
-    @property
-    def frames(self) -> torch.Tensor:
-        return self.inputs["frames"]
-
-
-def make_batch(
-    frames: list[int],
-    text: list[int],
-    reference: list[int],
-    shape: Sequence[int] | None = None,
-) -> Batch:
-    """Random latents, texts and references of these lengths, padded to `shape` (T, L, R) or to the
-    longest."""
-    T, L, R = shape or (max(frames), max(text), max(reference))
-    rows, generator = len(frames), torch.Generator().manual_seed(len(frames) + T)
+def make_batch(rows: int, T: int, L: int, R: int) -> Batch:
+    """Random latents, texts and references of full lengths."""
+    generator = torch.Generator().manual_seed(rows + T)
     return Batch(
         0.8 * torch.randn(rows, T, CHANNELS, generator=generator),
         torch.randint(3, BYTE_VOCAB_SIZE, (rows, L), generator=generator),
         0.8 * torch.randn(rows, R, CHANNELS, generator=generator),
-        *(torch.tensor(lengths) for lengths in (frames, text, reference)),
+        *(torch.full((rows,), length) for length in (T, L, R)),
     )
 
 
@@ -145,8 +120,8 @@ class Contender:
         """Scalar loss; what the contender runs in mixed precision runs under `autocast()`."""
         raise NotImplementedError
 
-    def compile(self, shapes: int) -> None:
-        """Compiles each block for this many static shapes; 0: for any lengths."""
+    def compile(self) -> None:
+        """Compiles each block for one static shape."""
         raise NotImplementedError
 
 
@@ -158,24 +133,9 @@ class Ours(Contender):
         self.module = cast(DiTTTSModel, build_model(self.args))
         self.objective = FlowMatching()
         self.number = 0
-        self.of_loader = ForwardPass(
-            JobConfig(),
-            self.module,
-            None,
-            BYTE_VOCAB_SIZE,
-            squared_error_sums,
-            SimpleNamespace(count_losses=lambda *_: None),
-            torch.device("cpu"),
-            nullcontext(),
-        )
 
-    def loss(self, batch: Batch | LoaderBatch, autocast: Callable[[], Any]) -> torch.Tensor:
+    def loss(self, batch: Batch, autocast: Callable[[], Any]) -> torch.Tensor:
         self.number += 1
-        if isinstance(batch, LoaderBatch):
-            self.of_loader.amp = autocast()
-            inputs = self.of_loader.to_device(batch.inputs)
-            loss = self.of_loader.loss_sum(inputs)
-            return loss / batch.frames.sum()
         rows = torch.arange(len(batch.latents))
         noisy = self.objective.add_noise(
             batch.latents, torch.tensor(self.number), rows, len(batch.latents)
@@ -186,18 +146,18 @@ class Ours(Contender):
                 noisy.latents,
                 noisy.t,
                 valid,
-                batch.text_ids,
-                _mask(batch.text_lengths, batch.text_ids.shape[1]),
-                batch.reference,
-                _mask(batch.reference_frames, batch.reference.shape[1]),
                 noisy.keep_text,
                 noisy.keep_speaker,
+                text_ids=batch.text_ids,
+                text_mask=_mask(batch.text_lengths, batch.text_ids.shape[1]),
+                speaker=batch.reference,
+                speaker_mask=_mask(batch.reference_frames, batch.reference.shape[1]),
                 text_positions=_positions(_mask(batch.text_lengths, batch.text_ids.shape[1])),
             )
         return squared_error_sums(prediction, noisy.target, valid).sum() / valid.sum()
 
-    def compile(self, shapes: int) -> None:
-        apply_compile(self.module, "inductor", shapes, components=("model", "encoders"))
+    def compile(self) -> None:
+        apply_compile(self.module, "inductor", 1, components=("model", "encoders"))
 
     def sample(self, batch: Batch, steps: int, text_scale: float, speaker_scale: float) -> None:
         requests = [
@@ -230,11 +190,11 @@ class _Ids:
         return _positions(torch.ones_like(self.ids[int(text)][None], dtype=torch.bool))[0].numpy()
 
 
-def _compile_blocks(blocks: Iterable[nn.Module], shapes: int) -> None:
+def _compile_blocks(*stacks: Iterable[nn.Module]) -> None:
     """As `apply_compile` treats ours. Compiling a peer's network as a whole takes minutes on a CPU; which of
     the two is faster has not been compared."""
-    for block in blocks:
-        block.compile(dynamic=not shapes)
+    for block in itertools.chain(*stacks):
+        block.compile(dynamic=False)
 
 
 class Irodori(Contender):
@@ -289,11 +249,9 @@ class Irodori(Contender):
         error = (prediction.float() - target).square().mean(-1)
         return (error * valid).sum() / valid.sum()
 
-    def compile(self, shapes: int) -> None:
+    def compile(self) -> None:
         module = self.module
-        _compile_blocks(
-            [*module.blocks, *module.text_encoder.blocks, *module.speaker_encoder.blocks], shapes
-        )
+        _compile_blocks(module.blocks, module.text_encoder.blocks, module.speaker_encoder.blocks)
 
     def sample(self, batch: Batch, steps: int, text_scale: float, speaker_scale: float) -> None:
         self.flow.sample_euler_rf_cfg(
@@ -344,9 +302,9 @@ class F5TTS(Contender):
             loss, _, _ = self.module(batch.latents, text, lens=batch.frames)
         return loss
 
-    def compile(self, shapes: int) -> None:
-        """Its text blocks stay eager: for batches of mixed lengths they would be compiled anew each time."""
-        _compile_blocks(self.module.transformer.transformer_blocks, shapes)
+    def compile(self) -> None:
+        """Its text blocks stay eager."""
+        _compile_blocks(self.module.transformer.transformer_blocks)
 
 
 def trainer(contender: Contender, precision: str) -> Callable[[Batch], None]:
