@@ -11,7 +11,7 @@ import numpy as np
 
 from titan_tts.doctor.checks import text_tokens
 from titan_tts.doctor.findings import Limits
-from torchtitan.models.dit_tts.config.job_config import MAX_BUCKETS, Data
+from torchtitan.models.dit_tts.config.data_sections import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.data.buckets import (
     ALIGNMENT,
     choose_edges,

@@ -96,7 +96,7 @@ REFUSED = """
 1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 8, 9] | up to 8
 1 | data.weights = [1.0, 2.0] | weights has 2 numbers | path 1 datasets
-1 | data.weights = [2e6] | from 1e-6 to 1e6
+1 | data.weights = [2e6] | from 1e-06 to 1000000.0
 1 | training.global_batch_size = 12 | comes to 12 samples | batch_multiple = 8
 1 | data.conditioning = ['speaker', 'speaker'] | each once
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
@@ -111,7 +111,7 @@ REFUSED = """
 4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | must be 4
 1 | parallelism.data_parallel_replicate_degree = 0 | replicate_degree = 0 | at least 1
 1 | parallelism.data_parallel_shard_degree = -2 | -2 | at least 1
-1 | parallelism.context_parallel_degree = 2 | context_parallel_degree = 2 | set it to 1
+1 | parallelism.context_parallel_degree = 2 | context_parallel_degree = 2 | must be 1
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
 1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
 1 | parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine' | needs a GPU | 'local'
@@ -137,7 +137,7 @@ REFUSED = """
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 2} | warmup_steps = 2 with [compile]
 2 | GRAPHS | 2 data-parallel ranks do not allow
 1 | compile = {mode = 'max-autotune-no-cudagraphs', backend = 'eager'} | 'eager' | to 'default'
-1 | optimizer.name = 'SGD' | 'SGD' | Adam, AdamW and Muon
+1 | optimizer.name = 'SGD' | 'SGD' | 'AdamW', 'Adam', 'Muon'
 1 | optimizer = {name = 'Muon', state_dtype = 'bfloat16'} | name = 'Muon' | only with AdamW
 1 | optimizer.state_dtype = '8bit'; checkpoint.async_mode = 'async' | '8bit' | to 'disabled'
 1 | model.converters = ['mx'] | converters = ['mx'] | 'float8'
@@ -146,7 +146,7 @@ REFUSED = """
 1 | job.experiment = 'a/b' | 'a/b' | without '/'
 1 | validation.batch_size = 1 | at least 2
 1 | validation.times = [0.5, 0.5] | different times
-1 | validation.times = [0.0] | above 0
+1 | validation.times = [0.0] | greater than 0
 1 | checkpoint.folder = 'a/b' | without '/'
 1 | optimizer.early_step_in_backward = true | not supported
 1 | parallelism.backend = 'megatron'; megatron.fp8 = true | are TransformerEngine's
@@ -181,13 +181,13 @@ REFUSED = """
 1 | validation.keep_best = 'gap' | 'gap' is no figure
 1 | HELD_OUT; validation.keep_best = 'seconds_error' | 'seconds_error' is no figure
 1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw' | similarity_raw' is no
-2 | parallelism.pipeline_parallel_degree = 2 | pipeline_parallel_degree = 2 is not
-2 | parallelism.expert_parallel_degree = 2 | expert_parallel_degree = 2 is not
+2 | parallelism.pipeline_parallel_degree = 2 | pipeline_parallel_degree = 2, but
+2 | parallelism.expert_parallel_degree = 2 | expert_parallel_degree = 2, but
 1 | parallelism = {backend = 'megatron', tensor_parallel_degree = 0} | tensor_parallel_degree = 0
 1 | parallelism.data_parallel_shard_degree = 0 | at least 1
 1 | training.global_batch_size = -1 | global_batch_size = -1 is not
 1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
-1 | data = {path = ['a', 'b'], weights = [0.0, 1.0]} | from 1e-6 to 1e6
+1 | data = {path = ['a', 'b'], weights = [1.0, 0.0]} | from 1e-06 to 1000000.0
 1 | sampling = {guidance = 'alternating', text_scale = 0.0, speaker_scale = 2.0} | leaves steps without
 1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; compile.enable = true | does not compile
 1 | activation_checkpoint.mode = 'memory_budget'; compile = {enable = true, components = ['loss']} | needs [compile]

@@ -1,30 +1,152 @@
-"""What job_config.py declares of each key is as recorded: defaults, bounds and marks.
+"""What the sections declare of each key is as recorded: defaults, bounds and marks.
 
 A default that changes is another run for whoever does not give the key, and for a checkpoint that is older
 than the key it is what it was trained with.
 """
 
 import json
+import math
 from dataclasses import asdict, astuple, fields
-from pathlib import Path
 
-from torchtitan.models.dit_tts.config import job_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.keys import declared, marked
 from torchtitan.models.dit_tts.config.marks import Bounds, Mark
 
-RECORDED = json.loads(Path(__file__).with_name("declared.json").read_text())
+DEFAULTS = """
+[job] experiment=""
+[data] path="" allow_heldout=false weights=[] balance_by="" balance_beta=0.999
+use_sample_weights=false duration_alpha=0.0 duration_offset_seconds=0.0 epochs=0
+on_error="raise" max_corrupt_fraction=0.01 seed=0 latent_channels=128 frames_per_second=25.0
+max_frames=768 max_speaker_frames=384 max_reference_ratio=1.0 references="stored"
+speaker_patch_size=4 max_text_tokens=192 verbatim_fraction=0.0 batching="buckets"
+longest_per_row=4 num_buckets=8 bucket_frames=[] bucket_batch_sizes=[] batch_multiple=8
+on_too_long="drop" max_dropped_fraction=0.1 num_workers=2 prefetch_batches=4 conditioning=[]
+conditioning_dropout=0.1 duration_token_seconds=0.5 audit=false
+[encoder] model="bytes" added_tokens=[] convention="" frozen=true dtype="bfloat16"
+fsdp_min_gib=4.0 dim=0 n_layers=2 n_heads=4 vocab_size=0
+[model] name="dit_tts" flavor="debug" sizes=[] text_positions="none" hf_assets_path="."
+[lora] rank=0 alpha=16.0
+[attention] backend="auto"
+[objective] prediction="velocity" time_distribution="logit_normal" logit_mean=0.0 logit_std=1.0
+text_dropout=0.1 speaker_dropout=0.1 loss_on_padding=false
+[distill] teacher="" teacher_steps=4 passes=0 times=[] fingerprint=""
+[optimizer] name="AdamW" state_dtype="float32" muon_lr=0.0 base_dim=0 encoder_lr=1e-05
+[training] local_batch_size=0 max_local_batch_size=0 global_batch_size=32
+mixed_precision_reduce="float32"
+[ema] enable=true decays=[0.9999]
+[validation] enable=true path="" freq=500 samples=64 times=[0.99,0.95,0.9,0.8,0.6,0.4,0.2]
+batch_size=16 seed=0 keep_best="best_heldout_loss"
+[samples] freq=0 count=8 raw=false seed=0 recognizer="" speaker_scorer="" opinion=""
+[sampling] steps=40 solver="euler" schedule="linear" start_t=1.0 sway=-1.0 text_scale=3.0
+speaker_scale=0.0 guidance="independent" min_t=0.5 max_t=1.0 cfg_zero_star=false
+zero_init_steps=0 truncation_factor=1.0 rescale_k=1.0 rescale_sigma=1.0 speaker_kv_scale=1.0
+speaker_kv_min_t=0.0 codec="mel_dct"
+[checkpoint] enable=true last_save_model_only=false
+[resume] allow=[]
+[divergence] spike_sigmas=10.0 max_bad_steps=3 max_rollbacks=2
+[parallelism] backend="torchtitan" tensor_parallel_degree=1 fsdp_blocks_per_unit=1
+fsdp_prefetch_units=0
+[megatron] transformer_impl="local" sequence_parallel=false use_te_attn=false fp8=false
+[compile] enable=false components=["model","encoders"] mode="default" cache_folder=""
+[metrics] log_freq=10 enable_tensorboard=true enable_wandb=false wandb_project=""
+peak_tflops=0.0
+[benchmark] enable=false duration_seconds=0.0 steps=0 warmup_steps=3 profile=true
+lengths="mixed" mean_seconds=9.0 sigma=0.5
+"""
+
+# Low, high, open low, open high -> keys, of which those of one section share its name.
+BOUNDS = {
+    (0, math.inf, True, False): """metrics.log_freq optimizer.eps training.max_norm,steps
+    parallelism.tensor_parallel_degree,fsdp_blocks_per_unit checkpoint.interval
+    comm.init_timeout_seconds,train_timeout_seconds validation.freq,samples
+    data.latent_channels,frames_per_second,speaker_patch_size,max_text_tokens,batch_multiple
+    data.duration_token_seconds encoder.n_layers,n_heads lora.alpha objective.logit_std
+    distill.teacher_steps samples.count benchmark.warmup_steps,mean_seconds,sigma
+    sampling.steps,truncation_factor,rescale_k,rescale_sigma,speaker_kv_scale""",
+    (0, math.inf, False, False): """optimizer.lr,weight_decay,muon_lr,base_dim,encoder_lr
+    lr_scheduler.warmup_steps training.local_batch_size,max_local_batch_size
+    parallelism.fsdp_prefetch_units checkpoint.keep_latest_k validation.seed samples.freq,seed
+    encoder.fsdp_min_gib,dim,vocab_size lora.rank distill.passes sampling.zero_init_steps
+    divergence.spike_sigmas,max_rollbacks benchmark.duration_seconds,steps""",
+    (0, 1, False, False): """optimizer.beta1,beta2 lr_scheduler.decay_ratio,min_lr_factor ema.decays
+    data.max_corrupt_fraction,verbatim_fraction,max_dropped_fraction,conditioning_dropout
+    objective.text_dropout,speaker_dropout sampling.min_t,max_t,speaker_kv_min_t
+    activation_checkpoint.memory_budget""",
+    (0, 1, True, False): "validation.times sampling.start_t",
+    (0, 1, False, True): "data.balance_beta",
+    (-1, 2 / (math.pi - 2), False, False): "sampling.sway",
+    (0, 32, False, True): "divergence.max_bad_steps",
+    (0, 3600, False, False): "data.duration_offset_seconds",
+    (0, 10**6, False, False): "data.epochs,max_reference_ratio,num_workers,prefetch_batches",
+    (1e-6, 1e6, False, False): "data.weights",
+    (-10, 10, False, False): "data.duration_alpha",
+    (1, 8, False, False): "data.num_buckets",
+    (1, 1024, False, False): "data.longest_per_row",
+    (1, 10**6, False, False): "data.max_frames,max_speaker_frames",
+    (1, math.inf, False, False): "parallelism.data_parallel_replicate_degree",
+    (1, 1, False, False): """parallelism.pipeline_parallel_degree,context_parallel_degree
+    parallelism.expert_parallel_degree""",
+    (2, math.inf, False, False): "validation.batch_size",
+}
+
+OPTIMIZER = """optimizer.name,lr,beta1,beta2,eps,weight_decay,implementation,state_dtype,muon_lr
+    optimizer.early_step_in_backward,base_dim,encoder_lr ema.enable,decays training.max_norm
+    lr_scheduler.warmup_steps,total_steps,decay_ratio,decay_type,min_lr_factor"""
+OBJECTIVE = """objective.prediction,time_distribution,logit_mean,logit_std,loss_on_padding
+    objective.text_dropout,speaker_dropout"""
+MARKS = {
+    "TRAINING": f"""{OPTIMIZER} {OBJECTIVE} model.converters data.verbatim_fraction encoder.frozen
+    lora.rank,alpha distill.teacher_steps,times,fingerprint megatron.fp8""",
+    "WEIGHTS": "model.flavor,sizes,text_positions objective.prediction",
+    "WORKLOAD": """model.sizes,text_positions training.enable_cpu_offload,mixed_precision_reduce
+    parallelism.fsdp_blocks_per_unit,fsdp_prefetch_units compile.components ema.enable,decays
+    data.batching,longest_per_row,num_buckets,bucket_frames,bucket_batch_sizes,num_workers
+    encoder.model,convention,frozen,dtype lora.rank distill.teacher_steps,passes
+    megatron.transformer_impl,sequence_parallel,use_te_attn quantize.linear.float8.recipe_name""",
+    "INPUT": """data.path,max_frames,max_speaker_frames,max_reference_ratio,max_text_tokens
+    benchmark.mean_seconds""",
+    "EXPORTED": f"""{OBJECTIVE} model.name,flavor,sizes,text_positions data.latent_channels
+    data.frames_per_second,max_frames,max_speaker_frames,speaker_patch_size,max_text_tokens
+    data.conditioning,conditioning_dropout,duration_token_seconds sampling.steps,solver,schedule
+    encoder.model,added_tokens,convention,frozen,dtype,dim,n_layers,n_heads,vocab_size
+    sampling.start_t,sway,text_scale,speaker_scale,guidance,min_t,max_t,cfg_zero_star,codec
+    sampling.zero_init_steps,truncation_factor,rescale_k,rescale_sigma
+    sampling.speaker_kv_scale,speaker_kv_min_t""",
+    "RECIPE": f"""{OPTIMIZER} training.global_batch_size,dtype,mixed_precision_param
+    training.mixed_precision_reduce checkpoint.interval,keep_latest_k validation.freq,samples
+    validation.times,batch_size,seed,keep_best
+    data.batching,longest_per_row,num_buckets,batch_multiple""",
+}
 
 
-def test_defaults_bounds_and_marks_are_the_recorded_ones():
+def named(keys: str) -> set[str]:
+    """Names of a table: section.key,key section.key."""
+    found = set()
+    for word in keys.split():
+        section, _, names = word.rpartition(".")
+        found |= {f"{section}.{name}" for name in names.split(",")}
+    return found
+
+
+def test_defaults_are_the_recorded_ones():
+    ours = {f.name: f.type for f in fields(JobConfig) if "dit_tts" in f.type.__module__}
     values = asdict(JobConfig())
-    ours = [field for field in fields(JobConfig) if field.type.__module__ == job_config.__name__]
-    assert {
-        each.name: {key: values[each.name][key] for key in each.type.__annotations__}
-        for each in ours
-    } == RECORDED["defaults"]
-    bounds = [(name, each) for name, given in declared() for each in given]
-    assert {
-        name: list(astuple(each)) for name, each in bounds if isinstance(each, Bounds)
-    } == RECORDED["bounds"]
-    assert {mark.name: list(marked(mark)) for mark in Mark} == RECORDED["marks"]
+    recorded = {}
+    for words in map(str.split, DEFAULTS.strip().removeprefix("[").split("\n[")):
+        pairs = [word.partition("=") for word in words[1:]]
+        recorded[words[0][:-1]] = {key: json.loads(value) for key, _, value in pairs}
+    assert recorded == {
+        name: {key: values[name][key] for key in kind.__annotations__}
+        for name, kind in ours.items()
+    }
+
+
+def test_bounds_and_marks_are_the_recorded_ones():
+    found: dict[tuple, set[str]] = {}
+    for name, given in declared():
+        for bounds in given:
+            if isinstance(bounds, Bounds):
+                found.setdefault(astuple(bounds), set()).add(name)
+    assert found == {bounds: named(keys) for bounds, keys in BOUNDS.items()}
+    for mark, keys in MARKS.items():
+        assert set(marked(Mark[mark])) == named(keys), mark

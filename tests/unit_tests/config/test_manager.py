@@ -5,12 +5,11 @@ import copy
 import inspect
 import itertools
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from torchtitan.models.dit_tts.config import job_config
+from torchtitan.models.dit_tts.config.help import print_help
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import (
     config_from_dict,
@@ -112,16 +111,28 @@ def test_a_resolved_config_stays_as_it_is():
     assert (config.encoder.vocab_size, config.training.steps) == (0, JobConfig().training.steps)
 
 
-def test_every_field_of_ours_says_what_it_is():
-    """A sentence under each field of our sections, as upstream has it; each section is in JobConfig."""
-    module = ast.parse(inspect.getsource(job_config))
-    sections = [node for node in module.body if isinstance(node, ast.ClassDef)][:-1]
-    assert {section.name for section in sections} <= {f.type.__name__ for f in fields(JobConfig)}
-    for section in sections:
-        for field, after in itertools.pairwise([*section.body, None]):
-            if isinstance(field, ast.AnnAssign):
-                sentence = after.value.value if isinstance(after, ast.Expr) else ""
-                assert len(sentence) > 10 and not sentence[0].islower(), field.target.id
+def test_help_has_each_key_that_is_used(capsys):
+    """With a sentence under each, as upstream has it; sections in our order."""
+    sections = {"data_sections", "run_sections", "upstream_sections"}
+    for kind in JobConfig.__annotations__.values():
+        if kind.__module__.rpartition(".")[2] in sections:
+            body = ast.parse(inspect.getsource(kind)).body[0].body
+            for field, after in itertools.pairwise([*body, None]):
+                if isinstance(field, ast.AnnAssign):
+                    sentence = after.value.value if isinstance(after, ast.Expr) else ""
+                    assert len(sentence) > 10 and not sentence[0].islower(), field.target.id
+    shown = {}
+    for every_key in (False, True):
+        with pytest.raises(SystemExit):
+            print_help(every_key)
+        shown[every_key] = capsys.readouterr().out
+    for name, hidden in (
+        *[("lora.rank", False), ("quantize.linear.float8.emulate", False), ("debug.seed", False)],
+        *[("data.max-frames", False), ("model.converters", False), ("model.name", True)],
+        *[("metrics.save-for-all-ranks", True), ("quantize.linear.mx.recipe-name", True)],
+        *[("fault-tolerance.enable", True), ("parallelism.pipeline-parallel-schedule", True)],
+    ):
+        assert f"--{name}" in shown[True] and (f"--{name}" in shown[False]) != hidden, name
 
 
 # Mistakes

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW, Divergence
+from torchtitan.models.dit_tts.config.run_sections import BAD_STEPS_WINDOW, Divergence
 from torchtitan.models.dit_tts.infra.divergence import (
     MIN_HISTORY,
     WINDOW,

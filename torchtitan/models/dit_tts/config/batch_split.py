@@ -7,24 +7,16 @@ from torchtitan.models.dit_tts.errors import require
 def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     """Ranks that see different data: replicas times shards."""
     p = config.parallelism
-    for kind in ("context", "pipeline", "expert"):
-        degree = getattr(p, f"{kind}_parallel_degree")
-        require(
-            degree == 1,
-            f"[parallelism] {kind}_parallel_degree = {degree} is not supported by this model family; "
-            f"set it to 1 and use data_parallel_shard_degree or data_parallel_replicate_degree",
-        )
     tensor = p.tensor_parallel_degree
     require(
-        tensor == 1 or (tensor > 1 and p.backend == "megatron"),
+        tensor == 1 or p.backend == "megatron",
         f"[parallelism] tensor_parallel_degree = {tensor} with backend = {p.backend!r}; set it to 1, or to "
         f"more with 'megatron'",
     )
     replicate, shard = p.data_parallel_replicate_degree, p.data_parallel_shard_degree
     require(
-        replicate >= 1 and (shard >= 1 or shard == -1),
-        f"[parallelism] data_parallel_replicate_degree = {replicate} and data_parallel_shard_degree = "
-        f"{shard}, but they must be at least 1 (shard also -1: all processes that are left)",
+        shard >= 1 or shard == -1,
+        f"[parallelism] data_parallel_shard_degree = {shard}, but it must be at least 1, or -1: all processes that are left",
     )
     if shard == -1:
         shard = max(1, world_size // (replicate * tensor))

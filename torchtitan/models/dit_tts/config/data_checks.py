@@ -1,12 +1,11 @@
 """Checks of what a batch is made of: `[data]` and the texts."""
 
 from torchtitan.models.dit_tts.added_tokens import MAX_ADDED
+from torchtitan.models.dit_tts.config.data_sections import MAX_BUCKETS, Data
 from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
     DURATION_FLAVOR,
     LEARNED_SUBWORDS,
-    MAX_BUCKETS,
-    Data,
     JobConfig,
     is_pretrained,
 )
@@ -63,10 +62,6 @@ def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int)
         len(data.weights) in (0, datasets),
         f"[data] weights has {len(data.weights)} numbers and path {datasets} datasets; give one for "
         f"each, or none to take each dataset as it is",
-    )
-    require(
-        all(1e-6 <= weight <= 1e6 for weight in data.weights),
-        f"[data] weights = {data.weights}, but each must be from 1e-6 to 1e6",
     )
     require(
         data.num_workers == 0 or data.prefetch_batches > 0,

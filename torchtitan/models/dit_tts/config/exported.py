@@ -1,6 +1,6 @@
 """An exported folder: a trained model with all that it speaks with, and nothing of its training.
 
-    config.json          step, weights, codec, treatment of references, and the keys of the run's config in KEPT
+    config.json          step, weights, codec, treatment of references, and the keys of the run's config that are marked EXPORTED
     model.safetensors    weights under the model's names
     manifest.json        size and XXH3 of every file that is read, and what the weights were trained with
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
@@ -13,7 +13,7 @@
     fine_tune.toml       config of a run that starts from it: what must be the same, and how it was trained
     README.md            the model card, for its author to edit
 
-It may come from a stranger: nothing in it is code, and its config has only the keys of KEPT.
+It may come from a stranger: nothing in it is code, and its config has only the keys marked EXPORTED.
 """
 
 import os
@@ -23,6 +23,8 @@ from typing import Any
 
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig, Samples
+from torchtitan.models.dit_tts.config.keys import marked
+from torchtitan.models.dit_tts.config.marks import EXPORTED, RECIPE, Mark
 from torchtitan.models.dit_tts.config.validation_figures import measured_figures
 from torchtitan.models.dit_tts.errors import InputError, reading
 
@@ -50,52 +52,17 @@ READ = (
 )
 """Files that are read, in addition to TEXT_ENCODER, and to DURATIONS, which has its own manifest"""
 
-_DATA = (
-    *("latent_channels", "frames_per_second", "max_frames", "max_speaker_frames"),
-    *("speaker_patch_size", "max_text_tokens", "conditioning", "conditioning_dropout"),
-    "duration_token_seconds",
-)
-_ENCODER = (
-    *("model", "added_tokens", "convention", "frozen", "dtype"),
-    *("dim", "n_layers", "n_heads"),
-)
-KEPT: dict[str, tuple[str, ...] | None] = {
-    "model": ("name", "flavor", "sizes", "text_positions"),
-    "data": _DATA,
-    "encoder": (*_ENCODER, "vocab_size"),
-    "objective": None,
-    "sampling": None,
-}
-"""Section -> its keys in config.json; None: all"""
-
-_FINE_TUNE: dict[str, tuple[str, ...] | None] = KEPT | {
-    "encoder": _ENCODER,  # new data may bring more ids
-    # global_batch_size is a multiple of the last two.
-    "data": (*_DATA, "num_buckets", "batching", "longest_per_row", "batch_multiple"),
-    "training": (
-        *("global_batch_size", "max_norm", "dtype"),
-        *("mixed_precision_param", "mixed_precision_reduce"),
-    ),
-    "optimizer": None,
-    "lr_scheduler": None,
-    "ema": None,
-    "validation": ("freq", "samples", "times", "batch_size", "seed", "keep_best"),
-    "checkpoint": ("interval", "keep_latest_k"),
-}
-"""Section -> its keys in fine_tune.toml; None: all"""
-
 _PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth", ".distcp")
 
 
-def kept(
-    config: JobConfig, sections: dict[str, tuple[str, ...] | None] = KEPT
-) -> dict[str, dict[str, Any]]:
-    """The keys of a run's config that its model needs, or those that `sections` names."""
+def kept(config: JobConfig, *marks: Mark) -> dict[str, dict[str, Any]]:
+    """The keys of a run's config that its model needs, and those that have one of the marks."""
     values = asdict(config)
-    return {
-        section: {name: values[section][name] for name in names or values[section]}
-        for section, names in sections.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name in marked(EXPORTED, *marks):
+        section, _, key = name.partition(".")
+        found.setdefault(section, {})[key] = values[section][key]
+    return found
 
 
 def fine_tune_config(config: JobConfig, codec: str, encoder: str) -> dict[str, dict[str, Any]]:
@@ -105,8 +72,9 @@ def fine_tune_config(config: JobConfig, codec: str, encoder: str) -> dict[str, d
         codec: what the run's is called everywhere; empty for a file.
         encoder: the same of its text encoder.
     """
-    found = kept(config, _FINE_TUNE)
+    found = kept(config, RECIPE)
     found["encoder"]["model"] = encoder
+    del found["encoder"]["vocab_size"]  # new data may bring more ids
     found["sampling"]["codec"] = codec
     if not codec:
         del found["sampling"]["codec"]
@@ -158,8 +126,8 @@ def read_exported(folder: Path) -> dict[str, Any]:
         assert isinstance(content["step"], int) and isinstance(content["weights"], str)
         assert isinstance(content["audio"], dict)
         for section, values in content["config"].items():
-            names = KEPT[section]
-            assert isinstance(values, dict) and (names is None or set(values) <= set(names))
+            assert isinstance(values, dict)
+            assert {f"{section}.{key}" for key in values} <= {*marked(EXPORTED)}
     except (KeyError, TypeError, AttributeError, AssertionError):
         raise InputError(
             f"{path} was changed since titan-tts export wrote it; export the run again"
@@ -173,7 +141,7 @@ def placed_config(folder: Path) -> dict[str, dict[str, Any]]:
     need.
     """
     content, folder = read_exported(folder), folder.resolve()
-    found: dict[str, dict[str, Any]] = {name: {} for name in KEPT} | content["config"]
+    found: dict[str, dict[str, Any]] = {name: {} for name in kept(JobConfig())} | content["config"]
     found["data"]["path"] = str(folder)
     inside = {"mel_dct": MEL_DCT, "dac_vae": DAC_VAE}.get(content["codec"]["kind"], "")
     within = inside and (folder / inside).is_file()

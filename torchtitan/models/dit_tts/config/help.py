@@ -1,4 +1,4 @@
-"""Help on the keys of a config: our sections first, then upstream's as far as they are used."""
+"""Help on the keys of a config: those that this family uses, or all."""
 
 import copy
 from dataclasses import field, fields, is_dataclass, make_dataclass
@@ -8,30 +8,10 @@ import tyro
 
 from torchtitan.config.manager import custom_registry
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.keys import declared
 from torchtitan.models.dit_tts.config.manager import TTSConfigManager
+from torchtitan.models.dit_tts.config.marks import OFF, UNUSED
 from torchtitan.models.dit_tts.config.options import read_options
-
-_SECTIONS = """job data encoder model attention objective distill optimizer lr_scheduler training ema validation samples
-sampling checkpoint resume divergence parallelism megatron activation_checkpoint compile quantize metrics benchmark profiling comm
-debug""".split()
-
-# Beginnings of the keys of upstream that this model family does not use, by section.
-_UNUSED = {
-    "job": ("custom_config_module", "save_config_file"),
-    "model": ("name", "hf_assets_path", "tokenizer_path"),
-    "optimizer": ("early_step_in_backward",),
-    "training": ("dataset", "seq_len", "dataloader"),
-    "parallelism": (
-        *("context_", "pipeline_", "expert_", "module_fqns"),
-        *("disable_loss_parallel", "enable_async_tensor"),
-    ),
-    "checkpoint": ("enable_ft", "initial_load_in_hf", "last_save_in_hf"),
-    "activation_checkpoint": ("per_op_sac",),
-    "quantize": ("grouped_mm",),
-    "linear": ("mx",),
-    "metrics": ("save_tb_folder", "save_for_all_ranks"),
-    "debug": ("moe_",),
-}
 
 _DESCRIPTION = """Trains a model. Every key of the TOML file is an option here, --section.key value; an
 option wins over the file. --dry-run trains nothing: it prints parameters, memory per GPU, downloads and
@@ -41,8 +21,9 @@ the arithmetic of a step (--dry-run --nproc N). """
 def print_help(every_key: bool) -> int:
     """Prints the keys with their types, defaults and sentences; `every_key`: also the unused ones."""
     TTSConfigManager()  # registers how lists are read and shown
-    known: dict[str, Any] = {each.name: each.type for each in fields(JobConfig)}
-    kinds = known if every_key else {name: _used_part(name, known[name]) for name in _SECTIONS}
+    kinds = {each.name: each.type for each in fields(JobConfig)}
+    if not every_key:
+        kinds = {name: _used_part(name, kinds[name]) for name in JobConfig.__annotations__}
     config = make_dataclass(
         "Config", [(name, kind, field(default_factory=kind)) for name, kind in kinds.items()]
     )
@@ -55,12 +36,15 @@ def print_help(every_key: bool) -> int:
 
 def _used_part(section: str, kind: Any) -> Any:
     """`kind` with the unused keys hidden; a subclass, so that tyro finds the fields' docstrings."""
+    hidden = {name for name, given in declared() if given & {OFF, UNUSED}}
     shown = []
     for each in fields(kind):
-        if each.name.startswith(_UNUSED.get(section, ())):
+        name = f"{section}.{each.name}"
+        keys = {key for key, _ in declared(each.type, name)} if is_dataclass(each.type) else {name}
+        if keys <= hidden:
             # A copy: making a dataclass writes the type into the field that it is given.
             shown.append((each.name, Annotated[each.type, tyro.conf.Suppress], copy.copy(each)))
         elif is_dataclass(each.type):
-            inner = _used_part(each.name, each.type)
+            inner = _used_part(name, each.type)
             shown.append((each.name, inner, field(default_factory=inner)))
     return make_dataclass(kind.__name__, shown, bases=(kind,)) if shown else kind

@@ -113,10 +113,6 @@ def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
 def check_optimizer(config: JobConfig, dp_degree: int) -> None:
     o, checkpoint = config.optimizer, config.checkpoint
     require(
-        o.name in ("Adam", "AdamW", "Muon"),
-        f"[optimizer] name = {o.name!r} is not known; allowed are Adam, AdamW and Muon",
-    )
-    require(
         config.training.dtype == "float32",
         f"[training] dtype = {config.training.dtype!r} is not supported: rounding would lose most updates "
         f"of such weights; set it to 'float32', and mixed_precision_param to 'bfloat16' for speed",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchtitan.models.dit_tts.config.job_config import BAD_STEPS_WINDOW
+from torchtitan.models.dit_tts.config.run_sections import BAD_STEPS_WINDOW
 from torchtitan.models.dit_tts.infra.device_time import HostCopy
 
 WINDOW, RECENT = 128, 16
