@@ -19,11 +19,16 @@ def write_collected(output: Path, agreements: list[float]) -> Path:
     """What `titan-tts collect` writes for one recording, without models: a segment of half a second for each agreement,
     whose tone has 100 Hz more than the one before."""
     from titan_tts.collect.analyze import Segment
-    from titan_tts.collect.folder import open_folder, write_names, write_recording
+    from titan_tts.collect.folder import (
+        embeddings_of,
+        open_folder,
+        write_names,
+        write_recording,
+    )
 
     output.mkdir(parents=True)
     open_folder(output, {"speaker_threshold": 0.8}, {})
-    figures = dict(snr_db=30.0, clipped=0.0, loudness=-20.0, chars_per_second=12.0, overlap=None)
+    figures = dict(snr_db=30.0, clipped=0.0, loudness=-20.0, chars_per_second=12.0)
     segments = [
         Segment(
             **dict(start=float(number), stop=number + 0.5, agreement=agreement, language="en"),
@@ -33,7 +38,10 @@ def write_collected(output: Path, agreements: list[float]) -> Path:
         )
         for number, agreement in enumerate(agreements)
     ]
-    write_recording(output, FILE, output / "partial/t", segments, float(len(segments)), RATE)
+    vectors = embeddings_of(segments)
+    write_recording(
+        output, FILE, output / "partial/t", segments, vectors, float(len(segments)), RATE
+    )
     write_names(output, {FILE: "talk.mp3"})
     return output
 

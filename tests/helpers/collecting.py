@@ -12,7 +12,7 @@ import soundfile
 
 from titan_tts import cli
 from titan_tts.collect import worker
-from titan_tts.collect.queue import Queue
+from titan_tts.collect.ledger import Ledger
 from titan_tts.jobs import engines
 from tools.harness.stand_in_analyzer import RATE, write_recordings
 
@@ -58,11 +58,7 @@ def read_rows(output: Path) -> list[dict[str, Any]]:
 
 def states(output: Path, attempts: int = 3) -> dict[str, int]:
     """{state: jobs} where so many attempts are the most."""
-    return dict(Counter(row.state for row in Queue(output, attempts).jobs().values()))
-
-
-def analyzed_jobs(output: Path) -> set[str]:
-    return {job for job, row in Queue(output).jobs().items() if row.seconds}
+    return dict(Counter(row.state for row in Ledger(output, attempts).jobs().values()))
 
 
 def seconds(path: Path) -> int:

@@ -13,31 +13,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from titan_tts.collect.quality import Figures, NoiseFloor
+from titan_tts.collect.quality import NoiseFloor, quality
 from titan_tts.collect.segments import Limits, cut
 from titan_tts.collect.settings import Settings
 from titan_tts.collect.speakers import embed, sound_of, speaker_changes
-from titan_tts.collect.speech_regions import (
-    RATE,
-    Progress,
-    SpeechDetector,
-    frame_power,
-    speech_regions,
-)
-from titan_tts.collect.transcripts import Transcriber
+from titan_tts.collect.speech_regions import RATE, SpeechDetector, frame_power, speech_regions
+from titan_tts.collect.transcripts import Transcriber, Transcript
 from titan_tts.prepare.processing import SILENCE_LUFS, clipped_fraction, loudness
 from torchtitan.models.dit_tts.speech.audio import resample, to_mono
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_encoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment(Figures):
+class Segment(Transcript):
     """A part of a recording with one speaker, from `start` to `stop` in seconds, whole milliseconds."""
 
     start: float
     stop: float
+    snr_db: float
+    clipped: float  # fraction of the samples at full scale, of all channels
+    loudness: float  # LUFS, at least -70
+    chars_per_second: float
     embedding: np.ndarray  # (E,) float32
     waveform: np.ndarray  # (samples,) float32 at the recording's rate
+
+    @property
+    def quality(self) -> str:
+        return quality(vars(self))
 
 
 class Analyzer:
@@ -49,31 +51,24 @@ class Analyzer:
         self.encoder = open_speaker_encoder(settings.speaker_encoder, device)
         self.transcriber = Transcriber(settings, device)
 
-    def analyze(self, samples: np.ndarray, rate: int, progress: Progress) -> list[Segment]:
-        """The segments of a recording (n, channels) float32, in order of time; none where nobody speaks.
-
-        progress(stage, seconds): of the stages speech, speakers, voices and text, with seconds of the recording, or of
-        its segments, that are done.
-        """
-        shortest, longest = self.settings.min_seconds, self.settings.max_seconds
+    def analyze(self, samples: np.ndarray, rate: int) -> list[Segment]:
+        """The segments of a recording (n, channels) float32, in order of time; none where nobody speaks."""
+        settings = self.settings
         limits = Limits(  # in whole ms, within what was asked for
-            math.ceil(1000 * shortest),
-            math.floor(1000 * longest),
-            round(1000 * self.settings.pause_seconds),
+            math.ceil(1000 * settings.min_seconds),
+            math.floor(1000 * settings.max_seconds),
+            round(1000 * settings.pause_seconds),
         )
         duration = len(samples) * 1000 // rate
         heard = resample(to_mono(samples), rate, RATE)
         power = frame_power(heard)
-        regions = speech_regions(self.detector.probabilities(heard, progress), duration)
-        threshold = self.settings.change_threshold
+        regions = speech_regions(self.detector.probabilities(heard), duration)
         changes = speaker_changes(
-            heard, power, regions, self.encoder, threshold, limits.joined, progress
+            heard, power, regions, self.encoder, settings.change_threshold, limits.joined
         )
         spans = cut(regions, duration, changes, power, limits)
         embeddings = embed(self.encoder, heard, spans)
-        progress("voices", duration / 1000)
-        sounds = {span: sound_of(heard, span) for span in spans}
-        transcripts = self.transcriber.transcribe(sounds, progress)
+        transcripts = self.transcriber.transcribe({span: sound_of(heard, span) for span in spans})
         noise = NoiseFloor(power, regions)
         found = []
         for span in spans:
@@ -90,7 +85,6 @@ class Analyzer:
                     clipped=clipped_fraction(part),
                     loudness=max(SILENCE_LUFS, loudness(waveform, rate)),
                     chars_per_second=len(said.text) / (span[1] - span[0]) * 1000,
-                    overlap=None,
                     embedding=embeddings[span],
                     waveform=waveform,
                 )

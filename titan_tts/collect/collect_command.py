@@ -5,10 +5,9 @@ import os
 import shlex
 import shutil
 import time
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -19,7 +18,7 @@ from torchtitan.models.dit_tts.factories import find_factory
 from torchtitan.models.dit_tts.files import check_writable
 
 if TYPE_CHECKING:
-    from titan_tts.collect.queue import Queue
+    from titan_tts.collect.ledger import Ledger, Source
 
 _MAX_CPU_WORKERS = 4  # by default: each has models of its own in memory
 
@@ -52,30 +51,23 @@ class Options:
     """What runs the processes: this machine, or a Ray cluster whose nodes see SOURCE and OUTPUT under the same paths."""
 
     attempts: int = 3
-    """A recording that fails so many times is left out and listed."""
-
-    retry_dead: bool = False
-    """Try the recordings again that were left out as they failed."""
+    """A recording that fails so many times is left out and listed; with more it is tried again."""
 
     prune: bool = False
     """Leave out recordings that SOURCE does not name, such as deleted ones and those of an earlier SOURCE."""
 
-    def check(self) -> None:
-        """Raises InputError where a number is out of its range."""
-        self.analysis.check()
-        check_range("--workers", self.workers, 0, 1024)
-        check_range("--attempts", self.attempts, 1, 1000)
-
 
 def run(options: Options) -> int:
-    options.check()
+    options.analysis.check()
+    check_range("--workers", options.workers, 0, 1024)
+    check_range("--attempts", options.attempts, 1, 1000)
     require_modules("soundfile", "soxr", "av")
     if options.analyzer:
         find_factory(options.analyzer, "analyzer", "none")
     else:
         options.analysis.check_packages()
     from titan_tts.collect.folder import RECORD_NAME, open_folder
-    from titan_tts.collect.queue import Queue
+    from titan_tts.collect.ledger import Ledger
     from titan_tts.jobs.devices import library_versions
     from titan_tts.jobs.workspace import working_in
 
@@ -84,63 +76,58 @@ def run(options: Options) -> int:
     with working_in(output, output / ".collect.lock", "collect", "OUTPUT"):
         settings = asdict(options.analysis) | {"analyzer": options.analyzer}
         open_folder(output, settings, library_versions())
-        queue = Queue(output, options.attempts)
-        _list(options, output, queue)
-        _work(options, output, queue, settings)
-        return _report(output, queue)
+        ledger = Ledger(output, options.attempts)
+        sources = _list(options, output, ledger)
+        _work(options, output, ledger, sources, json.dumps(settings))
+        return _report(output, ledger)
 
 
-def _list(options: Options, output: Path, queue: "Queue") -> None:
-    """Brings the queue up to SOURCE."""
+def _list(options: Options, output: Path, ledger: "Ledger") -> dict[str, "Source"]:
+    """Brings the ledger up to SOURCE. Returns {FILE_ID: a source with that content}."""
     from titan_tts.collect.folder import FILES, write_names
     from titan_tts.collect.sources import register
 
-    known = set(queue.jobs())
-    listed = register(options.source, queue, output, options.prune)
-    found = [(s.path not in listed, s.name, s.file) for s in queue.sources().values()]
-    names = {file: name for _, name, file in sorted(found, reverse=True)}  # the last one stays
-    write_names(output, names)
-    if options.retry_dead:
-        queue.forget_failures()
-    show(f"{counted(len(names), 'different recording')}, {len(names.keys() - known):,} of them new")
-    gone = {path.name for path in (output / FILES).glob("*")} - names.keys()
-    if gone:
-        show(
-            f"left out: {counted(len(gone), 'recording')} in {output / FILES} whose content no source has any more "
-            f"({min(gone)} ...)"
-        )
+    known = ledger.jobs().keys()
+    listed = register(options.source, ledger, output, options.prune)
+    found = sorted(ledger.sources().values(), key=lambda each: (each.path not in listed, each.name))
+    sources = {source.file: source for source in reversed(found)}  # the last one stays
+    write_names(output, {file: source.name for file, source in sources.items()})
+    new = len(sources.keys() - known)
+    show(f"{counted(len(sources), 'different recording')}, {new:,} of them new")
+    if gone := {path.name for path in (output / FILES).glob("*")} - sources.keys():
+        count = counted(len(gone), "recording")
+        show(f"left out: {count} in {output / FILES} whose content no source has ({min(gone)} ...)")
+    return sources
 
 
-def _work(options: Options, output: Path, queue: "Queue", settings: dict[str, Any]) -> None:
-    """Until no job is left."""
+def _work(
+    options: Options, output: Path, ledger: "Ledger", sources: dict[str, "Source"], settings: str
+) -> None:
+    """Does the jobs until none is left. `settings`: see `worker.collect_recording`."""
     from titan_tts.collect.folder import PARTIAL, is_complete
+    from titan_tts.collect.ledger import Source
     from titan_tts.jobs.devices import codec_devices
     from titan_tts.jobs.engines import open_engine
     from titan_tts.jobs.run import Job, progress, run_jobs
 
     shutil.rmtree(output / PARTIAL, ignore_errors=True)  # of killed workers
-    rows, of_file = queue.jobs(), defaultdict[str, list[tuple]](list)
-    for source in queue.sources().values():
-        of_file[source.file].append(tuple(source))
-    given = json.dumps(settings)
-    sizes: dict[str, int] = {file: each[0][2] for file, each in of_file.items()}
     jobs = [
-        Job(each[0][1], (str(output), file, each, given), sizes[file], rows[file].attempts)
-        for file, each in of_file.items()
-        if rows[file].state == "pending"
+        Job(source.name, (str(output), tuple(source), settings), source.size, row.attempts)
+        for file, row in ledger.jobs().items()
+        if row.state == "pending" and (source := sources[file])
     ]
     # What was never tried comes first, of that the longest: the shortest fill the gaps at the end.
-    jobs.sort(key=lambda job: (job.tried, -job.work, job.values[1]))
+    jobs.sort(key=lambda job: (job.tried, -job.work))
     if not jobs:
         return
     devices = codec_devices(options.device, options.engine)
     most = min(_MAX_CPU_WORKERS, len(os.sched_getaffinity(0)))
     count = options.workers or (min(len(jobs), most) if devices == ["cpu"] else len(devices))
-    done, began, heard = sum(sizes.values()) - sum(job.work for job in jobs), time.monotonic(), 0.0
-    function = "titan_tts.collect.worker:collect_recording"
+    done = sum(source.size for source in sources.values()) - sum(job.work for job in jobs)
+    began, heard, function = time.monotonic(), 0.0, "titan_tts.collect.worker:collect_recording"
 
     def failed(job: Job, reason: str) -> None:
-        queue.fail(job.values[1], job.tried, reason)
+        ledger.fail(Source(*job.values[1]).file, job.tried, reason)
 
     # In bytes, as nobody knows the hours of a recording before it is decoded.
     with (
@@ -149,21 +136,19 @@ def _work(options: Options, output: Path, queue: "Queue", settings: dict[str, An
     ):
         for job, made in run_jobs(runner, function, jobs, bar, output, failed, options.attempts):
             require(
-                is_complete(output, job.values[1]),
-                f"{output}: what a worker has made of {job.name} cannot be seen here; check that all machines have the same "
-                "OUTPUT, and start again when the file system shows it",
+                is_complete(output, Source(*job.values[1]).file),
+                f"{output}: what was made of {job.name} cannot be seen here; check that all machines have the same OUTPUT",
             )
-            queue.done(job.values[1], **made)
             heard += made["seconds"]
             bar.set_postfix_str(f"{heard / (time.monotonic() - began):.1f} h of audio per h")
     shutil.rmtree(output / PARTIAL, ignore_errors=True)
 
 
-def _report(output: Path, queue: "Queue") -> int:
+def _report(output: Path, ledger: "Ledger") -> int:
     from titan_tts.collect.collection import COLLECTION_NAME, write_collection
     from titan_tts.collect.report import REPORT_NAME, collection_page
 
-    page = collection_page(output, write_collection(output), queue)
+    page = collection_page(output, write_collection(output), ledger)
     page.write(output / REPORT_NAME)
     show(f"{page.text()}\n")
     show(f"report:        {output / REPORT_NAME}")

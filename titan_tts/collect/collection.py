@@ -4,7 +4,6 @@ weights, and what annotators decided. It is made from files/ and may be made aga
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,13 @@ import numpy as np
 from filelock import FileLock
 
 from titan_tts.annotate.store import annotations
-from titan_tts.collect.folder import FILES, is_complete, read_record, read_recording
+from titan_tts.collect.folder import AGAIN, FILES, is_complete, read_record, read_recording
 from titan_tts.records.json_lines import as_lines
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic
 
 COLLECTION_NAME, SPEAKERS_NAME = "collection.jsonl", "speakers.json"
-_EDITED = {"annotated", "text", "text_verbatim"}
 
 
 def write_collection(output: Path) -> list[dict[str, Any]]:
@@ -28,8 +26,7 @@ def write_collection(output: Path) -> list[dict[str, Any]]:
     Speakers keep the names that they have in speakers.json. Rejected segments take part in finding the
     speakers, so that these do not change with every judgement.
     """
-    # `annotate` and other machines make it, too: what one of them wrote is read by the next.
-    with FileLock(output / ".collection.lock"):
+    with FileLock(output / ".collection.lock"):  # `annotate` makes it, too
         return _write(output)
 
 
@@ -56,12 +53,9 @@ def _write(output: Path) -> list[dict[str, Any]]:
             rows += [record | {"source": name} for record in records]
             if records:
                 vectors.append(embeddings)
-                sizes = {len(each[0]) for each in vectors}
-                require(
-                    len(sizes) == 1,
-                    f"{output / FILES / file}: has embeddings of another size than others ({sizes}), of another encoder; "
-                    "move it away and run titan-tts collect again",
-                )
+                sizes = {each.shape[1] for each in vectors}
+                other = f"has embeddings of another size than others ({sizes})"
+                require(len(sizes) == 1, f"{output / FILES / file}: {other}; {AGAIN}")
                 owners += [number] * len(records)
     known = known_speakers(output)
     labels, similarity = cluster(
@@ -90,20 +84,14 @@ def edited(
 ) -> list[dict[str, Any]]:
     """The rows with what annotators changed, by id and without the rejected ones. Edits of segments that are not there
     any more, as their file was edited, are left out."""
-    kept = []
-    for row in rows:
-        edit = edits.get(row["id"], {})
-        if edit is not None:
-            assert edit.keys() <= _EDITED, edit.keys()
-            kept.append(_measured_again(row | edit) if edit else row)
-    return kept
+    kept = ((row, edits.get(row["id"], {})) for row in rows)
+    return [_measured_again(row | edit) if edit else row for row, edit in kept if edit is not None]
 
 
 def _measured_again(row: dict[str, Any]) -> dict[str, Any]:
     """A row with the figures of its text anew, which a person has confirmed: that is an agreement of 1."""
-    from titan_tts.collect.quality import Figures
+    from titan_tts.collect.quality import quality
 
     rate = len(row["text"]) / (row["stop"] - row["start"])
-    figures = {field.name: row[field.name] for field in fields(Figures) if field.name in row}
-    quality = Figures(**figures | {"agreement": 1.0, "chars_per_second": rate}).quality
-    return row | {"agreement": None, "chars_per_second": round(rate, 2), "quality": quality}
+    label = quality(row | {"agreement": 1.0, "chars_per_second": rate})
+    return row | {"agreement": None, "chars_per_second": round(rate, 2), "quality": label}

@@ -4,7 +4,7 @@
       collect.json             settings and versions, and {FILE_ID: name in SOURCE} of what it was made from
       speakers.json            {SEGMENT_ID: number of its speaker}, by which speakers keep their names
       sources.jsonl            which path has which content
-      jobs.jsonl               what each recording cost, or why it failed
+      jobs.jsonl               why a recording failed
       files/FILE_ID/           of one recording, renamed into place when it is complete
         recording.json         {"seconds"}
         segments.jsonl         a line per segment, in order of time
@@ -46,13 +46,12 @@ if TYPE_CHECKING:
 FORMAT = 1
 RECORD_NAME = "collect.json"
 FILES, PARTIAL = "files", "partial"
+AGAIN = "move it away and run titan-tts collect again, which makes it of the recording"
 MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
 _DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "loudness": 2}
-_DIGITS |= {"chars_per_second": 2, "overlap": 4}
+_DIGITS |= {"chars_per_second": 2}
 _FIELDS = (*_DIGITS, "text", "text_verbatim", "language", "quality")  # of a segment
-_NULLABLE = ("agreement", "overlap", "text_verbatim")
-
-
+_NULLABLE = ("agreement", "text_verbatim")
 _FREE = {"speaker_threshold": None, "batch_size": None}  # they decide nothing in files/
 
 
@@ -100,17 +99,22 @@ def is_complete(output: Path, file: str) -> bool:
 
 
 def segment_id(file: str, start: float, stop: float) -> str:
-    """Of times in seconds."""
+    """The id of the segment between two times in seconds."""
     return f"{file}-{round(start * 1000):08d}-{round(stop * 1000):08d}"
 
 
-def check_embeddings(segments: "Sequence[Segment]") -> None:
-    """Refuses embeddings by which no speaker can be told."""
+def _audio(file: str, name: str) -> str:
+    return f"{FILES}/{file}/{name}.flac"
+
+
+def embeddings_of(segments: "Sequence[Segment]") -> np.ndarray:
+    """(segments, E) float32. Raises InputError for embeddings by which no speaker can be told."""
     vectors = [np.asarray(segment.embedding, np.float32) for segment in segments]
     require(
         len({each.shape for each in vectors}) < 2 and all(np.isfinite(v).all() for v in vectors),
         "the analyzer returned embeddings that are not finite, or of several sizes",
     )
+    return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
 
 
 def write_recording(
@@ -118,6 +122,7 @@ def write_recording(
     file: str,
     folder: Path,
     segments: "Sequence[Segment]",
+    embeddings: np.ndarray,
     seconds: float,
     rate: int,
 ) -> None:
@@ -127,26 +132,19 @@ def write_recording(
 
     folder.mkdir(parents=True, exist_ok=True)
     records = []
-    vectors = [np.asarray(segment.embedding, np.float32) for segment in segments]
-    array = np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
     for segment in segments:
         name = segment_id(file, segment.start, segment.stop)
-        record: dict[str, Any] = {
-            "id": name,
-            "audio": f"{FILES}/{file}/{name}.flac",
-            "source": "",
-            "speaker": "",
-        }
-        record |= {field: getattr(segment, field) for field in _FIELDS}
-        for field, digits in _DIGITS.items():
-            if record[field] is not None:
-                record[field] = round(record[field], digits)
-        records.append(record)
+        facts = {"id": name, "audio": _audio(file, name), "source": "", "speaker": ""}
+        for field in _FIELDS:
+            value = getattr(segment, field)
+            is_rounded = field in _DIGITS and value is not None
+            facts[field] = round(value, _DIGITS[field]) if is_rounded else value
+        records.append(facts)
         flac = io.BytesIO()  # soundfile does not say that a disk is full, or not by an OSError
         soundfile.write(flac, segment.waveform, rate, "PCM_16", format="FLAC")
         (folder / f"{name}.flac").write_bytes(flac.getvalue())
     (folder / "segments.jsonl").write_text(as_lines(records), encoding="utf-8")
-    np.save(folder / "embeddings.npy", array)
+    np.save(folder / "embeddings.npy", embeddings)
     (folder / "recording.json").write_text(json.dumps({"seconds": seconds}))
     try:
         read_recording(folder, file)
@@ -170,8 +168,7 @@ def read_recording(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.nd
         return _checked(folder, file)
     except Exception as error:  # each library has its own
         what = error if isinstance(error, InputError) else f"is damaged ({first_line(error)})"
-        again = "move it away and run titan-tts collect again, which makes it of the recording"
-        raise InputError(f"{folder}: {what}; {again}") from error
+        raise InputError(f"{folder}: {what}; {AGAIN}") from error
 
 
 def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]:
@@ -182,10 +179,7 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
     records = [parse_json(line) for line in lines]
     embeddings = parse_array(read_bytes(folder / "embeddings.npy"))
     is_table = embeddings.ndim == 2 and embeddings.dtype.kind == "f"
-    require(
-        is_table and bool(np.isfinite(embeddings).all()),
-        f"has embeddings of {embeddings.dtype} {embeddings.shape}, or infinite ones",
-    )
+    require(is_table and bool(np.isfinite(embeddings).all()), "has embeddings that are none")
     seconds = min(read_seconds(folder) + 0.001, MAX_SECONDS)
     require(
         len(embeddings) == len(records) == len(list(folder.glob("*.flac"))),
@@ -193,20 +187,14 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
     )
     last = 0.0
     for record in records:
-        if lacking := {"id", "audio", *_FIELDS} - record.keys():
-            raise InputError(f"a record has no {min(lacking)}")
         for field in _FIELDS:
             value = record[field]
             kind = _is_number(value) if field in _DIGITS else isinstance(value, str)
-            require(
-                kind or (value is None and field in _NULLABLE), f"a record has {field} = {value!r}"
-            )
+            kind = kind or value is None and field in _NULLABLE
+            require(kind, f"a record has {field} = {value!r}")
         start, stop = record["start"], record["stop"]
-        name = segment_id(file, start, stop)
-        require(
-            record["id"] == name and record["audio"] == f"{FILES}/{file}/{name}.flac",
-            f"{record['id']} has the times and audio of {name} and {record['audio']}",
-        )
+        name, given = segment_id(file, start, stop), (record["id"], record["audio"])
+        require(given == (name, _audio(file, name)), f"{given} has the times of {name}")
         check_regular(folder / f"{name}.flac")
         with soundfile.SoundFile(folder / f"{name}.flac") as audio:
             # The header of one that was cut tells the length of before: only its last sample tells.

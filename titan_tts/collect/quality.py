@@ -1,10 +1,11 @@
-"""Figures of a segment and the label made from them, its noise, and the weights of speakers."""
+"""The label of a segment by its figures, its noise, and the weights of speakers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from titan_tts.collect.transcripts import Transcript
 from torchtitan.models.dit_tts.speech.scoring.word_errors import WITHOUT_BLANKS, language_code
 
 MIN_CONFIDENCE = 0.4
@@ -22,50 +23,39 @@ _QUIET_PERCENTILE = 5.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """Minimum agreement and SNR, maximum clipped fraction and overlap, range of the characters per second."""
+    """Minimum agreement and SNR, maximum clipped fraction, range of the characters per second."""
 
     agreement: float
     snr_db: float
     clipped: float
-    overlap: float
     chars_per_second: tuple[float, float]
     without_blanks: tuple[float, float]  # the same of Chinese, Japanese, Thai ...
 
 
-HIGH = Bounds(0.9, 20.0, 0.001, 0.1, (6.0, 25.0), (2.0, 10.0))
-MEDIUM = Bounds(0.6, 5.0, 0.01, 0.5, (3.0, 35.0), (1.0, 15.0))
+HIGH = Bounds(0.9, 20.0, 0.001, (6.0, 25.0), (2.0, 10.0))
+MEDIUM = Bounds(0.6, 5.0, 0.01, (3.0, 35.0), (1.0, 15.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures(Transcript):
-    """What was heard in a segment and measured of it."""
+def quality(figures: Mapping[str, Any]) -> str:
+    """high, medium or low, by the figures of a row of collection.jsonl, and the confidence of its text if that is told. A
+    text that no other confirms is at most medium."""
+    if figures["text"] and figures["agreement"] is not None and _within(figures, HIGH):
+        return "high"
+    return "medium" if figures["text"] and _within(figures, MEDIUM) else "low"
 
-    snr_db: float
-    clipped: float  # fraction of the samples at full scale, of all channels
-    loudness: float  # LUFS, at least -70
-    chars_per_second: float
-    overlap: float | None  # fraction with two voices at once; None: not measured
 
-    @property
-    def quality(self) -> str:
-        """A text that no other confirms is at most "medium"; an overlap that was not measured changes nothing."""
-        if self.text and self.agreement is not None and self._within(HIGH):
-            return "high"
-        return "medium" if self.text and self._within(MEDIUM) else "low"
-
-    def _within(self, bounds: Bounds) -> bool:
-        without_blanks = language_code(self.language) in WITHOUT_BLANKS
-        low, high = bounds.without_blanks if without_blanks else bounds.chars_per_second
-        confirmed = self.confidence is None or self.confidence >= MIN_CONFIDENCE
-        if self.agreement is not None:
-            confirmed = self.agreement >= bounds.agreement
-        return (
-            confirmed
-            and self.snr_db >= bounds.snr_db
-            and self.clipped <= bounds.clipped
-            and low <= self.chars_per_second <= high
-            and (self.overlap is None or self.overlap <= bounds.overlap)
-        )
+def _within(figures: Mapping[str, Any], bounds: Bounds) -> bool:
+    without_blanks = language_code(figures["language"]) in WITHOUT_BLANKS
+    low, high = bounds.without_blanks if without_blanks else bounds.chars_per_second
+    confirmed, least = figures["agreement"], bounds.agreement
+    if confirmed is None:
+        confirmed, least = figures.get("confidence"), MIN_CONFIDENCE
+    return (
+        (confirmed is None or confirmed >= least)
+        and figures["snr_db"] >= bounds.snr_db
+        and figures["clipped"] <= bounds.clipped
+        and low <= figures["chars_per_second"] <= high
+    )
 
 
 class NoiseFloor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from titan_tts.collect.folder import RECORD_NAME
-from titan_tts.collect.queue import Queue, Source
+from titan_tts.collect.ledger import Ledger, Source
 from titan_tts.prepare.formats import find_files, has_pattern, say_unlisted
 from titan_tts.records.json_lines import is_utf8
 from torchtitan.models.dit_tts.data import remote
@@ -51,8 +51,8 @@ def list_source(source: str, output: Path) -> dict[str, str]:
             raise InputError(f"SOURCE: the name {shown} is not UTF-8; rename the file")
     require(
         bool(found),
-        f"SOURCE = {source} contains no recordings (folders written by collect are left out); give a folder or a bucket with audio files below it, "
-        f"a glob, or a text file ({', '.join(LIST_SUFFIXES)}) with a path in each line",
+        f"SOURCE = {source} contains no recordings (folders written by collect are left out); give a folder, glob or bucket "
+        f"with audio files, or a list of them ({', '.join(LIST_SUFFIXES)})",
     )
     return dict(sorted(found.items(), key=lambda each: (each[1], each[0])))
 
@@ -61,14 +61,14 @@ def _listed(path: str) -> dict[str, str]:
     found = {}
     text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
     # Not splitlines(): a name may hold other characters that end a line, such as U+2028.
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        target = line if is_remote(line) else os.path.join(os.path.dirname(path), line)
-        if not is_remote(line) and not os.path.isfile(target):
-            raise InputError(f"{path} line {number}: {line} is no file; correct or remove the line")
-        found[target] = plain_name(line)
+    for number, line in enumerate(map(str.strip, text.split("\n")), 1):
+        if line and not line.startswith("#"):
+            target = line if is_remote(line) else os.path.join(os.path.dirname(path), line)
+            is_there = is_remote(line) or os.path.isfile(target)
+            require(
+                is_there, f"{path} line {number}: {line} is no file; correct or remove the line"
+            )
+            found[target] = plain_name(line)
     return found
 
 
@@ -113,26 +113,22 @@ def size_and_version(path: str) -> tuple[int, int]:
         return file.size, file.version
 
 
-def register(source: str, queue: Queue, output: Path, prune: bool) -> set[str]:
-    """Lists SOURCE into the queue, and returns the paths that it names. What was read before and has the size and time
+def register(source: str, ledger: Ledger, output: Path, prune: bool) -> set[str]:
+    """Lists SOURCE into the ledger, and returns the paths that it names. What was read before and has the size and time
     of then is not read again. What earlier ones named stays, unless it has failed or `prune` forgets it. A path whose
     content has changed stands for the new content."""
-    known, listed = queue.sources(), list_source(source, output)
+    known, listed = ledger.sources(), list_source(source, output)
     shown = tqdm(listed.items(), "reading names and contents", unit="file", mininterval=1.0)
     for path, name in shown:
         found, before = size_and_version(path), known.get(path)
-        if before and before[2:4] == found and found[1]:
-            file = before.file
-        else:
-            file = content_id(path)
-            if size_and_version(path) != found:
-                show(f"{plain_name(path)}: is still being written, so it is left for the next run")
-                continue
-        now = Source(path, name, *found, file)
-        if now != before:
-            queue.put_source(now)
-    jobs, gone = queue.jobs(), known.keys() - listed.keys()
-    queue.forget_sources(path for path in gone if prune or jobs[known[path].file].state == "dead")
+        is_same = before is not None and before[2:4] == found and found[1]
+        file = before.file if before and is_same else content_id(path)
+        if not is_same and size_and_version(path) != found:
+            show(f"{plain_name(path)}: is still being written, so it is left for the next run")
+        elif (now := Source(path, name, *found, file)) != before:
+            ledger.put_source(now)
+    jobs, gone = ledger.jobs(), known.keys() - listed.keys()
+    ledger.forget_sources(path for path in gone if prune or jobs[known[path].file].state == "dead")
     return set(listed)
 
 
@@ -151,21 +147,18 @@ def local_copy(source: Source, folder: Path) -> Iterator[str]:
     content is, or becomes, another one than was listed."""
 
     def check() -> None:
-        if size_and_version(source.path) != (source.size, source.version):
-            raise InputError(
-                f"{plain_name(source.path)}: has changed since it was listed; run the command again"
-            )
+        same = size_and_version(source.path) == (source.size, source.version)
+        changed = "has changed since it was listed; run the command again"
+        require(same, f"{plain_name(source.path)}: {changed}")
 
     check()
-    if is_remote(source.path):
-        store, name = remote.filesystem(source.path)
+    path = source.path
+    if is_remote(path):
+        store, name = remote.filesystem(path)
         folder.mkdir(parents=True, exist_ok=True)
-        copy = folder / "recording"
-        try:
-            remote.call(source.path, "downloaded", lambda: store.get_file(name, str(copy)))
-            yield str(copy)
-        finally:
-            copy.unlink(missing_ok=True)
-    else:
-        yield source.path
+        path = str(folder / "recording")
+        remote.call(source.path, "downloaded", lambda: store.get_file(name, path))
+    yield path
+    if path != source.path:
+        os.unlink(path)
     check()

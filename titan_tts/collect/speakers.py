@@ -4,15 +4,15 @@ import numpy as np
 import torch
 
 from titan_tts.collect.segments import quietest
-from titan_tts.collect.speech_regions import RATE, Progress, Span
+from titan_tts.collect.speech_regions import RATE, Span
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound, SpeakerEncoder
 
 WINDOW = 1600  # ms of speech that are compared on both sides of a place
 SHORTEST_WINDOW = 800
 STEP = 400
-# Two windows of one speaker are less alike than two groups of segments, the less the shorter they are. A cut inside
-# speech must be surer than one at a pause.
+# Short windows of the same speaker are less similar, so the threshold is lower for them. A cut inside speech must be
+# surer than one at a pause.
 PAUSE_MARGIN, SPEECH_MARGIN, WINDOW_MARGIN = 0.10, 0.13, 0.30
 LONG_SECONDS = 3.0  # from here on a segment's embedding tells voices apart
 SHORT_MARGIN = 0.10  # that a shorter one may be less like its speaker
@@ -27,7 +27,6 @@ def speaker_changes(
     encoder: SpeakerEncoder,
     threshold: float,
     longest_pause: int,
-    progress: Progress,
 ) -> list[int]:
     """Times (ms) at which another speaker goes on after a pause shorter than `longest_pause` or none, the surest first.
 
@@ -45,7 +44,6 @@ def speaker_changes(
     found = []
     for stretch in np.split(regions, breaks):
         found += _changes_of_stretch(waveform, power, stretch, encoder, threshold)
-        progress("speakers", int(stretch[-1, 1]) / 1000)
     return [time for _, time in sorted(found)]
 
 

@@ -4,7 +4,6 @@ The wheel silero-vad brings the network as TorchScript, which needs torch alone.
 package would set torch's number of threads for the whole process.
 """
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,6 @@ _MIN_FRAMES = 4  # of a pause, and of speech: 0.128 s
 Span = tuple[int, int]
 """Start and stop in ms"""
 
-Progress = Callable[[str, float], None]
-"""progress(stage, seconds of the recording that are done)"""
-
 
 class SpeechDetector:
     """Silero's probabilities of speech."""
@@ -45,7 +41,7 @@ class SpeechDetector:
             raise InputError(f"{path} cannot be loaded; install silero-vad again") from error
         self.device = device
 
-    def probabilities(self, waveform: np.ndarray, progress: Progress) -> np.ndarray:
+    def probabilities(self, waveform: np.ndarray) -> np.ndarray:
         """(m,) at 16 kHz -> (frames,) of 32 ms; the last one is filled with zeros."""
         frames = -(-len(waveform) // _FRAME)
         count = max(1, -(-frames // _PIECE))
@@ -59,7 +55,6 @@ class SpeechDetector:
             with torch.inference_mode():
                 each = [self.network(step, RATE)[:, 0] for step in heard.split(_FRAME, dim=1)]
             found.append(torch.stack(each, 1)[:, _WARM_UP:].cpu().numpy().reshape(-1))
-            progress("speech", min((first + _PIECES) * _PIECE, frames) * FRAME_MS / 1000)
         return np.concatenate(found)[:frames]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from titan_tts.collect.settings import Settings
-from titan_tts.collect.speech_regions import Progress, Span
+from titan_tts.collect.speech_regions import Span
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
@@ -47,13 +47,10 @@ class Transcriber:
         for recognizer in filter(None, (self.clean, self.verbatim)):
             recognizer.check_texts([], [self.language] if self.language else [])
 
-    def transcribe(
-        self, sounds: Mapping[Span, Sound], progress: Progress
-    ) -> dict[Span, Transcript]:
+    def transcribe(self, sounds: Mapping[Span, Sound]) -> dict[Span, Transcript]:
         """A transcript for each segment."""
         found: dict[Span, Transcript] = {}
         keys = list(sounds)
-        seconds = 0.0
         for start in range(0, len(keys), self.batch):
             some = {key: sounds[key] for key in keys[start : start + self.batch]}
             clean = self._hear(self.clean, some)
@@ -61,16 +58,13 @@ class Transcriber:
             for key, (text, detected, *told) in clean.items():
                 language = detected or self.language
                 other = verbatim[key][0] if self.verbatim else None
-                agreed = None if other is None else agreement(text, other, language)
                 found[key] = Transcript(
                     text=text,
                     text_verbatim=other,
-                    agreement=agreed,
+                    agreement=None if other is None else agreement(text, other, language),
                     language=language,
                     confidence=0.0 if _repeats(text) else next(iter(told), None),
                 )
-            seconds += sum(sound.seconds for sound in some.values())
-            progress("text", seconds)
         return found
 
     def _hear(self, recognizer: Recognizer, sounds: Mapping[Span, Sound]) -> dict[Span, tuple]:

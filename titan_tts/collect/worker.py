@@ -6,24 +6,19 @@ are the same.
 
 import json
 import shutil
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from titan_tts.collect.folder import (
     MAX_SECONDS,
     PARTIAL,
-    check_embeddings,
+    embeddings_of,
     is_complete,
     write_recording,
 )
-from titan_tts.collect.queue import Source
+from titan_tts.collect.ledger import Source
 from titan_tts.collect.sources import local_copy
 from titan_tts.jobs.engines import JobError
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
@@ -44,68 +39,31 @@ def _analyzer(settings: str, device: str) -> Any:
     return Analyzer(Settings(**values), device)
 
 
-class _Stopwatch:
-    """Adds up the seconds of each stage in `stages`."""
-
-    def __init__(self) -> None:
-        self.stages: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def progress(self, stage: str, seconds: float) -> None:
-        now = time.monotonic()
-        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
-        self._last = now
-
-
-@contextmanager
-def _no_fault_of_the_recording() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-        raise JobError(f"{kind}{first_line(error)}") from error
-
-
-def collect_recording(
-    output: str, file: str, sources: list[tuple], settings: str, device: str
-) -> dict[str, Any]:
-    """Makes files/FILE_ID unless it is there. Returns {"seconds": of audio, "stages": {name: seconds}}. Called by name in
-    processes of every engine.
+def collect_recording(output: str, source: tuple, settings: str, device: str) -> dict[str, float]:
+    """Makes files/FILE_ID of a recording unless it is there. Returns {"seconds": of audio}. Called by name in processes of
+    every engine.
 
     Args:
-        sources: values of each `Source` with this content.
+        source: values of a `Source`.
         settings: JSON of the analysis's settings and "analyzer".
     """
-    folder = Path(output)
-    if is_complete(folder, file):
-        return {"seconds": 0.0, "stages": {}}
-    with _no_fault_of_the_recording():
-        analyzer = _analyzer(settings, device)
-    watch, partial = _Stopwatch(), folder / PARTIAL / f"{file}.{uuid.uuid4().hex}"
+    folder, given = Path(output), Source(*source)
+    if is_complete(folder, given.file):
+        return {"seconds": 0.0}
+    partial = folder / PARTIAL / f"{given.file}.{uuid.uuid4().hex}"
     try:
-        samples, rate = _decoded(sources, partial)
+        with local_copy(given, partial) as path:
+            samples, rate = decode(path)
         seconds = len(samples) / rate
         hours = f"{seconds / 3600:.1f} hours"
         require(seconds <= MAX_SECONDS, f"has {hours}, but 27 are the most; cut it")
-        watch.progress("decoding", seconds)
-        with _no_fault_of_the_recording():
-            segments = analyzer.analyze(samples, rate, watch.progress)
-            check_embeddings(segments)
-        watch.progress("figures", seconds)
-        write_recording(folder, file, partial, segments, seconds, rate)
-        watch.progress("writing", seconds)
-        return {"seconds": seconds, "stages": watch.stages}
+        try:
+            segments = _analyzer(settings, device).analyze(samples, rate)
+            embeddings = embeddings_of(segments)
+        except Exception as error:  # no fault of the recording
+            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            raise JobError(f"{kind}{first_line(error)}") from error
+        write_recording(folder, given.file, partial, segments, embeddings, seconds, rate)
+        return {"seconds": seconds}
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _decoded(sources: list[tuple], partial: Path) -> tuple[np.ndarray, int]:
-    """((n, channels) float32, rate) of the first source that still has its content."""
-    problem = InputError("no file of SOURCE has this content any more")
-    for source in sources:
-        try:
-            with local_copy(Source(*source), partial) as path:
-                return decode(path)
-        except InputError as error:
-            problem = error
-    raise problem

@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import numpy as np
 import soundfile
 
 RATE = 16_000
-MEASURED = {"agreement": 1.0, "snr_db": 30.0, "clipped": 0.0, "loudness": -20.0, "overlap": None}
+MEASURED = {"agreement": 1.0, "snr_db": 30.0, "clipped": 0.0, "loudness": -20.0}
 MEASURED |= {"language": "en", "chars_per_second": 16.0, "quality": "high"}
 
 
@@ -25,9 +24,7 @@ class StandIn:
     def __init__(self, milliseconds: float):
         self.milliseconds = milliseconds
 
-    def analyze(
-        self, samples: np.ndarray, rate: int, progress: Callable[[str, float], None]
-    ) -> list[SimpleNamespace]:
+    def analyze(self, samples: np.ndarray, rate: int) -> list[SimpleNamespace]:
         time.sleep(self.milliseconds / 1000)
         segments = []
         for second in range(len(samples) // rate):
@@ -41,7 +38,6 @@ class StandIn:
             }
             found |= {"embedding": np.eye(4, dtype=np.float32)[voice], "waveform": waveform}
             segments.append(SimpleNamespace(**found, **MEASURED))
-            progress("text", second + 1.0)
         return segments
 
 

@@ -38,11 +38,12 @@ def test_every_text_stands_with_its_own_audio(source, output, collect, capsys):
     counts = [sum(row["speaker"] == f"s{n:04d}" for row in rows) for n in range(1, 5)]
     assert counts == sorted(counts, reverse=True)
     assert np.mean([row["weight"] for row in rows]) == pytest.approx(1, abs=1e-5)
-    said = capsys.readouterr().out
-    for words in ("recordings 6 of 6", f"segments {len(rows)} ", "stage seconds of one worker"):
-        assert words in " ".join(said.split())
+    said = " ".join(capsys.readouterr().out.split())
+    hours = f"{sum(row['stop'] - row['start'] for row in rows) / 3600:.2f}"
+    for words in ("recordings 6 of 6", f"segments {len(rows)} ", f"hours kept {hours} "):
+        assert words in said
     page = (output / "report.html").read_text()
-    assert ">6 of 6</b>" in page and "s0004" in page and "seconds of one worker" in page
+    assert ">6 of 6</b>" in page and "s0004" in page
     # Its sounds are those of the texts above them.
     heard = re.findall(r'<article>\s*<h3>(.*?)</h3>.*?base64,(.*?)"', page, re.S)
     assert len(heard) == min(24, len(rows))
@@ -65,13 +66,10 @@ def test_a_second_run_adds_what_is_new_and_leaves_out_what_was_edited(
     after = {row["id"]: row for row in read_rows(output)}
     gone = {row["id"] for row in before.values() if row["source"] == "001.wav"}
     assert gone and before.keys() - after.keys() == gone
-    assert {row["source"] for row in after.values()} == {f"{n:03d}.wav" for n in range(COUNT)} | {
-        "more/000.wav",
-        "more/001.wav",
-    }
+    new = {"more/000.wav", "more/001.wav"}
+    assert {row["source"] for row in after.values()} == {f"{n:03d}.wav" for n in range(COUNT)} | new
     said = capsys.readouterr().out
-    assert "8 different recordings, 3 of them new" in said
-    assert "left out: 1 recording in" in said and "whose content no source has any more" in said
+    assert "8 different recordings, 3 of them new" in said and "left out: 1 recording in" in said
     # Nothing that was there is touched, and speakers keep their names.
     assert files.items() <= tree(output / "files").items()
     for name in before.keys() & after.keys():
@@ -79,17 +77,24 @@ def test_a_second_run_adds_what_is_new_and_leaves_out_what_was_edited(
     collect(source / "m*/*.wav", output)
     assert read_rows(output) == list(after.values())
     collect(source / "m*/*.wav", output, "--prune")
-    assert {row["source"] for row in read_rows(output)} == {"more/000.wav", "more/001.wav"}
+    assert {row["source"] for row in read_rows(output)} == new
+    shutil.copy(source / "more/000.wav", source / "more/002.wav")  # whose copy is removed
+    shutil.rmtree(output / "files")
+    collect(source / "more", output)
+    (source / "more/000.wav").unlink()
+    shutil.rmtree(output / "files")
+    assert collect(source / "more", output) == 0
+    assert {row["source"] for row in read_rows(output)} == {"001.wav", "002.wav"}
 
 
 def test_speakers_are_found_anew_by_another_threshold(source, output, collect, monkeypatch, capsys):
     """What lies in files/ stays as it is; other settings are refused once there is something."""
     collect(source, output)
     files = tree(output / "files")
-    assert len({row["speaker"] for row in read_rows(output)}) == 4
 
     def one_speaker(vectors, owners, lengths, threshold, known, highest):
         assert threshold == 0.05 and lengths.tolist() == [1.0] * len(vectors)
+        assert len({*owners.tolist()}) == COUNT and highest == 4
         return np.ones(len(vectors), int), np.ones(len(vectors))
 
     monkeypatch.setattr("titan_tts.collect.speakers.cluster", one_speaker)
@@ -110,21 +115,13 @@ def test_a_first_try_that_fails_holds_nothing(source, output, collect, capsys):
     assert collect(source, output, "--pause-seconds=0.7") == 0
 
 
-def test_an_output_inside_of_source_is_not_collected_again(source, collect):
-    output = source / "out"
-    collect(source, output)
-    rows = read_rows(output)
-    assert collect(source, output) == 0 and read_rows(output) == rows
-
-
 def test_a_name_that_source_has_now_is_preferred(source, output, collect):
     collect(source, output)
-    shutil.copytree(source, source.with_name("z"))
-    shutil.rmtree(source)
+    shutil.move(source, source.with_name("z"))
     collect(source.with_name("z") / "000.wav", output)
     shutil.move(source.with_name("z"), source.with_name("y"))
-    collect(source.with_name("y") / "..", output)
-    assert "y/000.wav" in {row["source"] for row in read_rows(output)}
+    collect(source.with_name("y") / "..", output)  # which the output is inside of, too
+    assert {f"y/{n:03d}.wav" for n in range(COUNT)} == {row["source"] for row in read_rows(output)}
 
 
 def test_other_settings_and_foreign_folders_are_refused(source, output, collect, tmp_path, capsys):
@@ -144,7 +141,6 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     (tmp_path / "file").touch()
     assert "cannot be written" in error(source, tmp_path / "file" / "out")
     assert "--attempts = 0" in error(source, output, "--attempts", "0")
-    assert "contains no recordings" in error(tmp_path / "none", tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +148,6 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     [
         (["--speaker-encoder", "resemblyzer"], "pip install --no-deps resemblyzer"),
         (["--speaker-encoder", "encoder_of_mine:Voices"], "No module named 'not_there'"),
-        (["--recognizer", "json:nothing"], "'json:nothing' cannot be imported"),
         (["--recognizer", "whisperr"], "'whisperr' names no model"),
         (["--analyzer", "not_there:mine"], "No module named 'not_there'"),
     ],
@@ -232,11 +227,7 @@ def test_annotations_change_their_own_rows_and_nothing_else(source, output, coll
     collect(source, output)
     rows, files = read_rows(output), tree(output / "files")
     changed, rejected = rows[2]["id"], rows[5]["id"]
-    edit = {
-        "annotated": True,
-        "text": "Mended at last.",
-        "text_verbatim": "uh mended",
-    }
+    edit = {"annotated": True, "text": "Mended at last.", "text_verbatim": "uh mended"}
     edits = {changed: edit, rejected: None, "0-0-0": edit}  # the last one's file was edited
     monkeypatch.setattr(collection, "annotations", lambda folder: edits)
     made = write_collection(output)
@@ -252,5 +243,3 @@ def test_annotations_change_their_own_rows_and_nothing_else(source, output, coll
     assert write_collection(output) == rows  # an undo brings all back
     [short] = edited([rows[2]], {changed: edit | {"text": "No."}})
     assert (short["chars_per_second"], short["quality"]) == (3.0, "medium")
-    with pytest.raises(AssertionError):
-        edited(rows, {changed: {"id": "another"}})

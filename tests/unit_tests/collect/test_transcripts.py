@@ -27,65 +27,47 @@ def recognizer(name, hear, batch=None):
     return made
 
 
-def transcriber(monkeypatch, made, verbatim="", language="en", batch=2):
+def transcriber(monkeypatch, made, verbatim="", language="en", batch_size=2):
     monkeypatch.setattr(transcripts, "open_recognizer", lambda spec, device: made[spec])
-    return Transcriber(
-        Settings(
-            recognizer="clean", verbatim_recognizer=verbatim, language=language, batch_size=batch
-        ),
-        "cpu",
-    )
+    settings = dict(verbatim_recognizer=verbatim, language=language, batch_size=batch_size)
+    return Transcriber(Settings(recognizer="clean", **settings), "cpu")
 
 
 def test_each_text_is_its_segments(monkeypatch):
-    made = {
-        "clean": recognizer("a", lambda sound, language: f" {sound.seconds} seconds. "),
-        "verbatim": recognizer(
-            "b",
-            None,
-            lambda sounds, language: [(f"{s.seconds} seconds uh", language + "x") for s in sounds],
-        ),
-    }
-    told = []
-    found = transcriber(monkeypatch, made, "verbatim").transcribe(
-        sounds(3, 1, 2), lambda *each: told.append(each)
-    )
+    sizes = []
+
+    def batch(sounds, language):
+        sizes.append(len(sounds))
+        return [(f"{sound.seconds} seconds uh", language + "x") for sound in sounds]
+
+    clean = recognizer("a", lambda sound, language: f" {sound.seconds} seconds. ")
+    made = {"clean": clean, "verbatim": recognizer("b", None, batch)}
+    found = transcriber(monkeypatch, made, "verbatim").transcribe(sounds(3, 1, 2))
     for seconds in (1, 2, 3):
         text = f"{seconds}.0 seconds"
         assert found[f"of {seconds}"] == said(f"{text}.", f"{text} uh", 1.0, "en")
-    assert told == [("text", 4.0), ("text", 6.0)]
+    assert sizes == [2, 1]
 
 
-def test_one_recognizer_agrees_with_nothing(monkeypatch):
+def test_one_recognizer_agrees_with_nothing_and_tells_how_sure_it_is(monkeypatch):
     batch = lambda sounds, language: [("hallo", "de")] * len(sounds)  # noqa: E731
     made = {"clean": recognizer("a", None, batch)}
-    found = transcriber(monkeypatch, made, language="").transcribe(sounds(1), lambda *each: None)
+    found = transcriber(monkeypatch, made, language="").transcribe(sounds(1))
     assert found == {"of 1": said("hallo", None, None, "de")}
-    assert transcriber(monkeypatch, made).transcribe({}, lambda *each: None) == {}
-
-
-def test_a_recognizer_tells_how_sure_it_is(monkeypatch):
+    assert transcriber(monkeypatch, made).transcribe({}) == {}
     sure = [("one", "en", 0.9), ("two two " * 30, "en", 0.9), ("three", "en")]
-    made = {"clean": recognizer("a", None, lambda sounds, language: sure[: len(sounds)])}
-    heard = transcriber(monkeypatch, made, batch=3).transcribe(sounds(1, 2, 3), lambda *each: None)
+    made = {"clean": recognizer("a", None, lambda sounds, language: sure)}
+    heard = transcriber(monkeypatch, made, batch_size=3).transcribe(sounds(1, 2, 3))
     assert [each.confidence for each in heard.values()] == [0.9, 0.0, None]
 
 
-def test_fewer_texts_than_segments_are_refused(monkeypatch):
+def test_what_cannot_be_paired_or_compared_is_refused(monkeypatch):
     made = {"clean": recognizer("lost one", None, lambda sounds, language: [("a", "en")])}
     heard = transcriber(monkeypatch, made)
-    refused(
-        lambda: heard.transcribe(sounds(1, 2), lambda *each: None),
-        "'lost one' returned 1 texts for 2 segments",
-    )
-
-
-def test_the_same_recognizer_twice_is_refused():
-    same = "whisper:tiny"
-    refused(
-        lambda: Transcriber(Settings(recognizer=same, verbatim_recognizer=same), "cpu"),
-        "are both 'whisper:tiny'",
-    )
+    words = "'lost one' returned 1 texts for 2 segments"
+    refused(lambda: heard.transcribe(sounds(1, 2)), words)
+    twice = Settings(recognizer="whisper:tiny", verbatim_recognizer="whisper:tiny")
+    refused(lambda: Transcriber(twice, "cpu"), "are both 'whisper:tiny'")
 
 
 @pytest.mark.parametrize(
