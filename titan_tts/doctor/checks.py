@@ -7,18 +7,7 @@ from functools import partial
 import numpy as np
 
 from titan_tts.doctor.findings import Example, Finding, Limits, all_kinds
-from titan_tts.doctor.scan import (
-    ALL_ZERO,
-    CHANGING,
-    CONSTANT,
-    CORRUPT,
-    NAMED,
-    OTHER,
-    READ,
-    Measurements,
-    decomposed,
-    unspoken,
-)
+from titan_tts.doctor.scan import CORRUPT, READ, Measurements, decomposed, unspoken
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -49,7 +38,7 @@ MIN_PEAK_RATIO = 4.0
 # A problem's kind in data/shard.py -> code.
 _PROBLEM_CODES = {
     "shard": "corrupt_shard",
-    "incomplete": "incomplete_sample",
+    "incomplete": "unusable_sample",
     "not_finite": "not_finite",
     "changed": "corrupt_sample",
     "unreadable": "corrupt_sample",
@@ -59,27 +48,23 @@ _PROBLEM_CODES = {
 
 def check_dataset(dataset: Dataset, measured: Measurements, limits: Limits) -> list[Finding]:
     """All checks, the worst findings first."""
-    check = _Checks(dataset, measured, limits)
-    check.index_problems()
-    check.prepare_record()
-    check.lengths()
-    check.speech_rates()
-    check.texts()
-    check.speakers()
-    check.arrays()
-    check.durations()
-    check.references()
-    check.duplicates()
-    check.unicode()
-    check.spoken()
-    check.held_out()
-    return [finding for finding in check.findings.values() if finding.count]
+    checks = _Checks(dataset, measured, limits)
+    checks.shards()
+    checks.lengths()
+    checks.speech_rates()
+    checks.texts()
+    checks.speakers()
+    checks.arrays()
+    checks.durations()
+    checks.references()
+    checks.duplicates()
+    return [finding for finding in checks.findings.values() if finding.count]
 
 
 class _Checks:
     def __init__(self, dataset: Dataset, measured: Measurements, limits: Limits):
         self.dataset, self.measured, self.limits = dataset, measured, limits
-        self.findings = all_kinds()
+        self.rows, self.findings = measured.rows, all_kinds()
 
     def add(self, code: str, count: int, examples: list[Example]) -> None:
         """Cases of one kind of fault; several calls add up."""
@@ -100,25 +85,22 @@ class _Checks:
         examples = [Example(self.dataset.sample_id(one), detail(one)) for one in shown]
         self.add(code, len(samples), examples)
 
-    def index_problems(self) -> None:
-        """Shards and samples that the indexes refused."""
-        names = dict(zip(self.dataset.tar_paths, self.dataset.shard_names, strict=True))
-        for tar_path, problem in self.dataset.problems:
+    def shards(self) -> None:
+        """Shards and samples that the indexes refused, and local shards against the prepare.json of their folder or the
+        one above."""
+        dataset = self.dataset
+        names = dict(zip(dataset.tar_paths, dataset.shard_names, strict=True))
+        for tar_path, problem in dataset.problems:
             where = f"{names[tar_path]}:{problem.key}" if problem.key else tar_path
             self.add(_PROBLEM_CODES[problem.kind], 1, [Example(where, problem.sentence)])
-
-    def prepare_record(self) -> None:
-        """Local shards against the sizes in the prepare.json of their folder or the one above."""
-        sizes = dict(zip(self.dataset.tar_paths, self.dataset.tar_bytes, strict=True))
+        sizes = dict(zip(dataset.tar_paths, dataset.tar_bytes, strict=True))
         recorded: dict[str, int] = {}
         for folder in {os.path.dirname(path) for path in sizes if not is_remote(path)}:
             recorded |= _recorded_sizes(folder)
         for path, size in sorted(recorded.items()):
-            if path not in sizes and not os.path.exists(path):
-                example = Example(path, f"{RECORD_NAME} lists it, but it does not exist")
-                self.add("shard_missing", 1, [example])
-            elif sizes.get(path, size) != size:
-                example = Example(path, f"{sizes[path]} bytes, but {RECORD_NAME} has {size}")
+            there = sizes.get(path, size if os.path.exists(path) else "no")
+            if there != size:
+                example = Example(path, f"{there} bytes, but {RECORD_NAME} has {size}")
                 self.add("shard_changed", 1, [example])
 
     def lengths(self) -> None:
@@ -134,39 +116,49 @@ class _Checks:
         """Each language is compared with itself: Chinese has three characters where English has ten."""
         rate = characters_per_second(self.dataset, self.limits.frames_per_second)
         distance, centre = np.zeros(len(rate)), np.zeros(len(rate))
-        outside = np.zeros(len(rate), bool)
         languages, _ = self.dataset.labels("language")
-        order = np.argsort(languages, kind="stable")
-        for group in np.split(order, np.flatnonzero(np.diff(languages[order])) + 1):
+        for language in np.unique(languages):
+            group = np.flatnonzero(languages == language)
             # A text without a character is another finding.
-            distance[group], limit, centre[group] = log_distance(
+            found, limit, centre[group] = log_distance(
                 rate[group], rate[group] > 0, self.limits.outlier_sigmas, MIN_OUTLIER_RATIO
             )
-            outside[group] = distance[group] > limit
+            distance[group] = np.where(found > limit, found, 0)
 
         def detail(one: int) -> str:
             value, median = f"{rate[one]:.1f}", f"{centre[one]:.1f}"
             return f"{value} characters per second, the median of its language is {median}"
 
-        cases = np.flatnonzero(outside)
-        self.add_samples("chars_per_second_outlier", cases, detail, distance[outside])
+        cases = np.flatnonzero(distance)
+        self.add_samples("chars_per_second_outlier", cases, detail, distance[cases])
 
     def texts(self) -> None:
-        """Lengths of the texts against those of their recordings, and recordings that end before their text."""
-        read = np.flatnonzero(self.measured.rows["state"] == READ)
-        for match in judge_texts(*read_evenly(self.dataset, read)):
+        """Lengths of the texts against those of their recordings, recordings that end before their text, and what is
+        written and not said, or cannot be."""
+        dataset, rows, metadata = self.dataset, self.rows, self.dataset.metadata
+        read = np.flatnonzero(rows["state"] == READ)
+        for match in judge_texts(*read_evenly(dataset, read)):
             if match.verdict:
                 self.add(match.verdict, match.count, [Example(match.where, str(match))])
-        for code, name in (("cut_start", "start"), ("cut_end", "end")):
-            time = self.measured.rows[name]
-            cut = self.measured.where(time > 0)
-            if len(cut) > MIN_CUT_FRACTION * len(read) and np.median(time[cut]) < MAX_CUT_TIME:
-                self.add_samples(code, cut, partial(self.cut_text, name), -time[cut])
+        for side in ("start", "end"):
+            cut = self.measured.where(rows[side] > 0)
+            time = rows[side][cut]
+            if len(cut) > MIN_CUT_FRACTION * len(read) and np.median(time) < MAX_CUT_TIME:
+                self.add_samples(f"cut_{side}", cut, partial(self._cut_text, side), -time)
+        for code, column, detail in (
+            ("empty_text", "blank_text", lambda one: "its text is empty"),
+            ("unspoken_parts", "unspoken", lambda one: unspoken(metadata(one))),
+            ("not_nfc", "decomposed", lambda one: _composed(decomposed(metadata(one)))),
+        ):
+            self.add_samples(code, self.measured.where(rows[column]), detail)
+        if language := language_of(self.limits.text_unit):
+            lost = lost_letters(dataset, Phonemizer(language))
+            self.add_samples("lost_letters", np.array([*lost], int), lambda one: named(lost[one]))
 
-    def cut_text(self, side: str, one: int) -> str:
+    def _cut_text(self, side: str, one: int) -> str:
         text = self.dataset.metadata(one)["text"].strip()
         shown = f"{text[:12]}..." if side == "start" else f"...{text[-12:]}"
-        time = self.measured.rows[side][one]
+        time = self.rows[side][one]
         return f"{shown!r}, whose {side} has {time:.0%} of the usual time of its letters and no pause around it"
 
     def speakers(self) -> None:
@@ -181,30 +173,26 @@ class _Checks:
 
     def arrays(self) -> None:
         """Samples that could not be read, and values of the arrays that were read."""
-        measured, rows, frames = self.measured, self.measured.rows, self.dataset.frames
+        measured, rows, frames = self.measured, self.rows, self.dataset.frames
         corrupt = np.flatnonzero(rows["state"] == CORRUPT)
         self.add_samples("corrupt_sample", corrupt, lambda one: measured.messages.get(one, ""))
-        for code, state in (("zero_latents", ALL_ZERO), ("constant_latents", CONSTANT)):
-            cases = measured.where(rows["latents"] == state)
-            self.add_samples(code, cases, lambda one: f"{frames[one]} frames")
-        valid = np.zeros(len(rows), bool)
-        valid[measured.where(rows["latents"] == CHANGING)] = True
+        constant = measured.where(rows["constant"])
+        self.add_samples("constant_latents", constant, lambda one: f"{frames[one]} frames")
+        valid = (rows["state"] == READ) & ~rows["constant"]
         for code, name, word, ratio in (
             ("std_outlier", "std", "standard deviation", MIN_OUTLIER_RATIO),
             ("peak_outlier", "peak", "maximum magnitude", MIN_PEAK_RATIO),
         ):
             values = rows[name].astype(np.float64)
             distance, limit, centre = log_distance(values, valid, self.limits.outlier_sigmas, ratio)
-            cases = np.flatnonzero(distance > limit)
-            if name == "peak":  # a small maximum is a matter of level
-                cases = cases[values[cases] > centre]
+            # A small maximum is a matter of level.
+            cases = np.flatnonzero((distance > limit) & ((name == "std") | (values > centre)))
             self.add_samples(
                 code,
                 cases,
                 lambda one: f"{word} {values[one]:.3g}, the median is {centre:.3g}",
                 distance[cases],
             )
-
         many = frames[rows["state"] == READ].sum() > 1
         dead = np.flatnonzero((measured.lowest == measured.highest) & many)
         examples = [Example(f"channel {one}", f"always {measured.lowest[one]:.4g}") for one in dead]
@@ -213,9 +201,9 @@ class _Checks:
     def durations(self) -> None:
         """Lengths against the durations in the JSON."""
         measured, fps, frames = self.measured, self.limits.frames_per_second, self.dataset.frames
-        duration = measured.rows["duration"]
+        duration = self.rows["duration"]
         excess = np.abs(frames - duration * fps)
-        mismatch = measured.where((duration > 0) & (excess > DURATION_TOLERANCE))
+        mismatch = measured.where(excess > DURATION_TOLERANCE)
         rate = measured_frame_rate(self.dataset, measured, fps)
 
         def detail(one: int) -> str:
@@ -226,72 +214,46 @@ class _Checks:
             )
 
         self.add_samples("duration_mismatch", mismatch, detail, excess[mismatch])
-        bad, absent = measured.where(duration == -1), measured.where(np.isnan(duration))
-        self.add_samples("bad_duration", bad, lambda one: "no positive number")
-        self.add_samples("no_duration", absent, lambda one: "no target_duration")
+        absent = measured.where(np.isnan(duration))
+        self.add_samples("no_duration", absent, lambda one: "no positive number")
 
     def references(self) -> None:
-        measured, rows, lengths = self.measured, self.measured.rows, self.dataset.reference_frames
+        measured, lengths = self.measured, self.dataset.reference_frames
         empty = np.flatnonzero(lengths == 0)
-        constant = measured.where(rows["reference"] != CHANGING)
         self.add_samples("no_reference", empty, lambda one: "an empty reference")
-        self.add_samples(
-            "constant_reference", constant, lambda one: f"{lengths[one]} reference frames"
-        )
-        leaks = measured.where((rows["reference_source"] != OTHER) & (lengths > 0))
-
-        def detail(one: int) -> str:
-            if rows["reference_source"][one] == NAMED:
-                return "its reference_key is its own key"
-            return "its reference has frames of its latents"
-
-        self.add_samples("reference_from_target", leaks, detail)
+        for code, column, words in (
+            ("constant_reference", "constant_reference", "{} reference frames"),
+            ("reference_from_target", "leak", "of its {} reference frames some are its target's"),
+        ):
+            cases = measured.where(self.rows[column])
+            self.add_samples(code, cases, lambda one: words.format(lengths[one]))
 
     def duplicates(self) -> None:
-        """Repeated latents, repeated texts and empty texts."""
-        measured, rows, name = self.measured, self.measured.rows, self.dataset.sample_id
-        blank = measured.where(rows["blank_text"])
-        latents, first = repeats(self.dataset.latents_hash)
+        """Repeated latents and texts, and latents both in a folder with a held-out split's name and in another one."""
+        dataset, rows, name = self.dataset, self.rows, self.dataset.sample_id
+        hashes = dataset.latents_hash
+        latents, first = repeats(hashes)
         self.add_samples(
             "duplicate_latents", latents, lambda one: f"the latents of {name(first[one])}"
         )
-        texts, first_text = repeats(rows["text_hash"], measured.where(~rows["blank_text"]))
+        texts, first_text = repeats(rows["text_hash"], self.measured.where(~rows["blank_text"]))
         self.add_samples(
             "duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"
         )
-        self.add_samples("empty_text", blank, lambda one: "its text is empty")
-
-    def unicode(self) -> None:
-        def detail(one: int) -> str:
-            word = decomposed(self.dataset.metadata(one))
-            return f"{ascii(word)}, which prepare writes as {ascii(nfc(word))} ({nfc(word)})"
-
-        rows = self.measured.rows
-        self.add_samples("not_nfc", self.measured.where(rows["decomposed"]), detail)
-
-    def spoken(self) -> None:
-        """What is written and not said, or cannot be."""
-        dataset = self.dataset
-        parts = self.measured.where(self.measured.rows["unspoken"])
-        self.add_samples("unspoken_parts", parts, lambda one: unspoken(dataset.metadata(one)))
-        if language := language_of(self.limits.text_unit):
-            lost = lost_letters(dataset, Phonemizer(language))
-            self.add_samples("lost_letters", np.array([*lost], int), lambda one: named(lost[one]))
-
-    def held_out(self) -> None:
-        """Latents both in a folder with a held-out split's name and in another folder."""
-        dataset = self.dataset
         folders = [os.path.dirname(os.path.abspath(plain_name(one))) for one in dataset.tar_paths]
         names = map(os.path.basename, folders)
         held = np.array([split_of(name) == "heldout" for name in names])[dataset.shard]
-        hashes, training = dataset.latents_hash, np.flatnonzero(~held)
+        training = np.flatnonzero(~held)
         shared = np.flatnonzero(held & np.isin(hashes, hashes[training]))
 
-        def detail(one: int) -> str:
-            other = int(training[hashes[training] == hashes[one]][0])
-            return f"the latents of {dataset.sample_id(other)}"
+        def other(one: int) -> str:
+            return f"the latents of {name(int(training[hashes[training] == hashes[one]][0]))}"
 
-        self.add_samples("heldout_in_training", shared, detail)
+        self.add_samples("heldout_in_training", shared, other)
+
+
+def _composed(word: str) -> str:
+    return f"{ascii(word)}, which prepare writes as {ascii(nfc(word))} ({nfc(word)})"
 
 
 def _recorded_sizes(folder: str) -> dict[str, int]:

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
 from torchtitan.models.dit_tts.errors import require, require_modules, show
-from torchtitan.models.dit_tts.files import (
-    SHARD_SUFFIX,
-    is_remote,
-    local_path,
-)
+from torchtitan.models.dit_tts.files import SHARD_SUFFIX, is_remote, local_path
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.data.dataset import Dataset
@@ -67,11 +63,10 @@ def run(options: Options) -> int:
 
 
 def default_output(paths: Sequence[str]) -> str:
-    """outputs/data-train-doctor.html for /x/data/train: from the first path's last folders without a pattern."""
+    """outputs/data-train-doctor.html for /x/data/train: from the first path's last two names."""
     path = paths[0] if is_remote(paths[0]) else local_path(paths[0])
-    parts = [part for part in re.split(r"[/\\]+", path) if part and not set(part) & set("*?[]{}:")]
-    count = 3 if parts[-1:] and parts[-1].endswith(SHARD_SUFFIX) else 2
-    name = re.sub(r"[^\w.-]+", "_", "-".join(parts[-count:]).removesuffix(SHARD_SUFFIX)).strip("_.")
+    parts = re.split(r"[/\\]+", path.removesuffix(SHARD_SUFFIX).strip("/"))
+    name = re.sub(r"[^\w.-]+", "_", "-".join(parts[-2:])).strip("_.")
     return os.path.join("outputs", f"{name or 'data'}-doctor.html")
 
 
@@ -102,12 +97,6 @@ def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
             "samples": len(samples),
             "valid_samples": int((measured.rows["state"] == READ).sum()),
             "frames_per_second_measured": None if rate is None else round(rate, 4),
-            "scope": (
-                "Every sample was read."
-                if len(samples) == len(dataset)
-                else "An even subset was read; lengths, labels, duplicates of latents, and what the "
-                "indexes found cover all samples."
-            ),
         },
         "findings": [asdict(finding) for finding in findings],
         "suggestion": suggest(dataset, limits, options.path),

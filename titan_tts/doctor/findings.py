@@ -6,14 +6,11 @@ from dataclasses import dataclass, field
 # is valid data that is likely to harm a training, a note is worth knowing.
 _KINDS = """
 error | corrupt_shard | Shards that are corrupt or cut off | Copy or write the shard again; the samples after the fault are lost to training.
-error | incomplete_sample | Samples that lack one of their three members | Complete or remove them; [data] on_error = "skip" trains on the others.
 error | not_finite | Samples with NaN or infinite values | One of them makes the loss NaN: encode these utterances again or remove them.
-error | unusable_sample | Samples that cannot be parsed or do not fit the others | Write them again or remove them; [data] on_error = "skip" trains on the others.
+error | unusable_sample | Samples that lack a member, cannot be parsed or do not fit the others | Write them again or remove them; [data] on_error = "skip" trains on the others.
 error | corrupt_sample | Samples whose bytes differ from what was written | A disk or a copy corrupted them: copy the shard again from a valid one.
-error | shard_missing | Shards that prepare.json lists and that do not exist | Copy them, or prepare the dataset again.
-error | shard_changed | Shards of another size than prepare.json recorded | Copy them again; if they were changed on purpose, remove prepare.json.
-error | zero_latents | Latents that are all zero | Nothing was encoded: encode these utterances again or remove them.
-error | constant_latents | Latents that never change | Every frame is the same, which speech never is: encode again or remove them.
+error | shard_changed | Shards that are missing or have another size than prepare.json recorded | Copy them again; if they were changed on purpose, remove prepare.json.
+error | constant_latents | Latents that are all zero or never change | Every frame is the same, which speech never is: encode these utterances again or remove them.
 error | constant_reference | References that are all zero or never change | They hold no information about the speaker: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.
 error | reference_from_target | References with frames of their own target | The model copies its target: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.
 error | texts_of_others | Texts that do not fit the lengths of their recordings | They belong to other recordings, as if a list were shifted by a row: listen to a few.
@@ -32,13 +29,12 @@ warning | not_nfc | Samples with a text or a speaker in decomposed Unicode (not 
 warning | long_text | Texts above max_text_tokens | Training drops them ([data] on_too_long): raise max_text_tokens or split them.
 warning | long_latents | Latents above max_frames | Training drops or crops them ([data] on_too_long): raise max_frames or split them.
 warning | duration_mismatch | Latents whose length differs from their target_duration | Audio was cut or padded, or the frame rate differs: see --frames-per-second.
-warning | bad_duration | Samples whose target_duration is not a positive number | Write the duration in seconds.
 warning | duplicate_latents | Samples with the latents of an earlier sample | The same recording counts several times: remove the copies.
 note | texts_not_compared | Texts that could not be compared with the lengths of their recordings | Whether they belong to other recordings cannot be told from so little: listen to a few.
 note | duplicate_text | Samples with speaker and text of an earlier sample | Several takes of one sentence, or copies that were encoded separately.
 note | single_utterance_speaker | Speakers with one utterance | No other utterance can be their reference.
 note | no_speaker | Samples without a speaker | They cannot be balanced by speaker nor tagged with one.
-note | no_duration | Samples without target_duration | Their length was not compared with anything.
+note | no_duration | Samples without a target_duration that is a positive number | Their length was not compared with anything.
 note | no_reference | Samples whose reference is empty | They train the model without a speaker, but for [data] references = 'drawn', which draws references.
 """
 

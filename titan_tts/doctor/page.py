@@ -10,12 +10,11 @@ from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.summary import QUANTILES
 from titan_tts.report.page import Code, Details, Figure, Kind, Page, Part, Section, Table
 from titan_tts.report.plots import plot_style, svg_element
-from titan_tts.report.words import aligned, counted, number, size_text
+from titan_tts.report.words import counted, number, size_text
 from torchtitan.models.dit_tts.data.dataset import Dataset
 
 GENERATOR = "titan-tts data doctor"
 _BLUE, _ORANGE = "#4a7fc1", "#d9730d"
-_BAR_CELLS = 40
 _EXAMPLES = 3  # of each finding on a terminal
 _OPEN = 6  # findings
 _RARE = 60
@@ -36,7 +35,9 @@ def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
     rate = number(measured or summary["frames_per_second"])
     how = "measured" if measured else "assumed"
     found: list[Part] = [_finding(place, each) for place, each in enumerate(findings)]
-    about = f"{read['samples']:,} of {counted(summary['samples'], 'sample')} read, {read['valid_samples']:,} of them as written"
+    about = f"{read['samples']:,} of {counted(summary['samples'], 'sample')} read, {read['valid_samples']:,} of them as written."
+    if read["samples"] < summary["samples"]:
+        about += " What the indexes tell, such as lengths and labels, is of all."
     return Page(
         ", ".join(summary["path"]),
         [
@@ -48,7 +49,7 @@ def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
         cards=_cards(summary) | {f"frames per second, {how}": rate},
         badge=result["status"],
         kind=_KINDS[result["status"]],
-        about=f"{read['scope']} {about}.",
+        about=about,
         data=result,
         generator=GENERATOR,
     )
@@ -121,33 +122,16 @@ def _contents(summary: dict[str, Any]) -> list[Part]:
         Table((), facts, left=(0, 1)),
         Table(("source", "samples", "hours"), sources if len(sources) > 1 else []),
         Table(head, lengths),
-        Figure("Length of latents", lines=_bars(summary["frames"]["histogram"], fps)),
         *(_label(name, label) for name, label in summary["labels"].items()),
     ]
-
-
-def _bars(histogram: dict[str, list], frames_per_second: float) -> list[str]:
-    """A histogram of letters."""
-    counts, edges = histogram["counts"], [edge / frames_per_second for edge in histogram["edges"]]
-    digits = 1 if len(edges) > 1 and edges[1] >= 0.5 else 2
-    rows = []
-    for low, high, samples in zip(edges, edges[1:], counts):
-        bar = "#" * -(-samples * _BAR_CELLS // max(counts))
-        rows.append([f"{low:.{digits}f} - {high:.{digits}f} s", f"{samples:,}", bar])
-    return aligned(rows, (0, 2)) if rows else []
 
 
 def _label(name: str, label: dict[str, Any]) -> Table:
     without = f", {label['without']:,} samples without" if label["without"] else ""
     head = (f"{name}: {label['count']:,} different{without}", "samples", "hours", "fraction")
     rows = [
-        (
-            one["value"],
-            f"{one['samples']:,}",
-            number(one["hours"]),
-            f"{100 * one['fraction']:.2f} %",
-        )
-        for one in label["most"]
+        (each["value"], f"{each['samples']:,}", number(each["hours"]), f"{each['fraction']:.2%}")
+        for each in label["most"]
     ]
     return Table(head, rows, on_terminal=10**6, rest="(--top lists more)", total=label["count"])
 
@@ -157,15 +141,13 @@ def _suggestion(suggestion: dict[str, Any] | None) -> list[Part]:
     if suggestion is None:
         return ["none: no training sample is within the limits"]
     paths, left_out = suggestion["paths"], f"{suggestion['left_out']:,}"
+    held_out = f"held out, {suggestion['held_out']:,} samples: {', '.join(paths['held_out'])}"
     facts = [
         f"training samples within the limits: {suggestion['samples']:,}; over them: {left_out}",
         suggestion["left_out_words"],
         f"for training: {', '.join(paths['training'])}",
+        held_out if paths["held_out"] else "",
     ]
-    if paths["held_out"]:
-        facts.append(
-            f"held out, {suggestion['held_out']:,} samples: {', '.join(paths['held_out'])}"
-        )
     rows = []
     for one in suggestion["choices"]:
         mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
@@ -190,15 +172,12 @@ def draw_plots(dataset: Dataset, limits: Limits, edges: list[int]) -> list[Figur
     rate = characters_per_second(dataset, fps)
     # Far ends are gathered in the outermost bins.
     rate = np.clip(rate, *np.quantile(rate, [0.001, 0.999]))
-    characters, text_bytes = dataset.text_chars, dataset.text_bytes
     seconds, ends = dataset.frames / fps, [edge / fps for edge in edges]
     plots: list[tuple[str, Any, str, list, str]] = [
         ("Length of latents", seconds, "seconds", ends, "ends of the suggested buckets"),
-        ("Length of texts", characters, "characters", [], ""),
+        ("Length of texts", dataset.text_chars, "characters", [], ""),
         ("Speech rate", rate, "characters per second", [np.median(rate)], "median"),
     ]
-    if (characters != text_bytes).any():
-        plots.append(("Length of texts in bytes", text_bytes, "bytes", [], ""))
     return [Figure(title, _histogram(*given)) for title, *given in plots]
 
 

@@ -30,16 +30,14 @@ _UNSPOKEN = re.compile(
 )
 
 NOT_READ, READ, CORRUPT = range(3)
-CHANGING, ALL_ZERO, CONSTANT = range(3)
-OTHER, CROP, NAMED = range(3)
 
 # One row per sample.
 ROW = np.dtype(
     [
         ("state", "u1"),  # NOT_READ, READ or CORRUPT; the other columns hold where it is READ
-        ("latents", "u1"),  # CHANGING, ALL_ZERO or CONSTANT
-        ("reference", "u1"),
-        ("reference_source", "u1"),  # CROP: rows of the target itself, NAMED: by its reference_key
+        ("constant", "?"),  # all frames of the latents are alike
+        ("constant_reference", "?"),
+        ("leak", "?"),  # the reference has frames of the target, or its key
         ("blank_text", "?"),  # nothing but white space
         ("decomposed", "?"),  # see the function
         ("unspoken", "?"),  # likewise
@@ -47,7 +45,7 @@ ROW = np.dtype(
         ("end", "f4"),
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
-        ("duration", "f8"),  # target_duration in seconds; NaN: none, -1: no positive number
+        ("duration", "f8"),  # target_duration in seconds; NaN: no positive number
         ("text_hash", "u8"),  # xxh3_64 of speaker and text
     ]
 )
@@ -85,68 +83,59 @@ def measure(
 ) -> Measurements:
     """Read `samples` with `threads` threads; `progress` is called with the number of new ones. `ends`: what tells
     whether recordings were cut, if that can be told."""
-    rows = np.zeros(len(dataset), ROW)
-    lowest = np.full(dataset.latent_channels, np.inf)
-    highest = -lowest
-    messages: dict[int, str] = {}
-    chunks = [
-        samples[start : start + CHUNK_SAMPLES] for start in range(0, len(samples), CHUNK_SAMPLES)
-    ]
+    found = _nothing(dataset, len(dataset))
+    starts = range(0, len(samples), CHUNK_SAMPLES)
+    chunks = [samples[start : start + CHUNK_SAMPLES] for start in starts]
     pool = ThreadPoolExecutor(threads, thread_name_prefix="doctor")
     try:
         results = pool.map(lambda chunk: _measure_chunk(dataset, chunk, ends), chunks)
         for chunk, part in zip(chunks, results, strict=True):
-            rows[chunk] = part.rows
-            np.minimum(lowest, part.lowest, out=lowest)
-            np.maximum(highest, part.highest, out=highest)
-            if len(messages) < MAX_MESSAGES:
-                messages.update(part.messages)
+            found.rows[chunk] = part.rows
+            np.minimum(found.lowest, part.lowest, out=found.lowest)
+            np.maximum(found.highest, part.highest, out=found.highest)
+            if len(found.messages) < MAX_MESSAGES:
+                found.messages.update(part.messages)
             progress(len(chunk))
     finally:
         pool.shutdown(cancel_futures=True)
-    return Measurements(rows, lowest, highest, messages)
+    return found
+
+
+def _nothing(dataset: Dataset, count: int) -> Measurements:
+    infinite = np.full(dataset.latent_channels, np.inf)
+    return Measurements(np.zeros(count, ROW), infinite, -infinite, {})
 
 
 def _measure_chunk(dataset: Dataset, samples: np.ndarray, ends: SpeechEnds | None) -> Measurements:
-    numbers = samples.tolist()
-    rows = np.zeros(len(numbers), ROW)
-    lowest = np.full(dataset.latent_channels, np.inf)
-    highest = -lowest
-    messages: dict[int, str] = {}
+    numbers, found = samples.tolist(), _nothing(dataset, len(samples))
     fetched = dataset.fetch(numbers)
-    for row, sample in zip(rows, numbers, strict=True):
+    for row, sample in zip(found.rows, numbers, strict=True):
         try:
             loaded = dataset.load(sample, fetched=fetched.get(sample))
         except CorruptSampleError as error:
-            row["state"], messages[sample] = CORRUPT, str(error)
+            row["state"], found.messages[sample] = CORRUPT, str(error)
             continue
         row["state"] = READ
-        np.minimum(lowest, loaded.latents.min(axis=0), out=lowest)
-        np.maximum(highest, loaded.latents.max(axis=0), out=highest)
-        _measure_arrays(row, loaded.latents, loaded.reference)
-        _measure_metadata(row, loaded.metadata, dataset.key(sample))
+        latents, reference, metadata = loaded.latents, loaded.reference, loaded.metadata
+        np.minimum(found.lowest, latents.min(axis=0), out=found.lowest)
+        np.maximum(found.highest, latents.max(axis=0), out=found.highest)
+        row["std"] = latents.std(dtype=np.float64)  # squares of large values overflow in float32
+        row["peak"] = np.abs(latents).max()
+        row["constant"] = _is_constant(latents)
+        row["constant_reference"] = len(reference) > 0 and _is_constant(reference)
+        own_key = len(reference) > 0 and metadata.get("reference_key") == dataset.key(sample)
+        row["leak"] = own_key or is_leak(reference, latents)
+        _measure_metadata(row, metadata)
         if ends is not None:
-            row["start"], row["end"] = ends.cut(loaded.metadata["text"], loaded.latents)
-    return Measurements(rows, lowest, highest, messages)
+            row["start"], row["end"] = ends.cut(metadata["text"], latents)
+    return found
 
 
-def _measure_arrays(row: np.void, latents: np.ndarray, reference: np.ndarray) -> None:
-    """`latents` (T, C) and `reference` (R, C), finite float32."""
-    row["std"] = latents.std(dtype=np.float64)  # squares of large values overflow in float32
-    row["peak"] = np.abs(latents).max()
-    row["latents"] = _constancy(latents)
-    row["reference"] = _constancy(reference) if len(reference) else CHANGING
-    if is_leak(reference, latents):
-        row["reference_source"] = CROP
-
-
-def _constancy(array: np.ndarray) -> int:
-    """ALL_ZERO, CONSTANT (all frames alike; one frame: all channels alike) or CHANGING, of (T, C)."""
+def _is_constant(array: np.ndarray) -> bool:
+    """True if all frames of (T, C) are alike; of one frame: all its channels."""
     frame = array[0]
     varies = len(array) == 1 and (len(frame) == 1 or (frame != frame[0]).any())
-    if varies or (array != frame).any():
-        return CHANGING
-    return CONSTANT if array.any() else ALL_ZERO
+    return not (varies or (array != frame).any())
 
 
 def decomposed(metadata: dict[str, Any]) -> str:
@@ -163,18 +152,12 @@ def unspoken(metadata: dict[str, Any]) -> str:
     return found[0] if found else ""
 
 
-def _measure_metadata(row: np.void, metadata: dict[str, Any], key: str) -> None:
-    text = metadata["text"]
-    speaker = metadata.get("speaker")
+def _measure_metadata(row: np.void, metadata: dict[str, Any]) -> None:
+    text, duration = metadata["text"], metadata.get("target_duration")
     row["blank_text"] = not text.strip()
     row["decomposed"] = bool(decomposed(metadata))
     row["unspoken"] = bool(unspoken(metadata))
-    row["text_hash"] = xxhash.xxh3_64_intdigest(f"{speaker}\0{text}".encode("utf-8", "replace"))
-    duration = metadata.get("target_duration")
-    if duration is None:
-        row["duration"] = np.nan
-    else:
-        number = isinstance(duration, int | float) and not isinstance(duration, bool)
-        row["duration"] = duration if number and 0 < duration < float("inf") else -1
-    if metadata.get("reference_key") == key and row["reference_source"] == OTHER:
-        row["reference_source"] = NAMED
+    spoken = f"{metadata.get('speaker')}\0{text}".encode("utf-8", "replace")
+    row["text_hash"] = xxhash.xxh3_64_intdigest(spoken)
+    is_number = type(duration) in (int, float) and 0 < duration < float("inf")
+    row["duration"] = duration if is_number else np.nan

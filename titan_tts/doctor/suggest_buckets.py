@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -19,23 +18,19 @@ from torchtitan.models.dit_tts.data.buckets import (
     round_up,
 )
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.heldout import heldout_shards, split_of
+from torchtitan.models.dit_tts.data.heldout import heldout_shards
 from torchtitan.models.dit_tts.data.left_out import samples_left_out
-from torchtitan.models.dit_tts.data.storage import plain_name
 
 # More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
 WASTE_TOLERANCE = 0.02
 # Of the speech, by each of the two limits.
 MAX_LOST = 0.005
-_HELD_OUT = re.compile(
-    r"(held.?out|dev|val(id(ation)?)?|eval(uation)?|tests?)(?![a-z])", re.IGNORECASE
-)
 
 
 def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str, Any] | None:
     """Suggested [data] keys for the training samples within the limits, if any; `paths` as the user gave them."""
     tokens = text_tokens(dataset, limits)
-    held = held_out(dataset.tar_paths)
+    held = np.array(heldout_shards(dataset.tar_paths))
     training = ~held[dataset.shard]
     data = Data(
         max_frames=_limit(limits.max_frames, Data.max_frames, dataset.frames, dataset, training),
@@ -103,17 +98,6 @@ def _limit(
         return usual
     needed = lengths[order[np.searchsorted(kept, (1 - MAX_LOST) * kept[-1])]]
     return max(usual, round_up(int(needed), ALIGNMENT))
-
-
-def held_out(tar_paths: Sequence[str]) -> np.ndarray:
-    """(shards,) bool: held-out ones, as training refuses them, or by the name of a folder or file where another
-    one is named train."""
-    pieces = [re.split(r"[/\\]+", os.path.abspath(plain_name(path))) for path in tar_paths]
-    shared = len(os.path.commonprefix(pieces))
-    named = np.array([any(map(_HELD_OUT.match, names[shared:])) for names in pieces])
-    trains = [any(split_of(name) == "train" for name in names[shared:]) for names in pieces]
-    by_name = named & bool((trains & ~named).any())
-    return by_name | np.array(heldout_shards(tar_paths))
 
 
 def split_paths(dataset: Dataset, paths: Sequence[str], chosen: np.ndarray) -> list[str]:

@@ -13,7 +13,6 @@ from torchtitan.models.dit_tts.files import is_remote
 from torchtitan.models.dit_tts.text.token_counts import read_texts
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-HISTOGRAM_BINS = 24
 COUNTED_TEXTS = 20_000
 RARE = 0.01
 """Fraction of the texts below which a character is listed, but for letters and digits of ASCII"""
@@ -75,13 +74,11 @@ def rare_characters(dataset: Dataset) -> dict[str, int]:
 
 
 def distribution(values: np.ndarray) -> dict[str, Any]:
-    """Total, extremes, mean, quantiles and an evenly spaced histogram from 0 to the maximum."""
+    """Total, extremes, mean and quantiles."""
     if not len(values):
         nothing: dict[str, Any] = {"total": 0, "min": None, "max": None, "mean": None}
-        return nothing | {"quantiles": {}, "histogram": {"edges": [], "counts": []}}
+        return nothing | {"quantiles": {}}
     quantiles = np.quantile(values, QUANTILES)
-    limits = 0, max(float(values.max()), 1.0)
-    counts, edges = np.histogram(values, bins=HISTOGRAM_BINS, range=limits)
     return {
         "total": _number(values.sum(dtype=np.float64)),
         "min": _number(values.min()),
@@ -91,7 +88,6 @@ def distribution(values: np.ndarray) -> dict[str, Any]:
             str(fraction): _number(value)
             for fraction, value in zip(QUANTILES, quantiles, strict=True)
         },
-        "histogram": {"edges": [_number(edge) for edge in edges], "counts": counts.tolist()},
     }
 
 

@@ -84,8 +84,6 @@ def test_summary_of_known_data(tmp_path):
     assert summary["reference_hours"] == pytest.approx(24 * 30 / 12.5 / 3600)
     assert summary["frames"]["min"] == min(frames) and summary["frames"]["total"] == sum(frames)
     assert summary["frames"]["quantiles"]["0.5"] == np.median(frames)
-    counts = summary["frames"]["histogram"]["counts"]
-    assert sum(counts) == 25 and len(counts) == 24
     references = summary["reference_frames"]
     assert (references["min"], references["max"], references["without"]) == (30, 30, 1)
     texts = [len(sample.metadata["text"]) for sample in samples]
@@ -118,8 +116,6 @@ def test_summary_of_known_data(tmp_path):
         "problems in the shards: 1; titan-tts data doctor lists them",
     ):
         assert words in said
-    bars = [line.rpartition(" ")[2] for line in said if line.endswith("#")]
-    assert sorted(map(len, bars))[-1] == 40 and len(bars) == sum(map(bool, counts))
 
 
 def test_distribution_by_hand():
@@ -128,5 +124,3 @@ def test_distribution_by_hand():
     assert percents == list(found["quantiles"].values()) == [1, 5, 25, 50, 75, 95, 99]
     assert (found["total"], found["min"], found["max"], found["mean"]) == (5050, 0, 100, 50)
     assert distribution(np.zeros(0))["mean"] is None
-    zeros = distribution(np.zeros(3, np.int32))
-    assert zeros["max"] == 0 and sum(zeros["histogram"]["counts"]) == 3

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.sound_samples import CHANNELS, changed, sound_samples, write_shards
 from titan_tts.doctor.findings import Limits
-from titan_tts.doctor.suggest_buckets import held_out, suggest
+from titan_tts.doctor.suggest_buckets import suggest
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.buckets import make_batch_policy, select_samples
@@ -132,19 +132,3 @@ def test_held_out_shards_are_left_out(tmp_path, paths, suggested):
     assert suggestion["samples"] == sum(length <= 100 for length in lengths)
     assert suggestion["left_out"] == sum(length > 100 for length in lengths) > 0
     assert suggestion["held_out"] == len(dataset) - len(lengths)
-
-
-@pytest.mark.parametrize(
-    "folders, held",
-    [
-        ("mine/train new/test", "new/test"),  # of two preparations
-        ("train/train heldout/train", "heldout/train"),
-        ("anna/train valerie/train", ""),  # a name that begins like one
-        ("test/anna test/bert", ""),  # what all have tells nothing
-    ],
-)
-def test_what_is_taken_as_held_out(folders, held):
-    tars = [f"/data/{folder}/shard-000000.tar" for folder in folders.split()]
-    assert [tar for tar, is_held in zip(tars, held_out(tars)) if is_held] == [
-        f"/data/{folder}/shard-000000.tar" for folder in held.split()
-    ]
