@@ -68,7 +68,7 @@ def test_a_bound_is_shown_with_two_digits():
 
 # Processes | settings | words of the message: key, value found, what is allowed
 REFUSED = """
-1 | model.flavor = '60m' | [model] flavor = '60m' is not known; did you mean 60M? allowed are debug, 18M, 60M
+1 | model.flavor = '60m' | [model] flavor = '60m' | did you mean 60M? allowed are debug, 18M, 60M
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.seq_len = 4096 | [training] seq_len = 4096 | use [data] max_frames
 1 | training.max_norm = nan | [training] max_norm = nan | finite
@@ -81,7 +81,7 @@ REFUSED = """
 1 | sampling.sway = -1.1 | sway = -1.1 | from -1 to 1.75
 1 | sampling.guidance = 'joint' | 'joint' | text_scale = 3 | speaker_scale = 0 | the same
 1 | sampling.guidance = 'alternating' | 'alternating' | speaker_scale = 0 | 'independent'
-1 | sampling = {cfg_zero_star = true, text_scale = 0.0} | cfg_zero_star | text_scale and speaker_scale
+1 | sampling = {cfg_zero_star = true, text_scale = 0.0} | cfg_zero_star | text_scale = 0.0, speaker_scale = 0.0
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | training.max_local_batch_size = -1 | max_local_batch_size = -1 | negative
 3 | LIMITED | batch_multiple = 8 cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
@@ -110,12 +110,12 @@ REFUSED = """
 1 | data = {prefetch_batches = 0, num_workers = 1} | prefetch_batches = 0 | num_workers = 1
 4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | must be 4
 1 | parallelism.data_parallel_replicate_degree = 0 | replicate_degree = 0 | at least 1
-1 | parallelism.data_parallel_shard_degree = -2 | -2 | at least 1
+1 | parallelism.data_parallel_shard_degree = -2 | shard_degree -2
 1 | parallelism.context_parallel_degree = 2 | context_parallel_degree = 2 | must be 1
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
 1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
 1 | parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine' | needs a GPU | 'local'
-1 | parallelism.backend = 'megatron'; megatron.sequence_parallel = true | degree = 1 and | at least 2
+1 | parallelism.backend = 'megatron'; megatron.sequence_parallel = true | degree = 1, | at least 2
 2 | SPLIT; megatron = {transformer_impl = 'transformer_engine', sequence_parallel = true} | needs a degree
 2 | SPLIT; model.converters = ['float8'] | not converted | [megatron] fp8
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
@@ -133,12 +133,12 @@ REFUSED = """
 1 | HELD_OUT; validation.keep_best = 'wer' | keep_best = 'wer' | need [samples] freq
 1 | SPEECH | [samples] freq = 9 | no held-out texts | give its path
 1 | activation_checkpoint.mode = 'memory_budget' | 'memory_budget' | [compile] enable = true
-1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow; set it to 'default'
+1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow | set it to 'default'
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 2} | warmup_steps = 2 with [compile]
 2 | GRAPHS | 2 data-parallel ranks do not allow
 1 | compile = {mode = 'max-autotune-no-cudagraphs', backend = 'eager'} | 'eager' | to 'default'
 1 | optimizer.name = 'SGD' | 'SGD' | 'AdamW', 'Adam', 'Muon'
-1 | optimizer = {name = 'Muon', state_dtype = 'bfloat16'} | name = 'Muon' | only with AdamW
+1 | optimizer = {name = 'Muon', state_dtype = 'bfloat16'} | name = 'Muon' | only AdamW
 1 | optimizer.state_dtype = '8bit'; checkpoint.async_mode = 'async' | '8bit' | to 'disabled'
 1 | model.converters = ['mx'] | converters = ['mx'] | 'float8'
 1 | model.converters = ['float8']; training.mixed_precision_param = 'float32' | to 'bfloat16'
@@ -158,33 +158,33 @@ REFUSED = """
 1 | LENGTHS; data.conditioning = ['duration'] | which predicts it
 1 | encoder = {convention = 'echo', model = 'chars'} | 'echo' with model = 'chars' | to 'bytes'
 1 | encoder.convention = 'irodori' | 'irodori' with model = 'bytes' | subwords:NAME
-1 | encoder.convention = 'echo'; model.text_positions = 'aligned' | needs texts as they are
+1 | encoder.convention = 'echo'; model.text_positions = 'aligned' | need texts as they are
 1 | sampling.start_t = 0.0 | start_t = 0.0 | greater than 0
 2 | training.enable_cpu_offload = true; optimizer.name = 'Muon' | would run on the CPU
-1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' is not supported
+1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' | 'float32'
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
-2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true is not supported
+2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true | sharded
 1 | model.flavor = 'duration' | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
 1 | model.text_positions = 'aligned'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
 1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
 1 | ema.decays = [0.999, 0.99900000000001] | 0.99900000000001] | different numbers
-1 | metrics.save_for_all_ranks = true | [metrics] save_for_all_ranks = true is not supported
-1 | checkpoint.last_save_in_hf = true | [checkpoint] last_save_in_hf = true is not supported
-1 | fault_tolerance.enable = true | [fault_tolerance] enable = true is not supported
+1 | metrics.save_for_all_ranks = true | [metrics] save_for_all_ranks = true | is not supported
+1 | checkpoint.last_save_in_hf = true | [checkpoint] last_save_in_hf = true | is not supported
+1 | fault_tolerance.enable = true | [fault_tolerance] enable = true | is not supported
 1 | quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp = true | is not supported
 1 | job.experiment = '..' | experiment = '..'
 1 | job.experiment = 'LONG_NAMEx' | at most 255 bytes
-1 | checkpoint.folder = '..' | folder = '..' must
-1 | checkpoint = {enable = false, create_seed_checkpoint = true} | 1 processes and enable = false
-1 | checkpoint = {enable = false, initial_load_path = 'x'} | enable = false, which loads
+1 | checkpoint.folder = '..' | folder = '..' | must
+1 | checkpoint = {enable = false, create_seed_checkpoint = true} | enable = false | needs 1
+1 | checkpoint = {enable = false, initial_load_path = 'x'} | enable = false | enable = true
 1 | samples.freq = 9; validation = {enable = false, path = '/h'} | no held-out texts
-1 | validation.keep_best = 'gap' | 'gap' is no figure
-1 | HELD_OUT; validation.keep_best = 'seconds_error' | 'seconds_error' is no figure
-1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw' | similarity_raw' is no
+1 | validation.keep_best = 'gap' | 'gap' | is no figure
+1 | HELD_OUT; validation.keep_best = 'seconds_error' | = 'seconds_error' | is no figure
+1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw' | = 'speaker_similarity_raw' | is no
 2 | parallelism.pipeline_parallel_degree = 2 | pipeline_parallel_degree = 2, but
 2 | parallelism.expert_parallel_degree = 2 | expert_parallel_degree = 2, but
 1 | parallelism = {backend = 'megatron', tensor_parallel_degree = 0} | tensor_parallel_degree = 0
-1 | parallelism.data_parallel_shard_degree = 0 | at least 1
+1 | parallelism.data_parallel_shard_degree = 0 | shard_degree 0
 1 | training.global_batch_size = -1 | global_batch_size = -1 is not
 1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
 1 | data = {path = ['a', 'b'], weights = [1.0, 0.0]} | from 1e-06 to 1000000.0
@@ -193,7 +193,7 @@ REFUSED = """
 1 | activation_checkpoint.mode = 'memory_budget'; compile = {enable = true, components = ['loss']} | needs [compile]
 2 | GRAPHS; compile.components = ['encoders'] | 2 data-parallel ranks do not allow
 2 | training.enable_cpu_offload = true; optimizer.state_dtype = '8bit' | would run on the CPU
-2 | SPLIT; GRAPHS | [compile] mode = 'reduce-overhead', | degree = 2 is not
+2 | SPLIT; GRAPHS | [compile] mode = 'reduce-overhead' | degree = 2: | 'default'
 1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | are TransformerEngine's
 1 | LENGTHS; model.text_positions = 'aligned' | text_positions = 'aligned' with | to 'none'
 1 | LENGTHS; data.num_buckets = 1; objective.loss_on_padding = true | count as speech
@@ -270,13 +270,13 @@ FLEX, VARLEN = "attention.backend = 'flex'", "attention.backend = 'varlen'"
 ENGINE = "megatron.transformer_impl = 'transformer_engine'"
 PROFILED = "profiling.enable_profiling = true"
 REFUSED_ON_A_GPU = f"""
-{FLEX} | 'flex' needs [compile] enable = true
+{FLEX} | [compile] enable = true
 {FLEX}; compile = {{enable = true, components = ['encoders']}} | with 'model' among its components
-{VARLEN}; training.mixed_precision_param = 'float32' | mixed_precision_param = 'bfloat16', not
-data.batching = 'packed'; training.mixed_precision_param = 'float32' | flash attention, which has no other
-{PROFILED}; profiling.profile_freq = 3 | profile_freq = 3, but it must be at least | = 4
-TE; compile.enable = true | 'transformer_engine' does not compile
-TE; model.converters = ['float8'] | transformer_impl = 'transformer_engine': these layers are not converted
+{VARLEN}; training.mixed_precision_param = 'float32' | with [training] mixed_precision_param = 'float32'
+data.batching = 'packed'; training.mixed_precision_param = 'float32' | [data] batching = 'packed' with [training] mixed
+{PROFILED}; profiling.profile_freq = 3 | profile_freq = 3: it must be at least profiler_warmup + profiler_active = 4
+TE; compile.enable = true | with [compile] components
+TE; model.converters = ['float8'] | 'transformer_engine': these layers are not converted
 TE; megatron.use_te_attn = true | use_te_attn = true with [attention] backend = 'auto'
 """
 

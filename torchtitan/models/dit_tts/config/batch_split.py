@@ -1,32 +1,27 @@
 """How a global batch is divided among data-parallel ranks and micro-batches."""
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Training
+from torchtitan.models.dit_tts.config.keys import conflict
 from torchtitan.models.dit_tts.errors import require
 
 
 def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     """Ranks that see different data: replicas times shards."""
     p = config.parallelism
-    tensor = p.tensor_parallel_degree
-    require(
-        tensor == 1 or p.backend == "megatron",
-        f"[parallelism] tensor_parallel_degree = {tensor} with backend = {p.backend!r}; set it to 1, or to "
-        f"more with 'megatron'",
-    )
-    replicate, shard = p.data_parallel_replicate_degree, p.data_parallel_shard_degree
-    require(
-        shard >= 1 or shard == -1,
-        f"[parallelism] data_parallel_shard_degree = {shard}, but it must be at least 1, or -1: all processes that are left",
-    )
+    tensor, replicate = p.tensor_parallel_degree, p.data_parallel_replicate_degree
+    if tensor > 1 and p.backend != "megatron":
+        why = "set it to 1, or backend to 'megatron'"
+        raise conflict(config, "parallelism.tensor_parallel_degree parallelism.backend", why)
+    shard = p.data_parallel_shard_degree
     if shard == -1:
         shard = max(1, world_size // (replicate * tensor))
     product = replicate * shard * tensor
     by_tensor = f" x tensor_parallel_degree {tensor}" if tensor > 1 else ""
     require(
-        product == world_size,
+        product == world_size and shard > 0,
         f"[parallelism] data_parallel_replicate_degree {replicate} x data_parallel_shard_degree "
         f"{shard}{by_tensor} = {product}, but {world_size} processes were started; their product "
-        f"must be {world_size} (NGPU sets the number of processes)",
+        f"must be {world_size} (NGPU sets the number of processes), and a shard degree of -1 takes all that are left",
     )
     return replicate * shard
 

@@ -1,7 +1,9 @@
 """Checks of what a batch is made of: `[data]` and the texts."""
 
+from itertools import pairwise
+
 from torchtitan.models.dit_tts.added_tokens import MAX_ADDED
-from torchtitan.models.dit_tts.config.data_sections import MAX_BUCKETS, Data
+from torchtitan.models.dit_tts.config.data_sections import MAX_BUCKETS
 from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
     DURATION_FLAVOR,
@@ -9,65 +11,56 @@ from torchtitan.models.dit_tts.config.job_config import (
     JobConfig,
     is_pretrained,
 )
-from torchtitan.models.dit_tts.errors import require
+from torchtitan.models.dit_tts.config.keys import conflict
+from torchtitan.models.dit_tts.errors import InputError
 
 
-def check_data(data: Data, global_batch: int, dp_degree: int, accumulation: int) -> None:
+def check_data(config: JobConfig, global_batch: int, dp_degree: int, accumulation: int) -> None:
     """Mistakes in `[data]` that show without opening the data."""
-    blocks = dp_degree * accumulation
+    data, blocks = config.data, dp_degree * accumulation
     edges, sizes = data.bucket_frames, data.bucket_batch_sizes
-    require(
-        len(sizes) in (0, len(edges)),
-        f"[data] bucket_batch_sizes has {len(sizes)} numbers and bucket_frames {len(edges)}; give one for "
-        f"each bucket, or none to have them chosen",
-    )
-    require(
-        all(size > 0 and size % blocks == 0 for size in sizes),
-        f"[data] bucket_batch_sizes = {sizes}, but each must be a positive multiple of {dp_degree} "
-        f"data-parallel ranks x {accumulation} accumulation steps = {blocks}",
-    )
-    require(
-        not sizes or sizes[-1] == global_batch,
-        f"[data] bucket_batch_sizes ends with {sizes[-1:]}, but [training] global_batch_size comes to "
-        f"{global_batch} samples of the longest bucket; set both alike",
-    )
-    require(
-        bool(sizes) or data.batch_multiple % blocks == 0,
-        f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {dp_degree} "
-        f"data-parallel ranks x {accumulation} accumulation steps; set it to a multiple of {blocks} "
-        f"that divides global_batch_size",
-    )
-    require(
-        bool(sizes) or global_batch % data.batch_multiple == 0,
-        f"[training] global_batch_size comes to {global_batch} samples, which is not a multiple of "
-        f"[data] batch_multiple = {data.batch_multiple}; change one of them",
-    )
-    require(
-        data.max_speaker_frames % data.speaker_patch_size == 0,
-        f"[data] max_speaker_frames = {data.max_speaker_frames} is not a multiple of "
-        f"speaker_patch_size = {data.speaker_patch_size}; set it to one",
-    )
-    require(
-        len(edges) <= MAX_BUCKETS and all(low < high for low, high in zip([0, *edges], edges)),
-        f"[data] bucket_frames = {edges}, but it must be up to {MAX_BUCKETS} positive lengths in "
-        f"ascending order, or empty to have them chosen",
-    )
-    require(
-        not edges or edges[-1] <= data.max_frames,
-        f"[data] bucket_frames ends at {edges[-1:]}, above max_frames = {data.max_frames}; lower the "
-        f"one or raise the other",
-    )
+    divided = f"{dp_degree} data-parallel ranks x {accumulation} accumulation steps"
+    whole = f"[training] global_batch_size comes to {global_batch} samples"
+    if len(sizes) not in (0, len(edges)):
+        raise InputError(
+            f"[data] bucket_batch_sizes has {len(sizes)} numbers and bucket_frames {len(edges)}; give one for "
+            f"each bucket, or none to have them chosen"
+        )
+    if any(size <= 0 or size % blocks for size in sizes):
+        why = f"each must be a positive multiple of {divided} = {blocks}"
+        raise conflict(config, "data.bucket_batch_sizes", why)
+    if sizes and sizes[-1] != global_batch:
+        raise InputError(
+            f"[data] bucket_batch_sizes ends with {sizes[-1:]}, but {whole}; set both alike"
+        )
+    if not sizes and data.batch_multiple % blocks:
+        raise InputError(
+            f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {divided}; set it to a "
+            f"multiple of {blocks} that divides global_batch_size"
+        )
+    if not sizes and global_batch % data.batch_multiple:
+        raise InputError(
+            f"{whole}, not a multiple of [data] batch_multiple = {data.batch_multiple}; change one of them"
+        )
+    if data.max_speaker_frames % data.speaker_patch_size:
+        why = "the first must be a multiple of the second"
+        raise conflict(config, "data.max_speaker_frames data.speaker_patch_size", why)
+    if len(edges) > MAX_BUCKETS or any(low >= high for low, high in pairwise([0, *edges])):
+        why = f"it must be up to {MAX_BUCKETS} positive lengths in ascending order, or empty"
+        raise conflict(config, "data.bucket_frames", why)
+    if edges and edges[-1] > data.max_frames:
+        raise InputError(
+            f"[data] bucket_frames ends at {edges[-1:]}, above max_frames = {data.max_frames}; change one of them"
+        )
     datasets = 1 if isinstance(data.path, str) else len(data.path)
-    require(
-        len(data.weights) in (0, datasets),
-        f"[data] weights has {len(data.weights)} numbers and path {datasets} datasets; give one for "
-        f"each, or none to take each dataset as it is",
-    )
-    require(
-        data.num_workers == 0 or data.prefetch_batches > 0,
-        f"[data] prefetch_batches = 0 with num_workers = {data.num_workers}, but workers need at least "
-        f"1; raise it or set num_workers = 0",
-    )
+    if len(data.weights) not in (0, datasets):
+        raise InputError(
+            f"[data] weights has {len(data.weights)} numbers and path {datasets} datasets; give one for "
+            f"each, or none to take each dataset as it is"
+        )
+    if data.num_workers and not data.prefetch_batches:
+        why = "workers need at least 1; raise it or set num_workers = 0"
+        raise conflict(config, "data.prefetch_batches data.num_workers", why)
 
 
 def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
@@ -75,78 +68,60 @@ def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
     data = config.data
     if data.batching != "packed":
         return
-    require(
-        not data.bucket_frames,
-        f"[data] bucket_frames = {data.bucket_frames} with batching = 'packed', which has no buckets; leave "
-        f"bucket_frames and bucket_batch_sizes empty",
-    )
-    require(
-        global_batch % (blocks * data.longest_per_row) == 0,
-        f"[data] longest_per_row = {data.longest_per_row}, but a micro-batch of packed rows has [training] "
-        f"global_batch_size {global_batch} / {blocks} = {global_batch / blocks:g} samples of the longest "
-        f"length, which is not a multiple of it; change one of them",
-    )
-    require(
-        config.model.flavor != DURATION_FLAVOR and not config.megatron.sequence_parallel,
-        f"[data] batching = 'packed' with [model] flavor = {config.model.flavor!r} and [megatron] "
-        f"sequence_parallel = {config.megatron.sequence_parallel}: neither the duration model nor sequence "
-        f"parallelism takes packed rows; set batching to 'buckets'",
-    )
-    require(
-        data.latent_channels % 2 == 0,
-        f"[data] latent_channels = {data.latent_channels} with batching = 'packed', whose noise is drawn in "
-        f"pairs within a frame; set batching to 'buckets'",
-    )
+    if data.bucket_frames:
+        why = "there are no buckets; leave bucket_frames and bucket_batch_sizes empty"
+        raise conflict(config, "data.batching data.bucket_frames", why)
+    if global_batch % (blocks * data.longest_per_row):
+        why = (
+            f"a micro-batch has {global_batch} / {blocks} = {global_batch / blocks:g} samples of the longest "
+            f"length, which is not a multiple of it; change one of them"
+        )
+        raise conflict(config, "data.batching data.longest_per_row", why)
+    if config.model.flavor == DURATION_FLAVOR or config.megatron.sequence_parallel:
+        why = "neither the duration model nor sequence parallelism takes packed rows; set batching to 'buckets'"
+        raise conflict(config, "data.batching model.flavor megatron.sequence_parallel", why)
+    if data.latent_channels % 2:
+        why = "noise of packed rows is drawn in pairs within a frame; set batching to 'buckets'"
+        raise conflict(config, "data.batching data.latent_channels", why)
 
 
 def check_text(config: JobConfig) -> None:
     encoder, data = config.encoder, config.data
-    pretrained = is_pretrained(encoder.model)
+    aligned = config.model.text_positions == "aligned"
     lengths = len(data.bucket_frames) or data.num_buckets
-    require(
-        not config.objective.loss_on_padding or (data.batching == "buckets" and lengths == 1),
-        f"[objective] loss_on_padding = true with [data] batching = {data.batching!r} and rows of {lengths} lengths, "
-        f"but such a model learns where speech ends from padding up to one length; set batching = 'buckets' and "
-        f"num_buckets = 1",
-    )
-    require(
-        config.model.text_positions == "none" or not config.objective.loss_on_padding,
-        "[model] text_positions = 'aligned' with [objective] loss_on_padding = true: positions follow from "
-        "the length of the speech, which such a model decides itself; set one of them to its default",
-    )
-    require(
-        config.model.text_positions == "none" or data.on_too_long != "crop",
-        "[model] text_positions = 'aligned' with [data] on_too_long = 'crop': a cropped utterance keeps all its "
-        "text, whose words would be placed wrongly; set on_too_long to 'drop', or text_positions to 'none'",
-    )
-    require(
-        not pretrained or "/" in encoder.model,
-        f"[encoder] model = {encoder.model!r} is not known; allowed are 'bytes', 'chars', 'phones:LANGUAGE' "
-        f"such as 'phones:en-us', 'subwords:NAME' of a tokenizer, a folder of a pretrained encoder, or a name of the Hugging Face hub such as 'google/t5gemma-2-270m-270m'",
-    )
-    require(
-        not encoder.convention or config.model.text_positions == "none",
-        f"[encoder] convention = {encoder.convention!r} with [model] text_positions = 'aligned', which needs texts as "
-        f"they are; set text_positions to 'none'",
-    )
-    require(
-        encoder.convention != "echo" or encoder.model == "bytes",
-        f"[encoder] convention = 'echo' with model = {encoder.model!r}, but Echo-TTS reads bytes; set model to 'bytes'",
-    )
-    require(
-        encoder.convention != "irodori" or encoder.model.startswith(LEARNED_SUBWORDS),
-        f"[encoder] convention = 'irodori' with model = {encoder.model!r}, but Irodori-TTS reads the pieces of a "
-        f"tokenizer; set model to 'subwords:NAME'",
-    )
-    tokens = encoder.added_tokens
-    require(
-        len(set(tokens)) == len(tokens) <= MAX_ADDED and all(t and t == t.strip() for t in tokens),
-        f"[encoder] added_tokens = {tokens}, but they must be at most {MAX_ADDED} different texts without "
-        f"blanks around them, such as ['[S1]', '(laugh)']",
-    )
-    require(
-        set(data.conditioning) <= set(CONDITIONING_FIELDS)
-        and len(set(data.conditioning)) == len(data.conditioning),
-        f"[data] conditioning = {data.conditioning}; allowed are {', '.join(CONDITIONING_FIELDS)}, each "
-        f"once",
-    )
+    if config.objective.loss_on_padding and (data.batching == "packed" or lengths > 1):
+        why = (
+            f"rows of {lengths} lengths, but such a model learns where speech ends from padding up to one length; "
+            f"set batching = 'buckets' and num_buckets = 1"
+        )
+        raise conflict(config, "objective.loss_on_padding data.batching", why)
+    if aligned and config.objective.loss_on_padding:
+        why = "positions follow from a length that such a model decides itself; set one to its default"
+        raise conflict(config, "model.text_positions objective.loss_on_padding", why)
+    if aligned and data.on_too_long == "crop":
+        why = "the text of a cropped utterance would be placed wrongly; set on_too_long to 'drop'"
+        raise conflict(config, "model.text_positions data.on_too_long", why)
+    if is_pretrained(encoder.model) and "/" not in encoder.model:
+        why = (
+            "is not known; allowed are 'bytes', 'chars', 'phones:en-us' or another language, 'subwords:NAME' of a "
+            "tokenizer, a folder of a pretrained encoder, or a hub name such as 'google/t5gemma-2-270m-270m'"
+        )
+        raise conflict(config, "encoder.model", why)
+    if encoder.convention and aligned:
+        why = "aligned positions need texts as they are; set text_positions to 'none'"
+        raise conflict(config, "encoder.convention model.text_positions", why)
+    if encoder.convention == "echo" and encoder.model != "bytes":
+        why = "Echo-TTS reads bytes; set model to 'bytes'"
+        raise conflict(config, "encoder.convention encoder.model", why)
+    if encoder.convention == "irodori" and not encoder.model.startswith(LEARNED_SUBWORDS):
+        why = "Irodori-TTS reads the pieces of a tokenizer; set model to 'subwords:NAME'"
+        raise conflict(config, "encoder.convention encoder.model", why)
+    tokens, fields = encoder.added_tokens, data.conditioning
+    if not len(set(tokens)) == len(tokens) <= MAX_ADDED or not all(
+        t and t == t.strip() for t in tokens
+    ):
+        why = f"they must be at most {MAX_ADDED} different texts without blanks around them, such as '[S1]'"
+        raise conflict(config, "encoder.added_tokens", why)
+    if not set(fields) <= set(CONDITIONING_FIELDS) or len(set(fields)) != len(fields):
+        why = f"allowed are {', '.join(CONDITIONING_FIELDS)}, each once"
+        raise conflict(config, "data.conditioning", why)

@@ -21,7 +21,7 @@ the arithmetic of a step (--dry-run --nproc N). """
 def print_help(every_key: bool) -> int:
     """Prints the keys with their types, defaults and sentences; `every_key`: also the unused ones."""
     TTSConfigManager()  # registers how lists are read and shown
-    kinds = {each.name: each.type for each in fields(JobConfig)}
+    kinds: dict[str, Any] = {each.name: each.type for each in fields(JobConfig)}
     if not every_key:
         kinds = {name: _used_part(name, kinds[name]) for name in JobConfig.__annotations__}
     config = make_dataclass(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchtitan.models.dit_tts.config.job_config import UPSTREAM, JobConfig
 from torchtitan.models.dit_tts.config.marks import Bounds, Mark
-from torchtitan.models.dit_tts.errors import require
+from torchtitan.models.dit_tts.errors import InputError, require
 
 
 def declared(
@@ -39,16 +39,17 @@ def marked(*marks: Mark) -> tuple[str, ...]:
     return tuple(name for name, given in declared() if given & {*marks})
 
 
-def settings(config: Any, *names: str) -> str:
-    """Keys with their values, as a sentence shows them: [data] seed = 1 and epochs = 2."""
+def conflict(config: Any, names: str, why: str) -> InputError:
+    """The error for settings that cannot work: each key of `names` with its value, then the reason and the remedy."""
     shown, last = [], ""
-    for name in names:
+    for name in names.split():
         section, _, key = name.rpartition(".")
         value = attrgetter(name)(config)
         value = str(value).lower() if isinstance(value, bool) else repr(value)
         shown.append(f"{key} = {value}" if section == last else f"[{section}] {key} = {value}")
         last = section
-    return " with ".join(shown)
+    first, *rest = shown
+    return InputError(f"{first}{' with ' if rest else ''}{', '.join(rest)}: {why}")
 
 
 def check_numbers(config: Any, section: str = "") -> None:

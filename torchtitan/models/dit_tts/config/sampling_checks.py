@@ -1,52 +1,46 @@
 """Checks of `[sampling]`, of a run's config as of what a command changes in it."""
 
+from types import SimpleNamespace
+
 from torchtitan.models.dit_tts.config.job_config import (
     EPSS_INTERVALS,
     EVALUATIONS_PER_STEP,
     Sampling,
 )
-from torchtitan.models.dit_tts.config.keys import check_numbers
-from torchtitan.models.dit_tts.errors import require
+from torchtitan.models.dit_tts.config.keys import check_numbers, conflict
+from torchtitan.models.dit_tts.errors import InputError
 
 
 def check_sampling(sampling: Sampling) -> None:
     """Raises InputError at the first setting that cannot work."""
     s = sampling
     check_numbers(s, "sampling")
-    require(
-        s.min_t <= s.max_t,
-        f"[sampling] min_t = {s.min_t} is above max_t = {s.max_t}; guidance is applied between them",
-    )
+    scales = "text_scale speaker_scale"
+
+    def wrong(names: str, why: str) -> InputError:
+        keys = " ".join(f"sampling.{name}" for name in names.split())
+        return conflict(SimpleNamespace(sampling=s), keys, why)
+
+    if s.min_t > s.max_t:
+        raise wrong("min_t max_t", "guidance is applied between them; lower min_t")
     each = EVALUATIONS_PER_STEP[s.solver]
-    require(
-        s.steps % each == 0,
-        f"[sampling] steps = {s.steps} with solver = {s.solver!r}, which evaluates the velocity twice per "
-        f"interval; give an even number",
-    )
+    if s.steps % each:
+        why = "the velocity is evaluated twice per interval; give an even number"
+        raise wrong("steps solver", why)
     intervals = s.steps // each
-    known = ", ".join(str(each * count) for count in EPSS_INTERVALS)
-    require(
-        s.schedule != "epss" or intervals in EPSS_INTERVALS,
-        f"[sampling] steps = {s.steps} with schedule = 'epss' and solver = {s.solver!r}, but its times are "
-        f"known for steps of {known}; give one of these, or schedule = 'sway'",
-    )
-    require(
-        s.zero_init_steps < intervals,
-        f"[sampling] zero_init_steps = {s.zero_init_steps}, but it must be from 0 to {intervals - 1}: the "
-        f"schedule has {intervals} intervals, and one must be left",
-    )
-    require(
-        s.guidance != "joint" or s.text_scale == s.speaker_scale,
-        f"[sampling] guidance = 'joint' has one scale for both conditions, but text_scale = "
-        f"{s.text_scale:g} and speaker_scale = {s.speaker_scale:g}; set both to the same",
-    )
-    require(
-        s.guidance != "alternating" or 0 not in (s.text_scale, s.speaker_scale),
-        f"[sampling] guidance = 'alternating' with text_scale = {s.text_scale:g} and speaker_scale = "
-        f"{s.speaker_scale:g} leaves steps without guidance; set both, or guidance = 'independent'",
-    )
-    require(
-        not s.cfg_zero_star or any((s.text_scale, s.speaker_scale)),
-        "[sampling] cfg_zero_star = true scales the branches of guidance, but text_scale and speaker_scale "
-        "are 0; set one, or cfg_zero_star = false",
-    )
+    if s.schedule == "epss" and intervals not in EPSS_INTERVALS:
+        known = ", ".join(str(each * count) for count in EPSS_INTERVALS)
+        why = f"times are known for steps of {known}; give one of these, or schedule = 'sway'"
+        raise wrong("steps solver schedule", why)
+    if s.zero_init_steps >= intervals:
+        why = f"it must be from 0 to {intervals - 1}: one of the schedule's {intervals} intervals must be left"
+        raise wrong("zero_init_steps", why)
+    if s.guidance == "joint" and s.text_scale != s.speaker_scale:
+        why = "there is one scale for both conditions; set both to the same"
+        raise wrong(f"guidance {scales}", why)
+    if s.guidance == "alternating" and 0 in (s.text_scale, s.speaker_scale):
+        why = "it leaves steps without guidance; set both, or guidance = 'independent'"
+        raise wrong(f"guidance {scales}", why)
+    if s.cfg_zero_star and not any((s.text_scale, s.speaker_scale)):
+        why = "there are no branches of guidance to scale; set a scale, or cfg_zero_star = false"
+        raise wrong(f"cfg_zero_star {scales}", why)
