@@ -152,7 +152,7 @@ def refusal(made, name, *more):
     "more, said",
     [
         (["--resume.allow=lora.rank"], "with 3; give --lora.rank 3, or another [job] experiment"),
-        ([*LORA, "--optimizer.name=Muon"], "with [optimizer] name = 'Muon' is not supported"),
+        ([*LORA, "--optimizer.name=Muon"], "with [optimizer] name = 'Muon': it is not supported"),
         ([*LORA, "--checkpoint.initial_load_path="], "set [checkpoint] initial_load_path"),
     ],
 )
