@@ -66,9 +66,6 @@ class Options:
     """What is trained: all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
     beside the base."""
 
-    only: Literal["all", "annotated"] = "all"
-    """Rows of a .jsonl list that are used: all, or those that people have annotated, as --where "annotated=true" takes."""
-
     keep: str = ""
     """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""
 
@@ -82,7 +79,8 @@ class Options:
     """Name of the speaker, if the recordings have none."""
 
     where: str = ""
-    """Take only recordings with these values, as of `titan-tts prepare`: "speaker=s0002; quality=high,medium"."""
+    """Take only recordings with these values, as of `titan-tts prepare`: "speaker=s0002; quality=high,medium", or
+    "annotated=true" for those whose texts people have corrected."""
 
     heldout_fraction: float = 0.0
     """Fraction of the recordings that is not trained on and decides which step is the best; 0: a tenth, but at least
@@ -114,19 +112,19 @@ def run(options: Options) -> int:
     if Path(options.out).is_file():
         raise InputError(f"OUT = {options.out} is a file; give a folder")
     if Path(options.recordings, "prepare.json").is_file():
-        for name in ("only", "where", "language", "speaker", "heldout_fraction"):
+        for name in ("where", "language", "speaker", "heldout_fraction"):
             require(
                 getattr(options, name) == getattr(Options, name),
-                f"--{name.replace('_', '-')} is for recordings, but RECORDINGS = {options.recordings} is prepared already; "
-                f"give the recordings, or leave it out",
+                f"--{name.replace('_', '-')} is for recordings, but {options.recordings} is prepared already; leave it out",
             )
     if options.recognizer:  # before training
         from torchtitan.models.dit_tts.config.job_config import Samples
         from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
 
-        scorer = options.speaker_scorer
         require_modules("swift_f0")
-        check_pretrained(Samples(recognizer=options.recognizer, speaker_scorer=scorer))
+        check_pretrained(
+            Samples(recognizer=options.recognizer, speaker_scorer=options.speaker_scorer)
+        )
     from torchtitan.models.dit_tts.data.storage import find_shards
 
     for shards in filter(None, (options.keep, options.keep_test)):
@@ -147,9 +145,6 @@ def run(options: Options) -> int:
 
 def _finetune(options: Options) -> None:
     out = Path(options.out)
-    if options.only == "annotated":
-        where = "; ".join(filter(None, (options.where, "annotated=true")))
-        options = replace(options, where=where)
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.exported import is_exported
     from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
@@ -168,7 +163,7 @@ def _finetune(options: Options) -> None:
     data = _prepared(options, base)
     _train(options, base, data)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best", *_codec(options)]
-    for voice in (*_speakers(data, out / "run"), ("--reference", "VOICE.wav")):
+    for voice in (*_voice(data, out / "run"), ("--reference", "VOICE.wav")):
         show(f"speak:   {shlex.join([*speak, *voice, '--text', '...'])}")
     if options.method != "full":
         shutil.rmtree(out / "adapter", ignore_errors=True)  # another step may be the best now
@@ -189,15 +184,13 @@ def _remember(base: Path, out: Path) -> None:
     write_atomic(record, json.dumps({"base": this}) + "\n")
 
 
-def _speakers(data: Path, run: Path) -> list[tuple[str, str]]:
-    """--speaker with the first name of the new data, where their samples have any."""
+def _voice(data: Path, run: Path) -> list[tuple[str, str]]:
+    """--speaker with the first name of the new data; empty where their samples have none."""
     from torchtitan.models.dit_tts.data.build import open_training_data
 
     settings = replace(_config_of(run).data, path=str(data / "train"), weights=[])
-    return [
-        ("--speaker", name)
-        for name in sorted(open_training_data(settings).labels("speaker")[1])[:1]
-    ]
+    names = open_training_data(settings).labels("speaker")[1]
+    return [("--speaker", min(names))] if names else []
 
 
 def _codec(options: Options) -> tuple[str, ...]:

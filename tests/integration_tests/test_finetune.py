@@ -82,7 +82,7 @@ def recordings(tmp_path_factory):
 def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch, finetune):
     out, packages = tmp_path / "out", str(write_resemblyzer(tmp_path / "packages"))
     monkeypatch.setattr(sys, "path", [packages, *sys.path])
-    arguments = [base, recordings, out, "--speaker=me", "--language=en", "--only=annotated"]
+    arguments = [base, recordings, out, "--speaker=me", "--language=en", "--where=annotated=true"]
     arguments += ["--steps=4", "--training.mixed_precision_param=float32"]
     status, said = finetune(*arguments)
     assert status == 0, said
@@ -169,7 +169,7 @@ def test_a_step_that_fails_ends_the_command(base, tmp_path, finetune):
     (tmp_path / "prepare.json").write_text("{}")
     status, said = finetune(base, tmp_path, tmp_path / "out")
     assert status == 2 and "prepare.json is no record of titan-tts prepare" in said
-    for given in ("--only=annotated", "--speaker=me"):
+    for given in ("--where=annotated=true", "--speaker=me"):
         status, said = finetune(base, tmp_path, tmp_path / "out", given)
         assert status == 2 and f"{given.partition('=')[0]} is for recordings" in said, said
 

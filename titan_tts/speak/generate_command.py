@@ -30,7 +30,6 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_c
 if TYPE_CHECKING:
     from titan_tts.speak.generate import Narrator
     from titan_tts.speak.open_run import OpenRun
-    from titan_tts.speak.speech_data import SpeechData
     from torchtitan.models.dit_tts.config.job_config import JobConfig
     from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
 
@@ -118,8 +117,7 @@ def run(options: Options) -> int:
 def check_options(options: Options) -> None:
     """Raises InputError for mistakes that show without the run, whose checkpoint takes long to load."""
     given = [options.text is not None, bool(options.text_file), bool(options.text_list)]
-    if sum(given) != 1:
-        raise InputError("give one of --text TEXT, --text-file FILE and --text-list FILE")
+    require(sum(given) == 1, "give one of --text TEXT, --text-file FILE and --text-list FILE")
     check_range("--takes", options.takes, 1, 1000)
     require(
         options.takes > 1 or not options.recognizer,
@@ -127,26 +125,25 @@ def check_options(options: Options) -> None:
     )
     check_range("--batch-size", options.batch_size, 1, 4096)
     if options.text_list:
-        if options.out in (STANDARD_OUTPUT, Options.out) or options.format == "pcm":
-            raise InputError(
-                "--text-list writes files; give their folder by --out, and another --format than pcm"
-            )
+        require(
+            options.out not in (STANDARD_OUTPUT, Options.out) and options.format != "pcm",
+            "--text-list writes files; give their folder by --out, and another --format than pcm",
+        )
         check_writable(Path(options.out) / "any.json", "--out")
     elif options.out != STANDARD_OUTPUT:
-        if Path(options.out).suffix.lower() not in SUFFIXES:
-            raise InputError(
-                f"--out = {options.out}, but its name must end with one of {', '.join(SUFFIXES)}"
-            )
+        path, suffixes = os.path.expanduser(options.out), ", ".join(SUFFIXES)
+        is_sound = Path(path).suffix.lower() in SUFFIXES
+        require(is_sound, f"--out = {path}, but its name must end with one of {suffixes}")
         check_writable(options.out, "--out")
-        if options.format:
-            raise InputError(
-                "--format is for --text-list and --out - only; a file's name sets its format"
-            )
+        require(
+            not options.format,
+            "--format is for --text-list and --out - only; a file's name sets its format",
+        )
         inputs = map(os.path.realpath, filter(None, (*options.reference, options.text_file)))
-        if os.path.realpath(os.path.expanduser(options.out)) in inputs:
-            raise InputError(
-                f"--out = {options.out}, but that is the input file; give another name"
-            )
+        require(
+            os.path.realpath(path) not in inputs,
+            f"--out = {path}, but that is the input file; give another name",
+        )
 
 
 def find_requests(options: Options) -> list[Request]:
@@ -170,13 +167,9 @@ def find_requests(options: Options) -> list[Request]:
 
 
 def _conditions(given: Iterable[str]) -> dict[str, str]:
-    found = {}
-    for condition in given:
-        name, equals, value = condition.partition("=")
-        if not equals:
-            raise InputError(f"--condition = {condition}, but it must be FIELD=VALUE")
-        found[name] = value
-    return found
+    for each in given:
+        require("=" in each, f"--condition = {each}, but it must be FIELD=VALUE")
+    return dict(each.split("=", 1) for each in given)
 
 
 def _choose_rank(options: Options) -> tuple[int, int]:
@@ -184,16 +177,16 @@ def _choose_rank(options: Options) -> tuple[int, int]:
     processes = launcher_number("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else 1
     if processes == 1:
         return 0, 1
-    if not options.text_list:
-        raise InputError("one text needs one process; give --text-list under torchrun")
-    if options.text_list == STANDARD_INPUT:
-        raise InputError("--text-list = -, but processes of torchrun need a file")
+    require(
+        options.text_list not in ("", STANDARD_INPUT),
+        "under torchrun several processes divide a list; give --text-list FILE, or start one process",
+    )
     import torch
 
     local, devices = launcher_number("LOCAL_RANK"), torch.cuda.device_count()
     if devices:
-        if local >= devices:
-            raise InputError(f"process {local} of this machine has no GPU; it has {devices}")
+        has_gpu = f"process {local} of this machine has no GPU; it has {devices}"
+        require(local < devices, has_gpu)
         torch.cuda.set_device(local)
     return launcher_number("RANK"), processes
 
@@ -225,17 +218,9 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
 
 
 def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narrator":
-    def check_speakers(known: "SpeechData") -> None:
-        for request in requests:
-            if request.speaker and request.speaker not in known.speakers:
-                try:
-                    known.reference(request.speaker)
-                except InputError as error:
-                    raise request.located(error) from None
-
     config = chosen.config
     recognizer = _open_recognizer(options, config, requests) if options.takes > 1 else None
-    synthesizer = load_synthesizer(options, chosen, on_data=check_speakers)
+    synthesizer = load_synthesizer(options, chosen)
     from titan_tts.speak.generate import Narrator
     from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -261,8 +246,7 @@ def _open_recognizer(
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
 
     spec = chosen_scorer("recognizer", options.recognizer, config.samples.recognizer)
-    if not spec:
-        raise InputError("--takes above 1 needs --recognizer, which chooses among them")
+    require(bool(spec), "--takes above 1 needs --recognizer, which chooses among them")
     device = f"cuda:{device_module.current_device()}" if device_type == "cuda" else device_type
     recognizer = open_recognizer(spec, device)
     languages = [request.conditions.get("language", "") for request in requests]

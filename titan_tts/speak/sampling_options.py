@@ -1,7 +1,6 @@
 """Options that the speaking commands and Python share, and the model that they choose."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -13,7 +12,6 @@ from torchtitan.models.dit_tts.errors import InputError, check_range, show
 
 if TYPE_CHECKING:
     from titan_tts.speak.open_run import OpenRun
-    from titan_tts.speak.speech_data import SpeechData
     from titan_tts.speak.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.config.job_config import JobConfig
     from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -89,14 +87,12 @@ def load_synthesizer(
     options: SamplingOptions,
     run: "OpenRun | None" = None,
     refit: bool = False,
-    on_data: "Callable[[SpeechData], None]" = lambda data: None,
 ) -> "Synthesizer":
     """Loads the run, the codec of its latents, its lengths of texts and its voices.
 
     Args:
         run: as `choose_run` chose it by these options; None: it is chosen now.
         refit: whether lengths are fitted to `options.data`.
-        on_data: called with lengths and voices before the model is loaded, which takes long.
     """
     run = run or choose_run(options)
     if options.compile != "off":
@@ -113,7 +109,6 @@ def load_synthesizer(
     from torchtitan.models.dit_tts.speech.codec.record import check_codec
 
     speech_data = open_speech_data(run.folder, run.config, options.data, refit)
-    on_data(speech_data)
     loaded = load_run(run, encoder=options.encoder, dtype=options.dtype)
     if options.compile != "off":
         from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths

@@ -135,7 +135,6 @@ MISTAKES = {
     "--text=one --reference=nothing.wav": "no such file",
     "--text=one --text-scale=nan": "[sampling] text_scale = nan, but",
     "--text=one --model.flavor=800m": "--model.flavor=800m cannot be changed",
-    "--text=one --speaker=eve": "the data have no such speaker; they have: 'ann', 'bob'",
     # The folder may be a stranger's, and its config name a function.
     "--text=one --takes=2": "if you trust it give --recognizer shutil:rmtree",
 }

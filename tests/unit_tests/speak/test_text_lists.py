@@ -160,8 +160,11 @@ def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
         assert f"{texts} texts" in capsys.readouterr().out.splitlines()[-1]
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "new" / path.name).read_bytes()
-    assert generate("--text=one") == 2 and "give --text-list" in capsys.readouterr().err
-    assert generate("--text-list=-", "--out=new") == 2 and "need a file" in capsys.readouterr().err
+    assert generate("--text=one") == 2 and "give --text-list FILE" in capsys.readouterr().err
+    assert (
+        generate("--text-list=-", "--out=new") == 2
+        and "give --text-list FILE" in capsys.readouterr().err
+    )
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("RANK", "0")
     taken = []

@@ -1,0 +1,81 @@
+"""What `titan-tts finetune` asks of the other commands, which are not run here, and what it says at the end."""
+
+import json
+
+import numpy as np
+import pytest
+
+from titan_tts import finetune_command
+from titan_tts.cli import main
+from torchtitan.models.dit_tts.config import manager
+from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
+
+CHANNELS = 8
+SECONDS = {"cat": [3, 4], "bob": [9, 8, 7], "ann": [2]}
+"""of each speaker's recordings: the first by name is neither the first in the shards nor has most"""
+
+
+@pytest.fixture
+def finetune(tmp_path, monkeypatch):
+    """`titan-tts finetune base data out`: the arguments of each command, by its name."""
+    config = manager.load_config([f"--data.latent_channels={CHANNELS}"])
+    monkeypatch.setattr(manager, "load_run_config", lambda folder, args=(): config)
+    monkeypatch.setattr(finetune_command, "_titan_tts", lambda *a: commands.__setitem__(a[0], a))
+    monkeypatch.chdir(tmp_path)
+    commands: dict[str, tuple[str, ...]] = {}
+    (tmp_path / "out/base").mkdir(parents=True)
+    (tmp_path / "out/base/fine_tune.toml").write_text("[optimizer]\nlr = 0.02\n")
+
+    def call(speakers, hours, *more):
+        samples = []
+        for speaker, lengths in speakers.items():
+            for seconds in lengths:
+                latents = np.ones((25 * seconds, CHANNELS), np.float16)
+                metadata = {"text": "one"} | ({"speaker": speaker} if speaker else {})
+                samples.append(Triplet(f"k{len(samples)}", latents, latents, metadata))
+        (tmp_path / "data/train").mkdir(parents=True, exist_ok=True)
+        write_shard(tmp_path / "data/train/s.tar", samples)
+        record = {
+            "version": 5,
+            "settings": {},
+            "shards": {},
+            "summary": {"train": {"hours": hours}},
+        }
+        (tmp_path / "data/prepare.json").write_text(json.dumps(record))
+        assert main(["finetune", "base", "data", "out", *more]) == 0
+        return commands
+
+    return call
+
+
+def test_the_first_of_several_speakers_is_named(finetune, capsys):
+    finetune(SECONDS, 1.0)
+    lines = [each for each in capsys.readouterr().out.splitlines() if each.startswith("speak:")]
+    speak = "speak:   titan-tts generate out/run --step best"
+    assert lines == [
+        f"{speak} --speaker ann --text ...",
+        f"{speak} --reference VOICE.wav --text ...",
+    ]
+    finetune({"": [2, 3]}, 1.0)
+    assert "--speaker" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "minutes, method, steps, lr",
+    [
+        (5.0, "full", 100, 0.002),
+        (5.1, "full", 300, 0.002),
+        (20.1, "full", 1000, 0.002),
+        (20.0, "lora", 100, 0.006),
+        (21.0, "lora", 333, 0.006),
+    ],
+)
+def test_steps_follow_the_minutes_and_the_rate_the_method(finetune, minutes, method, steps, lr):
+    train = finetune(SECONDS, minutes / 60, f"--method={method}", "--data.seed=3")["train"]
+    keys = dict(zip(train[2:-1:2], train[3:-1:2], strict=True))
+    assert train[1] == "out/base/fine_tune.toml" and train[-1] == "--data.seed=3"
+    assert (int(keys["--training.steps"]), float(keys["--optimizer.lr"])) == (steps, lr)
+    assert keys["--data.path"] == "data/train" and keys["--validation.path"] == "data/heldout"
+    assert keys["--lora.rank"] == ("16" if method == "lora" else "0")
+    assert keys["--checkpoint.initial_load_path"] == "out/base"
+    assert int(keys["--validation.freq"]) == steps // 5
