@@ -1,4 +1,4 @@
-"""How some of upstream's modules are imported: faster, and with a CPU as a device.
+"""How some modules of upstream and of transformers are imported: faster, and with a CPU as a device.
 
 Upstream imports at once what most runs never use: HF datasets for its validator, Inductor for a name in an
 annotation, TensorBoard, torch for the config. That is 40 % of a start. Here such a module is imported
@@ -22,8 +22,11 @@ _LATE = {
     "torchtitan.components.validate": "torchtitan.hf_datasets.text_datasets",
     "torchtitan.config.job_config": "torch",
     "torchtitan.protocols.model": "torchtitan.models.attention",
+    # Every model of transformers imports both, for losses and weights that no text encoder has.
+    "transformers.loss.loss_utils": "scipy.optimize",
+    "transformers.quantizers.quantizer_torchao": "torchao.prototype.safetensors.safetensors_support",
 }
-"""Modules of upstream, and what each of them imports for a name that it calls or annotates with"""
+"""Modules, and what each of them imports for a name that it calls or annotates with"""
 
 _Execute = Callable[[ModuleType], None]
 
@@ -114,6 +117,6 @@ class _Finder(MetaPathFinder):
 
 
 def adapt_imports() -> None:
-    """Has upstream's modules imported as this module says, from now on."""
+    """Has these modules imported as this module says, from now on."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

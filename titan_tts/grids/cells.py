@@ -3,16 +3,18 @@
 import re
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from titan_tts.grids.grid_file import AUTO, AXES, GridFile, combinations, flat
+from titan_tts.grids.grid_file import AUTO, AXES, GridFile, Options, combinations, flat
 from torchtitan.models.dit_tts.config.checks import validate_config, validate_machine
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict, load_config, resolve
 from torchtitan.models.dit_tts.config.shipped import find_config
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.run.factors import FACTORS, factors
 
@@ -39,8 +41,6 @@ class Cell:
     factors: dict[str, Any]
     """of `run.factors`, and the other axes"""
 
-    gpus: int
-    gpus_per_node: int
     memory_gib: float
     """limit of the address space of each process; 0: none"""
 
@@ -52,8 +52,12 @@ class Cell:
         return Path(self.config.job.dump_folder) / self.config.job.experiment
 
     @property
+    def gpus(self) -> int:
+        return self.factors["gpus"]
+
+    @property
     def nodes(self) -> int:
-        return -(-self.gpus // self.gpus_per_node)
+        return self.factors["nodes"]
 
     @property
     def steps(self) -> int:
@@ -85,11 +89,11 @@ class Cells:
         repeats = range(self.grid.grid.repeats)
         found = [self.make(axes, n) for n in repeats for axes in combinations(self.grid)]
         for name, count in Counter(cell.name for cell in found).items():
-            if count > 1:
-                raise InputError(
-                    f"[grid] {self.grid.grid.name}: two runs have the same name, {name}; give them other "
-                    f"values, also those of [[extra]]"
-                )
+            require(
+                count == 1,
+                f"[grid] {self.grid.grid.name}: two runs have the same name, {name}; give them other "
+                f"values, also those of [[extra]]",
+            )
         groups = list(dict.fromkeys(cell.group for cell in found))
         return sorted(found, key=lambda c: (c.repeat, groups.index(c.group), c.batch))
 
@@ -111,33 +115,39 @@ class Cells:
             raise _mistake("memory_gib", memory_gib, "it must be a number from 0 on")
         base = chosen.get("size", options.config)
         tensor = self._tensor_degree(base, chosen)
-        changed = {
-            "benchmark.enable": True,
-            "benchmark.lengths": options.lengths,
-            "metrics.enable_tensorboard": False,
-            **_steps(options),
-            **flat(self.grid.settings),
-            **_axis_settings(chosen, max(1, gpus // tensor), -(-gpus // options.gpus_per_node)),
-            **{key: value for key, value in chosen.items() if key not in AXES},
-            **(settings or {}),
-        }
-        config = self._config(base, changed)
+        config = self._config(
+            base,
+            {
+                "benchmark.enable": True,
+                "benchmark.lengths": options.lengths,
+                "metrics.enable_tensorboard": False,
+                **_steps(options),
+                **flat(self.grid.settings),
+                **_axis_settings(chosen, max(1, gpus // tensor), -(-gpus // options.gpus_per_node)),
+                **{key: value for key, value in chosen.items() if key not in AXES},
+                **(settings or {}),
+            },
+        )
         content = asdict(config)
         found: dict[str, Any] = dict(factors(content, gpus, options.gpus_per_node))
         refused = self._refusal(config, gpus)
         if chosen.get("batch") == AUTO:
             found["batch"] = AUTO
-        layout = str(chosen.get("layout", ""))
-        replicas = config.parallelism.data_parallel_replicate_degree
-        shards = config.parallelism.data_parallel_shard_degree
-        if layout in _LAYOUTS and (layout != found["layout"] or replicas * shards * tensor != gpus):
-            refused = f"{gpus} GPUs have no layout {layout}"
-            found["layout"] = layout
+        layout, parallelism = str(chosen.get("layout", "")), config.parallelism
+        degrees = (
+            parallelism.data_parallel_replicate_degree,
+            parallelism.data_parallel_shard_degree,
+        )
+        named = ""
+        if layout in _LAYOUTS:
+            if layout != found["layout"] or prod(degrees) * tensor != gpus:
+                refused = f"{gpus} GPUs have no layout {layout}"
+                found["layout"] = layout
+            named = f"_{layout}" if refused else ""
         found |= {
             axis: value for axis, value in axes.items() if axis not in AXES or axis == "memory_gib"
         }
-        name = _name((replicas, shards), found, repeat if options.repeats > 1 else None)
-        name += f"_{layout}" if refused and layout in _LAYOUTS else ""
+        name = _name(degrees, found, repeat if options.repeats > 1 else None) + named
         folder = folder or self.folder / name
         placed = replace(config.job, dump_folder=str(folder.parent), experiment=folder.name)
         content["job"] |= {"dump_folder": placed.dump_folder, "experiment": placed.experiment}
@@ -148,8 +158,6 @@ class Cells:
             config=replace(config, job=placed),
             content=content,
             factors=found,
-            gpus=gpus,
-            gpus_per_node=options.gpus_per_node,
             memory_gib=memory_gib,
             refused=refused,
         )
@@ -179,21 +187,18 @@ class Cells:
         return _whole(key, {key: own, **flat(self.grid.settings), **chosen}[key])
 
     def _config(self, base: str, settings: Mapping[str, Any]) -> JobConfig:
-        content = {section: dict(keys) for section, keys in self._base(base).items()}
+        content, where = deepcopy(self._base(base)), f"[grid] {self.grid.grid.name}"
         for key, value in settings.items():
             *sections, name = key.split(".")
             table = content
             for section in sections:
-                below = table.get(section, {})
-                if not isinstance(below, dict):
-                    raise InputError(f"[grid] {self.grid.grid.name}: there is no key {key}")
-                table[section] = dict(below)
-                table = table[section]
+                table = table.setdefault(section, {})
+                require(isinstance(table, dict), f"{where}: there is no key {key}")
             table[name] = value
-        return resolve(config_from_dict(content, f"[grid] {self.grid.grid.name}"))
+        return resolve(config_from_dict(content, where))
 
 
-def _steps(options) -> dict[str, Any]:
+def _steps(options: Options) -> dict[str, Any]:
     if options.lengths == "mixed":
         return {"benchmark.steps": options.steps, "benchmark.warmup_steps": WARM_UP_STEPS}
     warm_up = options.steps - options.counted_steps
@@ -246,26 +251,25 @@ def _degrees(layout: Any, ranks: int, nodes: int) -> tuple[int, int]:
     if layout in _LAYOUTS:
         replicas = {"ddp": ranks, "fsdp": 1, "hsdp": nodes if nodes > 1 else 2}[layout]
         return replicas, max(1, ranks // replicas)
-    degrees = re.fullmatch(r"(\d{1,6})x(\d{1,6})", str(layout))
-    if degrees is None:
-        words = "allowed are ddp, fsdp, hsdp, and RxS for R replicas of S shards"
-        raise _mistake("layout", layout, words)
-    return int(degrees[1]), int(degrees[2])
+    if degrees := re.fullmatch(r"(\d{1,6})x(\d{1,6})", str(layout)):
+        return int(degrees[1]), int(degrees[2])
+    raise _mistake(
+        "layout", layout, "allowed are ddp, fsdp, hsdp, and RxS for R replicas of S shards"
+    )
 
 
 def _checkpointing(value: Any) -> dict[str, Any]:
-    kind, _, number = str(value).partition(" ")
-    settings: dict[str, Any]
-    if kind in ("none", "full") and not number:
-        settings = {"mode": kind}
-    elif kind == "op" and not number or kind == "every" and number.isdecimal():
-        settings = {"mode": "selective", "selective_ac_option": number or "op"}
-    elif kind == "memory_budget" and re.fullmatch(r"[01](\.\d+)?", number):
-        settings = {"mode": kind, "memory_budget": float(number)}
-    else:
+    """Keys of [activation_checkpoint], whose names in a word `run.factors` gives."""
+    pattern = r"(none|full)|(op)|every (\d+)|memory_budget ([01](?:\.\d+)?)"
+    if not (found := re.fullmatch(pattern, str(value))):
         words = "allowed are none, full, op, 'every N' and 'memory_budget F'"
         raise _mistake("checkpointing", value, words)
-    return {f"activation_checkpoint.{key}": each for key, each in settings.items()}
+    mode, op, every, budget = found.groups()
+    key = "activation_checkpoint"
+    if budget:
+        return {f"{key}.mode": "memory_budget", f"{key}.memory_budget": float(budget)}
+    option = {} if mode else {f"{key}.selective_ac_option": op or every}
+    return {f"{key}.mode": mode or "selective", **option}
 
 
 def _name(degrees: tuple[int, int], found: Mapping[str, Any], repeat: int | None) -> str:

@@ -13,7 +13,6 @@ from titan_tts.plan.forecast import Planner
 from titan_tts.plan.parameters import Model
 from torchtitan.models.dit_tts.errors import InputError
 
-_GIB = 2**30
 _OF_THE_MODEL = ("model", "encoder", "data", "lora", "distill")
 """Sections that decide about the model, but for `_OF_BATCHES`"""
 
@@ -29,7 +28,7 @@ class Forecaster:
 
     def forecast(self, cell: Cell) -> dict[str, Any] | None:
         """Memory, time and MFU of a run; None where the plan knows nothing of it, or fails."""
-        return self._unless_it_fails(self._forecast, cell) if cell.batch else None
+        return self._unless_it_fails(_forecast, cell) if cell.batch else None
 
     def largest(self, cell: Cell) -> int:
         """The largest micro-batch of the longest bucket that fits by the plan; 0 where there is no plan."""
@@ -56,16 +55,17 @@ class Forecaster:
             logger.warning(f"{cell.name}: no forecast ({type(error).__name__}: {error})")
             return None
 
-    def _forecast(self, own: Planner) -> dict[str, Any]:
-        step = own.step(own.longest())
-        steps = [step]
-        if own.config.benchmark.lengths == "mixed":
-            steps += [own.step(each) for _, each in own.buckets()]
-        return {
-            "gpu": own.cluster.device.name,
-            "fits": all(each.fits for each in steps),
-            "gib": max(each.bytes for each in steps) / _GIB,
-            "seconds_per_step": step.seconds,
-            "samples_per_second": step.samples / step.seconds,
-            "mfu": step.mfu(step.seconds),
-        }
+
+def _forecast(own: Planner) -> dict[str, Any]:
+    step = own.step(own.longest())
+    steps = [step]
+    if own.config.benchmark.lengths == "mixed":
+        steps += [own.step(each) for _, each in own.buckets()]
+    return {
+        "gpu": own.cluster.device.name,
+        "fits": all(each.fits for each in steps),
+        "gib": max(each.bytes for each in steps) / 2**30,
+        "seconds_per_step": step.seconds,
+        "samples_per_second": step.samples / step.seconds,
+        "mfu": step.mfu(step.seconds),
+    }

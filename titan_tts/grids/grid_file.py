@@ -74,17 +74,15 @@ class GridFile:
 
 def read_grid(path: Path) -> GridFile:
     try:
-        content = read_toml(path)
+        grid: GridFile = dataclass_from_dict(GridFile, read_toml(path), str(path))
+        grid.grid.name = grid.grid.name or path.stem
+        _check(grid)
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); give a grid's TOML") from None
     except ValueError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
-    grid: GridFile = dataclass_from_dict(GridFile, content, str(path))
-    grid.grid.name = grid.grid.name or path.stem
-    try:
-        _check(grid)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{path} is not valid: {error}") from None
     return grid
 
 
@@ -103,8 +101,7 @@ def _check(grid: GridFile) -> None:
     if is_remote(options.dump_folder):
         raise ValueError(f"[grid] dump_folder = {options.dump_folder!r} must be a local folder")
     for name in ("gpus", "gpus_per_node", "steps", "counted_steps", "repeats", "timeout_minutes"):
-        if not 0 < getattr(options, name) < 10**9:
-            value = getattr(options, name)
+        if not 0 < (value := getattr(options, name)) < 10**9:
             raise ValueError(f"[grid] {name} = {value}, but it must be greater than 0")
     if options.lengths == "longest" and options.counted_steps >= options.steps:
         raise ValueError(

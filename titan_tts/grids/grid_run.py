@@ -48,14 +48,14 @@ class GridRun:
         """Each run in a line, in the order of the grid, as soon as it is planned; then the fastest
         of each size and number of GPUs, and totals. `price`: of one GPU for an hour; 0: not known.
         """
-        forecasts: dict[str, dict[str, Any] | None] = {}
         fastest: dict[tuple[str, int], tuple[float, str]] = {}
+        runs: dict[str, list[tuple[int, float]]] = defaultdict(list)
         width = max((len(cell.name) for cell in self.all), default=0)
         device = self.forecaster.device
         gpu = f", planned for {device.name}" if device else ""
         yield f"{counted(len(self.all), 'run')} in {self.folder}{gpu}"
         for number, cell in enumerate(self.all, 1):
-            found = forecasts[cell.name] = self.forecaster.forecast(cell)
+            found = self.forecaster.forecast(cell)
             words = f"refused: {cell.refused}" if cell.refused else _forecast_text(found)
             state = self.runner.record(cell).get("state", "waiting")
             line = f"{cell.name:{width}}  {state:9}  {words}"
@@ -63,27 +63,11 @@ class GridRun:
             if found and found["fits"]:
                 group, speed = (cell.factors["size"], cell.gpus), found["samples_per_second"]
                 fastest[group] = max(fastest.get(group, (0.0, "")), (speed, line))
+            kind, seconds = self._expected(cell, found)
+            runs[kind].append((cell.gpus, seconds))
         yield ""
         for (size, gpus), (_, line) in fastest.items():
             yield f"fastest {size} on {counted(gpus, 'GPU')}: {line}"
-        yield from self._totals(forecasts, price)
-
-    def _totals(
-        self, forecasts: Mapping[str, dict[str, Any] | None], price: float
-    ) -> Iterator[str]:
-        """Runs, hours and cost of what is done, and of what is left to do."""
-        runs: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for cell in self.all:
-            forecast, record = forecasts[cell.name], self.runner.record(cell)
-            per_step = forecast["seconds_per_step"] if forecast else 0.0
-            kind, seconds = _BY_PLAN, _START_SECONDS + cell.steps * per_step
-            if self._state(cell) in FINAL:
-                kind, seconds = "done", record["seconds"]
-            elif cell.refused or self._predicted_oom(cell, forecast):
-                kind, seconds = "waiting, but refused or too large", 0.0
-            elif not forecast:
-                kind, seconds = "waiting without a forecast, at most", self.runner.timeout_seconds
-            runs[kind].append((cell.gpus, seconds))
         for kind, each in runs.items():
             hours = sum(seconds for _, seconds in each) / 3600
             gpu_hours = sum(gpus * seconds for gpus, seconds in each) / 3600
@@ -92,6 +76,16 @@ class GridRun:
             yield f"{kind}: {counted(len(each), 'run')}{words}"
         if _BY_PLAN in runs:
             yield f"the plan takes {_START_SECONDS:g} s to start and compile a run, then its steps"
+
+    def _expected(self, cell: Cell, forecast: dict[str, Any] | None) -> tuple[str, float]:
+        """(kind of a run in the totals, seconds that it took or takes)."""
+        if self._state(cell) in FINAL:
+            return "done", self.runner.record(cell)["seconds"]
+        if cell.refused or self._predicted_oom(cell, forecast):
+            return "waiting, but refused or too large", 0.0
+        if not forecast:
+            return "waiting without a forecast, at most", self.runner.timeout_seconds
+        return _BY_PLAN, _START_SECONDS + cell.steps * forecast["seconds_per_step"]
 
     def run(self, source: str) -> int:
         """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed
@@ -114,20 +108,16 @@ class GridRun:
                 f"({eta(time.time() - began)} elapsed, ETA {eta(remaining)})",
                 flush=True,
             )
-        return self._sum_up()
+        states = Counter(self.runner.record(cell).get("state", "waiting") for cell in self.all)
+        print(", ".join(f"{count} {state}" for state, count in sorted(states.items())))
+        if elsewhere := sum(count for state, count in states.items() if state not in FINAL):
+            print(f"{elsewhere} runs are in progress in another command, or remain")
+        return 1 if states["failed"] or states["timeout"] else 0
 
     def _state(self, cell: Cell) -> str:
         """Of its last run; waiting where that is to be run again, and nobody has done so yet."""
         record = self.runner.record(cell)
         return "waiting" if record in ({}, self.stale.get(cell.name)) else record["state"]
-
-    def _sum_up(self) -> int:
-        states = Counter(self.runner.record(cell).get("state", "waiting") for cell in self.all)
-        print(", ".join(f"{count} {state}" for state, count in sorted(states.items())))
-        elsewhere = sum(count for state, count in states.items() if state not in FINAL)
-        if elsewhere:
-            print(f"{elsewhere} runs are in progress in another command, or remain")
-        return 1 if states["failed"] or states["timeout"] else 0
 
     @contextmanager
     def _group_lock(self, cell: Cell) -> Iterator[bool]:
@@ -152,7 +142,7 @@ class GridRun:
         try:
             batch = self._largest_batch(cell)
         except TrialError as error:
-            return self.runner.keep(cell, Outcome(error.state, str(error), 0.0), forecast)
+            return self.runner.keep(cell, error.outcome, forecast)
         while batch:
             found = self.cells.make(cell.axes, cell.repeat, batch, folder=cell.folder)
             record = self.runner.run(found, self.forecaster.forecast(found))
@@ -180,7 +170,7 @@ class GridRun:
 
         def fits(batch: int) -> bool:
             trial = self.cells.make(cell.axes, 0, batch, TRIAL_SETTINGS, folder / f"bs{batch}")
-            return self.runner.run_succeeds(trial, f"batch {batch}")
+            return self.runner.run_succeeds(trial)
 
         return largest_that_fits(fits, self.forecaster.largest(cell) or _FIRST_BATCH)
 

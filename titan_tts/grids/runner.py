@@ -13,7 +13,7 @@ from titan_tts.grids.grid_file import AUTO
 from titan_tts.launch.supervisor import Outcome, RunProcess, train_command
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.config.manager import without_none
-from torchtitan.models.dit_tts.errors import InputError, without_secrets
+from torchtitan.models.dit_tts.errors import InputError, require, without_secrets
 from torchtitan.models.dit_tts.files import fingerprint, held, write_atomic
 from torchtitan.models.dit_tts.run.run_folder import LOCK
 
@@ -35,11 +35,11 @@ GRACE_SECONDS = 20.0
 
 
 class TrialError(InputError):
-    """A trial has ended for another reason than memory, in this state."""
+    """A trial has ended for another reason than memory, with this outcome."""
 
-    def __init__(self, state: str, message: str):
-        super().__init__(message)
-        self.state = state
+    def __init__(self, outcome: Outcome):
+        super().__init__(outcome.reason)
+        self.outcome = outcome
 
 
 class Runner:
@@ -84,31 +84,31 @@ class Runner:
         run = RunProcess(command, folder, folder / "run.log", memory_gib=cell.memory_gib)
         try:
             ended = run.wait(self.timeout_seconds, until=run.completed)
-            run.end(GRACE_SECONDS)
         except BaseException:
             run.end(GRACE_SECONDS)
             interrupted = Outcome("preempted", "the grid was ended", run.outcome().seconds)
             self.keep(cell, interrupted, forecast)
             raise
+        run.end(GRACE_SECONDS)
         outcome = run.outcome()
         if not ended:
             late = f"not completed in {self.timeout_seconds / 60:g} minutes ({outcome.reason})"
             outcome = Outcome("timeout", late, outcome.seconds)
         return self.keep(cell, outcome, forecast)
 
-    def run_succeeds(self, cell: Cell, tried: str) -> bool:
+    def run_succeeds(self, cell: Cell) -> bool:
         """True if a trial completes, and does not run out of memory; raises TrialError where it ends
-        otherwise. One that was made before is not made again. `tried`: the batch, for the log."""
-        if cell.refused:
-            raise InputError(cell.refused)
+        otherwise. One that was made before is not made again."""
+        require(not cell.refused, cell.refused)
         record = self.record(cell)
         if record.get("state") not in ("completed", "oom"):
             record = self.run(cell, None)
-        state = record["state"]
+        state, tried = record["state"], f"batch {cell.batch}"
         print(f"  {tried}: {state} ({record['seconds']:.0f} s)", flush=True)
         if state not in ("completed", "oom"):
             why = f"{record['reason']}; see {cell.folder}"
-            raise TrialError(state, f"the trial of {tried} ended with {state}: {why}")
+            why = f"the trial of {tried} ended with {state}: {why}"
+            raise TrialError(Outcome(state, why, 0.0))
         return state == "completed"
 
     def keep(self, cell: Cell, outcome: Outcome, forecast: dict[str, Any] | None) -> dict[str, Any]:

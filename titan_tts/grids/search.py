@@ -13,20 +13,14 @@ def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_
     """
     low, high = 0, limit + 1  # fits, does not fit
     trial, step = min(max(guess, 1), limit), 1
-    while low < trial < high:
-        if fits(trial):
-            low = trial
-            trial = low + step
-        else:
-            high = trial
-            trial = high - step
-        step *= 2
     while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
+        if fits(trial):
+            low, trial = trial, trial + step
         else:
-            high = middle
+            high, trial = trial, trial - step
+        step *= 2
+        if not low < trial < high:  # enclosed
+            trial = (low + high) // 2
     return low
 
 

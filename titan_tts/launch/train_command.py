@@ -30,7 +30,7 @@ class Options:
     """HOST:PORT through which several machines connect: a free port of one of them."""
 
     dry_run: bool = False
-    """Train nothing: print parameters, memory per GPU, downloads and the arithmetic of a step on --nproc times --nodes
+    """Train nothing: print parameters, memory per GPU and the arithmetic of a step on --nproc times --nodes
     GPUs, or on as many as the degrees in [parallelism] make."""
 
     help_config: bool = False
@@ -105,5 +105,5 @@ def run_dry(config_args: list[str], gpus: int) -> int:
     in_node = device.gpus_per_node if gpus % device.gpus_per_node == 0 else gpus
     validate_config(config, gpus, list(model_flavors()))
     planner = Planner(config, Cluster.of(with_peak(device, config), gpus, in_node))
-    print("\n".join(report_lines(title, planner, planner.run(), 1000.0, 0.0)))
+    print("\n".join(report_lines(title, planner, planner.run())))
     return 0

@@ -6,7 +6,7 @@ The dense bf16 peaks come from `metrics`, which divides by them for MFU.
 from dataclasses import dataclass, replace
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.metrics import peak_flops
 
 _GB = 1e9
@@ -85,14 +85,14 @@ def device_of(reported: str) -> Device | None:
 def check_device(config: JobConfig, device: Device) -> None:
     """Raises InputError for what a device cannot train, or what has no forecast."""
     precision = config.training.mixed_precision_param
-    if precision != "bfloat16":
-        raise InputError(
-            f"[training] mixed_precision_param = {precision!r}, but only 'bfloat16' is planned"
-        )
-    if runs_fp8(config) and not device.fp8:
-        raise InputError(
-            f"[model] converters = ['float8'], but the {device.name} has no fp8; remove it"
-        )
+    require(
+        precision == "bfloat16",
+        f"[training] mixed_precision_param = {precision!r}, but only 'bfloat16' is planned",
+    )
+    require(
+        device.fp8 or not runs_fp8(config),
+        f"[model] converters = ['float8'], but the {device.name} has no fp8; remove it",
+    )
 
 
 def runs_fp8(config: JobConfig) -> bool:

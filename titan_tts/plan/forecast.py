@@ -1,6 +1,7 @@
 """The forecast of a config on a number of GPUs: one step, a whole run, and every layout of the same GPUs."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -124,17 +125,29 @@ class Planner:
 
     def buckets(self) -> list[tuple[float, Batches]]:
         """(fraction of the steps, batches) of each length bucket, shortest first. Raises as `synthetic_data`."""
-        policy, accumulation = self._policy(), self.longest().accumulation
-        return list(_buckets(policy, self.ranks, accumulation))
+        return list(self._buckets(synthetic_data(self.config, self.ranks)[1]))
 
-    def _policy(self) -> Any:
-        return synthetic_data(self.config, self.ranks)[1]
+    def _buckets(self, policy: Any) -> Iterator[tuple[float, Batches]]:
+        accumulation = self.longest().accumulation
+        per_step = self.ranks * accumulation
+        sizes = [size // per_step for size in policy.batch_sizes]
+        if isinstance(policy, PackedPolicy):
+            # As samples of the mean length: their attention, a few hundredths of the FLOPs, is too small by a third.
+            streams = np.array(policy.shapes[0]) * sizes[0]
+            samples = streams[0] * policy.useful_fraction / policy.lengths[:, 0].mean()
+            samples = max(1, round(samples))
+            yield 1.0, Batches(Lengths(*(-(-streams // samples)).tolist()), samples, accumulation)
+            return
+        steps = np.array(policy.sample_counts) / np.array(policy.batch_sizes)
+        for shape, size, part in zip(policy.shapes, sizes, steps / steps.sum(), strict=True):
+            if part:
+                yield float(part), Batches(Lengths(*shape), size, accumulation)
 
     def run(self) -> "Run":
         """A whole run, in the mean over the buckets."""
-        longest, policy = self.longest(), self._policy()
-        shapes = list(_buckets(policy, self.ranks, longest.accumulation))
-        steps = [(part, self.step(each)) for part, each in shapes]
+        longest, policy = self.longest(), synthetic_data(self.config, self.ranks)[1]
+        shapes = list(self._buckets(policy))
+        own, steps = self.step(longest), [(part, self.step(each)) for part, each in shapes]
         # The micro-batch of each bucket is in proportion to that of the longest.
         largest = [self.largest(longest)]
         largest += [self.largest(e) * longest.micro_batch // e.micro_batch for _, e in shapes]
@@ -142,15 +155,15 @@ class Planner:
         flops = sum(part * each.flops for part, each in steps)
         counts, sizes = np.array(policy.sample_counts), np.array(policy.batch_sizes)
         frames = policy.useful_fraction * (counts * [shape[0] for shape in policy.shapes]).sum()
-        hours = float(frames / (counts / sizes).sum() / self.config.data.frames_per_second / 3600)
-        own = self.step(longest)
         return Run(
             longest=own,
             peak=max([own, *(each for _, each in steps)], key=lambda each: each.bytes),
             largest=min(largest),
             seconds=seconds,
             mfu=flops / self.cluster.gpus / self.cluster.device.peak_flops / seconds,
-            hours_per_step=hours,
+            hours_per_step=float(
+                frames / (counts / sizes).sum() / self.config.data.frames_per_second / 3600
+            ),
             steps=self.config.training.steps,
         )
 
@@ -173,8 +186,7 @@ class Run:
     hours_per_step: float
     """of audio without padding"""
 
-    steps: float
-    """complete global batches"""
+    steps: int
 
     @property
     def gpu_hours(self) -> float:
@@ -188,29 +200,6 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     longest = data.bucket_frames[-1] if data.bucket_frames else data.max_frames
     lengths = Lengths(longest, data.max_text_tokens, data.max_speaker_frames)
     return Batches(lengths, config.training.local_batch_size, accumulation_steps(config, ranks))
-
-
-def _buckets(policy: Any, ranks: int, accumulation: int) -> Iterator[tuple[float, Batches]]:
-    per_step = ranks * accumulation
-    if isinstance(policy, PackedPolicy):
-        # As samples of the mean length: their attention, a few hundredths of the FLOPs, is too small by a third.
-        streams = np.array(policy.shapes[0]) * (policy.batch_sizes[0] // per_step)
-        samples = max(1, round(streams[0] * policy.useful_fraction / policy.lengths[:, 0].mean()))
-        yield 1.0, Batches(Lengths(*(-(-streams // samples)).tolist()), samples, accumulation)
-        return
-    steps = [n / size for n, size in zip(policy.sample_counts, policy.batch_sizes, strict=True)]
-    for shape, size, number in zip(policy.shapes, policy.batch_sizes, steps, strict=True):
-        if number:
-            batches = Batches(Lengths(*shape), size // per_step, accumulation)
-            yield number / sum(steps), batches
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A layout with the checkpointing and micro-batch that are fastest among those that fit, in the longest bucket."""
-
-    step: Forecast
-    settings: Settings
 
 
 def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:
@@ -235,33 +224,35 @@ def with_settings(config: JobConfig, settings: Settings) -> JobConfig:
     return replace(config, **changed)
 
 
-def compare_layouts(planner: Planner, given: JobConfig) -> list[Choice]:
-    """The fastest choice of every layout that training accepts and that fits, the fastest first."""
+def compare_layouts(planner: Planner, given: JobConfig) -> list[tuple[Forecast, Settings]]:
+    """Every layout that training accepts and that fits, the fastest first, each with the checkpointing and micro-batch
+    that are fastest among those that fit, in the longest bucket."""
     total, found = given.training.global_batch_size, []
     kinds: list[dict[str, Any]] = [{"mode": "none"}, {"mode": "full"}]
     if blocks_compiled(given):
         kinds.insert(1, {"mode": "memory_budget", "memory_budget": 0.9})
     for settings in layouts(given, planner.cluster):
         choices = []
-        config = with_settings(given, settings)
         for kind in kinds:
             each = settings | {"activation_checkpoint": kind}
-            of_kind = with_settings(config, each)
-            ranks = Layout.of(of_kind, planner.cluster.gpus).ranks
+            config = with_settings(given, each)
+            ranks = Layout.of(config, planner.cluster.gpus).ranks
             for steps in (n for n in range(1, total // ranks + 1) if total % (ranks * n) == 0):
                 batch = total // ranks // steps
                 batches = replace(planner.longest(), micro_batch=batch, accumulation=steps)
-                step = planner.step(batches, of_kind)
+                step = planner.step(batches, config)
                 if step.fits:
                     training = {"local_batch_size": 0, "max_local_batch_size": batch}
-                    choices.append(Choice(step, each | {"training": training}))
+                    choices.append((step, each | {"training": training}))
                     break
-        for choice in sorted(choices, key=lambda each: each.step.seconds):
-            try:
-                chosen = with_settings(given, choice.settings)
+        for choice in sorted(choices, key=_seconds):
+            with suppress(InputError):
+                chosen = with_settings(given, choice[1])
                 validate_config(chosen, planner.cluster.gpus, list(model_flavors()), ACCELERATOR)
-            except InputError:
-                continue
-            found.append(choice)
-            break
-    return sorted(found, key=lambda each: each.step.seconds)
+                found.append(choice)
+                break
+    return sorted(found, key=_seconds)
+
+
+def _seconds(choice: tuple[Forecast, Settings]) -> float:
+    return choice[0].seconds

@@ -16,6 +16,7 @@ from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_st
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing, reshards
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, learned_encoders
+from torchtitan.models.dit_tts.run.factors import layout_name
 
 _FLOAT32 = 4
 _8BIT_BLOCK = 256
@@ -53,12 +54,10 @@ class Layout:
 
     @property
     def name(self) -> str:
+        kind = {"single": "", "ddp": "DDP", "fsdp": "FSDP2", "hsdp": "HSDP"}
+        data = kind[layout_name(self.replicas, self.shards)]
         tensor = f"TP {self.tensor}" if self.tensor > 1 else ""
-        if self.ranks == 1:
-            return tensor or "one GPU"
-        kind = "FSDP2" if self.replicas == 1 else "HSDP"
-        data = "DDP" if self.shards == 1 else kind
-        return f"{tensor} x {data}" if tensor else data
+        return " x ".join(filter(None, (tensor, data))) or "one GPU"
 
 
 def itemsize(dtype: str) -> int:
@@ -132,19 +131,15 @@ def passing_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, 
         units = unit_sizes(config, model, layout)
         kept = kept_units(config, units)
         ahead = max(1, config.parallelism.fsdp_prefetch_units)
-        passing = max(
-            (
-                (1 + (ahead if u.startswith("layers.") else 1)) * units[u]
-                for u in units
-                if u not in kept
-            ),
-            default=0,
-        )
-        largest = max(units.values())
+        passing = [
+            (1 + (ahead if name.startswith("layers.") else 1)) * units[name]
+            for name in units.keys() - kept
+        ]
+        gathered = sum(units[name] for name in kept) + max(passing, default=0)
         reduced = itemsize(training.mixed_precision_reduce)
         return {
-            "gathered weights": compute * (sum(units[each] for each in kept) + passing),
-            "gradients in flight": largest * (compute + reduced),
+            "gathered weights": compute * gathered,
+            "gradients in flight": max(units.values()) * (compute + reduced),
         }
     found, numbers = {}, local_parameters(model, layout)
     if layout.replicas > 1:
@@ -194,20 +189,17 @@ def activation_bytes(
     kept = sum(count * saved[kind] for kind, count in blocks.items())
     if "full" in blocks:  # one block at a time is computed again
         kept += saved["none"]
-    each = measured.SAVED_PLAIN["encoders" in compiled_stacks(config)]
-    encoders = sum(
+    encoders = measured.SAVED_PLAIN["encoders" in compiled_stacks(config)] * sum(
         n * 2 * length * (9 * width + 3 * mlp)
         for n, length, width, mlp in learned_encoders(args, lengths)
     )
-    of_all = blocks.get("full", 0) / max(1, args.n_layers)
+    plain = 1 - blocks.get("full", 0) / max(1, args.n_layers)
     # Latents, noise and target; reference; features of the text.
-    batch = (
-        lengths.frames * args.latent_channels * 3 + lengths.speaker_frames * args.latent_channels
-    )
-    text = lengths.text_tokens * args.text_dim
+    batch = (3 * lengths.frames + lengths.speaker_frames) * args.latent_channels
+    batch += lengths.text_tokens * args.text_dim
     return {
-        "micro-batch": samples * _FLOAT32 * (batch + text),
-        "saved activations": round(samples * wide * (kept * unit + (1 - of_all) * each * encoders)),
+        "micro-batch": samples * _FLOAT32 * batch,
+        "saved activations": round(samples * wide * (kept * unit + plain * encoders)),
     }
 
 

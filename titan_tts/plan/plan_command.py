@@ -47,10 +47,8 @@ def run(options: Options) -> int:
     """Prints a plan. Returns the exit status."""
     if not options.config:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
-    check_range("--gpus", options.gpus, 0, 10**6)
-    check_range("--gpus-per-node", options.gpus_per_node, 0, 10**6)
-    check_range("--inter-node-gbps", options.inter_node_gbps, 0, 10**6)
-    check_range("--price", options.price, 0, 10**6)
+    for name in ("gpus", "gpus_per_node", "inter_node_gbps", "price"):
+        check_range(f"--{name.replace('_', '-')}", getattr(options, name), 0, 10**6)
     check_range("--data-hours", options.data_hours, 1e-3, 10**9)
     path = find_config(options.config)
     # torch takes seconds to import.

@@ -7,9 +7,9 @@ import tomli_w
 
 from titan_tts.plan import measured
 from titan_tts.plan.devices import Cluster
-from titan_tts.plan.forecast import Choice, Forecast, Planner, Run
+from titan_tts.plan.forecast import Forecast, Planner, Run, Settings
 from titan_tts.plan.memory import capacity
-from titan_tts.plan.parameters import Model, downloads
+from titan_tts.plan.parameters import Model
 from titan_tts.report.words import aligned
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
@@ -19,7 +19,7 @@ _GIB = 2**30
 
 
 def report_lines(
-    title: str, planner: Planner, run: Run, data_hours: float, price: float
+    title: str, planner: Planner, run: Run, data_hours: float = 1000.0, price: float = 0.0
 ) -> list[str]:
     """The report of `titan-tts plan` and of a dry run; `data_hours`: of the data that passes are counted over."""
     config, model, step, peak = planner.config, planner.model, run.longest, run.peak
@@ -30,8 +30,7 @@ def report_lines(
         f"{title} of {config.job.config_file or 'the default config'}: flavor {config.model.flavor}",
         _cluster(step.cluster),
         f"layout: {step.layout.name}, {shape}; {mode}, activation checkpointing '{kind}'",
-        *_section("Parameters", _parameters(config, model)),
-        *_section("Downloads", downloads(config, model.source) or ["none"]),
+        *_section("Parameters", _parameters(model)),
         *_section(
             f"Memory of one GPU, {_shape(peak)} (the bucket that needs the most)", _memory(peak)
         ),
@@ -43,38 +42,33 @@ def report_lines(
     ]
 
 
-def layout_lines(choices: list[Choice]) -> list[str]:
+def layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
     """A table of layouts, each with the fastest checkpointing and micro-batch that fit, and the keys of the best."""
-    rows = [
-        ["layout", "checkpointing", "micro-batch x steps", "MFU", "step ms", "exposed ms", "GiB"]
-    ]
-    for choice in choices:
-        step, kind = choice.step, choice.settings["activation_checkpoint"]
-        exposed = step.time["exposed communication"]
-        rows.append(
-            [
-                f"{step.layout.name} {step.layout.replicas} x {step.layout.shards}",
-                " ".join(map(str, kind.values())),
-                f"{step.batches.micro_batch} x {step.batches.accumulation}",
-                f"{step.mfu(step.seconds):.1%}",
-                f"{1e3 * step.seconds:,.0f}",
-                f"{1e3 * exposed:,.1f}",
-                f"{step.bytes / _GIB:.1f}",
-            ]
-        )
-    head, *lines = aligned(rows)
-    if not lines:
+    if not choices:
         return _section("Layouts: none fits these GPUs", [])
-    lines[0] += "  best"
-    keys = tomli_w.dumps(choices[0].settings).splitlines()
-    return [*_section("Layouts that fit", [head, *lines]), "", *keys]
+    head = ["layout", "checkpointing", "micro-batch x steps", "MFU", "step ms", "exposed ms", "GiB"]
+    rows = [
+        [
+            f"{step.layout.name} {step.layout.replicas} x {step.layout.shards}",
+            " ".join(map(str, settings["activation_checkpoint"].values())),
+            f"{step.batches.micro_batch} x {step.batches.accumulation}",
+            f"{step.mfu(step.seconds):.1%}",
+            f"{1e3 * step.seconds:,.0f}",
+            f"{1e3 * step.time['exposed communication']:,.1f}",
+            f"{step.bytes / _GIB:.1f}",
+        ]
+        for step, settings in choices
+    ]
+    lines = aligned([head, *rows])
+    lines[1] += "  best"
+    return [*_section("Layouts that fit", lines), "", *tomli_w.dumps(choices[0][1]).splitlines()]
 
 
-def values(run: Run, choices: list[Choice]) -> dict[str, Any]:
+def values(run: Run, choices: list[tuple[Forecast, Settings]]) -> dict[str, Any]:
     """The object that `--json` prints."""
-    table = [{"settings": each.settings, **_values(each.step)} for each in choices]
     names = ("largest", "seconds", "mfu", "hours_per_step", "steps", "gpu_hours")
     found = {name: getattr(run, name) for name in names}
+    table = [{"settings": settings, **_values(step)} for step, settings in choices]
     return found | {"longest": _values(run.longest), "peak": _values(run.peak), "layouts": table}
 
 
@@ -101,12 +95,13 @@ def _cluster(cluster: Cluster) -> str:
     )
 
 
-def _parameters(config: JobConfig, model: Model) -> list[str]:
+def _parameters(model: Model) -> list[str]:
     rows = [[name, f"{count:,}"] for name, count in model.parts().items()]
     if model.encoder_parameters and model.source is not None:
         rows.append([f"text encoder {model.source.model}", f"{model.encoder_parameters:,}"])
     rows += [["trained", f"{model.trained:,}"], ["frozen", f"{model.frozen:,}"]]
-    return [*aligned(rows), *(f"not known yet: {sentence}" for sentence in model.unknown)]
+    unknown = f"not counted, because they depend on the data: {model.unknown}"
+    return [*aligned(rows), *([unknown] if model.unknown else [])]
 
 
 def _memory(step: Forecast) -> list[str]:

@@ -29,7 +29,8 @@ from torchtitan.models.dit_tts.model.flops import (
     training_flops,
 )
 
-_MOMENT_BYTES = {"float32": None, "bfloat16": 2, "8bit": 1}
+_MOMENT_BYTES = {"bfloat16": 2, "8bit": 1}
+_SUMS = "tensor parallelism"
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,8 @@ def micro_batch_seconds(
 def optimizer_seconds(config: JobConfig, model: Model, device: Device, layout: Layout) -> float:
     """Seconds of norm, clipping, update and averages of the rank's own parameters."""
     own = itemsize(config.training.dtype)
-    moment = _MOMENT_BYTES[config.optimizer.state_dtype] or own
     # The norm reads gradients, clipping reads and writes; weights and two moments are read and written.
-    each = 3 * own + 3 * own + 4 * moment
+    each = 3 * own + 3 * own + 4 * _MOMENT_BYTES.get(config.optimizer.state_dtype, own)
     each += (own + 2 * 4) * len(config.ema.decays) if config.ema.enable else 0
     numbers = local_parameters(model, layout, trained=True)
     return each * numbers / (measured.OPTIMIZER_BANDWIDTH * device.bandwidth)
@@ -103,10 +103,8 @@ def communication(
     ranks moves (n - 1)/n of its bytes through each, an all-reduce twice that; the groups of a node share its link
     to the others. Neighbouring ranks share samples, then shard."""
     training, args, times = config.training, model.args, batches.accumulation
-    compute, reduced = (
-        itemsize(training.mixed_precision_param),
-        itemsize(training.mixed_precision_reduce),
-    )
+    compute = itemsize(training.mixed_precision_param)
+    reduced = itemsize(training.mixed_precision_reduce)
     found: list[Transfer] = []
 
     def add(name: str, size: float, ranks: int, stride: int) -> None:
@@ -141,14 +139,13 @@ def communication(
     sums = 4 * args.n_layers + 2 * again + 2 * args.n_layers * args.teacher_passes
     frames = compute * batches.micro_batch * batches.lengths.frames * args.dim
     # With sequence parallelism a gather and a reduce-scatter, which move as much.
-    add("tensor parallelism", 2 * times * sums * frames, tensor, 1)
-    first = max(units.values()) / weights
-    return found, first
+    add(_SUMS, 2 * times * sums * frames, tensor, 1)
+    return found, max(units.values()) / weights
 
 
 def exposed_seconds(transfers: list[Transfer], first: float, computing: float) -> float:
     """Seconds of a step that computation does not hide: sums of tensor parallelism, which the next kernel needs;
     `first`, the fraction that is moved before anything computes; and what takes longer than a step's `computing`."""
-    hidden = sum(each.seconds for each in transfers if each.name != "tensor parallelism")
+    hidden = sum(each.seconds for each in transfers if each.name != _SUMS)
     waited = sum(each.seconds for each in transfers) - hidden
     return waited + first * hidden + max(0.0, (1 - first) * hidden - computing)

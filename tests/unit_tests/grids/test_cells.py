@@ -155,7 +155,7 @@ MISTAKES = [
     ('[axes]\nprecision = [["fp8"]]', "", "its values are words or numbers"),
     ('[axes]\n"data.max_frames.x" = [32]', "", "there is no key data.max_frames.x"),
     ("", 'dump_folder = "s3://bucket/x"', "must be a local folder"),
-    ("[axes", "", "not valid TOML"),
+    ("[axes", "", "is not valid: "),
     ('[axes]\n"layout, batch" = [["ddp", 1, 2]]', "", "it needs a list of 2"),
     ('[axes]\n"layout, batch" = ["ddp", "fsdp"]', "", "it needs a list of 2"),
     ('[axes]\n"layout, bach" = [["ddp", 1]]', "", "there is no axis 'bach'"),

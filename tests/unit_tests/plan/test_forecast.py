@@ -22,7 +22,6 @@ ONE = Cluster(H200, 1, 1)
 EAGER = ["--compile.no-enable", "--activation_checkpoint.mode=none"]
 SHAPE = ["--training.local_batch_size=32", "--training.global_batch_size=32", "--ema.no-enable"]
 SHAPE += ["--data.batch_multiple=32"]
-PRETRAINED = pytest.importorskip("transformers")
 
 
 def shipped(name: str, *arguments: str):
@@ -74,23 +73,17 @@ def test_what_is_computed_again_takes_time_and_counts_in_no_rate():
         assert step.flops == 36 * flops
 
 
-def test_fp8_speeds_up_products_only():
-    plain, fp8 = (
-        debug_planner(*given).step(Batches(LENGTHS, 12, 1)).time["matmuls and attention"]
-        for given in ([], ["--model.converters=float8"])
+def test_fp8_speeds_up_products_only_and_another_gpu_is_scaled_by_its_peak_and_bandwidth():
+    plain, fp8, other = (
+        debug_planner(*given, cluster=Cluster(find_device(gpu), 1, 1)).step(Batches(LENGTHS, 12, 1))
+        for given, gpu in (([], "H200"), (["--model.converters=float8"], "H200"), ([], "A100"))
     )
     # 64 frames, 40 tokens and 16 patches are the keys of 4 blocks.
     attention = 12 * 12 * 4 * 64 * (64 + 40 + 16) * 192 / 0.69 / 989e12
-    assert fp8 == pytest.approx(attention + (plain - attention) / 1.7)
-
-
-def test_another_gpu_is_scaled_by_its_peak_and_bandwidth():
-    times = []
-    for name in ("H200", "A100"):
-        cluster = Cluster(find_device(name), 1, 1)
-        times.append(debug_planner(cluster=cluster).step(Batches(LENGTHS, 12, 1)).time)
-    ratios = {name: times[1][name] / times[0][name] for name in list(times[0])[:4]}
-    assert list(ratios.values()) == pytest.approx([989 / 312, 4800 / 2039, 1, 4800 / 2039])
+    products = plain.time["matmuls and attention"] - attention
+    assert fp8.time["matmuls and attention"] == pytest.approx(attention + products / 1.7)
+    ratios = [other.time[name] / plain.time[name] for name in list(plain.time)[:4]]
+    assert ratios == pytest.approx([989 / 312, 4800 / 2039, 1, 4800 / 2039])
 
 
 def test_the_optimizer_moves_its_states():
@@ -196,14 +189,14 @@ def test_layouts_are_compared_by_time_and_training_accepts_the_best():
     config = debug_config(*given, "--data.batch_multiple=16")
     planner = Planner(config, Cluster(H200, 4, 2))
     choices = compare_layouts(planner, config)
-    seconds = [each.step.seconds for each in choices]
-    names = {each.step.layout for each in choices}
+    seconds = [step.seconds for step, _ in choices]
+    names = {step.layout for step, _ in choices}
     assert seconds == sorted(seconds) and len(names) == len(choices)
     assert {Layout(8, 1), Layout(1, 8), Layout(2, 4), Layout(4, 2), Layout(2, 2, 2)} <= names
-    for choice in choices:
-        changed = {n: replace(getattr(config, n), **keys) for n, keys in choice.settings.items()}
+    for step, settings in choices:
+        changed = {n: replace(getattr(config, n), **keys) for n, keys in settings.items()}
         validate_config(replace(config, **changed), 8, list(model_flavors()))
-        assert choice.step.fits and choice.step.samples == 16
+        assert step.fits and step.samples == 16
     tight = replace(H200, memory_gib=0.01)
     assert compare_layouts(Planner(config, Cluster(tight, 4, 2)), config) == []
     assert capacity(tight) < 0

@@ -30,7 +30,7 @@ WEIGHTS = (
     Weight("norm", (3,), True, None, False, HEAD),
     Weight("input", (5, 4), True, None, False, ROOT),
 )
-MODEL = Model(model_flavors()["debug"], None, 0, WEIGHTS, ())
+MODEL = Model(model_flavors()["debug"], None, 0, WEIGHTS, "")
 AVERAGES = {"decays": [0.9, 0.99]}
 
 
