@@ -5,70 +5,58 @@ They are refused like any unknown key, with this sentence.
 
 from typing import Any
 
+_RENAMED = """
+framework: parallelism.backend
+tensor_parallel_size tensor_parallel_degree tp tp_size: parallelism.tensor_parallel_degree
+data_parallel_replicate_degree: parallelism.data_parallel_replicate_degree
+data_parallel_shard_degree: parallelism.data_parallel_shard_degree
+remat activation_checkpointing gradient_checkpointing: activation_checkpoint.mode
+duration_seconds: benchmark.duration_seconds
+model_size scale: model.flavor
+seq_len max_latent_length: data.max_frames
+mixed_precision amp_dtype precision: training.mixed_precision_param
+compile: compile.enable
+use_te_attn: megatron.use_te_attn
+transformer_impl: megatron.transformer_impl
+warmup_steps num_warmup_updates: lr_scheduler.warmup_steps
+enable_checkpoint: checkpoint.enable
+model_weights_only: checkpoint.last_save_model_only
+learning_rate lr: optimizer.lr
+weight_decay: optimizer.weight_decay
+max_steps num_steps: training.steps
+epochs: data.epochs
+max_grad_norm grad_clip: training.max_norm
+micro_batch_size batch_size_per_gpu: training.local_batch_size
+save_every: checkpoint.interval
+num_workers: data.num_workers
+text_condition_dropout: objective.text_dropout
+speaker_condition_dropout audio_drop_prob: objective.speaker_dropout
+encoder_model: encoder.model
+frozen_encoder: encoder.frozen
+fused_optimizer: optimizer.implementation
+max_text_length: data.max_text_tokens
+max_speaker_length: data.max_speaker_frames
+"""
+"""Names -> section.key"""
+
 OLD_KEYS = {
-    "framework": "use [parallelism] backend",
-    "tensor_parallel_size": "use [parallelism] tensor_parallel_degree",
-    "tensor_parallel_degree": "use [parallelism] tensor_parallel_degree",
-    "data_parallel_replicate_degree": "use [parallelism] data_parallel_replicate_degree",
-    "data_parallel_shard_degree": "use [parallelism] data_parallel_shard_degree",
-    "remat": "use [activation_checkpoint] mode",
-    "duration_seconds": "use [benchmark] duration_seconds",
-    "model_size": "use [model] flavor",
+    name: "use [{}] {}".format(*key.rsplit(".", 1))
+    for names, _, key in (line.partition(": ") for line in _RENAMED.strip().splitlines())
+    for name in names.split()
+} | {
     "patch_size": "leave it out: latents are not patched",
-    "seq_len": "use [data] max_frames",
     "batch_size": "use [training] global_batch_size, and local_batch_size for one rank's micro-batch",
-    "gradient_accumulation_steps": "set [training] local_batch_size: global_batch_size / (local_batch_size × "
-    "ranks) are the accumulation steps",
-    "mixed_precision": "use [training] mixed_precision_param",
-    "amp_dtype": "use [training] mixed_precision_param",
+    "gradient_accumulation_steps": "set [training] local_batch_size: global_batch_size / (local_batch_size × ranks) are the accumulation steps",
+    "grad_accumulation_steps": "set [training] local_batch_size: global_batch_size / (local_batch_size × ranks) are the accumulation steps",
     "enable_float8_linear": 'use [model] converters = ["float8"]',
     "float8": 'use [quantize.linear.float8], and [model] converters = ["float8"]',
-    "compile": "use [compile] enable",
-    "use_te_attn": "use [megatron] use_te_attn",
-    "transformer_impl": "use [megatron] transformer_impl",
-    "warmup_steps": "use [lr_scheduler] warmup_steps",
-    "enable_checkpoint": "use [checkpoint] enable",
-    "model_weights_only": "use [checkpoint] last_save_model_only",
-    "scale": "use [model] flavor",
-    "parallelism": "use [parallelism] data_parallel_shard_degree (FSDP) or "
-    "data_parallel_replicate_degree (DDP); both are HSDP",
-    "tp": "use [parallelism] tensor_parallel_degree",
-    "tp_size": "use [parallelism] tensor_parallel_degree",
-    "num_nodes": "start the processes by titan-tts train --nodes or scripts/train_tts.slurm; "
-    "[parallelism] data_parallel_shard_degree divides them",
-    "num_gpus": "start the processes by titan-tts train --nproc or torchrun; [parallelism] "
-    "data_parallel_shard_degree divides them",
-    "precision": "use [training] mixed_precision_param",
+    "parallelism": "use [parallelism] data_parallel_shard_degree (FSDP) or data_parallel_replicate_degree (DDP); both are HSDP",
+    "num_nodes": "start the processes by titan-tts train --nodes or scripts/train_tts.slurm; [parallelism] data_parallel_shard_degree divides them",
+    "num_gpus": "start the processes by titan-tts train --nproc or torchrun; [parallelism] data_parallel_shard_degree divides them",
     "compile_mode": "use [compile] mode, and [compile] enable",
-    "activation_checkpointing": "use [activation_checkpoint] mode",
-    "gradient_checkpointing": "use [activation_checkpoint] mode",
-    "learning_rate": "use [optimizer] lr",
-    "lr": "use [optimizer] lr",
-    "weight_decay": "use [optimizer] weight_decay",
-    "max_steps": "use [training] steps",
-    "num_steps": "use [training] steps",
-    "epochs": "use [data] epochs",
-    "max_grad_norm": "use [training] max_norm",
-    "grad_clip": "use [training] max_norm",
-    "micro_batch_size": "use [training] local_batch_size",
-    "grad_accumulation_steps": "set [training] local_batch_size: global_batch_size / "
-    "(local_batch_size × ranks) are the accumulation steps",
-    "num_warmup_updates": "use [lr_scheduler] warmup_steps",
     "ema_decay": "use [ema] decays, a list",
-    "save_every": "use [checkpoint] interval",
-    "num_workers": "use [data] num_workers",
-    "text_condition_dropout": "use [objective] text_dropout",
-    "speaker_condition_dropout": "use [objective] speaker_dropout",
     "cond_drop_prob": "use [objective] text_dropout and [objective] speaker_dropout",
-    "audio_drop_prob": "use [objective] speaker_dropout",
     "seed": "use [debug] seed for weights and noise, [data] seed for the order of the data",
-    "encoder_model": "use [encoder] model",
-    "frozen_encoder": "use [encoder] frozen",
-    "fused_optimizer": "use [optimizer] implementation",
-    "batch_size_per_gpu": "use [training] local_batch_size",
-    "max_latent_length": "use [data] max_frames",
-    "max_text_length": "use [data] max_text_tokens",
-    "max_speaker_length": "use [data] max_speaker_frames",
     "t5_hidden_dim": "leave it out: [encoder] model has its width",
     "time_shift": "leave it out, and add its natural logarithm to [objective] logit_mean",
     "logit_mean_end": "leave it out: on sentences it is no better than a constant logit_mean",

@@ -135,44 +135,36 @@ class Validator:
                 if isinstance(value, float) and name != "time"
             }
             self.metrics.trackers.log(scalars, step)
-        logger.info(_sentence(row) if group == "validation" else samples_sentence(row))
+        logger.info(sentence(row, "samples" if group == "speech" else group))
 
 
-def _sentence(row: dict[str, Any]) -> str:
-    def shown(name: str, form: str = ".4f", missing: str = "") -> str:
-        if row.get(name) is not None:
-            return format(row[name], form)
-        return f"none ({missing})" if missing and row.get("heldout_loss") is not None else "none"
+_FIGURES = {
+    "heldout_loss": ("held-out loss", ".4f"),
+    "training_loss": ("training samples", ".4f"),
+    "gap": ("gap", "+.4f"),
+    "text_gain": ("text gain", ".4f"),
+    "speaker_gain": ("speaker gain", ".4f"),
+    SECONDS_ERROR: ("error of lengths in seconds", ".3f"),
+    WITHIN: ("lengths within 10 %", ".0%"),
+    "best_heldout_loss": ("lowest of all weights", ".4f"),
+    "wer": ("WER", ".1%"),
+    "cer": ("CER", ".1%"),
+    "speaker_similarity": ("speaker similarity", ".3f"),
+    "opinion": ("opinion", ".2f"),
+    "duration_error": ("duration error", ".1%"),
+    "real_time_factor": ("real-time factor", ".3f"),
+}
 
-    lengths = ""
-    if row.get(SECONDS_ERROR) is not None:
-        within = f"{row[WITHIN]:.0%}"
-        lengths = f", lengths wrong by {row[SECONDS_ERROR]:.3f} s, {within} within 10 %,"
-    return (
-        f"validation at step {row['step']}: held-out loss {shown('heldout_loss')}, training samples "
-        f"{shown('training_loss')} (gap {shown('gap', '+.4f')}), text gain "
-        f"{shown('text_gain', missing='no two held-out texts')}, speaker gain "
-        f"{shown('speaker_gain', missing='no two held-out speakers')}{lengths} with weights {row['weights']}; "
-        f"{shown('best_heldout_loss')} with {row['best_weights']}, this step's best; {row['seconds']:.1f} s"
-    )
 
-
-def samples_sentence(row: dict[str, Any]) -> str:
-    """A row of samples in words; what was not measured is left out."""
-    forms = {
-        "wer": ("WER", ".1%"),
-        "cer": ("CER", ".1%"),
-        "speaker_similarity": ("speaker similarity", ".3f"),
-        "opinion": ("opinion", ".2f"),
-        "duration_error": ("duration error", ".1%"),
-        "real_time_factor": ("real-time factor", ".3f"),
-    }
+def sentence(row: dict[str, Any], kind: str) -> str:
+    """A row of validation.jsonl in words; what was not measured is left out."""
     shown = [
         f"{words} {format(row[name], form)}"
-        for name, (words, form) in forms.items()
+        for name, (words, form) in _FIGURES.items()
         if row.get(name) is not None
     ]
-    return f"samples at step {row['step']}: {', '.join(shown)}; {row['seconds']:.1f} s"
+    about = f"with weights {row['weights']}; {row['seconds']:.1f} s"
+    return f"{kind} at step {row['step']}: {', '.join(shown)} {about}"
 
 
 @contextmanager

@@ -131,25 +131,23 @@ def match_names(
     """Parameter of `DacVae` -> its name in the file, or the names of its magnitude and direction."""
     names = released_names(len(sizes.strides))
     found: dict[str, tuple[str, ...]] = {}
-    faults: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": []}
+    faults: list[str] = []
     for parameter, wanted in build_network(sizes).named_parameters():
         layer, _, kind = parameter.rpartition(".")
         name, shape = f"{names[layer]}.{kind}", tuple(wanted.shape)
         found[parameter] = sources = _sources(stored, name)
         shapes = [(shape[0], *[1] * (len(shape) - 1)), shape][-len(sources) :] if sources else []
-        faults["missing"] += [] if sources else [name]
-        faults["of another shape"] += [
-            f"{source} {tuple(stored[source].shape)}, not {needed}"
+        faults += [] if sources else [f"{name} is missing"]
+        faults += [
+            f"{source} has the shape {tuple(stored[source].shape)}, not {needed}"
             for source, needed in zip(sources, shapes, strict=True)
             if tuple(stored[source].shape) != needed
         ]
     taken = {source for sources in found.values() for source in sources}
-    faults["unexpected"] = [
-        name for name in stored if name not in taken and not _IGNORED.match(name)
-    ]
-    kinds = [f"{kind}: {_listed(keys)}" for kind, keys in faults.items() if keys]
-    if kinds:
-        raise InputError(f"{path} is no DAC-VAE of {sizes}; keys {'; '.join(kinds)}")
+    unknown = [name for name in stored if name not in taken and not _IGNORED.match(name)]
+    faults += [f"{name} is unexpected" for name in unknown]
+    if faults:
+        raise InputError(f"{path} is no DAC-VAE of {sizes}: {_listed(faults)}")
     return found
 
 
@@ -195,7 +193,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, Any]) -> DacVaeSizes:
-    """The sizes by the shapes, checked against the metadata, which alone has the rate."""
+    """The sizes by the shapes; the metadata alone has the rate."""
 
     def shape(layer: str) -> tuple[int, ...]:
         sources = _sources(stored, f"{layer}.weight")
@@ -215,7 +213,7 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
     rate = kwargs.get("sample_rate", _RELEASED_RATE if released else None)
     if not isinstance(rate, int) or not 0 < rate <= _MAX_RATE:
         raise InputError(f"{path}: its metadata has sample_rate = {rate!r}, but it must be in Hz")
-    sizes = DacVaeSizes(
+    return DacVaeSizes(
         encoder_dim=shape("encoder.block.0")[0],
         strides=tuple(strides),
         feature_dim=shape("quantizer.in_proj")[1],
@@ -223,13 +221,6 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
         latent_channels=shape("quantizer.out_proj")[1],
         sample_rate=rate,
     )
-    for name, found in _kwargs(sizes).items():
-        given = kwargs.get(name)
-        if (list(given) if isinstance(given, tuple) else given) not in (None, found):
-            raise InputError(
-                f"{path}: its metadata has {name} = {given}, but its weights {found}; copy it again"
-            )
-    return sizes
 
 
 def _kwargs(sizes: DacVaeSizes) -> dict[str, Any]:
