@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks and measures this code on one GPU in under ten minutes; see docs/speed.md.
-#   scripts/gpu_check.sh [--groups a,b] [--only NAME] [--minutes 9] [--flavors 800M,3B] [--out FILE] ...
+#   scripts/gpu_check.sh [--groups A B] [--only NAME] [--minutes 9] [--flavors 800M 3B] [--out FILE] ...
 #   scripts/gpu_check.sh --tiny                   all of it on a CPU at small sizes
 # For a GPU machine without a network:
 #   scripts/gpu_check.sh --collect-wheels DIR     elsewhere: fetches what such a machine lacks
@@ -44,8 +44,8 @@ while (($#)); do
             folder=$(absolute "${2:?--wheels needs the folder that --collect-wheels made}")
             shift 2
             ;;
-        --out | --work)
-            arguments+=("$1" "$(absolute "${2:?$1 needs a path}")")
+        --out)
+            arguments+=("$1" "$(absolute "${2:?--out needs a path}")")
             shift 2
             ;;
         *)

@@ -17,7 +17,8 @@ from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers import transformer_engine
 from tests.helpers.small_models import assert_equal, initialized_model, random_model
 from tools.gpu_check import block, numerics
-from tools.gpu_check.settings import ROOT, Settings
+from tools.gpu_check.items import ROOT, Settings
+from tools.gpu_check.models import ENGINE as MODES
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -89,9 +90,9 @@ def fp8(layout: ranks.Layout) -> None:
 
 def gpu_check(folder: Path) -> None:
     """What scripts/gpu_check.sh asks of the real one."""
-    there = Settings("cuda", False, str(folder), ("numerics",), ("800M",))
-    modes = [mode for mode in numerics.modes(there) if mode.engine]
-    assert len(modes) == 3 and sum(mode in block.modes(there) for mode in modes) == 1
-    for mode in modes:
-        values = numerics.check(mode, replace(there, device="cpu", tiny=True))
+    there = Settings(False, str(folder), ["numerics"], ["800M"])
+    for items in (numerics.items(there), block.items(there)):
+        assert sum("TransformerEngine" in item.name for item in items) == len(MODES) == 3
+    for mode in MODES:
+        values = numerics.check(mode, replace(there, tiny=True))
         assert values["passed"], (mode.name, values)

@@ -1,7 +1,7 @@
-"""Checks and measures this code on one GPU: steps, ceilings, blocks, numerics, goodput, sampling.
+"""Checks and measures this code on one GPU: steps, ceilings, blocks, numerics, goodput.
 
     scripts/gpu_check.sh                      # one GPU, under ten minutes
-    scripts/gpu_check.sh --groups step,block --only compiled --minutes 5
+    scripts/gpu_check.sh --groups step block --only compiled --minutes 5
     scripts/gpu_check.sh --tiny               # all of it on a CPU at small sizes
 
 Writes benchmarks/results/gpu_check_<device>.json, a line per item, and beside it the compiled kernels, which --cache
@@ -23,40 +23,25 @@ import time
 from pathlib import Path
 
 from tools.gpu_check import telemetry
-from tools.gpu_check.items import FAILED, described
-from tools.gpu_check.settings import ROOT, Settings
-from tools.gpu_check.supervisor import Entry, Supervisor, clean, stages
+from tools.gpu_check.items import FAILED, ROOT, Settings
 
-GROUPS = ("step", "ceilings", "block", "numerics", "goodput", "sampling")
-FLAVORS = ("debug", "800M", "3B", "8B")
+GROUPS = ("step", "ceilings", "block", "numerics", "goodput")
 PART_BYTES = 15 << 20  # of the packed kernels: machines give back files of limited size
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="scripts/gpu_check.sh",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("scripts/gpu_check.sh", None, __doc__, formatter_class=about)
     parser.add_argument("--tiny", action="store_true", help="small sizes on a CPU")
-    parser.add_argument("--groups", default=",".join(GROUPS), help="some of them, in your order")
+    parser.add_argument("--groups", nargs="+", default=GROUPS, choices=GROUPS, help="in your order")
     parser.add_argument("--only", default="", help="a part of the names of the items")
-    parser.add_argument("--flavors", help="sizes with commas (default 800M; --tiny: debug)")
-    parser.add_argument("--micro-batch", type=int, default=0, help="of the steps")
+    parser.add_argument("--flavors", nargs="+", choices=("debug", "800M", "3B", "8B"))
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--out", type=Path, help="file of the results")
-    parser.add_argument("--work", type=Path, help="folder of rows and logs, which is kept")
-    parser.add_argument(
-        "--cache", type=Path, nargs="+", default=[], help="packed kernels, in order"
-    )
+    parser.add_argument("--cache", type=Path, nargs="+", help="packed kernels, in order")
     parser.add_argument("--commit", default="", help="of the sources, where there is no git")
     options = parser.parse_args(given)
-    options.flavors = options.flavors or ("debug" if options.tiny else "800M")
-    for name, known in (("groups", GROUPS), ("flavors", FLAVORS)):
-        chosen = tuple(getattr(options, name).split(","))
-        setattr(options, name, chosen)
-        if wrong := [each for each in chosen if each not in known]:
-            parser.error(f"--{name} {','.join(wrong)}: there are {','.join(known)}")
+    options.flavors = options.flavors or ["debug" if options.tiny else "800M"]
     return options
 
 
@@ -64,7 +49,7 @@ def pack(folder: Path, out: Path) -> list[Path]:
     """Compressed files of a folder, in parts `OUT.cache.0` and so on."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
+        for path in sorted(folder.rglob("*")):
             if path.is_file() and path.suffix != ".lock":
                 tar.add(path, str(path.relative_to(folder)))
     content, parts = packed.getvalue(), []
@@ -80,87 +65,80 @@ def unpack(parts: list[Path], folder: Path) -> None:
 
 
 def main(given: list[str]) -> int:
-    began = time.time()
-    options = arguments(given)
+    began, options = time.time(), arguments(given)
     if options.tiny:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
         import torch
 
+        from tools.gpu_check.catalog import catalog
+        from tools.gpu_check.supervisor import Supervisor
         from torchtitan.models.dit_tts.files import write_atomic
         from torchtitan.models.dit_tts.run.run_folder import environment
     except ImportError as error:
-        print(
-            f"error: {error}; install the project, or bring wheels: scripts/gpu_check.sh "
-            "--collect-wheels DIR where there is a network, then scripts/gpu_check.sh --wheels DIR here",
-            file=sys.stderr,
-        )
+        print(f"error: {error}; install the project, or bring wheels (--wheels)", file=sys.stderr)
         return 2
     if not options.tiny and not torch.cuda.is_available():
         print("error: torch sees no GPU; --tiny runs all of it on a CPU", file=sys.stderr)
         return 2
     found = environment()
     found["variables"].pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch's; the check has its own
-    if options.commit:
-        found["git_commit"] = options.commit
-    work = (options.work or Path(tempfile.mkdtemp(prefix="gpu_check_"))).resolve()
-    clean(work)
+    found["git_commit"] = options.commit or found["git_commit"]
+    work = Path(tempfile.mkdtemp(prefix="gpu_check_"))
+    (work / "inductor").mkdir()
     if options.cache:
         unpack(options.cache, work / "inductor")
-    device = "cpu" if options.tiny else "cuda"
     gib = 1e6 if options.tiny else 0.95 * torch.cuda.mem_get_info()[0] / 2**30
-    where = (options.groups, options.flavors, options.micro_batch, options.only)
-    settings = Settings(device, options.tiny, str(work), *where)
+    settings = Settings(options.tiny, str(work), options.groups, options.flavors, options.only)
     kind = "cpu_tiny" if options.tiny else re.sub(r"[^a-z0-9]+", "_", found["device"].lower())
     out = options.out or ROOT / f"benchmarks/results/gpu_check_{kind}.json"
 
-    def passed(entries: list[Entry]) -> bool:
-        return not any(entry.row is not None and entry.row.status == FAILED for entry in entries)
-
-    def keep(entries: list[Entry]) -> None:
-        lines = telemetry.read(work / "telemetry.csv")
-        for entry in entries:
-            if entry.row is not None and entry.row.began:
-                ended = entry.row.began + entry.row.seconds
-                entry.row.values["clocks"] = telemetry.between(lines, entry.row.began, ended)
+    def keep() -> bool:
+        """Writes what there is; True where no item has failed."""
+        stages: dict[str, list[dict]] = {}
+        rows = [(entry.item.group, entry.row) for entry in supervisor.entries if entry.row]
+        for group, row in rows:
+            if row.began:
+                ended = row.began + row.seconds
+                row.values["clocks"] = telemetry.between(clocks, row.began, ended)
+            stages.setdefault(group, []).append(vars(row))
+        passed = not any(row.status == FAILED for _, row in rows)
         report = {
             "format": 2,
-            "passed": passed(entries),
-            "complete": all(entry.row is not None for entry in entries),
+            "passed": passed,
+            "complete": len(rows) == len(supervisor.entries),
             "seconds": time.time() - began,
             "command": ["scripts/gpu_check.sh", *given],
             "environment": found,
-            "stages": stages(entries),
+            "stages": [{"name": group, "rows": each} for group, each in stages.items()],
         }
         # Where this machine has the sources and the runs is no result.
         text = json.dumps(report, indent=1).replace(f"{ROOT}/", "").replace(str(work), "work")
         write_atomic(out, text + "\n")
+        return passed
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    watched = None if options.tiny and not shutil.which("nvidia-smi") else True
-    watch = telemetry.start(work / "telemetry.csv") if watched else None
-    end = began + options.minutes * 60
-    supervisor = Supervisor(
-        settings, os.cpu_count() or 1, gib, end, lambda s: print(s, flush=True), keep
-    )
+    clocks, end = work / "telemetry.csv", began + options.minutes * 60
+    watch = telemetry.start(clocks) if shutil.which("nvidia-smi") else None
+    at_once = os.cpu_count() or 1
+    supervisor = Supervisor(settings, catalog(settings), at_once, gib, end, keep)
     try:
-        entries = supervisor.run()
+        supervisor.run()
     finally:
         if watch is not None:
             watch.kill()
             watch.wait()
-    keep(entries)
-    for entry in entries:
-        if entry.row is not None:
-            print(f"  {entry.row.item:<60} {described(entry.row)}")
+    passed = keep()
+    for entry in supervisor.entries:
+        print(f"  {entry.item.name:<60} {entry.row}")
     parts = pack(work / "inductor", out)
     print(f"compiled kernels for --cache: {' '.join(map(str, parts)) or 'none'}")
-    print(f"{'passed' if passed(entries) else 'FAILED'} in {time.time() - began:.0f} s; {out}")
-    if options.work or not passed(entries):
+    print(f"{'passed' if passed else 'FAILED'} in {time.time() - began:.0f} s; {out}")
+    if not passed:
         print(f"rows and logs: {work}")
-    else:
-        shutil.rmtree(work)
-    return 0 if passed(entries) else 1
+        return 1
+    shutil.rmtree(work)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,12 @@
-"""Items that are measured, each in a process of its own, and what becomes of them. Imports nothing but the standard
-library: the process that watches the others needs no more."""
+"""Items that are measured, each in a process of its own, and what becomes of them."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MEASURED = "measured"
-PASSED = "passed"
-FAILED = "failed"
-OOM = "oom"
+ROOT = Path(__file__).resolve().parents[2]
+MEASURED, PASSED, FAILED, OOM = "measured", "passed", "failed", "oom"
 NOT_MEASURED = "not measured"
 
 Values = dict[str, Any]
@@ -25,11 +21,33 @@ class NotMeasured(Exception):
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What every process of the check is told."""
+
+    tiny: bool
+    """small sizes that a CPU runs in minutes: whether everything works, not how fast"""
+
+    work: str
+    """folder of rows, runs, logs and compiled kernels"""
+
+    groups: list[str]
+    """what is measured, in this order"""
+
+    flavors: list[str]
+    only: str = ""
+    """a part of the names of the items that are measured; empty: all"""
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.tiny else "cuda"
+
+
+@dataclass(frozen=True)
 class Item:
     group: str
     name: str
     measure: Callable[[Turn], Values]
-    gib: float = 4.0
+    gib: float = 6.0
     """device memory that it holds at most"""
 
 
@@ -39,29 +57,18 @@ class Row:
 
     item: str
     status: str
-    seconds: float = 0.0
-    """of the timed section"""
-
     values: Values = field(default_factory=dict)
     why: str = ""
     """of every status but measured and passed"""
 
     began: float = 0.0
-    """time.time() of the timed section's begin"""
+    """time.time() at which the timed section began; 0: it did not"""
 
+    seconds: float = 0.0
+    """of the timed section"""
 
-def read_row(path: Path) -> Row | None:
-    return Row(**json.loads(path.read_text())) if path.is_file() else None
-
-
-def short(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, float):
-        return str(value)
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-
-
-def described(row: Row) -> str:
-    """A row in words: its status, and its figures or why it has none."""
-    plain = {name: v for name, v in row.values.items() if isinstance(v, (int, float, str))}
-    figures = ", ".join(f"{name} {short(value)}" for name, value in [*plain.items()][:8])
-    return ": ".join(filter(None, [row.status, row.why or figures]))
+    def __str__(self) -> str:
+        """The status, and some figures or why there are none."""
+        plain = {k: v for k, v in self.values.items() if isinstance(v, (int, float, str))}
+        shown = [f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()]
+        return ": ".join(filter(None, [self.status, self.why or ", ".join(shown[:8])]))

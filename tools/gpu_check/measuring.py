@@ -11,10 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tools.gpu_check.items import Values
-from torchtitan.models.dit_tts.run.benchmark.figures import spread
 
-GIB = 2**30
-_REPEATS = 5
 _GROUPS = {
     "attention": r"flash|fmha|sdpa|attention|flex",
     "matmul": r"gemm|nvjet|cutlass|xmma|cublas|scaled_mm|\bmm\b|addmm|bmm",
@@ -34,20 +31,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def timed(work: Callable[[], object], device: str, seconds: float, least: int = _REPEATS) -> Values:
-    """Milliseconds of a call from the host's begin to the device's end: median, p10, p90, least and most."""
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < end:
-        synchronize(device)
-        began = time.perf_counter()
-        work()
-        synchronize(device)
-        times.append((time.perf_counter() - began) * 1e3)
-    return {**{f"ms_{name}": value for name, value in spread(times).items()}, "repeats": len(times)}
-
-
-def profiled(work: Callable[[], object], device: str, repeats: int = _REPEATS) -> Values:
+def profiled(work: Callable[[], object], device: str, repeats: int = 5) -> Values:
     """What the device did in one call of `work`, of `repeats` in a row.
 
     Returns:
@@ -67,16 +51,13 @@ def profiled(work: Callable[[], object], device: str, repeats: int = _REPEATS) -
     events = list(found.events())
     kind = DeviceType.CPU if device == "cpu" else DeviceType.CUDA
     kernels = [e for e in events if e.device_type == kind and not e.is_user_annotation]
-    milliseconds, calls = Counter[str](), Counter[str]()
+    milliseconds, calls, groups = Counter[str](), Counter[str](), Counter[str]()
     for event in kernels:
         took = event.self_cpu_time_total if device == "cpu" else event.time_range.elapsed_us()
         milliseconds[event.name[:120]] += took / 1e3 / repeats
         calls[event.name[:120]] += 1
-    groups = Counter[str]()
-    for name, value in milliseconds.items():
-        groups[group_of(name)] += value
-    spans = [(e.time_range.start / 1e3, e.time_range.end / 1e3) for e in kernels]
-    whole, busy = covered(spans)
+        groups[group_of(event.name)] += took / 1e3 / repeats
+    whole, busy = covered((e.time_range.start / 1e3, e.time_range.end / 1e3) for e in kernels)
     return {
         "ms_of_kernels": groups.total(),
         "ms_of_device": whole / repeats,
@@ -115,13 +96,12 @@ def tflops(flops: float, milliseconds: float) -> float:
 
 
 def peak_gib(work: Callable[[], object], device: str) -> float:
-    """Most that `work` has allocated at once beyond what was there before; 0 on a CPU, which keeps no such count."""
+    """The most that `work` allocates at once beyond what was there before; 0 on a CPU, which keeps no such count."""
     if device == "cpu":
-        work()
         return 0.0
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     work()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / GIB
+    return (torch.cuda.max_memory_allocated() - before) / 2**30

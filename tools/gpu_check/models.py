@@ -1,8 +1,9 @@
 """Models in every mode, built as the trainer builds them."""
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from torchtitan.distributed import ParallelDims
 
 from tools.gpu_check.items import NotMeasured
-from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.kernels import build_model
@@ -21,86 +22,90 @@ from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_meg
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 INDUCTOR_OPTIONS = {
     "max_autotune_pointwise": True,  # more block sizes are tried per kernel
     "coordinate_descent_tuning": True,  # from the best one on, its neighbours
     "triton.multi_kernel": 1,  # reductions also with the whole row in registers
 }
 """Options of Inductor for the kernels beside the products, which `[compile]` leaves at their defaults"""
-ATTENTION_BACKENDS = ("sdpa", "varlen", "flex")
-_BUDGET = 0.9
-CHECKPOINTING = ("none", "full", "every 2", "op", f"memory budget {_BUDGET}")
-FP8_RECIPES = ("tensorwise", "rowwise")
-ENGINE_FP8 = "current scaling"
 
 
 @dataclass(frozen=True)
 class Mode:
     """One way to run the same model."""
 
-    attention: str = "sdpa"
-    precision: str = "float32"
+    name: str
+    keys: dict[str, Any] = field(default_factory=dict)
+    """of the config, with their values"""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """of Inductor while it compiles"""
+
+    precision: str = "bfloat16"
     """float32, or bfloat16 by autocast over float32 weights"""
 
-    compile: str = ""
-    """mode of torch.compile; empty: eager"""
+    def __str__(self) -> str:
+        return f"{self.precision}, {self.name}"
 
-    options: tuple[str, ...] = ()
-    """those of INDUCTOR_OPTIONS that are on while compiling"""
 
-    checkpointing: str = "none"
-    fp8: str = ""
-    """recipe of the large products; empty: none"""
+COMPILED = {"compile.enable": True, "compile.components": ["model"]}
+CHECKPOINTING: dict[str, dict[str, Any]] = {
+    "full checkpointing": {"activation_checkpoint.mode": "full"},
+    **{
+        f"checkpointing {how}": {
+            "activation_checkpoint.mode": "selective",
+            "activation_checkpoint.selective_ac_option": how,
+        }
+        for how in ("2", "op")
+    },
+}
+_BACKENDS = {name: {"attention.backend": name} for name in ("varlen", "flex")}
+_FP8 = {
+    f"fp8 {recipe}": {
+        "model.converters": ["float8"],
+        "quantize.linear.float8.recipe_name": recipe,
+    }
+    for recipe in ("rowwise", "tensorwise")
+}
+_BUDGET = {
+    "activation_checkpoint.mode": "memory_budget",
+    "activation_checkpoint.memory_budget": 0.9,
+}
+EAGER = [Mode(name, keys) for name, keys in {"eager": {}, **_BACKENDS, **_FP8}.items()]
+"""The plain one first"""
 
-    engine: bool = False
-    """TransformerEngine's layers, which then multiply in fp8 if `fp8` names a recipe, and with varlen its
-    attention"""
-
-    @property
-    def name(self) -> str:
-        parts = [
-            self.attention,
-            self.precision,
-            f"compiled {self.compile}" if self.compile else "eager",
-        ]
-        if self.options:
-            parts.append(f"with {' and '.join(self.options)}")
-        if self.engine:
-            parts.append("TransformerEngine")
-        if self.checkpointing != "none":
-            parts.append(f"checkpointing {self.checkpointing}")
-        if self.fp8:
-            parts.append(f"fp8 {self.fp8}")
-        return ", ".join(parts)
+_ENGINE = {"megatron.transformer_impl": "transformer_engine"}
+ENGINE = [
+    Mode("TransformerEngine", _ENGINE),
+    Mode("TransformerEngine, fp8", _ENGINE | {"megatron.fp8": True}),
+    Mode(
+        "TransformerEngine, its attention",
+        _ENGINE | {"megatron.use_te_attn": True, "attention.backend": "varlen"},
+    ),
+]
+COMPILED_MODES = [
+    Mode("compiled", COMPILED),
+    Mode("compiled, all options of Inductor", COMPILED, INDUCTOR_OPTIONS),
+    *(Mode(f"compiled, {name}", COMPILED, {name: on}) for name, on in INDUCTOR_OPTIONS.items()),
+    *(Mode(f"compiled, {name}", COMPILED | keys) for name, keys in (_BACKENDS | _FP8).items()),
+    Mode("compiled, memory budget", COMPILED | _BUDGET),
+    *(
+        Mode(f"compiled, {mode}", COMPILED | {"compile.mode": mode})
+        for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    ),
+]
+"""Those that say most first"""
 
 
 def job_config(mode: Mode, device: str) -> JobConfig:
     config = JobConfig()
-    config.attention.backend = mode.attention
-    if mode.compile:
-        config.compile.enable = True
-        config.compile.components = ["model"]
-        config.compile.mode = mode.compile
-    _set_checkpointing(config, mode)
-    if mode.engine:
-        config.megatron = Megatron("transformer_engine", mode.attention == "varlen", bool(mode.fp8))
-    elif mode.fp8:
-        config.model.converters = ["float8"]
-        config.quantize.linear.float8.recipe_name = mode.fp8
-        config.quantize.linear.float8.emulate = device == "cpu"
+    config.activation_checkpoint.mode = "none"
+    config.attention.backend = "sdpa"
+    config.quantize.linear.float8.emulate = device == "cpu"
+    for key, value in mode.keys.items():
+        section, _, name = key.rpartition(".")
+        setattr(operator.attrgetter(section)(config), name, value)
     return config
-
-
-def _set_checkpointing(config: JobConfig, mode: Mode) -> None:
-    section = config.activation_checkpoint
-    if mode.checkpointing.startswith("memory budget"):
-        section.mode, section.memory_budget = "memory_budget", _BUDGET
-    elif mode.checkpointing in ("every 2", "op"):
-        section.mode = "selective"
-        section.selective_ac_option = mode.checkpointing.removeprefix("every ")
-    else:
-        section.mode = mode.checkpointing
 
 
 @contextmanager
@@ -111,37 +116,26 @@ def built(
     changes in the process is undone behind it."""
     config = job_config(mode, device)
     one = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
+    args = replace(args, attention=config.attention.backend)
     with torch.device("meta"):  # drawing weights that are replaced would take longest of all
-        model = build_model(replace(args, attention=mode.attention))
+        model = build_model(args)
     model.load_state_dict(weights, assign=True)
-    changed = (
-        (torch._functorch.config, "activation_memory_budget"),
-        (torch._inductor.config, "emulate_precision_casts"),
-    )
-    before = [getattr(module, name) for module, name in changed]
-    options = {name: INDUCTOR_OPTIONS[name] for name in mode.options}
+    inductor, functorch = torch._inductor.config, torch._functorch.config
+    kept = {"emulate_precision_casts": inductor.emulate_precision_casts}
     torch._dynamo.reset()
-    try:
-        if mode.fp8 and not mode.engine:
-            _convert(model, config, one)
-        parallelize = parallelize_megatron if mode.engine else parallelize_dit_tts
+    with (
+        inductor.patch(kept | mode.options),
+        functorch.patch("activation_memory_budget", functorch.activation_memory_budget),
+    ):
         try:
+            if config.model.converters:
+                Float8Converter(config, one).convert(model)
+            engine = config.megatron.transformer_impl == "transformer_engine"
+            parallelize = parallelize_megatron if engine else parallelize_dit_tts
             parallelize(model.to(device), one, config)
-        except InputError as error:
+        except (ImportError, InputError) as error:  # without torchao, or a GPU without fp8
             raise NotMeasured(str(error)) from error
-        with torch._inductor.config.patch(options):
-            yield model
-    finally:
-        for (module, name), value in zip(changed, before):
-            setattr(module, name, value)
-        torch._dynamo.reset()
-
-
-def _convert(model: nn.Module, config: JobConfig, dims: ParallelDims) -> None:
-    try:
-        Float8Converter(config, dims).convert(model)
-    except (ImportError, InputError) as error:  # without torchao, or a GPU without fp8
-        raise NotMeasured(f"fp8: {error}") from error
+        yield model
 
 
 def autocast(mode: Mode, device: str) -> torch.autocast:
@@ -149,20 +143,17 @@ def autocast(mode: Mode, device: str) -> torch.autocast:
     return torch.autocast(device, torch.bfloat16, enabled=mode.precision == "bfloat16")
 
 
-def random_weights(args: DiTTTSModelArgs, seed: int) -> dict[str, torch.Tensor]:
+def random_weights(args: DiTTTSModelArgs) -> dict[str, torch.Tensor]:
     """Weights that leave nothing at zero: at its initialisation the model's output is zero, and most
     gradients with it. Matrices of unit gain, norms near one, biases near zero."""
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Any] = {}
+    generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
         shapes = DiTTTSModel(args).state_dict()
+    weights = {}
     for name, like in shapes.items():
         value = torch.randn(like.shape, generator=generator)
         if name.endswith("norm.weight"):
-            value = 1 + 0.1 * value
-        elif like.dim() > 1:
-            value = value / like.shape[-1] ** 0.5
+            weights[name] = 1 + 0.1 * value
         else:
-            value = 0.1 * value
-        weights[name] = value
+            weights[name] = value / like.shape[-1] ** 0.5 if like.dim() > 1 else 0.1 * value
     return weights
