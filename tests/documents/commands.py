@@ -19,6 +19,11 @@ from pathlib import Path
 
 from tools.harness import forked
 
+# Commands that a command starts by Python's name are the server's, too.
+_PYTHON = """#!/bin/sh
+[ "$1 $2" = "-m titan_tts" ] && shift 2 && exec {program} "$@"
+exec {python} "$@"
+"""
 _CLIENT = """#!{python} -IS
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -41,9 +46,12 @@ def titan_tts(folder: Path, **variables: str) -> Iterator[Path]:
     address = str(folder / "commands")  # a socket's path has at most 107 bytes
     program = folder / "titan-tts"
     program.write_text(_CLIENT.format(python=sys.executable, address=address))
-    program.chmod(0o755)
+    python = folder / "python"
+    python.write_text(_PYTHON.format(python=sys.executable, program=program))
+    for file in (program, python):
+        file.chmod(0o755)
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.documents.commands", address],
+        [sys.executable, "-m", "tests.documents.commands", address, str(python)],
         cwd=forked.ROOT,
         env=forked.environment(PYTHONPATH=str(forked.ROOT), **variables),
         stdout=subprocess.PIPE,
@@ -57,7 +65,7 @@ def titan_tts(folder: Path, **variables: str) -> Iterator[Path]:
         server.wait()
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, python: str) -> None:
     for name in forked.IMPORTED:
         importlib.import_module(name)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -69,6 +77,7 @@ def _serve(address: str) -> None:
         if os.fork() == 0:
             if os.fork() == 0:  # whose parent ends at once: the server has no children to wait for
                 listener.close()
+                sys.executable = python
                 _run(client)
             os._exit(0)
         client.close()
@@ -113,4 +122,4 @@ def _run(client: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])

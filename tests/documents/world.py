@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ SMALL = (
     " --lr_scheduler.warmup_steps=1 --sampling.codec=mel_dct"
 )
 STEPS = 2  # of a training on a page
-BASE_STEPS = 40  # of the run that pages start from
+BASE_STEPS = 16  # of the run that pages start from
 
 _DURATION = SMALL.replace("--model.flavor=debug", "--model.flavor=duration")
 _PROGRAM = f"""#!/bin/sh
@@ -45,7 +46,7 @@ case " $* " in
 " finetune "*) exec {{program}} "$@" {SMALL} --steps={STEPS} --max-utterances=2 ;;
 *" --dry-run"* | *" --help"*) exec {{program}} "$@" ;;
 " train duration "*) exec {{program}} "$@" {_DURATION} --training.steps={STEPS} ;;
-" train "*) exec {{program}} "$@" {SMALL} --training.steps=${{{{STEPS:-{STEPS}}}}} ;;
+" train "*) exec {{program}} "$@" {SMALL} --training.steps=${{{{STEPS:-{STEPS}}}}} ${{{{STEPS:+--validation.freq=8}}}} ;;
 esac
 exec {{program}} "$@"
 """
@@ -84,9 +85,10 @@ class World:
     def page(self, folder: Path, assumed: Sequence[str]) -> "Reader":
         """A folder in which a page can be followed; `assumed` are paths there."""
         for entry in _tracked():
-            if entry != "benchmarks":  # which write beside themselves
+            if entry not in ("assets", "benchmarks"):  # which write beside themselves
                 (folder / entry).symlink_to(ROOT / entry)
         shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")
+        shutil.copytree(self.folder / "assets", folder / "assets", copy_function=os.link)
         programs = folder / ".venv/bin"
         programs.mkdir(parents=True)
         installed = ROOT / ".venv"
@@ -189,6 +191,8 @@ def build(folder: Path, program: Path, hub: dict[str, str]) -> World:
     weights = random_weights(Sizes(channels=128, vocabulary=700), torch.float32)
     save_file(weights, folder / "irodori/model.safetensors", {"config_json": json.dumps(header)})
     write_grid(folder / "grid", combinations(batch=[8, 16], compile=["off", "default"]), 2, 0.01)
+    shutil.copytree(ROOT / "assets", folder / "assets")
+    _shorten(folder / "assets/spoken_digits/spoken_digits.tar")
     world = World(folder, program, hub)
     page = folder / "maker"
     page.mkdir()
@@ -257,6 +261,16 @@ def _copy(source: Path, place: Path) -> None:
         shutil.copytree(source, place, copy_function=os.link)
     else:
         shutil.copy(source, place)
+
+
+def _shorten(corpus: Path) -> None:
+    """Leaves every sixth utterance of each voice."""
+    whole = corpus.rename(corpus.with_suffix(".whole"))
+    with tarfile.open(whole) as tar, tarfile.open(corpus, "w") as short:
+        for member in tar:
+            if int(re.search(r"-(\d+)\.", member.name)[1]) % 6 == 0:
+                short.addfile(member, tar.extractfile(member))
+    whole.unlink()
 
 
 def _write_podcast(folder: Path, utterances: list[corpora.Speech]) -> None:
