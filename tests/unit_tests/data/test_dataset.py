@@ -17,7 +17,7 @@ from tests.helpers.tars import npy, write_tar
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data import index, local_reader
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
-from torchtitan.models.dit_tts.data.local_reader import SampleExtents
+from torchtitan.models.dit_tts.data.local_reader import ExtentTable
 from torchtitan.models.dit_tts.data.shard_writer import HASHES_KEY, Triplet, write_shard
 
 CHANNELS = 8
@@ -329,11 +329,25 @@ def test_labels_and_characters(tmp_path, samples, monkeypatch):
     )
 
 
-def test_one_member_is_read_where_it_lies():
+def test_members_are_read_where_they_lie():
     """Of a sample whose members stand side by side, and of one whose members other files separate."""
+    columns = {
+        "latents_offset": np.array([50, 60]),
+        "reference_offset": np.array([60, 10**6]),
+        "metadata_offset": np.array([80, 7]),
+        "frames": np.array([5, 5]),
+        "reference_frames": np.array([5, 5]),
+        "latents_item_bytes": np.array([1, 1], np.uint8),
+        "reference_item_bytes": np.array([2, 2], np.uint8),
+        "metadata_bytes": np.array([5, 5]),
+    } | {f"{name}_hash": np.array([1, 2]) for name in ("latents", "reference", "metadata")}
+    table = ExtentTable(columns.__getitem__, 2)
     parts = [(0, 10), (10, 30), (30, 35)]
-    near = SampleExtents([(50, 85)], parts, (1, 2, 3), (2, 4))
-    far = SampleExtents([(50, 60), (10**6, 10**6 + 20), (7, 12)], parts, (1, 2, 3), (2, 4))
-    assert [near.only(part).spans for part in (0, 1, -1)] == [[(50, 60)], [(60, 80)], [(80, 85)]]
-    assert [far.only(part).spans for part in (0, 1, -1)] == [[each] for each in far.spans]
-    assert far.only(1) == ([far.spans[1]], [(0, 20)], (2,), (4,))
+    assert table.of(0) == ([(50, 85)], parts, (1, 1, 1), (1, 2))
+    spans = [(60, 70), (10**6, 10**6 + 20), (7, 12)]
+    assert table.of(1) == (spans, parts, (2, 2, 2), (1, 2))
+    for sample, places in enumerate(([(50, 60), (60, 80), (80, 85)], spans)):
+        for part, (start, stop) in enumerate(places):
+            found = table.of(sample, slice(part, part + 1))
+            assert (found.spans, found.parts) == ([(start, stop)], [(0, stop - start)])
+    assert table.of(1, slice(2, None)).item_bytes == ()

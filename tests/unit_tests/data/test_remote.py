@@ -74,10 +74,10 @@ def test_requests_in_flight_are_bounded_over_all_threads(server, tars):
 def test_a_tar_that_is_suspected_and_has_changed_is_said(server, tars):
     """Also where its length is the same."""
     extents, reader = extents_of(server, 0, 3), RangeReader()
-    reader.suspect(extents[1])
+    reader.suspect(extents[1].path)
     assert reader.fetch(extents) == right(tars, extents)
     (server.folder / "0.tar").write_bytes(tars[1])
-    reader.suspect(extents[1])
+    reader.suspect(extents[1].path)
     assert "has another content than its index" in sentence_of(reader.fetch, extents)
 
 

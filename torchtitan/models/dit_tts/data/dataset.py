@@ -36,6 +36,7 @@ from torchtitan.models.dit_tts.files import SHARD_SUFFIX, is_remote
 
 # Without the checks of `json.loads`, which take as long as a sample's JSON: the index made them.
 _decode_json = json.JSONDecoder().raw_decode
+_LATENTS = slice(0, 1)  # of a sample's members
 
 
 class CorruptSampleError(InputError):
@@ -69,8 +70,7 @@ def open_dataset(
     """Open the shards at `path` and make indexes where none are stored.
 
     Args:
-        path: a folder (its `*.tar`, sorted by name, not below), one such file, a glob, a pattern with
-            braces, or a URL of one of these; or several of them.
+        path: as of `find_shards`, or several of them.
         latent_channels: width C that the stored latents must have.
         on_error: "raise"; "skip" leaves corrupt samples out; "report" does so even if no sample is left.
         max_corrupt_fraction: above which "skip" raises, too.
@@ -85,16 +85,14 @@ def open_dataset(
     name, count = Counter(map(plain_name, tar_paths)).most_common(1)[0]
     if count > 1:
         raise InputError(
-            f"[data] path names {name} twice; give each shard once, and set [data] weights to draw one "
-            "dataset more often"
+            f"[data] path names {name} twice; set [data] weights to draw it more often"
         )
     indexes = load_indexes(tar_paths, part)
     for tar_path, index in zip(tar_paths, indexes, strict=True):
         if len(index) and index.channels != latent_channels:
             raise InputError(
-                f"{plain_name(tar_path)}: its latents are {index.channels} wide (first sample "
-                f"'{index.key(0)}') but [data] latent_channels = {latent_channels}; set it to "
-                f"{index.channels} or use another dataset"
+                f"{plain_name(tar_path)}: its latents are {index.channels} wide but [data] latent_channels "
+                f"= {latent_channels}; set it to {index.channels} or use another dataset"
             )
     reader = RangeReader() if any(map(is_remote, tar_paths)) else None
     dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader, verbatim)
@@ -123,10 +121,9 @@ def _judge_problems(dataset: "Dataset", on_error: str, max_corrupt_fraction: flo
 class Dataset:
     """All samples of some shards, numbered from 0 in order of shards and of members, for any thread.
 
-    Columns, numpy arrays of one row per sample: `shard` (number of its shard), `source`
-    (number of its entry of `[data] path`), `frames` and `reference_frames`, `text_bytes` and
-    `text_chars` (length of the text in utf-8 and in code points), `latents_hash` (XXH3), and
-    `latents_item_bytes` (2 for float16, 4 for float32), `weight` (as of `weight_of`).
+    Columns, numpy arrays of one row per sample: `shard` (number of its shard), `source` (number of its entry of
+    `[data] path`), `frames` and `reference_frames`, `text_bytes` and `text_chars` (length of the text in utf-8 and in
+    code points), `latents_hash` (XXH3), `latents_item_bytes` (2 or 4) and `weight` (as of `weight_of`).
 
     Attributes:
         verbatim: whether a sample's verbatim text may stand in for its text: then lengths and characters are
@@ -136,8 +133,7 @@ class Dataset:
         problems: (tar path, problem) of all that the indexes leave out.
         corrupt_samples: how many samples that are, as `count_corrupt_samples` estimates.
         shard_names: of each shard as `sample_id` has it.
-        fingerprint: of names and contents, of no times and no folders: a copied dataset is the
-            same dataset.
+        fingerprint: of names and contents, of no times and no folders.
     """
 
     def __init__(
@@ -174,7 +170,7 @@ class Dataset:
         self._keys, self._key_end = [index.keys for index in indexes], column("key_end")
         self.tar_bytes = [index.tar_bytes for index in indexes]
         self._tar_versions = [index.tar_version for index in indexes]
-        self._is_reference = [member.length == "reference_frames" for member in members.ARRAYS]
+        self._metadata = slice(len(members.ARRAYS), None)  # of a sample's members, the JSON
         self._reader = reader
         self._files = LocalFiles(self.tar_paths, self.tar_bytes)
         self._remote = [is_remote(tar_path) for tar_path in tar_paths]
@@ -211,10 +207,8 @@ class Dataset:
         return self._keys[shard][start : int(self._key_end[sample])].decode("utf-8")
 
     def sample_id(self, sample: int) -> str:
-        """`shard:key`, the shard being the file's name without `.tar`.
-
-        Where two shards have one name, as many of their folders as tell all apart come before it.
-        """
+        """`shard:key`, the shard being the file's name without `.tar`, behind as many of its folders as tell it from
+        others of that name."""
         return f"{self.shard_names[int(self.shard[sample])]}:{self.key(sample)}"
 
     def load(
@@ -230,26 +224,23 @@ class Dataset:
             out: for each array, C-contiguous (rows, width) float16 or float32, to whose rows it is
                 cropped; None: float32 of the full length.
             fetched: the sample's bytes from `fetch`.
-            crop: which rows of a reference that is cropped are read, as in `fill`; of other arrays it is
-                always the first.
+            crop: which rows of a reference that is cropped are read, as in `fill`; of other arrays the first.
 
         Raises:
             CorruptSampleError: the stored bytes are not those that were indexed.
         """
-        extents = self._extents[sample]
+        extents = self._extents.of(sample)
         stored = self._stored(sample, extents, fetched)
-        if out is None:
-            widths = [member.width or self.latent_channels for member in members.ARRAYS]
-            out = [
-                np.empty((len(data) // (width * item_bytes), width), np.float32)
-                for data, width, item_bytes in zip(stored, widths, extents.item_bytes)
-            ]
-        arrays = [
-            fill(data, item_bytes, rows, crop if is_reference else 0)
-            for data, item_bytes, rows, is_reference in zip(
-                stored, extents.item_bytes, out, self._is_reference
-            )
-        ]
+        arrays = []
+        for number, (member, item_bytes) in enumerate(zip(members.ARRAYS, extents.item_bytes)):
+            if out is None:
+                width = member.width or self.latent_channels
+                rows = len(stored[number]) // (width * item_bytes)
+                target = np.empty((rows, width), np.float32)
+            else:
+                target = out[number]
+            start = crop if member.length == "reference_frames" else 0
+            arrays.append(fill(stored[number], item_bytes, target, start))
         return LoadedSample(arrays, self._decoded(sample, stored[-1]))
 
     def load_latents(
@@ -257,14 +248,14 @@ class Dataset:
     ) -> None:
         """Fill `out` (n, C), as in `load`, with the sample's latents from frame `start` on, of which there
         are at least n. `fetched`: the latents' bytes, from `fetch_with_latents`."""
-        extents = self._extents[sample].only(0)
+        extents = self._extents.of(sample, _LATENTS)
         (stored,) = self._stored(sample, extents, fetched)
         fill(stored, extents.item_bytes[0], out, start)
 
     def stored(self, sample: int, fetched: bytearray | None = None) -> list[memoryview]:
         """The bytes of a sample as they lie in its shard, valid until this thread's next read: of its arrays, then
         of its JSON. `fetched` as in `load`."""
-        return self._stored(sample, self._extents[sample], fetched)
+        return self._stored(sample, self._extents.of(sample), fetched)
 
     def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Latents and reference of a sample; see `load`."""
@@ -277,9 +268,8 @@ class Dataset:
 
     def metadata_of(self, samples: Sequence[int]) -> list[dict[str, Any]]:
         """The JSON objects of many samples; remote ones are requested all at once."""
-        wanted = [(sample, self._extents[sample].only(-1)) for sample in samples]
-        remote = {sample: extents for sample, extents in wanted if self.is_remote(sample)}
-        fetched = dict(zip(remote, self._fetch(list(remote.items()))))
+        wanted = [(sample, self._extents.of(sample, self._metadata)) for sample in samples]
+        [fetched] = self._fetch(wanted)
         objects = []
         for sample, extents in wanted:
             (stored,) = self._stored(sample, extents, fetched.get(sample))
@@ -292,10 +282,15 @@ class Dataset:
             assert isinstance(found["text"], str)
             return found
         except (ValueError, LookupError, TypeError, AssertionError, RecursionError):
-            raise CorruptSampleError(
-                f"sample '{self.sample_id(sample)}': its JSON in {plain_name(self.tar_paths[int(self.shard[sample])])} "
-                f"has no text, though the index beside the shard says so; remove the .idx, which is made again"
+            raise self._corrupt(
+                sample, "JSON", "has no text, though the index says so; remove the shard's .idx"
             ) from None
+
+    def _corrupt(self, sample: int, name: str, what: str) -> CorruptSampleError:
+        tar_path = plain_name(self.tar_paths[int(self.shard[sample])])
+        return CorruptSampleError(
+            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} {what}"
+        )
 
     def fetch(self, samples: Sequence[int] | np.ndarray) -> dict[int, bytearray]:
         """The bytes of those samples that lie behind URLs, all requested at once."""
@@ -307,23 +302,27 @@ class Dataset:
         """The bytes of remote samples, as `fetch`, and the latents alone of further samples."""
         if self._reader is None:
             return {}, {}
-        remote = [int(sample) for sample in samples if self.is_remote(sample)]
-        others = [sample for sample in latents_of if self.is_remote(sample)]
-        wanted = [(sample, self._extents[sample]) for sample in remote]
-        wanted += [(sample, self._extents[sample].only(0)) for sample in others]
-        fetched = self._fetch(wanted)
-        return dict(zip(remote, fetched)), dict(zip(others, fetched[len(remote) :]))
+        whole = [(int(sample), self._extents.of(int(sample))) for sample in samples]
+        latents = [(sample, self._extents.of(sample, _LATENTS)) for sample in latents_of]
+        of_samples, of_latents = self._fetch(whole, latents)
+        return of_samples, of_latents
 
-    def is_remote(self, sample: int) -> bool:
-        return self._remote[int(self.shard[sample])]
-
-    def _fetch(self, wanted: Sequence[tuple[int, SampleExtents]]) -> list[bytearray]:
-        if not wanted:
-            return []
-        assert self._reader is not None
-        groups = [self._remote_extents(sample, extents) for sample, extents in wanted]
-        fetched = iter(self._reader.fetch([extent for group in groups for extent in group]))
-        return [bytearray().join(next(fetched) for _ in group) for group in groups]
+    def _fetch(self, *groups: Sequence[tuple[int, SampleExtents]]) -> list[dict[int, bytearray]]:
+        """For each group the joined bytes of its remote samples; all are requested at once."""
+        remote = [
+            [
+                (sample, self._remote_extents(sample, extents))
+                for sample, extents in group
+                if self._remote[int(self.shard[sample])]
+            ]
+            for group in groups
+        ]
+        wanted = [each for group in remote for _, extents in group for each in extents]
+        fetched = iter(self._reader.fetch(wanted) if wanted and self._reader else ())
+        return [
+            {sample: bytearray().join(next(fetched) for _ in extents) for sample, extents in group}
+            for group in remote
+        ]
 
     def _remote_extents(self, sample: int, extents: SampleExtents) -> list[Extent]:
         shard = self.shard[sample]
@@ -334,14 +333,12 @@ class Dataset:
         """The joined bytes of the spans, valid until this thread's next read."""
         shard = int(self.shard[sample])
         if self._remote[shard]:
-            return memoryview(self._fetch([(sample, extents)])[0])
+            return memoryview(self._fetch([(sample, extents)])[0][sample])
         try:
             return self._files.read_spans(shard, extents.spans)
         except OSError as error:
-            raise CorruptSampleError(
-                f"sample '{self.sample_id(sample)}': its shard {self.tar_paths[shard]} "
-                f"cannot be read there ({error.strerror}); restore the shard"
-            ) from None
+            what = f"cannot be read there ({error.strerror}); restore the shard"
+            raise self._corrupt(sample, "bytes", what) from None
 
     def _stored(
         self, sample: int, extents: SampleExtents, fetched: bytearray | None
@@ -351,12 +348,10 @@ class Dataset:
         try:
             return self._checked(sample, extents, data)
         except CorruptSampleError:
-            if not self.is_remote(sample):
+            if self._reader is None or not self._remote[int(self.shard[sample])]:
                 raise
         # Perhaps they were corrupted on the way here: once more, from their origin.
-        assert self._reader is not None
-        for extent in self._remote_extents(sample, extents):
-            self._reader.suspect(extent)
+        self._reader.suspect(self.tar_paths[int(self.shard[sample])])
         return self._checked(sample, extents, self._read(sample, extents))
 
     def _checked(self, sample: int, extents: SampleExtents, data: memoryview) -> list[memoryview]:
@@ -364,14 +359,14 @@ class Dataset:
         hashes = tuple(map(xxhash.xxh3_64_intdigest, stored))
         if hashes == extents.hashes:
             return stored
-        arrays = members.ARRAYS[: len(extents.item_bytes)]
         is_corrupt = list(map(int.__ne__, hashes, extents.hashes))
+        arrays = members.ARRAYS[: len(extents.item_bytes)]
         name = [*(member.name for member in arrays), "JSON"][is_corrupt.index(True)]
-        tar_path = plain_name(self.tar_paths[int(self.shard[sample])])
-        raise CorruptSampleError(
-            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} changed after indexing, "
-            "so it is corrupt; restore the shard, or leave such samples out with [data] "
-            "on_error = 'skip'"
+        raise self._corrupt(
+            sample,
+            name,
+            "changed after indexing, so it is corrupt; restore the shard, or leave such samples out with "
+            "[data] on_error = 'skip'",
         )
 
 

@@ -1,11 +1,9 @@
 """The index of one shard: where every sample's members lie, made once and stored beside the tar.
 
-Reading a tar is slow because of its tar headers, npy headers and JSON; the index parses them once and
-has the offsets, a hash of every member, against which each later read is checked, and the lengths,
-speakers and characters of all samples. It is stored as `<tar>.idx`, or in
-`$XDG_CACHE_HOME/titan-tts/index` where the tar's folder cannot be written, with the tar's size and
-modification time, and is made again when these differ or the file cannot be read. Processes that start
-together may each make it: all rename the same bytes to it, so no lock is needed.
+It has the offsets, a hash of every member, against which each later read is checked, and the lengths, labels and
+characters of all samples. It is stored as `<tar>.idx`, or in the user's cache folder where the tar's cannot be
+written, with the tar's size and modification time, and is made again when these differ or the file cannot be read.
+Processes that start together may each make it: all rename the same bytes to it, so no lock is needed.
 
 Corrupt samples are left out and listed in `problems`; what to do about them is the caller's choice.
 """
@@ -17,6 +15,7 @@ import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,14 +77,9 @@ class ShardIndex:
     def __len__(self) -> int:
         return len(self.columns)
 
-    def key(self, row: int) -> str:
-        ends = self.columns["key_end"]
-        return self.keys[int(ends[row - 1]) if row else 0 : int(ends[row])].decode("utf-8")
-
     @property
     def digest(self) -> bytes:
-        """SHA-256 over the samples' keys, lengths and hashes; the same wherever and whenever the tar was
-        copied, and whatever this file's format and the problems' words come to be."""
+        """SHA-256 over the samples' keys, lengths and hashes; the same wherever and whenever the tar was copied."""
         digest = hashlib.sha256(struct.pack("<QQ", self.tar_bytes, self.channels))
         hashes = [f"{array.name}_hash" for array in members.ARRAYS]
         for name in [*members.length_columns(), *hashes, "metadata_hash", "key_end"]:
@@ -95,12 +89,9 @@ class ShardIndex:
 
 
 def load_index(tar_path: str) -> ShardIndex:
-    """The index of a tar: from its sidecar if that is fresh, else made and stored. `tar_path`: a
-    local path or a URL. Beside a remote tar, `<url>.idx` is used if it was made from as many bytes
-    and one sample matches its hash: a time means nothing there.
-    """
-    source = open_source(tar_path)
-    try:
+    """The index of a tar (a local path or URL): from its sidecar if that is fresh, else made and stored. Beside a
+    remote tar, `<url>.idx` is used if it was made from as many bytes and one sample matches its hash."""
+    with closing(open_source(tar_path)) as source:
         paths, tar = _sidecar_paths(tar_path), (source.size, source.version)
         for path in paths:
             index = _read_local(path)
@@ -112,14 +103,10 @@ def load_index(tar_path: str) -> ShardIndex:
             index = build_index(source)
         _write_first(paths, _sidecar_bytes(index))
         return index
-    finally:
-        source.close()
 
 
 def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
-    """A derived column that `save_column` stored: one value per row of the shard. Returns None
-    where there is none, or it is corrupt, or it belongs to other contents of the tar.
-    """
+    """A derived column that `save_column` stored; None where there is none for these contents, or it is corrupt."""
     for path in _sidecar_paths(tar_path):
         try:
             stored = read_bytes(f"{path}.{name}")
@@ -132,12 +119,8 @@ def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
 
 
 def save_column(tar_path: str, digest: bytes, name: str, values: np.ndarray) -> None:
-    """Store a derived column, such as the token counts of one tokenizer, beside the index.
-
-    Args:
-        name: names the file, so it must tell apart whatever the values depend on besides the shard.
-        values: (samples, ...) one entry per row of the shard.
-    """
+    """Store a derived column (samples, ...), such as token counts, beside the index. `name` must tell apart
+    whatever the values depend on besides the shard."""
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     data = buffer.getvalue()
@@ -147,49 +130,49 @@ def save_column(tar_path: str, digest: bytes, name: str, values: np.ndarray) -> 
 
 def build_index(source: ShardFile) -> ShardIndex:
     """Read the tar once, from its start to its end."""
-    contents = read_shard(source)
+    samples, problems = read_shard(source)
     if not is_remote(source.path):
         after = os.stat(source.path)
         if (after.st_size, after.st_mtime_ns) != (source.size, source.version):
             raise InputError(
-                f"{source.path}: changed while it was being indexed; start again when it is "
-                "complete"
+                f"{source.path}: changed while it was being indexed; start again when it is complete"
             )
-    samples = contents.samples
     keys = [sample.key.encode("utf-8") for sample in samples]
     columns = np.zeros(len(samples), members.index_dtype())
     for member in members.ARRAYS:
         arrays = [sample.arrays[member.name] for sample in samples]
         columns[member.length] = [array.rows for array in arrays]
-        columns[f"{member.name}_offset"] = [array.offset for array in arrays]
-        columns[f"{member.name}_hash"] = np.array([array.hash for array in arrays], np.uint64)
-        columns[f"{member.name}_item_bytes"] = [array.item_bytes for array in arrays]
+        for name in ("offset", "hash", "item_bytes"):
+            column = f"{member.name}_{name}"
+            values = [getattr(array, name) for array in arrays]
+            columns[column] = np.array(values, columns.dtype[column])
     metadata = [sample.metadata for sample in samples]
     columns["metadata_offset"] = [stored.offset for stored in metadata]
     columns["metadata_bytes"] = [stored.size for stored in metadata]
     columns["metadata_hash"] = np.array([stored.hash for stored in metadata], np.uint64)
+    characters = []
     for name in ("text", "verbatim"):
         texts = [getattr(stored, name) for stored in metadata]
         columns[f"{name}_bytes"] = [len(text.encode("utf-8")) for text in texts]
         columns[f"{name}_chars"] = [len(text) for text in texts]
+        characters.append("".join(sorted(set().union(*texts))))
     columns["weight"] = [stored.weight for stored in metadata]
     columns["key_end"] = np.cumsum([len(key) for key in keys], dtype=np.int64)
-    tables: dict[str, dict[str, int]] = {name: {} for name in LABELS}
-    for name, table in tables.items():
-        columns[f"{name}_code"] = [
-            -1 if (label := stored.labels[name]) is None else table.setdefault(label, len(table))
-            for stored in metadata
-        ]
+    labels = {}
+    for name in LABELS:
+        found = [stored.labels[name] for stored in metadata]
+        labels[name] = [label for label in dict.fromkeys(found) if label is not None]
+        codes = {None: -1} | {label: code for code, label in enumerate(labels[name])}
+        columns[f"{name}_code"] = [codes[label] for label in found]
     return ShardIndex(
-        channels=contents.channels,
-        tar_bytes=source.size,
-        tar_version=source.version,
-        columns=columns,
-        keys=b"".join(keys),
-        labels={name: list(table) for name, table in tables.items()},
-        characters=contents.characters,
-        verbatim_characters=contents.verbatim_characters,
-        problems=tuple(contents.problems),
+        samples[0].arrays["latents"].width if samples else 0,
+        source.size,
+        source.version,
+        columns,
+        b"".join(keys),
+        labels,
+        *characters,
+        tuple(problems),
     )
 
 
@@ -212,15 +195,8 @@ def _write_first(paths: list[str], content: bytes) -> None:
 
 def _sidecar_bytes(index: ShardIndex) -> bytes:
     """The same wherever the tar lies: columns, keys, and the rest as JSON."""
-    header = _HEADER.pack(
-        INDEX_VERSION,
-        _members_hash(),
-        index.tar_bytes,
-        index.tar_version,
-        index.channels,
-        len(index),
-        len(index.keys),
-    )
+    of_tar = index.tar_bytes, index.tar_version, index.channels
+    header = _HEADER.pack(INDEX_VERSION, _members_hash(), *of_tar, len(index), len(index.keys))
     extras = {
         "labels": index.labels,
         "characters": index.characters,
@@ -249,12 +225,10 @@ def _remote_sidecar(source: RemoteSource) -> ShardIndex | None:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:
         return None  # many tars have none, and servers differ in how they refuse
-    try:
+    with closing(sidecar):
         if sidecar.pread(len(_MAGIC), 0) != _MAGIC:
             return None  # some servers send the tar itself for any name
         index = _parse_sidecar(sidecar.pread(sidecar.size, 0))
-    finally:
-        sidecar.close()
     if not index or index.tar_bytes != source.size:
         return None  # one without samples has nothing to verify it by
     last = index.columns[-1]
@@ -273,22 +247,18 @@ def _parse_sidecar(data: bytes) -> ShardIndex | None:
     header = _HEADER.unpack_from(content) if len(content) >= _HEADER.size else ()
     if header[:2] != (INDEX_VERSION, _members_hash()):
         return None
-    tar_bytes, tar_version, channels, samples, keys_bytes = header[2:]
+    *of_tar, samples, keys_bytes = header[2:]
     dtype = members.index_dtype()
     keys_at = _HEADER.size + samples * dtype.itemsize
-    extras_at = keys_at + keys_bytes
     try:
-        extras = parse_json(bytes(content[extras_at:]))
+        columns = np.frombuffer(content, dtype, samples, _HEADER.size)
+        keys = bytes(content[keys_at : keys_at + keys_bytes])
+        extras = parse_json(bytes(content[keys_at + keys_bytes :]))
+        problems = tuple(Problem(*problem) for problem in extras["problems"])
+        tar_bytes, tar_version, channels = of_tar
+        texts = extras["characters"], extras["verbatim_characters"]
         index = ShardIndex(
-            channels=channels,
-            tar_bytes=tar_bytes,
-            tar_version=tar_version,
-            columns=np.frombuffer(content, dtype, samples, _HEADER.size),
-            keys=bytes(content[keys_at:extras_at]),
-            labels=extras["labels"],
-            characters=extras["characters"],
-            verbatim_characters=extras["verbatim_characters"],
-            problems=tuple(Problem(*problem) for problem in extras["problems"]),
+            channels, tar_bytes, tar_version, columns, keys, extras["labels"], *texts, problems
         )
         return index if _is_possible(index) else None
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -329,11 +299,8 @@ def load_indexes(tar_paths: list[str], part: tuple[int, int]) -> list[ShardIndex
     openers = _REMOTE_OPENERS if any(map(is_remote, tar_paths)) else _LOCAL_OPENERS
     with ThreadPoolExecutor(min(openers, len(tar_paths)), thread_name_prefix="index") as pool:
         loading = pool.map(load_index, rotated)
-        # Stored indexes need no bar.
-        bar = tqdm(
-            loading, "opening shards", len(rotated), unit="shard", delay=2, disable=number > 0
-        )
-        indexes = list(bar)
+        shown = {"unit": "shard", "delay": 2, "disable": number > 0}  # stored ones need no bar
+        indexes = list(tqdm(loading, "opening shards", len(rotated), **shown))
     return indexes[len(indexes) - first :] + indexes[: len(indexes) - first]
 
 
@@ -342,8 +309,7 @@ def joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray,
     table: dict[str, int] = {}
     codes = []
     for index in indexes:
-        values = index.labels[name]
-        joined = [table.setdefault(value, len(table)) for value in values]
+        joined = [table.setdefault(value, len(table)) for value in index.labels[name]]
         mapping = np.array([*joined, -1], np.int32)  # code -1 takes the last
         codes.append(mapping[index.columns[f"{name}_code"]])
     return np.concatenate(codes), list(table)
@@ -353,10 +319,11 @@ def count_corrupt_samples(indexes: Sequence[ShardIndex]) -> int:
     """Corrupt samples of shards. A tar that is itself corrupt is taken to have had as many samples as the others, by
     their median."""
     torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
-    pairs = list(zip(indexes, torn, strict=True))
-    complete = [len(index) + len(index.problems) for index, is_torn in pairs if not is_torn]
+    counts = [len(index.problems) for index in indexes]
+    totals = [len(index) + count for index, count in zip(indexes, counts)]
+    complete = [total for total, is_torn in zip(totals, torn) if not is_torn]
     usual = int(np.median(complete)) if complete else max(map(len, indexes))
     return sum(
-        max(len(index.problems), usual - len(index)) if is_torn else len(index.problems)
-        for index, is_torn in pairs
+        max(count, usual - len(index)) if is_torn else count
+        for index, count, is_torn in zip(indexes, counts, torn)
     )

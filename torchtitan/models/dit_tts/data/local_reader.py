@@ -3,7 +3,8 @@
 import os
 import threading
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ _MAX_GAP_BYTES = 1 << 16
 
 
 class SampleExtents(NamedTuple):
-    """Where a sample's members lie: its arrays in the order of `members.ARRAYS`, then the JSON.
+    """Where members of a sample lie: arrays in the order of `members.ARRAYS`, then the JSON.
 
     Attributes:
         spans: byte ranges [start, stop) of the tar.
@@ -38,14 +39,6 @@ class SampleExtents(NamedTuple):
     hashes: tuple[int, ...]
     item_bytes: tuple[int, ...]
 
-    def only(self, part: int) -> "SampleExtents":
-        """Of one member: 0 for the latents, -1 for the JSON."""
-        start, stop = self.parts[part]
-        offset = self.spans[part][0] if len(self.spans) > 1 else self.spans[0][0] + start
-        span = offset, offset + stop - start
-        item_bytes = self.item_bytes[part : part + 1]  # empty for the JSON
-        return SampleExtents([span], [(0, stop - start)], (self.hashes[part],), item_bytes)
-
 
 class ExtentTable:
     """The extents of any sample; `rows` has them as columns. `column`: (samples,) the column of
@@ -53,103 +46,78 @@ class ExtentTable:
     """
 
     def __init__(self, column: Callable[[str], np.ndarray], channels: int):
-        arrays = [member.name for member in members.ARRAYS]
-        names = [*arrays, "metadata"]
-        offsets = [column(f"{name}_offset") for name in names]
-        sizes = [
-            column(member.length)
-            * (column(f"{member.name}_item_bytes") * np.int64(member.width or channels))
-            for member in members.ARRAYS
-        ]
-        sizes.append(column("metadata_bytes"))
-        first = np.minimum.reduce(offsets)
-        last = np.maximum.reduce([offset + size for offset, size in zip(offsets, sizes)])
-        scattered = last - first - sum(sizes) > _MAX_GAP_BYTES
+        names = [*(member.name for member in members.ARRAYS), "metadata"]
+        columns = {f"{name}_offset": column(f"{name}_offset") for name in names}
+        for member in members.ARRAYS:
+            row_bytes = column(f"{member.name}_item_bytes") * np.int64(member.width or channels)
+            columns[f"{member.name}_bytes"] = column(member.length) * row_bytes
+        columns["metadata_bytes"] = column("metadata_bytes")
+        columns |= {f"{name}_hash": column(f"{name}_hash") for name in names}
+        columns |= {f"{name}_item_bytes": column(f"{name}_item_bytes") for name in names[:-1]}
         # All that a read needs in one row: one look-up brings it as Python integers.
-        ends = [f"{name}_{end}" for name in names for end in ("start", "stop")]
-        hashes, item_bytes = [f"{n}_hash" for n in names], [f"{n}_item_bytes" for n in arrays]
-        kinds = {"first": "<i8", "last": "<i8"} | dict.fromkeys(ends, "<u4")
-        kinds |= dict.fromkeys(hashes, "<u8") | dict.fromkeys(item_bytes, "<u1")
-        self.rows = np.empty(len(first), list(kinds.items()))
-        self.rows["first"], self.rows["last"] = first, last
-        position = np.zeros(len(first), np.int64)
-        for name, offset, size in zip(names, offsets, sizes):
-            start = np.where(scattered, position, offset - first)
-            self.rows[f"{name}_start"], self.rows[f"{name}_stop"] = start, start + size
-            position += size
-        for name in (*hashes, *item_bytes):
-            self.rows[name] = column(name)
-        count = len(names)
-        self._starts, self._stops = slice(2, 2 + 2 * count, 2), slice(3, 2 + 2 * count, 2)
-        self._hashes = slice(2 + 2 * count, 2 + 3 * count)
-        self._item_bytes = slice(2 + 3 * count, None)
-        self._scattered = {
-            sample: [int(offset[sample]) for offset in offsets]
-            for sample in np.flatnonzero(scattered).tolist()
-        }
+        self.rows = np.empty(
+            len(columns["metadata_offset"]), [(name, each.dtype) for name, each in columns.items()]
+        )
+        for name, each in columns.items():
+            self.rows[name] = each
+        self._count = len(names)
 
-    def __getitem__(self, sample: int) -> SampleExtents:
-        row = self.rows[sample].item()
-        parts = list(zip(row[self._starts], row[self._stops]))
-        spans = [row[:2]]
-        if sample in self._scattered:
-            offsets = self._scattered[sample]
-            spans = [
-                (offset, offset + stop - start) for offset, (start, stop) in zip(offsets, parts)
-            ]
-        return SampleExtents(spans, parts, row[self._hashes], row[self._item_bytes])
+    def of(self, sample: int, chosen: slice = slice(None)) -> SampleExtents:
+        """The extents of a sample's members, or of those chosen."""
+        row, n = self.rows[sample].item(), self._count
+        offsets, sizes, hashes, item_bytes = (
+            row[first : first + n][chosen] for first in range(0, 4 * n, n)
+        )
+        ends = list(map(int.__add__, offsets, sizes))
+        first, last = min(offsets), max(ends)
+        if last - first - sum(sizes) > _MAX_GAP_BYTES:
+            spans, parts = list(zip(offsets, ends)), list(pairwise(accumulate(sizes, initial=0)))
+        else:
+            spans = [(first, last)]
+            parts = [(offset - first, end - first) for offset, end in zip(offsets, ends)]
+        return SampleExtents(spans, parts, hashes, item_bytes)
 
 
 class LocalFiles:
     """Reads spans of tars from any thread, with a bounded number of open files."""
 
     def __init__(self, tar_paths: list[str], tar_bytes: list[int]):
-        self._tar_paths = tar_paths
+        self._tar_paths, self._tar_bytes = tar_paths, tar_bytes
         # A file closes itself when its last reader lets go of it.
-        self._file = lru_cache(MAX_OPEN_SHARDS)(partial(_open, tar_paths, tar_bytes))
+        self._file = lru_cache(MAX_OPEN_SHARDS)(self._open)
         self._buffers = threading.local()
 
     def read_spans(self, shard: int, spans: list[tuple[int, int]]) -> memoryview:
-        """The joined bytes of the spans, valid until this thread's next read.
-
-        Raises:
-            OSError: the disk cannot read them.
-        """
-        size = 0
-        for start, stop in spans:
-            size += stop - start
+        """The joined bytes of the spans, valid until this thread's next read. Raises OSError where the disk
+        cannot read them."""
+        size = sum(stop - start for start, stop in spans)
         buffer = getattr(self._buffers, "bytes", None)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers.bytes = memoryview(bytearray(size + size // 2))
-        filled = 0
+        file, filled = self._file(shard), 0
         for start, stop in spans:
-            self.read_into(shard, buffer[filled : filled + stop - start], start)
+            target = buffer[filled : filled + stop - start]
             filled += stop - start
+            while (count := os.preadv(file.descriptor, [target], start)) < len(target):
+                if count == 0:
+                    raise InputError(
+                        f"{file.path}: ends before a sample does, so it changed during the run; restore "
+                        "the shard and start again"
+                    )
+                target, start = target[count:], start + count
         return buffer[:size]
 
-    def read_into(self, shard: int, target: memoryview, offset: int) -> None:
-        """Fill `target`, a view of bytes; raises as `read_spans` does."""
-        file = self._file(shard)
-        while (count := os.preadv(file.descriptor, [target], offset)) < len(target):
-            if count == 0:
-                raise InputError(
-                    f"{self._tar_paths[shard]}: ends before a sample does, so it changed "
-                    "during the run; restore the shard and start again"
-                )
-            target, offset = target[count:], offset + count
-
-
-def _open(tar_paths: list[str], tar_bytes: list[int], shard: int) -> LocalSource:
-    file, expected = LocalSource(tar_paths[shard]), tar_bytes[shard]
-    if file.size != expected:
-        raise InputError(
-            f"{file.path}: has {file.size} bytes, but its index was made from {expected}; shards "
-            "must not change during a run, so start again"
-        )
-    if hasattr(os, "posix_fadvise"):
-        # Samples are read in random order, so reading ahead would be wasted.
-        os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    return file
+    def _open(self, shard: int) -> LocalSource:
+        file, expected = LocalSource(self._tar_paths[shard]), self._tar_bytes[shard]
+        if file.size != expected:
+            raise InputError(
+                f"{file.path}: has {file.size} bytes, but its index was made from {expected}; shards "
+                "must not change during a run, so start again"
+            )
+        if hasattr(os, "posix_fadvise"):
+            # Samples are read in random order, so reading ahead would be wasted.
+            os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return file
 
 
 def fill(stored: memoryview, item_bytes: int, out: np.ndarray, crop: int = 0) -> np.ndarray:
@@ -158,19 +126,15 @@ def fill(stored: memoryview, item_bytes: int, out: np.ndarray, crop: int = 0) ->
     uniform over all starts for a random 64-bit number, and the first ones for 0.
     """
     source = np.frombuffer(stored, _DTYPES[item_bytes]).reshape(-1, out.shape[1])
-    excess = len(source) - len(out)
-    if excess > 0:
-        start = crop % (excess + 1)
-        source = source[start : start + len(out)]
-    target = out[: len(source)] if excess < 0 else out
+    first = crop % (max(0, len(source) - len(out)) + 1)
+    source = source[first : first + len(out)]
+    target = out[: len(source)]
     if item_bytes == out.itemsize or not source.flags.aligned:
         target[:] = source
+        return target
     # Between float16 and float32: torch converts 20 times faster than numpy.
-    elif target.size <= _SERIAL_ELEMENTS or torch.get_num_threads() == 1:
-        torch.from_numpy(target).copy_(torch.from_numpy(source))
-    else:
-        rows = max(1, _SERIAL_ELEMENTS // target.shape[1])
-        for start in range(0, len(target), rows):
-            part = torch.from_numpy(target[start : start + rows])
-            part.copy_(torch.from_numpy(source[start : start + rows]))
+    rows = max(1, _SERIAL_ELEMENTS // target.shape[1])
+    for start in range(0, len(target), rows):
+        part = slice(start, start + rows)
+        torch.from_numpy(target[part]).copy_(torch.from_numpy(source[part]))
     return target

@@ -6,12 +6,8 @@ A sample of key utt0001 is these members of a tar:
     utt0001.ref.npy   float16 (R, C)   latents of a reference by the same speaker; R may be 0
     utt0001.json      utf-8 JSON       {"text": ..., "target_duration": seconds, ...}
 
-`ARRAYS` lists the arrays. The writer, the columns of the index, reading with its checks, and the
-entries of a batch are made from it, so another array is one more line, for example
-
-    ArrayMember("f0", "f0.npy", length="frames", entry="f0", width=1),
-
-for a value per latent frame in `utt0001.f0.npy`.
+Writer, index, reader and batches are made from `ARRAYS`, so another array is one more line, for example
+`ArrayMember("f0", "f0.npy", length="frames", entry="f0", width=1)` for a value per latent frame in `utt0001.f0.npy`.
 """
 
 import json
@@ -31,9 +27,8 @@ class ArrayMember:
     Attributes:
         name: of its index columns `NAME_offset`, `NAME_hash`, `NAME_item_bytes`, and in messages.
         suffix: of its tar member, `KEY.SUFFIX`.
-        length: index column with its number of rows. "frames" rows stand for latent frames: they are
-            as many as the latents, and cropped and padded with them to T of the batch.
-            "reference_frames" are padded to R, or cropped to R consecutive ones from any start.
+        length: index column with its number of rows: "frames", as many as the latents, cropped and padded with them
+            to T of the batch; or "reference_frames", padded to R, or cropped to R consecutive ones from any start.
         entry: name in the batch, where it is (B, T or R, width) float32, zero at padding.
         width: None: as the latents.
     """
@@ -52,15 +47,13 @@ ARRAYS: tuple[ArrayMember, ...] = (
 )
 METADATA_SUFFIX = "json"
 HASHES_KEY = "xxh3_64"
-"""in the JSON: suffix of a member -> XXH3 hash, 16 hex digits, of an array's data behind its npy
-header or of `canonical_json`"""
+"""in the JSON: suffix of a member -> XXH3 hash, 16 hex digits, of an array's data behind its npy header, or `metadata_hash`"""
 REFERENCE_PARTS = "reference_parts"
 """in the JSON of a reference that joins recordings, as of the speakers of several turns: frames of each"""
 VERBATIM = "text_verbatim"
 """in the JSON: the text with every hesitation and repetition, which may stand in for "text" in training"""
 WEIGHT = "weight"
 """in the JSON: how often the sample is drawn, relative to others of its dataset; 1 where there is none"""
-_WEIGHT_LIMITS = 1e-6, 1e6
 LABELS = ("speaker", "language", "quality", "class")
 """keys of the JSON whose values the index keeps"""
 KEY_RULE = "use a relative name whose last component is not empty and has no dot (the member's suffix begins at it)"
@@ -85,10 +78,9 @@ def length_columns() -> list[str]:
 def index_dtype() -> np.dtype:
     """One row of an index, a sample.
 
-    Offsets are of array data (behind the npy header) or of the JSON, in bytes from the start of the tar;
-    hashes are the XXH3 of these bytes; item bytes are 2 for float16 and 4 for float32; verbatim lengths are
-    of `text_of(metadata, True)`; the weight is as of `weight_of`; `key_end` is where the sample's key ends in the joined utf-8 of all keys; codes are indices in the label's list of
-    values, -1 for none.
+    Offsets are of array data (behind the npy header) or of the JSON, in bytes from the start of the tar; hashes are
+    the XXH3 of these bytes; verbatim lengths are of `text_of(metadata, True)`; `key_end` is where the key ends in the
+    joined utf-8 of all keys; codes are indices in the label's list of values, -1 for none.
     """
     columns = [(name, "<i4") for name in length_columns()]
     for name in [*(array.name for array in ARRAYS), "metadata"]:
@@ -101,11 +93,8 @@ def index_dtype() -> np.dtype:
 
 
 def canonical_json(metadata: dict[str, Any]) -> bytes:
-    """The JSON that stands for its own hash: of all but the hashes, keys sorted, utf-8.
-
-    Raises:
-        ValueError, TypeError: JSON has no form for a value; NaN is refused, as other readers would.
-    """
+    """The JSON of all but the hashes, keys sorted, utf-8. Raises ValueError or TypeError where a value has none, as
+    NaN."""
     rest = {name: value for name, value in metadata.items() if name != HASHES_KEY}
     return json.dumps(rest, ensure_ascii=False, sort_keys=True, allow_nan=False).encode("utf-8")
 
@@ -137,6 +126,5 @@ def weight_of(metadata: Mapping[str, Any]) -> float:
     value = metadata.get(WEIGHT)
     if value is None:
         return 1.0
-    low, high = _WEIGHT_LIMITS
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and low <= value <= high else math.nan
+    return float(value) if is_number and 1e-6 <= value <= 1e6 else math.nan

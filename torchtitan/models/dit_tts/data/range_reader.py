@@ -1,7 +1,4 @@
-"""Byte ranges of remote tars in any order, by many requests at once.
-
-Every request runs on fsspec's own event loop, so that hundreds may wait for a server while no thread of ours does.
-"""
+"""Byte ranges of remote tars in any order, by many requests at once on fsspec's own event loop."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,11 +23,7 @@ class Extent:
 
 
 class RangeReader:
-    """Reads extents of remote tars; any number of threads may do so at once.
-
-    Args:
-        max_in_flight: maximum requests that wait for servers at once, over all threads.
-    """
+    """Reads extents of remote tars, from any thread. `max_in_flight`: requests that wait for servers at once."""
 
     def __init__(self, max_in_flight: int = 64):
         self._semaphore = asyncio.Semaphore(max_in_flight)
@@ -57,17 +50,16 @@ class RangeReader:
             raise
         return [found.get(extent, b"") for extent in extents]
 
-    def suspect(self, extent: Extent) -> None:
-        """Its bytes are not what they should be: the next fetch first asks whether the tar is still the same."""
-        self._suspects.add(extent.path)
+    def suspect(self, path: str) -> None:
+        """Bytes of a tar are not what they should be: the next fetch first asks whether it is still the same."""
+        self._suspects.add(path)
 
     def _check_suspect(self, extent: Extent) -> None:
-        if extent.path not in self._suspects:
-            return
-        self._suspects.discard(extent.path)
-        found = remote.stat(extent.path, fresh=True)
-        if found.size != extent.size or (extent.version and found.version != extent.version):
-            raise changed(extent, found.size)
+        if extent.path in self._suspects:
+            self._suspects.discard(extent.path)
+            found = remote.stat(extent.path, fresh=True)
+            if found.size != extent.size or (extent.version and found.version != extent.version):
+                raise changed(extent, found.size)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -95,9 +87,8 @@ class RangeReader:
                 if remote.status_of(error) == 416 or is_last and isinstance(error, _ShortAnswer):
                     raise changed(wanted) from None
                 # Hundreds of requests fail together when a store does: one warning for all.
-                wait = remote.wait_seconds(
-                    wanted.path, doing, error, attempt, attempt not in warned
-                )
+                is_new = attempt not in warned
+                wait = remote.wait_seconds(wanted.path, doing, error, attempt, is_new)
                 warned.add(attempt)
             await asyncio.sleep(wait)
         raise AssertionError("not reached")
@@ -155,11 +146,8 @@ def changed(extent: Extent, found: int | None = None) -> InputError:
 
 
 def _ignores_ranges(extent: Extent) -> InputError:
-    return InputError(
-        f"{remote.shown(extent.path)}: the server ignores range requests (asked for bytes "
-        f"{extent.start}-{extent.stop - 1} it sends others); use a server that supports HTTP Range "
-        "requests or copy the shards to a local folder"
-    )
+    name = remote.shown(extent.path)
+    return InputError(f"{name}: the server ignores range requests; {remote.USE_RANGES}")
 
 
 def _range_store(url: str) -> tuple[Any, str]:

@@ -1,8 +1,5 @@
-"""Stores behind a URL: requests are retried, each failure is one sentence.
-
-A failure that may pass (a timeout, a broken connection, status 429 or 5xx) is tried again
-after a growing wait; what cannot pass (not found, no rights, a server without range requests) ends at
-once. Both end as an `InputError`: a store that cannot be reached does not make its samples corrupt.
+"""Stores behind a URL: a failure that may pass (a timeout, status 429 or 5xx) is tried again after a growing wait,
+what cannot pass ends at once. Both end as an `InputError`: a store that cannot be reached makes no sample corrupt.
 """
 
 import logging
@@ -30,25 +27,19 @@ _CONNECT_SECONDS, _READ_SECONDS = 15, 60
 _POOL_CONNECTIONS = 1024
 _HUB_DATASETS = "datasets/"  # begin of a dataset's path in the hub's filesystem
 # Classes of an error or of one of its causes.
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 _CONNECTION_ERRORS = {
-    "TimeoutError",
-    "ConnectionError",
-    "ClientError",
-    "HTTPClientError",
-    "ResponseParserError",
-    "gaierror",
-    "SSLError",
-    "IncompleteReadError",
-    "IncompleteRead",
+    *("TimeoutError", "ConnectionError", "ClientError", "HTTPClientError", "ResponseParserError"),
+    *("gaierror", "SSLError", "IncompleteReadError", "IncompleteRead"),
 }
+
+USE_RANGES = "use a server that supports HTTP Range requests or copy the shards to a local folder"
 
 _Result = TypeVar("_Result")
 
 
 class Stat(NamedTuple):
-    """An object's bytes, and a number that changes with its content: below 2**63, a hash of its ETag or
-    else of its modification time; 0 where the store gives neither."""
+    """An object's bytes, and a number below 2**63 that changes with its content: a hash of its ETag or else of its
+    modification time; 0 where the store gives neither."""
 
     size: int
     version: int
@@ -66,9 +57,8 @@ def shown(url: str) -> str:
 def filesystem(url: str) -> tuple[Any, str]:
     """The fsspec filesystem of `url`, the same for all URLs of a store, and the path in it.
 
-    Options and credentials come from where each store's own tools take them (for S3
-    AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws ...; for http(s) ~/.netrc and HTTP_PROXY; for the Hugging
-    Face hub HF_TOKEN) and from fsspec's config files and FSSPEC_* variables. hf://OWNER/NAME is a dataset.
+    Options and credentials come from where each store's own tools take them and from fsspec's config files and
+    FSSPEC_* variables. hf://OWNER/NAME is a dataset.
     """
     import fsspec
 
@@ -78,7 +68,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     if protocol in ("s3", "s3a", "gs", "gcs") and re.match(r"(?!arn:)[^/]*:", rest):
         raise InputError(
             f"{protocol}://{LEFT_OUT}: has a user or a password before its bucket; leave them out, and set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the store's own tools take"
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if protocol == "hf" and not rest.startswith(_HUB_DATASETS):
         url = f"hf://{_HUB_DATASETS}{rest}"
@@ -127,9 +117,7 @@ async def _http_client(loop: Any = None, **options: Any) -> Any:
 
 
 def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
-    """`function()`, which asks the store of `url`, tried again while its failure may pass. `doing`:
-    what it does, for the sentence: "cannot be {doing}".
-    """
+    """`function()`, which asks the store of `url`, tried again while its failure may pass. `doing`: "opened"."""
     for attempt in range(TRIES):
         try:
             return function()
@@ -141,9 +129,7 @@ def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
 
 
 def stat(url: str, *, fresh: bool = False) -> Stat:
-    """Size and version of the object at `url`. `fresh`: ask the store even where a listing just
-    gave them.
-    """
+    """Size and version of the object at `url`. `fresh`: of now, not of a listing before."""
     store, path = filesystem(url)
 
     def ask() -> dict[str, Any]:
@@ -157,10 +143,7 @@ def stat(url: str, *, fresh: bool = False) -> Stat:
         raise InputError(f"{shown(url)}: is a folder; a shard is one .tar file")
     if size is None or info.get("partial") is False:
         lacks = "does not give its size" if size is None else "refuses range requests"
-        raise InputError(
-            f"{shown(url)}: the server {lacks}; use a server that supports HTTP Range requests or "
-            "copy the shards to a local folder"
-        )
+        raise InputError(f"{shown(url)}: the server {lacks}; {USE_RANGES}")
     return Stat(int(size), _version(info))
 
 
@@ -195,26 +178,20 @@ def _explain(error: BaseException) -> tuple[str, str, bool]:
     status = status_of(error)
     # HTTPFileSystem.info raises FileNotFoundError whatever happened; the cause tells what did.
     cause = chain[1] if isinstance(error, FileNotFoundError) and len(chain) > 1 else error
-    if kinds & _NO_CREDENTIALS:
-        advice = (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true for a public "
-            "bucket"
-        )
+    if kinds & {"NoCredentialsError", "PartialCredentialsError"}:
+        advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true"
         return "no credentials found", advice, False
     if status in (401, 403) or "PermissionError" in kinds:
         status_text = f"status {status}: " if status else ""
         return f"{status_text}access denied", "check the credentials and their rights", False
-    if status in (404, 410):
+    is_connection = bool(kinds & _CONNECTION_ERRORS)
+    if status in (404, 410) or not (status or is_connection) and "FileNotFoundError" in kinds:
         return "not found", "check the URL", False
     if status is not None:
         may_pass = status in (408, 425, 429) or status >= 500
         return f"status {status}", "see the server's own log or documentation", may_pass
-    if kinds & _CONNECTION_ERRORS:
-        return _one_line(cause), "check the URL's host and the network, then start again", True
-    if "FileNotFoundError" in kinds:
-        return "not found", "check the URL", False
-    advice = "check the URL and its store, then start again"
-    return _one_line(cause), advice, isinstance(error, OSError)
+    advice = "check the URL and the network, then start again"
+    return _one_line(cause), advice, is_connection or isinstance(error, OSError)
 
 
 def status_of(error: BaseException) -> int | None:

@@ -1,11 +1,8 @@
 """Write one shard: a tar of samples that any tar tool can read.
 
 `members` defines what a sample consists of. To each JSON the writer adds "xxh3_64", hashes of the arrays
-and of the JSON itself, by which the index knows a sample that was corrupted or changed on its way.
-
-Names follow webdataset: the key is the member's name up to the first dot of its basename. Two writes
-of the same samples give the same bytes, so a shard can be compared by checksum, and a shard is either
-complete or absent.
+and of the JSON itself, by which the index knows a sample that was corrupted or changed on its way. Names follow
+webdataset. Two writes of the same samples give the same bytes, and a shard is either complete or absent.
 """
 
 import io
@@ -49,16 +46,18 @@ class Triplet:
 
 
 def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:
-    """Write `samples` to the tar file `path`: deterministic bytes, atomic.
-
-    Samples may come from a generator: one is held in memory at a time.
-    """
+    """Write `samples`, which may come from a generator, to the tar file `path`."""
     keys: set[str] = set()
     channels: int | None = None
     with atomic_file(path) as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for sample in samples:
-                _check_key(path, sample.key, keys)
+                if not members.is_key(sample.key):
+                    raise InputError(
+                        f"{path}: key '{sample.key}' cannot name a sample; {members.KEY_RULE}"
+                    )
+                if sample.key in keys:
+                    raise InputError(f"{path}: key '{sample.key}' was given twice")
                 keys.add(sample.key)
                 channels = channels or np.shape(sample.latents)[-1]
                 hashes = {}
@@ -72,23 +71,15 @@ def write_shard(path: str | os.PathLike, samples: Iterable[Triplet]) -> None:
                 metadata = metadata_bytes(where, sample.metadata, hashes)
                 add_member(tar, f"{sample.key}.{METADATA_SUFFIX}", metadata)
         if not keys:
-            raise InputError(f"{path}: no samples were given to write; a shard needs at least one")
+            raise InputError(f"{path}: no samples were given; a shard needs at least one")
 
 
 def add_member(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     """Appends a file, whose header does not depend on who writes it and when."""
-    # TarInfo's own defaults (mtime 0, uid 0, mode 0644, no user names) keep the bytes independent
-    # of who writes and when.
+    # TarInfo's own defaults: mtime 0, uid 0, mode 0644, no user names.
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))
-
-
-def _check_key(path: str | os.PathLike, key: str, seen: set[str]) -> None:
-    if not members.is_key(key):
-        raise InputError(f"{path}: key '{key}' cannot name a sample; {members.KEY_RULE}")
-    if key in seen:
-        raise InputError(f"{path}: key '{key}' was given twice; keys must be unique within a shard")
 
 
 def _half(
@@ -96,9 +87,7 @@ def _half(
 ) -> np.ndarray:
     """A sample's array as it is stored, float16."""
     if member.name not in sample.arrays:
-        raise InputError(
-            f"{path}: sample '{sample.key}' has no {member.name}; every sample needs it"
-        )
+        raise InputError(f"{path}: sample '{sample.key}' has no {member.name}")
     array = np.asarray(sample.arrays[member.name])
     where = f"{path}: {member.name} of sample '{sample.key}'"
     width = member.width or channels
@@ -109,16 +98,13 @@ def _half(
         )
     if member.length == "frames" and len(array) != len(sample.latents) or not len(sample.latents):
         raise InputError(
-            f"{where} has {len(array)} rows for {len(sample.latents)} latent frames; it must have as "
-            "many, and at least one"
+            f"{where} has {len(array)} rows for {len(sample.latents)} latent frames; as many are "
+            "needed, and at least one"
         )
     with np.errstate(over="ignore"):
         half = np.ascontiguousarray(array, dtype="<f2")
     if not np.isfinite(half).all():
-        raise InputError(
-            f"{where} has values that are not finite in float16; all must be finite and below 65504 "
-            "in magnitude"
-        )
+        raise InputError(f"{where} has values that are not finite in float16")
     return half
 
 
@@ -126,9 +112,6 @@ def metadata_bytes(where: str, metadata: dict[str, Any], hashes: dict[str, str])
     """The JSON as it is stored, with the hashes of its sample's arrays and of itself. `where`: for messages."""
     own = members.metadata_hash(metadata)
     if own is None or not isinstance(metadata.get("text"), str):
-        raise InputError(
-            f'{where} has no "text" string or cannot be written as '
-            "utf-8 JSON; use strings, finite numbers, booleans, lists and dicts"
-        )
+        raise InputError(f'{where} has no "text" string or cannot be written as utf-8 JSON')
     stored = {**metadata, HASHES_KEY: {**hashes, METADATA_SUFFIX: own}}
     return json.dumps(stored, ensure_ascii=False, sort_keys=True).encode("utf-8")

@@ -2,16 +2,13 @@
 
 >>> find_shards("s3://corpus/train-{000000..000002}.tar")
 ['s3://corpus/train-000000.tar', 's3://corpus/train-000001.tar', 's3://corpus/train-000002.tar']
->>> source = open_source("/data/train/shard-000000.tar")
->>> header = source.pread(512, 0)
+>>> header = open_source("/data/train/shard-000000.tar").pread(512, 0)
 
-A remote source is for reading a tar once from front to back, as an index is built; `range_reader` reads
-samples in any order.
+A remote source reads a tar once from front to back; `range_reader` reads samples in any order.
 """
 
 import glob
 import os
-import shlex
 import stat
 import weakref
 from typing import Protocol
@@ -58,8 +55,7 @@ class ShardFile(Protocol):
 
 
 def plain_name(path: str) -> str:
-    """The path as it names a tar in ids, messages and caches: a URL without its password and query,
-    as a signature is another one each day."""
+    """The path as it names a tar in ids, messages and caches: a URL without its password and query."""
     return remote.shown(path) if is_remote(path) else path
 
 
@@ -83,13 +79,11 @@ class LocalSource:
             # A FIFO would hold up an ordinary open for ever.
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise InputError(
-                f"{path}: cannot be opened ({error.strerror}); check the path and its rights"
-            ) from None
+            raise InputError(f"{path}: cannot be opened ({error.strerror})") from None
         self._close = weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{path}: is not a regular file; remove it or correct the path")
+            raise InputError(f"{path}: is not a regular file")
         self.size, self.version = found.st_size, found.st_mtime_ns
 
     def pread(self, size: int, offset: int) -> bytes:
@@ -100,8 +94,7 @@ class LocalSource:
                 part = os.pread(self.descriptor, size, offset)
             except OSError as error:
                 raise InputError(
-                    f"{self.path}: cannot be read at byte {offset} ({error.strerror}); check the "
-                    "disk and restore the shard"
+                    f"{self.path}: cannot be read at byte {offset} ({error.strerror}); restore the shard"
                 ) from None
             if not part:
                 break
@@ -114,10 +107,7 @@ class LocalSource:
 
 
 class RemoteSource:
-    """A tar behind a URL, read from front to back in blocks of `read_ahead_bytes`.
-
-    While a block is used the next one is under way; the last three are in memory.
-    """
+    """A tar behind a URL, read from front to back in blocks: while one is used the next is under way."""
 
     def __init__(self, path: str, read_ahead_bytes: int = READ_AHEAD_BYTES):
         from fsspec.caching import BackgroundBlockCache
@@ -145,22 +135,18 @@ class RemoteSource:
 
 
 def find_shards(path: str) -> list[str]:
-    """The shards that one entry of `[data] path` stands for, sorted by name.
+    """The shards that one entry of `[data] path` stands for: absolute paths or URLs, sorted by (file name, complete
+    path).
 
     Args:
         path: a folder (its `*.tar`, not below), one of them, a glob, or a pattern such as
-            `shard-{000000..000099}.tar`; locally or as a URL. A folder URL needs a store that
-            can list (S3, the Hugging Face hub, a web server with an index page).
-
-    Returns:
-        Absolute paths or URLs, sorted by (file name, complete path).
+            `shard-{000000..000099}.tar`; locally or as a URL. The store of a folder's URL must be able to list.
     """
     if not path:
         raise InputError(f"[data] path is empty; set it to {_KINDS}")
     if is_remote(path) and LEFT_OUT in path:
         raise InputError(
-            f"[data] path '{path}' has {LEFT_OUT} in place of a possible secret; give "
-            f"the complete URL on the command line, or the credentials in the environment"
+            f"[data] path '{path}' has {LEFT_OUT} in place of a possible secret; give the complete URL"
         )
     if is_remote(path):
         try:
@@ -183,16 +169,11 @@ def find_shards(path: str) -> list[str]:
 
 def _refuse_parquet(tables: list[str]) -> None:
     """Says how to convert exported tables, if there are any."""
-    if not tables:
-        return
-    folder, name = os.path.split(plain_name(tables[0]))
-    copied = "FOLDER" if is_remote(folder) else folder
-    source = os.path.dirname(copied) if os.path.basename(copied) in ("train", "heldout") else copied
-    copy = f"copy the dataset to {copied} on this machine, and " if is_remote(folder) else ""
-    raise InputError(
-        f"{folder}/{name} is Parquet, which training does not read; {copy}convert it by titan-tts prepare "
-        f"{shlex.quote(source)} OUTPUT --format table, and give OUTPUT/train"
-    )
+    if tables:
+        raise InputError(
+            f"{plain_name(tables[0])} is Parquet, which training does not read; convert a copy on this machine by "
+            "titan-tts prepare FOLDER OUTPUT --format table, and give OUTPUT/train"
+        )
 
 
 def _instead(piece: str) -> str:
@@ -203,12 +184,9 @@ def _instead(piece: str) -> str:
         below = matching_shards(os.path.join(glob.escape(path), "*", "*"))
     if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
         return f"folders in it have some, so give {' or '.join(folders)}"
-    digits = (
-        "the spoken digits are in the repository, where scripts/main_job.sh prepares them, not in "
-    )
-    return (digits + "the package; " if "spoken_digits" in piece else "") + (
-        f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
-    )
+    if "spoken_digits" in piece:
+        return "scripts/main_job.sh of the repository prepares the spoken digits"
+    return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
 
 
 def _find_local(piece: str, suffix: str) -> list[str]:

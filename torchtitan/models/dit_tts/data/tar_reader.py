@@ -1,12 +1,9 @@
 """Walk the members of a tar strictly: corruption is an error, never a short list.
 
-Python's `tarfile` (and what is built on it) takes a header that fails its checksum for the end of the
-archive and stops silently, so one flipped bit can lose all of a shard behind it. Here it raises at every such
-header, the end-of-archive marker (two zero blocks) must be there, and only zeros may follow it. Reads
-what `tarfile` reads: ustar, GNU and PAX archives, and old headers without a magic.
-
-A walk reports each problem and continues at the next valid header, so that the rest of a corrupt archive
-can still be used.
+Python's `tarfile` takes a header that fails its checksum for the end of the archive and stops silently, so one
+flipped bit can lose all of a shard behind it. Here a walk reports it and continues at the next valid header; the
+end-of-archive marker (two zero blocks) must be there, and only zeros may follow it. Reads what `tarfile` reads:
+ustar, GNU and PAX archives, and old headers without a magic.
 """
 
 import io
@@ -31,6 +28,7 @@ _GNU_CONTINUED = b"M"
 _MAGIC, _MAGIC_OFFSET = b"ustar", 257
 _SEARCH_BYTES = 1 << 20  # a multiple of a block
 _ENCODING, _ERRORS = "utf-8", "backslashreplace"  # of names
+_AGAIN = "copy or write it again"
 
 
 class Member(NamedTuple):
@@ -58,10 +56,8 @@ class _CorruptTar(Exception):
 
 
 def walk_members(source: ShardFile, on_problem: Callable[[str], None]) -> Iterator[Member]:
-    """Yield the regular files and links of a tar, in order. `on_problem`: gets each problem
-    (corrupt, truncated, compressed or sparse archive) with its place, in a sentence without the
-    tar's name.
-    """
+    """Yield the regular files and links of a tar, in order. `on_problem` gets each problem in a sentence without the
+    tar's name."""
     position: int | None = 0
     while position is not None:
         try:
@@ -81,13 +77,13 @@ def _walk_from(source: ShardFile, position: int) -> Iterator[Member]:
         tar.members.clear()  # type: ignore[attr-defined]  # or it would hold all headers
         if tar.offset > source.size:
             raise _CorruptTar(
-                f"the data of member '{member.name}' should end before byte {tar.offset} but the tar "
-                f"has {source.size} bytes, so it is truncated; copy or write it again"
+                f"member '{member.name}' should end before byte {tar.offset} but the tar has "
+                f"{source.size} bytes, so it is truncated; {_AGAIN}"
             )
         if member.issparse() or member.type == _GNU_CONTINUED:
             raise _CorruptTar(
-                f"member '{member.name}' is sparse or split over volumes, which cannot be read by "
-                "offset; write the tar again without --sparse and --multi-volume",
+                f"member '{member.name}' is sparse or split over volumes; write the tar again without "
+                "--sparse and --multi-volume",
                 tar.offset,
             )
         is_link = member.islnk() or member.issym()
@@ -138,16 +134,14 @@ class _StrictHeader(tarfile.TarInfo):
             block = file.source.pread(_BLOCK_BYTES, position)
             if len(block) < _BLOCK_BYTES:
                 raise _CorruptTar(
-                    f"the tar ends at byte {file.source.size} without an end-of-archive marker, so it "
-                    "is truncated; copy or write it again"
+                    f"the tar ends without an end-of-archive marker, so it is truncated; {_AGAIN}"
                 ) from None
             if not any(block):
                 _check_end(file.source, position)
                 raise  # tarfile's own sign of the end
             what = "not a plain tar" if position == 0 else "the tar is corrupt"
             raise _CorruptTar(
-                f"{what} (header at byte {position}: {error}); shards must be uncompressed tars, so "
-                "copy or write it again",
+                f"{what} (header at byte {position}: {error}); {_AGAIN} uncompressed",
                 position + _BLOCK_BYTES,
             ) from None
 
@@ -155,15 +149,12 @@ class _StrictHeader(tarfile.TarInfo):
 def _check_end(source: ShardFile, position: int) -> None:
     """Two zero blocks end a tar; what follows may only be zeros (padding of the last record)."""
     if source.size - position < 2 * _BLOCK_BYTES:
-        raise _CorruptTar(
-            f"only part of the end-of-archive marker is there (from byte {position}), so the tar "
-            "is truncated; copy or write it again"
-        )
+        raise _CorruptTar(f"only part of the end-of-archive marker is there; {_AGAIN}")
     while chunk := source.pread(_SEARCH_BYTES, position):
         if chunk.count(0) != len(chunk):
             raise _CorruptTar(
-                f"data follow a zero block at byte {position} or later; the tar is corrupt or "
-                "several tars were joined by cat, so write it again as one archive",
+                f"data follow a zero block at byte {position} or later; the tar is corrupt or several were "
+                f"joined by cat, so {_AGAIN} as one",
                 position,
             )
         position += len(chunk)
