@@ -20,7 +20,6 @@ from tests.helpers.loaders import (
 )
 from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
-from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.data.trim import trim_padding
@@ -248,22 +247,6 @@ def test_the_interpreter_exits_with_batches_ahead(folder):
         "next(it)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60, cwd=ROOT)
-
-
-def test_memory_comes_back_when_the_last_view_is_gone():
-    pool = BufferPool(24)
-    tensor = pool.tensor(2, 3, 4)
-    assert tensor.shape == (2, 3, 4) and tensor.dtype == torch.float32
-    address = tensor.data_ptr()
-    array = tensor[1].numpy()
-    del tensor
-    array.fill(7)
-    other = pool.tensor(5)  # the view still holds the first block
-    assert other.data_ptr() != address
-    other.fill_(1)
-    assert (array == 7).all()
-    del array
-    assert pool.tensor(6, 4).data_ptr() == address
 
 
 def test_streams_end_with_their_longest_row():

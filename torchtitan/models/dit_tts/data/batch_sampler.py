@@ -1,7 +1,5 @@
-"""The order of training: which samples make up global batch number k.
-
-A pure function of (the samples of each bucket, the batch sizes, the seed). It knows nothing
-of ranks, workers or accumulation, so a run resumed on other machines sees the same batches.
+"""The order of training: which samples make up global batch number k, a pure function of (the samples of each bucket,
+the batch sizes, the seed), so a run resumed on other machines sees the same batches.
 
 **Streams.** Bucket b, of n_b samples, has an endless stream: a permutation of its samples for
 epoch 0, another for epoch 1, and so on, each drawn from (seed, epoch, b). Its batch j takes the
@@ -28,10 +26,8 @@ epoch may have no batch at all; the search steps over it.
 
     floor((e+1)*w_i + u_i) - floor(e*w_i + u_i)    times,    u_i in [0, 1) drawn from (seed, i)
 
-so it comes e*w_i times in e epochs, but for less than one. With w_i = 1 this is the plain order. The
-samples of bucket b before epoch e are then N_b(e) = sum over i of floor(e*w_i + u_i), which takes the
-place of e*n_b above. Weights are whole multiples of 2**-16, so all of this is integer arithmetic and
-the same on every machine.
+The samples of bucket b before epoch e are then N_b(e) = sum over i of floor(e*w_i + u_i) in place of e*n_b. Weights
+are whole multiples of 2**-16, so all of this is integer arithmetic and the same on every machine.
 """
 
 import hashlib
@@ -88,8 +84,7 @@ class _Stream:
         self._weights = None
         if weights is not None and (weights != 1 << WEIGHT_BITS).any():
             self._weights = np.asarray(weights, dtype=np.int64)
-            key = np.random.SeedSequence((seed, 0, _OFFSETS + bucket))
-            random = np.random.Philox(key).random_raw(len(self.samples))
+            random = _random_words((seed, 0, _OFFSETS + bucket), len(self.samples))
             self._offsets = (random >> np.uint64(64 - WEIGHT_BITS)).astype(np.int64)
         self._before: dict[int, int] = {0: 0}
         self._epoch = lru_cache(2)(self._permuted)  # a batch may straddle two
@@ -155,16 +150,13 @@ class _Stream:
 
 
 class GlobalBatchSampler:
-    """Random access to the endless sequence of global batches.
+    """Random access to the endless sequence of global batches. Not thread-safe: it holds the permutations in use.
 
     Args:
         bucket_samples: for each bucket, the numbers of its samples; may be empty arrays.
         batch_sizes: samples in a global batch of each bucket.
-        seed: any integer from 0 to 2**63 - 1.
         bucket_weights: for each bucket, how often each of its samples comes in an epoch, as int64
             in units of 2**-WEIGHT_BITS, at least 1; None: each once.
-
-    Not thread-safe: it holds the permutations in use, at most two per bucket.
     """
 
     def __init__(
@@ -244,30 +236,28 @@ class GlobalBatchSampler:
     def replacement(self, batch: GlobalBatch, row: int, attempt: int) -> int:
         """A sample of the same bucket for a corrupt one; another for every attempt."""
         key = (self.seed, batch.number, _REPLACEMENTS + batch.bucket, row, attempt)
-        random = int(np.random.Philox(np.random.SeedSequence(key)).random_raw())
-        return self._streams[batch.bucket].draw(random)
+        return self._streams[batch.bucket].draw(int(_random_words(key, 1)[0]))
 
     def crops(self, batch: GlobalBatch) -> np.ndarray:
         """(G_b,) uint64, random: which part of its reference each row takes, where that is too long."""
-        key = (self.seed, batch.number, _CROPS)
-        return np.random.Philox(np.random.SeedSequence(key)).random_raw(len(batch.samples))
+        return _random_words((self.seed, batch.number, _CROPS), len(batch.samples))
 
     def reference_words(self, batch: GlobalBatch, count: int) -> np.ndarray:
         """(G_b, count) uint64, random: by which each row's reference is drawn."""
         key = (self.seed, batch.number, _REFERENCES)
-        words = np.random.Philox(np.random.SeedSequence(key)).random_raw(len(batch.samples) * count)
-        return words.reshape(-1, count)
+        return _random_words(key, len(batch.samples) * count).reshape(-1, count)
 
     def _shuffled(self, epoch: int, length: int) -> np.ndarray:
         return seeded_permutation(length, (self.seed, epoch, _SHUFFLE))
 
 
-def seeded_permutation(length: int, key: tuple[int, int, int]) -> np.ndarray:
-    """A permutation of range(length) that `key` determines for good.
+def _random_words(key: tuple[int, ...], count: int) -> np.ndarray:
+    return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
-    numpy promises that the raw output of its bit generators never changes, but not that
-    `Generator.permutation` does not. A resume must not depend on numpy's version, so random
-    64-bit numbers are sorted instead (0.1 s for a million).
-    """
-    numbers = np.random.Philox(np.random.SeedSequence(key)).random_raw(length)
-    return np.argsort(numbers, kind="stable").astype(np.int32 if length < 2**31 else np.int64)
+
+def seeded_permutation(length: int, key: tuple[int, int, int]) -> np.ndarray:
+    """A permutation of range(length) that `key` determines for good: of numpy's generators only the raw output never
+    changes with its version, so random 64-bit numbers are sorted (0.1 s for a million)."""
+    return np.argsort(_random_words(key, length), kind="stable").astype(
+        np.int32 if length < 2**31 else np.int64
+    )

@@ -1,16 +1,12 @@
 """Length buckets: the few static shapes of a run and the batch size of each.
 
-Every batch of bucket b has the shape (T_b, L_b, R_b): latent frames, text tokens and
-reference frames. Shorter samples are padded to it, so a compiled model sees at most
-`MAX_BUCKETS` shapes. T_b is the longest utterance and L_b the longest text of the bucket, rounded up. R_b
-is the longest reference, but at most `max_speaker_frames` and, in all but the longest bucket,
+Every batch of bucket b has the shape (T_b, L_b, R_b): latent frames, text tokens and reference frames, to which shorter
+samples are padded. T_b is the longest utterance and L_b the longest text of the bucket, rounded up. R_b is the longest
+reference, but at most `max_speaker_frames` and, in all but the longest bucket,
 
     R_b <= max_reference_ratio * T_b        rounded up to whole blocks of speaker keys;
 
-longer references are cropped to it (`GlobalBatchSampler.crops`). Otherwise nearly every bucket would have
-R = max_speaker_frames, two thirds of it padding where utterances are 5 s long on average
-(measured on synthetic lengths). The longest bucket keeps the longest references, so that a
-model meets every length of them, if seldom with a short utterance.
+longer references are cropped to it. Otherwise nearly every bucket would have R = max_speaker_frames, most of it padding.
 
 Batch sizes follow a budget of frames: with G samples in a global batch of the longest bucket (of T_max
 frames), bucket b has
@@ -18,7 +14,6 @@ frames), bucket b has
     G_b = max(M, floor(G * T_max / (T_b * M)) * M)      M = batch_multiple
 
 samples, so that every step costs about the same and the ranks can divide every batch. They can be given instead.
-Everything here is a pure function of the dataset's lengths and the settings.
 """
 
 from collections.abc import Callable
@@ -105,11 +100,10 @@ def select_samples(
     if data.on_too_long == "error" and not fits.all():
         first = int(np.flatnonzero(~fits)[0])
         raise InputError(
-            f"{selection.too_long} samples have more than [data] max_frames = {max_frames} frames "
-            f"and {selection.too_much_text} more than max_text_tokens = {max_text_tokens} "
-            f"text tokens, the first is '{sample_name(first)}' with {int(frames[first])} frames "
-            f"and up to {int(text_tokens[first])} tokens; set on_too_long to 'drop' or 'crop', or "
-            + sufficient_limits(frames, text_tokens, data)
+            f"{selection.too_long} samples have more than [data] max_frames = {max_frames} and "
+            f"{selection.too_much_text} more than max_text_tokens = {max_text_tokens}, the first is "
+            f"'{sample_name(first)}' with {int(frames[first])} frames and up to {int(text_tokens[first])} tokens; "
+            f"set on_too_long to 'drop' or 'crop', or {sufficient_limits(frames, text_tokens, data)}"
         )
     if not fits.any():
         raise InputError(

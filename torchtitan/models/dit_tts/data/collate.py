@@ -12,7 +12,6 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import round_up
-from torchtitan.models.dit_tts.data.buffer_pool import BufferPool
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, reference_limits
 from torchtitan.models.dit_tts.data.references import (
@@ -59,7 +58,6 @@ class Collator:
 
     Args:
         shapes: (T, L, R) of each bucket.
-        max_rows: of a micro-batch of each bucket.
         order: of the global batches, which replaces corrupt samples and crops long references at random.
             None, for a fixed set: a corrupt sample is an error, and the first frames are taken.
         references: draws references, at random or fixed ones; None: those that are stored.
@@ -71,7 +69,6 @@ class Collator:
         self,
         row_loader: RowLoader,
         shapes: Sequence[tuple[int, int, int]],
-        max_rows: Sequence[int],
         order: GlobalBatchSampler | None = None,
         references: DrawnReferences | FixedReferences | None = None,
         pin_memory: bool = False,
@@ -84,10 +81,6 @@ class Collator:
         self.pin_memory = pin_memory
         self.verbatim_fraction = verbatim_fraction
         self._closed = False
-        channels = row_loader.dataset.latent_channels
-        max_frames = max(size * max(T, R) for size, (T, _, R) in zip(max_rows, shapes))
-        widest = max(member.width or channels for member in members.ARRAYS)
-        self._memory = BufferPool(max_frames * widest)
 
     def close(self) -> None:
         """Stops worker threads at their next row; they raise RuntimeError."""
@@ -120,26 +113,19 @@ class Collator:
     def _rows(self, batch: GlobalBatch, inside: slice, limits: Sequence[int]) -> list[Row]:
         """The rows of the samples `inside` a batch. `limits`: maximum frames of each one's reference."""
         samples, numbers = batch.samples[inside].tolist(), np.arange(inside.start, inside.stop)
-        seed, crops, words = 0, [0] * len(samples), None
+        count = len(samples)
+        seed, crops, words, verbatim = 0, [0] * count, [None] * count, [False] * count
         if self.order is not None:
             seed, crops = self.order.seed, self.order.crops(batch)[inside].tolist()
             if isinstance(self.references, DrawnReferences):
                 words = self.order.reference_words(batch, WORDS)[inside].tolist()
+            if self.verbatim_fraction:
+                position = torch.tensor(batch.number), torch.from_numpy(numbers)
+                drawn = uniform(stream_keys(seed, *position, _VERBATIM_STREAM))
+                verbatim = (drawn < self.verbatim_fraction).tolist()
         drop = self.row_loader.tokenizer.dropped(seed, batch.number, numbers).tolist()
-        verbatim = self._verbatim(batch, numbers)
-        rows = [
-            Row(
-                number=inside.start + place,
-                sample=sample,
-                drop=drop[place],
-                crop=crops[place],
-                verbatim=verbatim[place],
-                words=None if words is None else words[place],
-                max_reference=limits[place],
-            )
-            for place, sample in enumerate(samples)
-        ]
-        return list(map(self._with_reference, rows))
+        given = zip(numbers.tolist(), samples, drop, crops, verbatim, words, limits, strict=True)
+        return [self._with_reference(Row(*each)) for each in given]
 
     def _with_reference(self, row: Row) -> Row:
         """The row with the drawn reference of its sample, if there is one."""
@@ -149,14 +135,6 @@ class Collator:
         elif drawn is not None and row.words is not None:
             pieces = drawn.draw(row.words, row.sample, row.max_reference)
         return row._replace(reference=pieces)
-
-    def _verbatim(self, batch: GlobalBatch, rows: np.ndarray) -> list[bool]:
-        """Bool for each of these rows of a global batch, whether it takes the verbatim text: a pure function of its position."""
-        if self.order is None or not self.verbatim_fraction:
-            return [False] * len(rows)
-        position = torch.tensor(batch.number), torch.from_numpy(rows)
-        drawn = uniform(stream_keys(self.order.seed, *position, _VERBATIM_STREAM))
-        return (drawn < self.verbatim_fraction).tolist()
 
     def _load(self, batch: GlobalBatch, row: Row, fetched: Fetched, into: Target) -> Loaded:
         """Write a row; while its sample is corrupt, another one takes its place."""
@@ -179,10 +157,12 @@ class Collator:
         """The arrays of `members.ARRAYS` by their entries, uninitialised."""
         padded = {"frames": frames, "reference_frames": reference_frames}
         channels = self.row_loader.dataset.latent_channels
-        return {
-            member.entry: self._empty(rows, padded[member.length], member.width or channels)
+        shapes = {
+            member.entry: (rows, padded[member.length], member.width or channels)
             for member in members.ARRAYS
         }
+        pinned = self.pin_memory
+        return {name: torch.empty(shape, pin_memory=pinned) for name, shape in shapes.items()}
 
     def _inputs(
         self,
@@ -197,24 +177,16 @@ class Collator:
         for place, each in enumerate(loaded):
             columns[:, place] = each.frames, each.speaker_frames, each.tokens, each.row.number
         # numpy for small arrays: torch would start a thread pool in each loader thread.
-        small = {
-            "frames": columns[0],
+        small = dict(zip(("frames", "speaker_frames", "text_tokens", "row"), columns))
+        small |= {
             "text_ids": text_ids,
-            "text_tokens": columns[2],
             "text_positions": text_positions,
-            "speaker_frames": columns[1],
             "global_batch": np.array(batch.number, np.int64),
-            "row": columns[3],
             "global_batch_size": np.array(len(batch.samples), np.int64),
         }
         inputs: dict[str, Any] = {name: self._tensor(array) for name, array in small.items()}
         sample_id = self.row_loader.dataset.sample_id
         return inputs | {"sample_id": [sample_id(each.row.sample) for each in loaded]}
-
-    def _empty(self, *shape: int) -> torch.Tensor:
-        if self.pin_memory:  # torch reuses page-locked memory itself
-            return torch.empty(shape, pin_memory=True)
-        return self._memory.tensor(*shape)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -1,10 +1,8 @@
-"""The training data loader: padded micro-batches of one rank, and a state of two values.
+"""The training data loader: micro-batches of one rank, and a state of a number.
 
-Why not `StatefulDataLoader`, as upstream: moving a batch out of a worker process costs 5 to 7 times
-what loading it in this process does, its state cannot be loaded with another number of workers or
-ranks, and `iter()` before `load_state_dict` silently replays from the start. Here threads read the
-files straight into the padded batch, and the state is the number of the next global batch together with
-what the order of batches depends on.
+Why not `StatefulDataLoader`, as upstream: moving a batch out of a worker process costs 5 to 7 times what loading it
+here does, and its state cannot be loaded with another number of workers or ranks. Here threads read the files straight
+into the batch, and the state is the number of the next global batch together with what the order depends on.
 """
 
 import json
@@ -17,10 +15,7 @@ import torch
 
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.models.dit_tts.config.job_config import Data
-from torchtitan.models.dit_tts.data.batch_sampler import (
-    ORDER_VERSION,
-    GlobalBatchSampler,
-)
+from torchtitan.models.dit_tts.data.batch_sampler import ORDER_VERSION, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
 from torchtitan.models.dit_tts.data.collate import Batch, Collator, PackedCollator
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
@@ -44,6 +39,9 @@ _SET_BY = {
     "samples": "[data] max_frames, max_text_tokens, on_too_long, verbatim_fraction, use_sample_weights, "
     "weights or balance_by",
 }
+_AFRESH = (
+    'start the data from its beginning with [checkpoint] exclude_from_loading = ["dataloader"]'
+)
 # Parts that older checkpoints do not have, and what those were trained with.
 _PARTS_ADDED = {"references": "stored", "batching": "buckets"}
 
@@ -51,15 +49,12 @@ _PARTS_ADDED = {"references": "stored", "batching": "buckets"}
 class LatentDataLoader(BaseDataLoader):
     """Endless micro-batches of one data-parallel rank; `Collator` says what they hold.
 
-    A global batch of G samples, in row order, is cut into `accumulation_steps * dp_world_size` equal
-    contiguous blocks; micro-batch m of rank r is block `m * dp_world_size + r`. Any split of G gives
-    the same rows to the same step. A packed global batch is cut likewise, between its rows.
-
-    The global batches whose numbers are in `skipped` are left out.
+    The rows of a global batch are cut into `accumulation_steps * dp_world_size` equal contiguous blocks; micro-batch m
+    of rank r is block `m * dp_world_size + r`. Any split gives the same rows to the same step. The global batches whose
+    numbers are in `skipped` are left out.
 
     Args:
         order: made from the batch sizes of `policy` over samples of `dataset`.
-        accumulation_steps: micro-batches of a global batch.
         references: draws references; None: those that are stored.
     """
 
@@ -93,27 +88,19 @@ class LatentDataLoader(BaseDataLoader):
         # Micro-batches handed out. Prefetched ones do not count: a resume loads them again.
         self.consumed = 0
         self.skipped: set[int] = set()
-        blocks = dp_world_size * accumulation_steps
         self.corrupt_samples = CorruptSampleCounter(data.on_error, data.max_corrupt_fraction)
         row_loader = RowLoader(dataset, tokenizer, self.corrupt_samples, data.frames_per_second)
-        verbatim = data.verbatim_fraction
-        max_rows = [size // blocks for size in policy.batch_sizes]
-        pin_memory = torch.cuda.is_available()
-        given = row_loader, policy.shapes, max_rows, order, references, pin_memory, verbatim
-        self._collator = (
-            PackedCollator(policy, data, *given)
-            if isinstance(policy, PackedPolicy)
-            else Collator(*given)
-        )
+        pin_memory, verbatim = torch.cuda.is_available(), data.verbatim_fraction
+        given = row_loader, policy.shapes, order, references, pin_memory, verbatim
+        is_packed = isinstance(policy, PackedPolicy)
+        self._collator = PackedCollator(policy, data, *given) if is_packed else Collator(*given)
         self._order_lock = threading.Lock()
         self._global_batch = lru_cache(4)(order.batch)
         self._order_parts = {
             "order_version": ORDER_VERSION,
             "dataset": dataset.fingerprint,
             "seed": order.seed,
-            "batching": ["packed", data.longest_per_row]
-            if data.batching == "packed"
-            else data.batching,
+            "batching": ["packed", data.longest_per_row] if is_packed else data.batching,
             "bucket_frames": list(policy.edges),
             "batch_sizes": list(policy.batch_sizes),
             "references": "stored" if references is None else "drawn",
@@ -165,8 +152,7 @@ class LatentDataLoader(BaseDataLoader):
         saved = _PARTS_ADDED | json.loads(state_dict["order_fingerprint"])
         if saved.get("batch_ramp"):
             raise InputError(
-                "the checkpoint was trained with a batch ramp, which this version does not have; start the data from "
-                'its beginning with [checkpoint] exclude_from_loading = ["dataloader"]'
+                f"the checkpoint was trained with a batch ramp, which this version does not have; {_AFRESH}"
             )
         differing = [name for name, value in self._order_parts.items() if saved.get(name) != value]
         if differing:
@@ -174,9 +160,7 @@ class LatentDataLoader(BaseDataLoader):
             name = differing[0]
             raise InputError(
                 f"the checkpoint was trained on another order of the data: its {name} is "
-                f"{saved.get(name)} and this run's {self._order_parts[name]}; restore "
-                f"{_SET_BY[name]}, or start the data from its beginning with "
-                '[checkpoint] exclude_from_loading = ["dataloader"]'
+                f"{saved.get(name)} and this run's {self._order_parts[name]}; restore {_SET_BY[name]}, or {_AFRESH}"
             )
         self.go_to(int(state_dict["global_batch"]))
         self.skipped = set(json.loads(state_dict["skipped"]))

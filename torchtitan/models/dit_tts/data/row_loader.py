@@ -98,8 +98,7 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLoader:
-    """Fills rows, from several threads at once. `corrupt_samples`: what to do about corrupt pieces of references,
-    and their count."""
+    """Fills rows, from several threads at once. `corrupt_samples` judges corrupt pieces of references."""
 
     dataset: Dataset
     tokenizer: Tokenizer
@@ -132,8 +131,7 @@ class RowLoader:
         into.positions.fill(-1)
         if self.tokenizer.aligner is not None:
             aligned = self._aligned_frames(sample, row.verbatim, text, loaded.latents)
-            found = self.tokenizer.text_positions(text, aligned)
-            into.positions[:tokens] = found
+            into.positions[:tokens] = self.tokenizer.text_positions(text, aligned)
         return Loaded(row, frames, speaker_frames, tokens)
 
     def _check_speakers(
@@ -143,9 +141,8 @@ class RowLoader:
         whole = int(self.dataset.reference_frames[sample])
         if members.REFERENCE_PARTS in loaded.metadata and (is_drawn or speaker_frames < whole):
             raise InputError(
-                f"sample '{self.dataset.sample_id(sample)}': its reference joins recordings, as of several speakers, so "
-                f"all of its {whole} frames are needed; set [data] references = 'stored', max_reference_ratio = 0 and "
-                f"max_speaker_frames to {whole} or more"
+                f"sample '{self.dataset.sample_id(sample)}': its reference joins recordings, as of several speakers; set "
+                f"[data] references = 'stored', max_reference_ratio = 0 and max_speaker_frames to {whole} or more"
             )
 
     def _aligned_frames(
@@ -160,7 +157,7 @@ class RowLoader:
     def _load_sample(
         self, row: Row, fetched: Fetched, into: Target, stored_reference: bool = True
     ) -> LoadedSample:
-        """Write a sample's arrays, and zeros behind them. Without its stored reference the target's is left alone."""
+        """Write a sample's arrays, and zeros behind them; the reference only if the stored one is taken."""
         arrays = list(into.arrays)
         if not stored_reference:
             arrays[_REFERENCE] = arrays[_REFERENCE][:0]

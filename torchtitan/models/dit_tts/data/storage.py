@@ -9,6 +9,7 @@ A remote source reads a tar once from front to back; `range_reader` reads sample
 
 import glob
 import os
+import shlex
 import stat
 import weakref
 from typing import Protocol
@@ -169,11 +170,15 @@ def find_shards(path: str) -> list[str]:
 
 def _refuse_parquet(tables: list[str]) -> None:
     """Says how to convert exported tables, if there are any."""
-    if tables:
-        raise InputError(
-            f"{plain_name(tables[0])} is Parquet, which training does not read; convert a copy on this machine by "
-            "titan-tts prepare FOLDER OUTPUT --format table, and give OUTPUT/train"
-        )
+    if not tables:
+        return
+    folder = os.path.dirname(plain_name(tables[0]))
+    source = os.path.dirname(folder) if os.path.basename(folder) in ("train", "heldout") else folder
+    copy = "COPY" if is_remote(source) else shlex.quote(source)
+    raise InputError(
+        f"{plain_name(tables[0])} is Parquet, which training does not read; convert it (a copy on this machine) by "
+        f"titan-tts prepare {copy} OUTPUT --format table, and give OUTPUT/train"
+    )
 
 
 def _instead(piece: str) -> str:
@@ -185,7 +190,7 @@ def _instead(piece: str) -> str:
     if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
         return f"folders in it have some, so give {' or '.join(folders)}"
     if "spoken_digits" in piece:
-        return "scripts/main_job.sh of the repository prepares the spoken digits"
+        return "scripts/main_job.sh prepares the spoken digits, in the repository"
     return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
 
 

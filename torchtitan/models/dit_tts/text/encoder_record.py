@@ -19,8 +19,7 @@ from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, l
 
 
 def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerprint: str) -> None:
-    """Stores an encoder's name, config and fingerprint, which is empty for a trained encoder, as its
-    weights are in the checkpoint."""
+    """Stores an encoder's name, config and fingerprint, which is empty for a trained encoder."""
     record = {
         "model": source.model,
         "frozen": encoder.frozen,
@@ -32,12 +31,8 @@ def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerpr
 
 
 def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
-    """Raises InputError where a run's weights were trained with another frozen encoder.
-
-    Args:
-        folder: of the run that trained the weights; without a record it passes.
-        fingerprint: of the present encoder.
-    """
+    """Raises InputError where the weights of the run in `folder` were trained with another frozen encoder than that
+    of `fingerprint`; without a record it passes."""
     record = read_record(folder)
     if record is None or not (record["frozen"] and encoder.frozen):
         return
@@ -47,8 +42,8 @@ def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
     ):
         if had != now:
             raise InputError(
-                f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with {name} "
-                f"{had}, but now has {now}; restore the encoder that the run had"
+                f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with {name} {had}, but now has "
+                f"{now}; restore that encoder"
             )
 
 
@@ -65,26 +60,21 @@ def check_mode(
     record = read_record(folder)
     if record is None or record["frozen"] == encoder.frozen:
         return False
+    given = f"[encoder] frozen = {str(encoder.frozen).lower()}, but the run in {folder}"
     if resumes:
         raise InputError(
-            f"[encoder] frozen = {str(encoder.frozen).lower()}, but the run in {folder} was trained with "
-            f"{str(record['frozen']).lower()}; set it back, or start a new [job] experiment with "
-            f"[checkpoint] initial_load_path in that folder"
+            f"{given} was trained with the opposite; set it back, or start a new [job] experiment with [checkpoint] "
+            "initial_load_path in that folder"
         )
     if encoder.frozen:
-        raise InputError(
-            f"[encoder] frozen = true, but the run in {folder} has trained its text encoder, and the "
-            f"weights fit the features of that one; set frozen = false"
-        )
+        raise InputError(f"{given} has trained its text encoder; set frozen = false")
     if not model_only:
         raise InputError(
-            f"[encoder] frozen = false, but the weights of the run in {folder} have no optimizer state and "
-            f"averages of the encoder; set [checkpoint] initial_load_model_only = true"
+            f"{given} has no optimizer state of the encoder; set [checkpoint] initial_load_model_only = true"
         )
     if source.fingerprint(record["dtype"]) != record["fingerprint"]:
         raise InputError(
-            f"[encoder] model = {encoder.model!r} is not the encoder that the run in {folder} was "
-            f"trained with; restore it"
+            f"[encoder] model = {encoder.model!r} is not the encoder that the run in {folder} was trained with; restore it"
         )
     return True
 

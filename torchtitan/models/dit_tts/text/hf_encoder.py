@@ -1,8 +1,7 @@
 """Pretrained text encoders of Hugging Face: find one by its name, build it, and load it exactly.
 
-Only the text encoder is read into memory: of a T5Gemma2 no vision tower and no decoder, of a T5 no
-decoder. `T5Gemma2Encoder.from_pretrained` loads nothing of a full checkpoint and only warns; here every
-weight that the checkpoint lacks is an error.
+Only the text encoder is read into memory, without vision tower and decoder, and every weight that the checkpoint lacks
+is an error.
 """
 
 import hashlib
@@ -23,6 +22,7 @@ from torchtitan.models.dit_tts.errors import InputError, first_line, reading
 from torchtitan.models.dit_tts.files import quiet_transformers
 from torchtitan.models.dit_tts.text.hf_files import (
     contents_digest,
+    download_by_hand,
     load_hf_config,
     make_hf_config,
     weight_files,
@@ -132,17 +132,15 @@ class HFEncoderSpec:
                 )
             except (OSError, ValueError, RuntimeError, ImportError) as error:
                 raise InputError(
-                    f"[encoder] model = {self.model!r} cannot be loaded ({first_line(error)}); give a "
-                    f"folder with config.json and its safetensors, or download it on a machine with "
-                    f"network access: hf download {self.model}"
+                    f"[encoder] model = {self.model!r} cannot be loaded ({first_line(error)}); "
+                    f"{download_by_hand(self.model)}"
                 ) from error
         bad = [*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]
         bad += info.get("error_msgs") or []
         if bad:
             raise InputError(
-                f"[encoder] model = {self.model!r}: {len(bad)} of the encoder's weights are not in the "
-                f"checkpoint, or have another shape there ({named(sorted(map(str, bad)))}); "
-                f"restore the checkpoint, or name its model"
+                f"[encoder] model = {self.model!r}: {len(bad)} of the encoder's weights are not in the checkpoint, or "
+                f"have another shape there ({named(sorted(map(str, bad)))}); restore it"
             )
         return _core(model)
 
@@ -156,8 +154,7 @@ class HFEncoderSpec:
                 from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
             except ImportError as error:
                 raise InputError(
-                    f"[encoder] model = {self.model!r} needs transformers 5 with T5Gemma2, but "
-                    f"{transformers.__version__} is installed; pip install 'titan-tts[pretrained]'"
+                    f"[encoder] model = {self.model!r} needs transformers 5, but {transformers.__version__} is installed"
                 ) from error
             # The text encoder alone does not know its model's end-of-image token.
             parent = getattr(self.config, "encoder", self.config)
@@ -206,14 +203,11 @@ class HFEncoderSpec:
         return weights, n_layers, heads * (head_dim or self.width // heads)
 
     def fingerprint(self, dtype: str) -> str:
-        """16 hex digits, equal for encoders that give equal features. `dtype`: precision that the
-        encoder computes in, as [encoder] dtype has it.
-        """
+        """16 hex digits, equal for encoders that give equal features. `dtype`: as [encoder] dtype."""
         files = weight_files(self.model)
         if not files:
             raise InputError(
-                f"[encoder] model = {self.model!r}: its weights are not on this machine; download "
-                f"them: hf download {self.model}"
+                f"[encoder] model = {self.model!r}: its weights are not here; {download_by_hand(self.model)}"
             )
         digest = hashlib.sha256(dtype.encode())
         digest.update(json.dumps(_sizes_of(self.text_config), sort_keys=True).encode())
@@ -247,8 +241,7 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
         import transformers  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"[encoder] model = {model!r} needs transformers ({error}); pip install "
-            f"'titan-tts[pretrained]'"
+            f"[encoder] model = {model!r} needs transformers ({error}); pip install 'titan-tts[pretrained]'"
         ) from error
     if os.path.isdir(model):
         model = os.path.abspath(model)
@@ -257,8 +250,8 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
         return HFEncoderSpec(model, make_hf_config(record["config"]))
     if not os.path.isdir(model) and model.count("/") != 1:
         raise InputError(
-            f"[encoder] model = {model!r} is neither a folder nor a hub name; allowed are 'bytes' and "
-            f"'chars' (the learned encoder), a folder, or a name such as 'google/t5gemma-2-270m-270m'"
+            f"[encoder] model = {model!r} is neither a folder nor a hub name; allowed are 'bytes', 'chars', a folder, or "
+            "a name such as 'google/t5gemma-2-270m-270m'"
         )
     config, built_in = load_hf_config(model, download)
     return HFEncoderSpec(model, config, built_in)

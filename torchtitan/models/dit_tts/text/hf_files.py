@@ -1,7 +1,5 @@
 """Files of a pretrained text encoder, on this machine or on the hub: its config, weights and digests."""
 
-import contextlib
-import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +8,7 @@ import xxhash
 
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, first_line
-from torchtitan.models.dit_tts.files import (
-    load_local_or_hub,
-    quiet_transformers,
-    user_cache_folder,
-    write_atomic,
-)
+from torchtitan.models.dit_tts.files import load_local_or_hub, quiet_transformers
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig
@@ -24,27 +17,23 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """of a checkpoint in one file; one in parts has NAME.index.json instead"""
 
 
-def _t5gemma2(width: int, mlp: int, layers: int, heads: int, kv_heads: int, window: int) -> dict:
-    return {
-        "model_type": "t5gemma2_text",
-        "hidden_size": width,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "sliding_window": window,
-        "head_dim": 256,
-        "vocab_size": 262_144,
-        "query_pre_attn_scalar": 256,
-    }
-
-
+_T5GEMMA2 = {"model_type": "t5gemma2_text", "head_dim": 256, "query_pre_attn_scalar": 256}
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_SIZES += ("num_key_value_heads", "sliding_window", "vocab_size")
 KNOWN_SIZES: dict[str, dict[str, Any]] = {
-    "google/t5gemma-2-270m-270m": _t5gemma2(640, 2048, 18, 4, 1, 512),
-    "google/t5gemma-2-1b-1b": _t5gemma2(1152, 6912, 26, 4, 1, 512),
-    "google/t5gemma-2-4b-4b": _t5gemma2(2560, 10240, 34, 8, 4, 1024),
+    f"google/t5gemma-2-{name}-{name}": _T5GEMMA2 | dict(zip(_SIZES, (*sizes, 262_144), strict=True))
+    for name, sizes in {
+        "270m": (640, 2048, 18, 4, 1, 512),
+        "1b": (1152, 6912, 26, 4, 1, 512),
+        "4b": (2560, 10240, 34, 8, 4, 1024),
+    }.items()
 }
 """text configs as the hub has them, so that sizes are known before any download"""
+
+
+def download_by_hand(model: str) -> str:
+    """What to do where a model's files are not complete."""
+    return f"give a complete folder, or download it on a machine with network access: hf download {model}"
 
 
 def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]":
@@ -62,8 +51,7 @@ def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]
         if not download and model in KNOWN_SIZES:
             return make_hf_config(KNOWN_SIZES[model]), True
         raise InputError(
-            f"[encoder] model = {model!r} cannot be found ({first_line(error)}); give a folder that has "
-            f"its config.json, or download it on a machine with network access: hf download {model}"
+            f"[encoder] model = {model!r} cannot be found ({first_line(error)}); {download_by_hand(model)}"
         ) from error
 
 
@@ -108,13 +96,12 @@ def fetch_weights(model: str) -> None:
         return
     if os.path.isdir(model):
         raise InputError(
-            f"[encoder] model = {model!r}: the folder lacks weights ({' or '.join(WEIGHTS)}, in one file "
-            f"or in the parts of its index.json); restore them"
+            f"[encoder] model = {model!r}: the folder lacks weights ({' or '.join(WEIGHTS)}); restore them"
         )
     if os.path.isabs(model):
         raise InputError(
-            f"[encoder] model = {model!r} does not exist any more; restore the folder, or give its path "
-            f"by --encoder (for train --encoder.model)"
+            f"[encoder] model = {model!r} does not exist any more; restore it, or give its path by --encoder (for train "
+            "--encoder.model)"
         )
     from huggingface_hub import snapshot_download
 
@@ -124,27 +111,14 @@ def fetch_weights(model: str) -> None:
             snapshot_download(model, allow_patterns=["pytorch_model*"])
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"[encoder] model = {model!r} cannot be downloaded ({first_line(error)}); download it on a "
-            f"machine with network access: hf download {model}"
+            f"[encoder] model = {model!r} cannot be downloaded ({first_line(error)}); {download_by_hand(model)}"
         ) from error
 
 
 def contents_digest(path: Path) -> bytes:
-    """XXH3 of a file. It is read once and stored in the user's cache folder for its size and time."""
-    status = path.stat()
-    version = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
-    name = hashlib.sha256(version.encode("utf-8", "surrogateescape")).hexdigest()
-    stored = Path(user_cache_folder("weights"), name)
-    try:
-        found = bytes.fromhex(stored.read_text())
-        if len(found) == 16:
-            return found
-    except (OSError, ValueError):
-        pass
+    """XXH3 of a file."""
     contents = xxhash.xxh3_128()
     with open(path, "rb") as file:
         while block := file.read(1 << 24):
             contents.update(block)
-    with contextlib.suppress(OSError):  # then it is read again next time
-        write_atomic(stored, contents.hexdigest())
     return contents.digest()

@@ -1,8 +1,4 @@
-"""Tokenizers of pretrained text encoders, with conditioning tokens before the text.
-
-Nothing here pads. The loader and the sampler pad every row on the right, on whichever side a Hugging
-Face tokenizer would (T5Gemma's pads on the left).
-"""
+"""Tokenizers of pretrained text encoders, with conditioning tokens before the text. Nothing here pads."""
 
 import hashlib
 import json
@@ -21,6 +17,7 @@ from torchtitan.models.dit_tts.files import load_local_or_hub
 from torchtitan.models.dit_tts.text.aligner import Aligner
 from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.text.hf_files import download_by_hand
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
@@ -33,11 +30,8 @@ _MIN_PIECES = 16
 
 
 class TextTokenizer:
-    """A Hugging Face tokenizer whose ids depend on the text alone: no truncation, padding or dropout.
-
-    The model's special tokens come only from its own rules: "</s>" in a text is four letters. The state
-    never changes, so any thread may use it.
-    """
+    """A Hugging Face tokenizer whose ids depend on the text alone: no truncation, padding or dropout, and special
+    tokens only from its own rules: "</s>" in a text is four letters. Any thread may use it."""
 
     def __init__(
         self,
@@ -48,12 +42,9 @@ class TextTokenizer:
     ):
         """
         Args:
-            serialized: JSON of the `tokenizers` library.
+            serialized: JSON of the `tokenizers` library; raises ValueError where it is not valid.
             added: tokens of the text beyond the model's own, with ids from `first_id` on.
             convention: [encoder] convention, whose rules every text goes through.
-
-        Raises:
-            ValueError: it is not valid.
         """
         from tokenizers import AddedToken, Tokenizer
 
@@ -185,9 +176,8 @@ class SubwordTokenizer(ConditionedTokenizer):
             self.text = TextTokenizer(text.to_json(), self.added, self.base, convention)
         if text.end > self.base:
             raise InputError(
-                f"[encoder] model = {vocabulary.model!r}: its tokenizer has ids up to {text.end - 1}, "
-                f"but its config has vocab_size = {self.base}; give a folder whose config.json and "
-                f"tokenizer.json belong together"
+                f"[encoder] model = {vocabulary.model!r}: its tokenizer has ids up to {text.end - 1}, but its config has "
+                f"vocab_size = {self.base}; give a folder whose files belong together"
             )
 
     def text_ids(self, text: str) -> list[int]:
@@ -228,14 +218,14 @@ def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordToken
         model: hub name or folder, behind LEARNED_SUBWORDS where only its tokenizer is used.
         download: whether the hub may be asked for what this machine does not have.
     """
-    if not is_pretrained(model):
+    if is_pretrained(model):
+        source = find_source(model, download=download)
+        model, size = source.model, source.vocab_size
+        found, text = _load_tokenizer(model, download)
+    else:
         found, text = _load_tokenizer(model.removeprefix(LEARNED_SUBWORDS), download)
-        text = _begun_text(text, found.bos_token, found.bos_token_id)
-        subwords = Subwords(len(found), text.fingerprint, found.pad_token_id or 0, model)
-        return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
-    source = find_source(model, download=download)
-    found, text = _load_tokenizer(source.model, download)
-    subwords = Subwords(source.vocab_size, text.fingerprint, found.pad_token_id or 0, source.model)
+        text, size = _begun_text(text, found.bos_token, found.bos_token_id), len(found)
+    subwords = Subwords(size, text.fingerprint, found.pad_token_id or 0, model)
     return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
 
 
@@ -248,11 +238,10 @@ def _begun_text(text: TextTokenizer, begin: str | None, begin_id: int | None) ->
             {"SpecialToken": {"id": begin, "type_id": 0}},
             {"Sequence": {"id": "A", "type_id": 0}},
         ]
-        second = {"Sequence": {"id": "B", "type_id": 1}}
         contents["post_processor"] = {
             "type": "TemplateProcessing",
             "single": parts,
-            "pair": [*parts, second],
+            "pair": [*parts, {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {begin: {"id": begin, "ids": [begin_id], "tokens": [begin]}},
         }
     return TextTokenizer(json.dumps(contents))
@@ -274,13 +263,11 @@ def _load_tokenizer(model: str, download: bool) -> tuple[Any, TextTokenizer]:
         found, text = load_local_or_hub(load, model, download=download)
     except Exception as error:  # the kind depends on the file
         raise InputError(
-            f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({first_line(error)}); give a "
-            f"folder that has its tokenizer.json, or download it on a machine with network access: hf download {model}"
+            f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({first_line(error)}); {download_by_hand(model)}"
         ) from error
     if text is None:
         raise InputError(
-            f"[encoder] model = {model!r} has a tokenizer in Python only "
-            f"({type(found).__name__}); use an encoder that has a tokenizer.json"
+            f"[encoder] model = {model!r} has a tokenizer in Python only; use one that has a tokenizer.json"
         )
     return found, text
 
@@ -297,12 +284,9 @@ def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:
 
 def _fingerprint(contents: dict[str, Any]) -> str:
     """16 hex digits of everything that the ids depend on."""
-    overridden = {
-        "truncation": None,
-        "padding": None,
-        "model": contents["model"] | {"dropout": None},
-    }
-    canonical = json.dumps(_without_defaults(contents | overridden))
+    model = contents["model"] | {"dropout": None}
+    contents = contents | {"truncation": None, "padding": None, "model": model}
+    canonical = json.dumps(_without_defaults(contents))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 

@@ -41,6 +41,7 @@ FIRST_BYTE_ID = 3
 UNKNOWN_CHARACTER_ID = 3
 FIRST_CHARACTER_ID = 4
 
+_NEW = "start a new [job] experiment that loads none of its weights"
 _MAX_BINS = 1_000_000
 _VERSION = 1
 
@@ -163,7 +164,7 @@ def make_vocabulary(
     added: Sequence[str] = (),
     convention: str = "",
 ) -> Vocabulary:
-    """The vocabulary of some data, the same whatever order its samples and shards have.
+    """The vocabulary of some data, the same whatever the order of its samples.
 
     Args, others as in `Vocabulary`:
         characters: all characters of the texts or of their phones; "bytes" does not read them.
@@ -180,14 +181,11 @@ def make_vocabulary(
         fields[name] = tuple(sorted(set((values or {}).get(name, ()))))
         if not fields[name]:
             raise InputError(
-                f"[data] conditioning has {name!r}, but no sample of [data] path has {name!r} in its "
-                f"JSON; take it out of the list or prepare the data with it"
+                f"[data] conditioning has {name!r}, but no sample of [data] path has it in its JSON; take it out"
             )
     known = "" if unit in ("bytes", SUBWORDS) else "".join(sorted(set(characters)))
     if unit in ("chars", PHONES) and not known:
-        raise InputError(
-            f"[encoder] model = {unit!r}, but all texts of [data] path are empty; use data with text"
-        )
+        raise InputError(f"[encoder] model = {unit!r}, but all texts of [data] path are empty")
     width = duration_token_seconds if "duration" in fields else 0.0
     return Vocabulary(unit, known, fields, width, subwords, language, tuple(added), convention)
 
@@ -211,53 +209,46 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool =
         where: what `run` belongs to, for messages.
         may_grow: tokens beyond those of `run` are allowed.
     """
+    is_same = (data.unit, data.language) == (run.unit, run.language)
     for key, wanted, had in (
         # Another name of the same tokenizer will do.
-        *(
-            [("[encoder] model", data.model, run.model)]
-            if (data.unit, data.language) != (run.unit, run.language)
-            else []
-        ),
+        ("[encoder] model", run.model if is_same else data.model, run.model),
         ("[encoder] convention", data.convention, run.convention),
         ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
         ("[data] duration_token_seconds", data.duration_token_seconds, run.duration_token_seconds),
     ):
         if wanted != had:
             raise InputError(
-                f"{key} = {wanted!r}, but {where} was trained with {had!r}; set it back, or start a "
-                f"new [job] experiment that loads none of its weights"
+                f"{key} = {wanted!r}, but {where} was trained with {had!r}; set it back, or {_NEW}"
             )
     if data.subwords and run.subwords and data.subwords != run.subwords:
         wanted, had = data.subwords, run.subwords
         raise InputError(
-            f"[encoder] model = {wanted.model!r} has {wanted.base} ids by the tokenizer "
-            f"{wanted.text_fingerprint}, but {where} was trained with {had.model!r}, which had "
-            f"{had.base} by {had.text_fingerprint}; restore that model's files, or start a new [job] "
-            f"experiment that loads none of its weights"
+            f"[encoder] model = {wanted.model!r} has {wanted.base} ids by the tokenizer {wanted.text_fingerprint}, but "
+            f"{where} was trained with {had.model!r}, which had {had.base} by {had.text_fingerprint}; restore its files, "
+            f"or {_NEW}"
         )
     if not may_grow and (missing := missing_tokens(run, data)):
         raise InputError(
-            f"[data] path or [encoder] added_tokens has {missing} that {where} was not trained with; restore its "
-            f"data, or start a new [job] experiment from its weights ([checkpoint] initial_load_path), which learns them"
+            f"[data] path or [encoder] added_tokens has {missing} that {where} was not trained with; restore its data, "
+            "or start a new [job] experiment from its weights ([checkpoint] initial_load_path)"
         )
 
 
 def missing_tokens(run: Vocabulary, data: Vocabulary) -> str:
     """The tokens of `data` that `run` lacks, in words; empty if there are none."""
-    found = []
-    for kind, wanted, had in (
-        ("characters", data.characters, run.characters),
-        ("added tokens", data.added, run.added),
-        *(
-            (f"values of {n!r}", data.conditioning.get(n, ()), run.conditioning[n])
-            for n in run.conditioning
-        ),
-    ):
-        # The last duration bin is open, so a higher max_frames needs no new ones.
-        missing = [] if "'duration'" in kind else sorted(set(wanted) - set(had))
-        if missing:
-            found.append(f"{len(missing)} {kind} ({named(missing)})")
-    return ", ".join(found)
+    found = {
+        "characters": set(data.characters) - set(run.characters),
+        "added tokens": set(data.added) - set(run.added),
+    }
+    for name, had in run.conditioning.items():
+        if name != "duration":  # its last bin is open, so a higher max_frames needs no new ones
+            found[f"values of {name!r}"] = set(data.conditioning.get(name, ())) - set(had)
+    return ", ".join(
+        f"{len(missing)} {kind} ({named(sorted(missing))})"
+        for kind, missing in found.items()
+        if missing
+    )
 
 
 def grown(run: Vocabulary, data: Vocabulary) -> Vocabulary:
@@ -281,11 +272,8 @@ def rows_in(run: Vocabulary, new: Vocabulary) -> np.ndarray:
     The rows of the learned encoder are all ids; those of a pretrained encoder begin after its own ids.
     """
     known = {meaning: row for row, meaning in enumerate(_meanings(run))}
-    found = []
-    for meaning in _meanings(new):
-        kind, *_ = meaning
-        found.append(known.get(meaning, known.get((kind, None), -1)))
-    return np.array(found, np.int64)
+    found = (known.get(each, known.get((each[0], None), -1)) for each in _meanings(new))
+    return np.fromiter(found, np.int64)
 
 
 def _meanings(vocabulary: Vocabulary) -> list[tuple[str, str | None]]:
@@ -342,27 +330,19 @@ def from_json(text: str, where: str) -> Vocabulary:
         subwords = None
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
-        vocabulary = Vocabulary(
-            contents["unit"],
-            contents["characters"],
-            fields,
-            width,
-            subwords,
-            contents.get("language", ""),
-            tuple(contents.get("added", ())),
-            contents.get("convention", ""),
-        )
+        options = {name: contents.get(name, "") for name in ("language", "convention")}
+        options["added"] = tuple(contents.get("added", ()))
+        units = contents["unit"], contents["characters"]
+        vocabulary = Vocabulary(*units, fields, width, subwords, **options)
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
         raise InputError(
-            f"{where} cannot be read as a tokenizer ({type(error).__name__}: {error}); restore the "
-            f"file that the run wrote"
+            f"{where} cannot be read as a tokenizer ({type(error).__name__}: {error}); restore the run's file"
         ) from error
     known = vocabulary.unit in UNITS and vocabulary.convention in NORMALIZERS
     if found != (_VERSION, vocabulary.fingerprint, vocabulary.size) or not known:
         raise InputError(
-            f"{where} was changed after the run wrote it, or another version of this program wrote it: "
-            f"its contents do not have its fingerprint; restore it, as the weights depend on these ids"
+            f"{where} was changed after the run wrote it, or another version of this program wrote it; restore it"
         )
     return vocabulary
 
@@ -376,20 +356,13 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
             fields.append({"field": name, "bin_seconds": seconds, "bins": len(values)})
         else:
             fields.append({"field": name, "values": list(values)})
-    contents = {
-        "version": _VERSION,
-        "unit": vocabulary.unit,
-        "characters": vocabulary.characters,
-        "conditioning": fields,
-    }
-    if vocabulary.language:
-        contents["language"] = vocabulary.language
-    if vocabulary.added:
-        contents["added"] = list(vocabulary.added)
-    if vocabulary.convention:
-        contents["convention"] = vocabulary.convention
+    units = {"unit": vocabulary.unit, "characters": vocabulary.characters}
+    contents = {"version": _VERSION, **units, "conditioning": fields}
+    # Only where they are set: the fingerprints of earlier runs lack them.
+    options = {"language": vocabulary.language, "added": list(vocabulary.added)}
+    options["convention"] = vocabulary.convention
+    contents |= {name: value for name, value in options.items() if value}
     if vocabulary.subwords:
-        contents["subwords"] = {
-            name: value for name, value in asdict(vocabulary.subwords).items() if name != "model"
-        }
+        subwords = asdict(vocabulary.subwords)
+        contents["subwords"] = {name: subwords[name] for name in subwords if name != "model"}
     return contents

@@ -92,7 +92,6 @@ class FixedSet:
                 dataset, self.tokenizer, CorruptSampleCounter("raise"), data.frames_per_second
             ),
             [self._shape(samples, tokens) for samples in self.batches],
-            list(map(len, self.batches)),
             references=self._references,
         )
 
