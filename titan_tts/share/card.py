@@ -2,68 +2,58 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from titan_tts.share.contents import PARQUET, figures, files, read_state
-from titan_tts.share.options import PushOptions
+from titan_tts.share.contents import PARQUET, figures, read_state
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _FILL_IN = "**to fill in**"
 _SHOWN = 20
 
 
-def card(options: PushOptions) -> str:
-    """Markdown with the metadata that the hub reads."""
-    folder = Path(options.folder)
-    state = read_state(folder) or {}
-    is_audio = "audio" in state
-    found = state.get("figures") or figures(options.folder)
-    sizes = files(folder)
-    kind = "Parquet" if next(iter(sizes)).endswith(PARQUET) else "tar"
-    hours = {
-        f"hours of {split or 'speech'}": _FILL_IN if each is None else f"{each:,.3f}"
-        for split, each in found["hours"].items()
-    }
+def card(folder: str, name: str, license: str, sizes: Mapping[str, int]) -> str:
+    """Markdown with the metadata that the hub reads. `name`: of the dataset; `sizes`: of `contents.files`."""
+    state = read_state(Path(folder)) or {}
+    found = state.get("figures") or figures(folder)
+    is_table = next(iter(sizes)).endswith(PARQUET)
+    rate, drawn = found["frames_per_second"], "" if found["references"] else " drawn in training"
     table = {
         "languages": named(found["languages"], _SHOWN) or _FILL_IN,
         "speakers": f"{found['speakers']:,}" if found["speakers"] else "not named",
         "samples": f"{found['samples']:,}",
-        **hours,
+        **{
+            f"hours of {split or 'speech'}": _FILL_IN if each is None else f"{each:,.3f}"
+            for split, each in found["hours"].items()
+        },
         "codec": found["codec"] or _FILL_IN,
         "sample rate": f"{found['sample_rate']:,} Hz" if found["sample_rate"] else _FILL_IN,
-        "size": f"{sum(sizes.values()) / 1e9:,.3f} GB in {len(sizes):,} {kind} files",
+        "size": f"{sum(sizes.values()) / 1e9:,.3f} GB in {len(sizes):,} {'Parquet' if is_table else 'tar'} files",
     }
-    url = hub_url(options)
-    if is_audio:
-        about = f"Speech as {state['audio']} with texts: tars of KEY.{state['audio']} and KEY.json, decoded from latents."
-        use = [
-            f"hf download {options.name} --repo-type dataset --local-dir AUDIO",
-            "titan-tts prepare AUDIO DATA",
-        ]
+    get = f"hf download {name} --repo-type dataset --local-dir FOLDER"
+    if kind := state.get("audio"):
+        about = (
+            f"Speech as {kind} with texts: tars of KEY.{kind} and KEY.json, decoded from latents."
+        )
+        use = [get, "titan-tts prepare FOLDER DATA"]
     else:
-        about = "Speech as latents of a codec with texts, for titan-tts"
-        about += "." if kind == "Parquet" else ", which trains from here without a download before."
-        rate = found["frames_per_second"]
+        about = "Speech as latents of a codec with texts, for titan-tts."
         frames = f"{rate:g} frames per second" if rate else f"frames per second {_FILL_IN}"
         table["latents"] = f"{found['channels']} channels, {frames}"
-        table["references"] = (
-            f"{found['references']:,} stored" if found["references"] else "drawn in training"
-        )
-        drawn = "" if found["references"] else " --data.references drawn"
-        use = [f"titan-tts data inspect {url}", f"titan-tts train CONFIG --data.path {url}{drawn}"]
-        if kind == "Parquet":
-            use = [
-                f"hf download {options.name} --repo-type dataset --local-dir TABLES",
-                "titan-tts prepare TABLES DATA --format table",
-                f"titan-tts train CONFIG --data.path DATA/train{drawn}",
-            ]
-    rows = "\n".join(f"| {name} | {value} |" for name, value in table.items())
+        table["references"] = drawn.strip() or f"{found['references']:,} stored"
+        train = "titan-tts train CONFIG --data.path {}" + " --data.references drawn" * bool(drawn)
+        url = hub_url(folder, name)
+        use = [f"titan-tts data inspect {url}", train.format(url)]
+        if is_table:
+            again = "titan-tts prepare FOLDER DATA --format table"
+            use = [get, again, train.format("DATA/train")]
+    rows = "\n".join(f"| {key} | {value} |" for key, value in table.items())
     return f"""---
-{_front_matter(options, found, kind)}
+{_front_matter(license, found, is_table)}
 ---
 
-# {options.name}
+# {name}
 
 {about}
 
@@ -79,21 +69,21 @@ Whose voices these are, what they agreed to, and the licence of the recordings: 
 """
 
 
-def hub_url(options: PushOptions) -> str:
+def hub_url(folder: str, name: str) -> str:
     """The training shards on the hub, as [data] path."""
-    below = "/train" if os.path.isdir(os.path.join(options.folder, "train")) else ""
-    return f"hf://{options.name}{below}"
+    below = "/train" if os.path.isdir(os.path.join(folder, "train")) else ""
+    return f"hf://{name}{below}"
 
 
-def _front_matter(options: PushOptions, found: dict[str, Any], kind: str) -> str:
+def _front_matter(license: str, found: dict[str, Any], is_table: bool) -> str:
     """YAML; values are written as JSON, which is YAML, too."""
     values: dict[str, Any] = {
-        "license": options.license,
+        "license": license,
         "language": found["languages"],
         "task_categories": ["text-to-speech"],
         "tags": ["titan-tts", "speech", "audio-latents"],
     }
-    if kind == "Parquet":
+    if is_table:
         parts = [
             {"split": split or "train", "path": f"{split and split + '/'}*{PARQUET}"}
             for split in found["hours"]

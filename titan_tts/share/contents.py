@@ -3,14 +3,13 @@
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from titan_tts.prepare.work_folder import RECORD_NAME, read_record
+from titan_tts.prepare.work_folder import read_record
 from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset, shard_name
@@ -40,18 +39,9 @@ def shards_of(data: str) -> dict[str, str]:
         for split, entry in entries.items()
         for path in find_shards(entry)
     ]
-    name, count = Counter(name for name, _ in found).most_common(1)[0]
-    if count > 1:
-        raise InputError(
-            f"{data}: has {count} shards of the name {name}; export one folder at a time"
-        )
+    if len(dict(found)) < len(found):
+        raise InputError(f"{data}: has shards of the same name; export one folder at a time")
     return dict(found)
-
-
-def parquet_files(folder: Path) -> list[str]:
-    """Paths of an export's Parquet files."""
-    below = [each for split in SPLITS if (each := folder / split).is_dir()] or [folder]
-    return sorted(path for each in below for path in shards_in(each, PARQUET))
 
 
 def open_shards(paths: Iterable[str]) -> Dataset:
@@ -64,18 +54,21 @@ def open_shards(paths: Iterable[str]) -> Dataset:
 def files(folder: Path) -> dict[str, int]:
     """{name: bytes} of the shards, or tars of audio, of a folder. Refused where they are not those that its export
     or preparation wrote."""
-    paths = parquet_files(folder.absolute()) or list(shards_of(str(folder)).values())
-    found = {os.path.relpath(path, folder.absolute()): os.path.getsize(path) for path in paths}
+    root = folder.absolute()
+    below = [each for split in SPLITS if (each := root / split).is_dir()] or [root]
+    paths = sorted(path for each in below for path in shards_in(each, PARQUET))
+    paths = paths or list(shards_of(str(folder)).values())
+    found = {os.path.relpath(path, root): os.path.getsize(path) for path in paths}
     state, record = read_state(folder), read_record(folder)
-    wanted = found
+    wanted, by = found, ""
     if state is not None:  # without "shards" until it is complete
-        wanted = state.get("shards", {})
+        wanted, by = state.get("shards", {}), "data export"
     elif record is not None:
-        wanted = {name: each["bytes"] for name, each in record["shards"].items()}
+        wanted, by = {name: each["bytes"] for name, each in record["shards"].items()}, "prepare"
     if other := {name for name, _ in wanted.items() ^ found.items()}:
         raise InputError(
-            f"{folder}: {named(sorted(other), 3)} unfinished, missing, cut or foreign, by {STATE_NAME if state else RECORD_NAME}; "
-            f"run titan-tts {'data export' if state else 'prepare'} again, or move foreign files away"
+            f"{folder}: {named(sorted(other), 3)} unfinished, missing, cut or foreign; run titan-tts {by} again, or move "
+            "foreign files away"
         )
     return found
 

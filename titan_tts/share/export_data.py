@@ -24,7 +24,7 @@ from titan_tts.share.contents import (
     read_state,
     shards_of,
 )
-from titan_tts.share.options import ExportOptions
+from titan_tts.share.export_command import Options
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
@@ -37,15 +37,15 @@ from torchtitan.models.dit_tts.speech.codec.record import (
 )
 
 
-def export_data(options: ExportOptions) -> dict[str, Any]:
-    """Writes what is missing. Returns counts: files, new ones, samples and bytes."""
+def export_data(options: Options) -> str:
+    """Writes what is missing. Returns a report."""
     out = Path(options.out).resolve()
     check_writable(out / STATE_NAME, "OUT")
     with working_in(out, out.with_name(f".{out.name}.lock"), "data export", "OUT"):
         return _export(options, out)
 
 
-def _export(options: ExportOptions, out: Path) -> dict[str, Any]:
+def _export(options: Options, out: Path) -> str:
     shards = shards_of(options.data)
     to_parquet, dataset = options.to == "parquet", open_shards(shards.values())
     state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "private": "left out"}
@@ -55,53 +55,51 @@ def _export(options: ExportOptions, out: Path) -> dict[str, Any]:
         if options.references == "drop":
             found["references"] = 0
         state |= {"references": options.references, "figures": found}
+        files = {name: f"{name}{PARQUET}" for name in shards}
     else:
         devices = codec_devices(options.device, options.engine)
         codec = _codec_of(options, "cpu" if options.engine == "ray" else devices[0])
         settings["codec"] = codec.name
         state["figures"] = figures(options.data, codec.frames_per_second)
         state["audio"] = options.audio
-    names = {
-        name: f"{name}{PARQUET}" if to_parquet else f"{name.replace('/', '-')}.tar"
-        for name in shards
-    }
-    files = {name: out / file for name, file in names.items()}
+        files = {name: f"{name.replace('/', '-')}.tar" for name in shards}
     complete = _begin(out, state)
+    there = {file: (out / file).stat().st_size for file in files.values() if (out / file).exists()}
     counts = Counter(dataset.shard.tolist())
     samples = {name: counts[number] for number, name in enumerate(shards)}
-    there = {name: path.stat().st_size for name, path in files.items() if path.exists()}
-    missing = [n for n in names if n not in there or there[n] != complete.get(names[n], there[n])]
     jobs = [
-        Job(n, (shards[n], str(files[n]), settings | {"split": os.path.dirname(n)}), samples[n])
-        for n in missing
+        Job(
+            name,
+            (shards[name], str(out / file), settings | {"split": os.path.dirname(name)}),
+            samples[name],
+        )
+        for name, file in files.items()
+        if file not in there or there[file] != complete.get(file, there[file])
     ]
     workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
-    left_out: set[str] = set()
-    done = len(dataset) - sum(samples[name] for name in missing)
+    left_out, function = set[str](), "titan_tts.share.export_shard:write_shard"
     with (
         open_engine(options.engine, max(workers, len(devices)), devices) as runner,
-        progress("exporting", "sample", jobs, done) as bar,
+        progress("exporting", "sample", jobs, len(dataset) - sum(job.work for job in jobs)) as bar,
     ):
-        for _, result in run_jobs(
-            runner, "titan_tts.share.export_shard:write_shard", jobs, bar, out
-        ):
+        for _, result in run_jobs(runner, function, jobs, bar, out):
             left_out.update(result["left_out"])
-    sizes = {name: path.stat().st_size for name, path in files.items()}
+    sizes = {file: (out / file).stat().st_size for file in files.values()}
     if to_parquet:
-        written = {file: {"bytes": sizes[n], "samples": samples[n]} for n, file in names.items()}
+        of_file = {files[name]: count for name, count in samples.items()}
+        written = {file: {"bytes": sizes[file], "samples": of_file[file]} for file in sizes}
         _write_record(options, out, written)
-    state["shards"] = {file: sizes[name] for name, file in names.items()}
-    write_atomic(out / STATE_NAME, json.dumps(state, indent=1) + "\n")
-    return {
-        "files": len(files),
-        "new": len(missing),
-        "left_out": sorted(left_out),
-        "samples": len(dataset),
-        "bytes": sum(sizes.values()),
-    }
+    write_atomic(out / STATE_NAME, json.dumps(state | {"shards": sizes}, indent=1) + "\n")
+    report = (
+        f"{options.out} is complete: {len(sizes)} files, {sum(sizes.values()) / 1e9:.3f} GB, {len(dataset)} samples; "
+        f"{len(jobs)} files written now"
+    )
+    if left_out:
+        report += f"\nleft out of the samples' JSON as private: {', '.join(sorted(left_out))}"
+    return report
 
 
-def _codec_of(options: ExportOptions, device: str) -> Codec:
+def _codec_of(options: Options, device: str) -> Codec:
     """The codec that made the data, to decode them with."""
     records = recorded_codecs(options.data)
     name = options.codec
@@ -131,7 +129,7 @@ def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
     return complete
 
 
-def _write_record(options: ExportOptions, out: Path, shards: dict[str, Any]) -> None:
+def _write_record(options: Options, out: Path, shards: dict[str, Any]) -> None:
     """The record of the data's preparation with the new files, by which a run finds the codec."""
     for found in recorded_codecs(options.data):
         record = read_json_file(found.path) | {"shards": shards}

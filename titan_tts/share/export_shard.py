@@ -1,4 +1,12 @@
-"""Writes one file of an export. Called by name in processes, so all arguments are plain values."""
+"""Writes one file of an export. Called by name in processes, so all arguments are plain values.
+
+A Parquet file has a row per sample:
+
+    key                        string
+    frames, reference_frames   int32    rows of the arrays
+    latents, reference         binary   float16 or float32 (rows, width), little-endian: KEY.npy behind its header
+    metadata                   string   KEY.json
+"""
 
 import json
 import tarfile
@@ -12,17 +20,17 @@ import torch
 import xxhash
 
 from titan_tts.share.contents import open_shards, private_columns
-from titan_tts.share.parquet_file import write_parquet_file
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.shard_writer import add_member, metadata_bytes
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import atomic_file
 from torchtitan.models.dit_tts.infra.collectives import one_thread
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded
 
 _AT_ONCE = 64  # samples that are requested together from a store
+_GROUP_BYTES = 32 << 20  # of rows that are in memory at once and become one row group
 _MP3_BIT_RATE = 64_000
 
 
@@ -32,16 +40,34 @@ def write_shard(source: str, target: str, given: dict[str, Any], device: str) ->
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     dataset = open_shards([source])
     if given["to"] == "parquet":
-        _write_parquet(target, dataset, given["references"] == "drop", left_out)
+        write_parquet(target, _rows(dataset, given["references"] == "drop", left_out))
     else:
         _write_audio(target, dataset, given, device, left_out)
     return {"left_out": sorted(left_out)}
 
 
-def _write_parquet(target: str, dataset: Dataset, drop: bool, left_out: set[str]) -> None:
-    size = None if drop else dataset.tar_bytes[0]
-    rows = _rows(dataset, drop, left_out)
-    write_parquet_file(target, rows, dataset.latent_channels, size)
+def write_parquet(target: str, rows: Iterator[dict[str, Any]]) -> None:
+    import pyarrow  # takes long to import, and audio exports do not need it
+    import pyarrow.parquet
+
+    from titan_tts.prepare.formats.table import shard_schema
+
+    schema = shard_schema()
+    # Float16 latents hardly compress.
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    with (
+        atomic_file(target) as file,
+        pyarrow.parquet.ParquetWriter(file, schema, **plain) as writer,
+    ):
+        group, size = list[dict[str, Any]](), 0
+        for row in rows:
+            group.append(row)
+            size += sum(len(row[array.name]) for array in members.ARRAYS)
+            if size >= _GROUP_BYTES:
+                writer.write_table(pyarrow.Table.from_pylist(group, schema))
+                group, size = [], 0
+        if group:
+            writer.write_table(pyarrow.Table.from_pylist(group, schema))
 
 
 def _write_audio(
@@ -85,27 +111,23 @@ def _rows(dataset: Dataset, drop: bool, left_out: set[str]) -> Iterator[dict[str
         values = json.loads(metadata)
         public = _public(values, left_out)
         where = f"sample '{dataset.sample_id(sample)}'"
-        lengths = {name: int(getattr(dataset, name)[sample]) for name in members.length_columns()}
+        row = {name: int(getattr(dataset, name)[sample]) for name in members.length_columns()}
         if drop:
-            if members.REFERENCE_PARTS in values:
-                raise InputError(
-                    f"--references drop, but the reference of {where} joins recordings, without which a speaker is lost; "
-                    "keep the references"
-                )
-            lengths["reference_frames"] = 0
+            require(
+                members.REFERENCE_PARTS not in values,
+                f"--references drop, but the reference of {where} joins recordings, without which a speaker is lost; keep "
+                "the references",
+            )
+            row["reference_frames"] = 0
             public = _without_reference(public)
-        arrays = [
-            data if lengths[array.length] else b"" for array, data in zip(members.ARRAYS, arrays)
-        ]
+        hashes = {}
+        for array, data in zip(members.ARRAYS, arrays, strict=True):
+            row[array.name] = data if row[array.length] else b""
+            hashes[array.suffix] = xxhash.xxh3_64_hexdigest(row[array.name])
         if public != values:
             public.pop(members.HASHES_KEY, None)
-            hashes = {
-                array.suffix: xxhash.xxh3_64_hexdigest(data)
-                for array, data in zip(members.ARRAYS, arrays)
-            }
             metadata = metadata_bytes(where, public, hashes)
-        columns = dict(zip((array.name for array in members.ARRAYS), arrays))
-        yield {"key": dataset.key(sample), "metadata": str(metadata, "utf-8")} | lengths | columns
+        yield {"key": dataset.key(sample), "metadata": str(metadata, "utf-8")} | row
 
 
 def _public(metadata: dict[str, Any], left_out: set[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -83,13 +82,17 @@ def test_the_card_tells_what_the_indexes_do(data, tmp_path):
         [config] = header["configs"]
         assert {"split": "train", "path": "train/*.parquet"} in config["data_files"]
         assert "references | drawn in training" in text
-        assert "titan-tts prepare TABLES DATA --format table" in text
+        assert "titan-tts prepare FOLDER DATA --format table" in text
         assert "--data.path DATA/train --data.references drawn" in text
     # Nothing but prepare.json, or the codec, tells how long a frame is.
     (data / "prepare.json").unlink()
     (data / "README.md").unlink()
     assert main(["data", "push", str(data), "me/corpus", "--card-only"]) == 0
     assert "hours of train | **to fill in** " in front_matter(data)[1]
+
+
+def push(*options):
+    return main(["data", "push", *map(str, options)])
 
 
 def test_what_the_hub_refuses_is_one_sentence(hub, data, monkeypatch, capsys):
@@ -99,67 +102,54 @@ def test_what_the_hub_refuses_is_one_sentence(hub, data, monkeypatch, capsys):
     hub.files["datasets/me/corpus/a.txt"] = b""
     missing = "hf://me/corpus/x.tar"
     refused(lambda: open_dataset(missing), "not found", "check OWNER/NAME, @REVISION")
-    assert main(["data", "push", str(data), "corpus"]) == 2
-    assert main(["data", "push", str(data / "none"), "me/corpus"]) == 2
+    assert push(data, "corpus") == 2 and push(data / "none", "me/corpus") == 2
     error = capsys.readouterr().err
     assert "give OWNER/NAME" in error and "is no folder" in error
-    assert main(["data", "export", str(data), "out", "--to=parquet", "--workers=1"]) == 0
-    Path("out/train/shard-000001.parquet").unlink()
-    assert main(["data", "push", "out", "me/corpus"]) == 2
-    assert "'train/shard-000001.parquet' unfinished, missing, cut" in capsys.readouterr().err
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    assert main(["data", "push", str(data), "me/corpus"]) == 2
+    assert push(data, "me/corpus") == 2
     assert "the upload failed" in capsys.readouterr().err
-    assert json.loads((data / "prepare.json").read_text())["sample_rate"] == 16_000
 
 
-def push(*options):
-    return main(["data", "push", *map(str, options)])
-
-
-def test_a_public_dataset_is_asked_for(hub, data, capsys):
+def test_a_public_dataset_is_asked_for_and_is_no_mixture(hub, data, capsys):
     assert push(data, "me/corpus", "--public") == 0 and not hub.private["datasets/me/corpus"]
     assert push(data, "me/corpus") == 2
     assert "me/corpus: is public" in capsys.readouterr().err
-    assert push(data, "me/other") == 0 and push(data, "me/other", "--public") == 2
-    assert "me/other: is private" in capsys.readouterr().err
-
-
-def test_the_hub_has_no_mixture(hub, data, capsys):
-    there = "datasets/me/corpus"
+    there = "datasets/me/other"
     old = {"README.md": b"theirs"}
     old |= dict.fromkeys(("train/shard-000077.tar", "train/shard-000000.parquet"), b"x")
     hub.private[there] = True
     hub.files |= {f"{there}/{name}": content for name, content in old.items()}
-    assert push(data, "me/corpus") == 2 and hub.names(there) == sorted(old)
+    assert push(data, "me/other", "--public", "--replace") == 2
+    assert "me/other: is private" in capsys.readouterr().err
+    assert push(data, "me/other") == 2 and hub.names(there) == sorted(old)
     error = capsys.readouterr().err
     assert "'train/shard-000000.parquet', 'train/shard-000077.tar' there" in error
-    assert push(data, "me/corpus", "--replace") == 0
-    assert "README.md of me/corpus is kept" in capsys.readouterr().out
+    assert push(data, "me/other", "--replace") == 0
+    assert "README.md of me/other is kept" in capsys.readouterr().out
     assert not set(list(old)[1:]) & set(hub.names(there)) and len(hub.names(there)) == 10
     assert hub.files[f"{there}/README.md"] == b"theirs"
 
 
-@pytest.mark.parametrize(
-    "harm, words",
-    [
-        (lambda out: (out / "export.json").write_text('{"to": "parquet"}'), "unfinished"),
-        (lambda out: (out / "heldout/x.parquet").write_bytes(b""), "'heldout/x.parquet' unf"),
-        (lambda out: os.truncate(out / "train/shard-000001.parquet", 99), "000001.parquet' unf"),
-        (lambda out: [shutil.rmtree(out / name) for name in ("train", "heldout")], "matches no"),
-    ],
-)
-def test_what_is_not_complete_is_not_pushed(prepared, tmp_path, capsys, harm, words):
-    out = tmp_path / "out"
-    assert main(["data", "export", str(prepared), str(out), "--to=parquet", "--workers=1"]) == 0
-    harm(out)
-    assert push(out, "me/corpus", "--card-only") == 2 and words in capsys.readouterr().err
-
-
-def test_a_prepared_folder_that_was_cut_is_not_pushed(data, capsys):
+def test_what_is_not_complete_is_not_pushed(data, tmp_path, capsys):
+    tables = tmp_path / "out"
+    assert main(["data", "export", str(data), str(tables), "--to=parquet", "--workers=1"]) == 0
+    shutil.rmtree(data / "heldout")
     os.truncate(data / "train/shard-000001.tar", 10_240)
     assert push(data, "me/corpus", "--card-only") == 2
-    assert "'train/shard-000001.tar' unfinished, missing, cut" in capsys.readouterr().err
+    names = "'heldout/shard-000000.tar', 'train/shard-000001.tar' unfinished, missing, cut"
+    assert names in capsys.readouterr().err
+    for name, content in (
+        ("export.json", b'{"to": "parquet"}'),
+        ("heldout/x.parquet", b""),
+        ("train/shard-000001.parquet", b"PAR1"),
+    ):
+        kept = (tables / name).read_bytes() if (tables / name).exists() else None
+        (tables / name).write_bytes(content)
+        assert push(tables, "me/corpus", "--card-only") == 2
+        named = "heldout/shard-000000.parquet" if name == "export.json" else name
+        assert f"'{named}'" in capsys.readouterr().err
+        (tables / name).unlink() if kept is None else (tables / name).write_bytes(kept)
+    assert push(tables, "me/corpus", "--card-only") == 0
 
 
 PRIVATE = {"annotator": "Jane", "original": "/home/jane/a.wav"}
