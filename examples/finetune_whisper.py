@@ -19,7 +19,7 @@ from titan_tts.overlay import install_overlay
 
 install_overlay()
 
-from titan_tts.annotate.segments import annotated_segments, load_audio, read_segments  # noqa: E402
+from titan_tts.annotate.segments import load_audio, read_segments  # noqa: E402
 from titan_tts.records.columns import drawn  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import to_mono  # noqa: E402
@@ -70,10 +70,13 @@ def main(words):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     whisper = WhisperRecognizer(options.model, device)
     manifest = options.manifest
-    segments = read_segments(manifest).values() if options.all else annotated_segments(manifest)
+    segments = read_segments(manifest).values()
     rows, heldout = [], []
     for segment in segments:
-        sound, language = sound_of(manifest, segment), segment.language or options.language
+        if not (options.all or segment.labels.get("annotated") is True):
+            continue
+        sound = sound_of(manifest, segment)
+        language = str(segment.labels.get("language") or options.language)
         known = not whisper.languages or language in whisper.languages
         require(known, f"{segment.id}: the model does not know the language {language!r}")
         if sound.seconds <= SECONDS:

@@ -26,10 +26,8 @@ class Desk:
     def __init__(self, path: Path, segments: dict[str, Segment]):
         self.path, self.segments = path, segments
         self.order = sorted(segments.values(), key=lambda each: (each.agreement, each.id))
-        self.hours = sum(each.seconds for each in segments.values()) / 3600
         self.history = History({i: each.place for i, each in segments.items()})
         self._lock, self.token = Lock(), create(path)
-        self._done: dict[str, Edit] = {}  # the decision about each segment that has one
         self._undone: Task | None = None  # what comes next, because it was taken back
 
     def next(self) -> Task | None:
@@ -37,9 +35,9 @@ class Desk:
         with self._transaction():
             if self._undone is not None:
                 return Task(self._undone.segment)
-            left = (each for each in self.order if each.id not in self._done)
-            counting = self.history.counting
-            found = min(left, key=lambda each: len(counting.get(each.id, ())), default=None)
+            done = self.history.decisions()
+            left = (each for each in self.order if each.id not in done)
+            found = min(left, key=lambda each: len(self.history.of(each.id)), default=None)
             return None if found is None else Task(found)
 
     def judge(self, segment: str, action: str, text: str, text_verbatim: str | None) -> None:
@@ -51,7 +49,7 @@ class Desk:
         with self._transaction() as connection:
             last = [(e.action, e.text, e.text_verbatim) for e in self.history.of(segment)[-1:]]
             if action == "skip" or last != [decision]:
-                _append(connection, self.segments[segment], "", *decision)
+                _append(connection, self.segments[segment], *decision)
             self._undone = None
 
     def undo(self) -> Task:
@@ -60,39 +58,32 @@ class Desk:
             edit = self.history.last()
             if edit is None or edit.segment not in self.segments:
                 raise InputError("there is nothing to undo")
-            segment = self.segments[edit.segment]
-            _append(connection, segment, edit.annotator, "undo", None, None)
-            self._undone = Task(segment, edit)
+            self._undone = Task(self.segments[edit.segment], edit)
+            _append(connection, self._undone.segment, "undo", None, None)
             return self._undone
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is decided, and of all."""
         with self._transaction():
-            seconds = sum(self.segments[segment].seconds for segment in self._done)
-            return {
-                "done": len(self._done),
-                "rejected": sum(edit.action == "reject" for edit in self._done.values()),
-                "all": len(self.segments),
-                "hours_done": seconds / 3600,
-                "hours": self.hours,
-            }
+            decisions = self.history.decisions()
+        done = {i: edit for i, edit in decisions.items() if i in self.segments}
+        return {
+            "done": len(done),
+            "rejected": sum(edit.action == "reject" for edit in done.values()),
+            "all": len(self.segments),
+            "hours_done": sum(self.segments[i].seconds for i in done) / 3600,
+            "hours": sum(each.seconds for each in self.order) / 3600,
+        }
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """With the history up to date."""
         with self._lock, opened(self.path) as connection:
-            for edit in self.history.read(connection):
-                decision = self.history.decision(edit.segment)
-                if decision is None:
-                    self._done.pop(edit.segment, None)
-                elif edit.segment in self.segments:
-                    self._done[edit.segment] = decision
+            self.history.read(connection)
             yield connection
 
 
-def _append(
-    connection: sqlite3.Connection, segment: Segment, annotator: str, *decision: str | None
-) -> None:
+def _append(connection: sqlite3.Connection, segment: Segment, *decision: str | None) -> None:
     """`decision`: action, text and text_verbatim."""
-    row = (segment.id, annotator, time.time(), *decision, segment.place)
+    row = (segment.id, "", time.time(), *decision, segment.place)
     connection.execute("INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)

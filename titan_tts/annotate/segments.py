@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations, show_left_out
+from titan_tts.annotate.store import MANIFEST_SUFFIX, annotations
 from titan_tts.collect.collection import COLLECTION_NAME, known_speakers, write_collection
 from titan_tts.collect.folder import FILES, RECORD_NAME, is_complete, read_record
 from titan_tts.prepare.audio_reader import Loader, Recording
@@ -46,10 +46,6 @@ class Segment(Utterance):
         """0 where the row does not say."""
         length = self._number("stop", 0.0) - self._number("start", 0.0)
         return self._number("duration", length)
-
-    @property
-    def language(self) -> str:
-        return str(self.labels.get("language") or "")
 
     def _number(self, name: str, otherwise: float) -> float:
         value: Any = self.labels.get(name)
@@ -92,21 +88,6 @@ def _read(path: Path) -> Iterator[Segment]:
         yield Segment(**vars(item), line=line)
 
 
-def annotated_segments(manifest: Path) -> list[Segment]:
-    """The rows of a manifest that people have annotated. Those whose audio is another one since are left out, and their
-    number is printed."""
-    found = [
-        each for each in read_segments(manifest).values() if each.labels.get("annotated") is True
-    ]
-    same = [each for each in found if each.labels.get("annotated_audio", each.place) == each.place]
-    show_left_out(len(found) - len(same))
-    require(
-        bool(same),
-        f'{manifest} has no row with "annotated": true; annotate some (titan-tts annotate), or use all rows',
-    )
-    return same
-
-
 def load_audio(target: Path, segment: Segment) -> Recording:
     """A segment's samples. Paths are relative to the collected folder, or to the manifest's."""
     root = target.parent if target.suffix == MANIFEST_SUFFIX else target
@@ -133,7 +114,7 @@ def write_annotated(target: Path) -> Path:
                 continue
             line = segment.line
             if edit:
-                row = (json_object(line) or {}) | edit | {"annotated_audio": segment.place}
+                row = (json_object(line) or {}) | edit
                 line = json.dumps(row, ensure_ascii=False) + line[len(line.rstrip("\r\n")) :]
             file.write(line.encode())
     return out

@@ -6,8 +6,7 @@
     3   1f..-00000-00004    reject  Hello.   uh hello             # the segment is rejected
 
 An undo takes back the last row of the segment that still counts. The column `audio` says where the audio was that was
-heard; what was decided about other audio than the segment's does not count. The column `annotator` is empty: earlier
-versions kept names there, and an undo takes back a row of its own annotator.
+heard; what was decided about other audio than the segment's does not count. The column `annotator` is of earlier versions.
 """
 
 import secrets
@@ -36,12 +35,10 @@ _SCHEMA = (
 
 @dataclass(frozen=True)
 class Edit:
-    """A row of the history; `time` in seconds since 1970."""
+    """A row of the history."""
 
     id: int
     segment: str
-    annotator: str
-    time: float
     action: str
     text: str | None
     text_verbatim: str | None
@@ -61,45 +58,38 @@ class History:
         self.counting: dict[str, list[Edit]] = {}
         self.of_other_audio: set[str] = set()
         self._audio, self._last_id = audio, 0
-        self._made: dict[int, Edit] = {}  # those that count, oldest first
 
-    def read(self, connection: sqlite3.Connection) -> list[Edit]:
-        """Adds each new row that is about a segment's present audio, and returns them."""
+    def read(self, connection: sqlite3.Connection) -> None:
         # SQLite keeps a value of any kind, and the folder may be another person's.
-        kinds: dict[Any, str] = {int: "INTEGER", float: "REAL"}
         columns = ", ".join(
-            f"CAST({each.name} AS {kinds.get(each.type, 'TEXT')})" for each in fields(Edit)
+            f"CAST({each.name} AS {'INTEGER' if each.type is int else 'TEXT'})"
+            for each in fields(Edit)
         )
         statement = f"SELECT {columns} FROM edits WHERE id > ? ORDER BY id"
-        found = []
         for row in connection.execute(statement, [self._last_id]):
             edit = Edit(*row)
             self._last_id = edit.id
             if self._audio.get(edit.segment, edit.audio) != edit.audio:
                 self.of_other_audio.add(edit.segment)
                 continue
-            found.append(edit)
             edits = self.counting.setdefault(edit.segment, [])
             if edit.action != "undo":
                 edits.append(edit)
-                self._made[edit.id] = edit
-            elif own := [each for each in edits if each.annotator == edit.annotator]:
-                edits.remove(own[-1])
-                del self._made[own[-1].id]
-        return found
+            elif edits:
+                edits.pop()
 
     def of(self, segment: str) -> list[Edit]:
         return self.counting.get(segment, [])
 
-    def decision(self, segment: str) -> Edit | None:
-        """The newest accept or reject; of each annotator of an earlier version only the last edit counts."""
-        last = {edit.annotator: edit for edit in self.of(segment)}
-        judged = [edit for edit in last.values() if edit.action != "skip"]
-        return max(judged, key=lambda edit: edit.id, default=None)
+    def decisions(self) -> dict[str, Edit]:
+        """{segment: its newest accept or reject}"""
+        edits = (edit for each in self.counting.values() for edit in each)
+        return {edit.segment: edit for edit in edits if edit.action != "skip"}
 
     def last(self) -> Edit | None:
         """The latest edit that counts, which an undo would take back."""
-        return next(reversed(self._made.values()), None)
+        latest = (edits[-1] for edits in self.counting.values() if edits)
+        return max(latest, key=lambda edit: edit.id, default=None)
 
 
 def database_path(target: Path) -> Path:
@@ -135,12 +125,6 @@ def create(path: Path) -> str:
         return str(connection.execute("SELECT token FROM access").fetchone()[0])
 
 
-def show_left_out(count: int) -> None:
-    """Says how many segments' annotations were left out."""
-    if count:
-        show(f"{count} annotations are of other audio than their rows name now; they are left out")
-
-
 def annotations(
     folder: str | Path, audio: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any] | None]:
@@ -157,10 +141,10 @@ def annotations(
     with opened(path, "BEGIN") as connection:
         history.read(connection)
     found: dict[str, dict[str, Any] | None] = {}
-    for segment in history.counting:
-        if edit := history.decision(segment):
-            texts = {"text": edit.text, "text_verbatim": edit.text_verbatim}
-            kept = {name: text for name, text in texts.items() if text is not None}
-            found[segment] = {"annotated": True, **kept} if edit.action == "accept" else None
-    show_left_out(len(history.of_other_audio - found.keys()))
+    for segment, edit in history.decisions().items():
+        texts = {"text": edit.text, "text_verbatim": edit.text_verbatim}
+        kept = {name: text for name, text in texts.items() if text is not None}
+        found[segment] = {"annotated": True, **kept} if edit.action == "accept" else None
+    if count := len(history.of_other_audio - found.keys()):
+        show(f"{count} annotations are of other audio than their rows name now; they are left out")
     return found

@@ -104,9 +104,7 @@ class Loader:
         except InputError as error:
             raise SourceError(str(error)) from None
         if len(data) != place["bytes"]:
-            raise SourceError(
-                f"{plain_name(path)} ends before the audio does; it changed since it was listed"
-            )
+            raise SourceError(f"{plain_name(path)} ends before the audio does; it has changed")
         return data
 
     def _cursor(self, place: dict[str, Any], *columns: str) -> "TableCursor":

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
-from titan_tts.prepare.listing import items_of_chunk, read_plan, unusable
+from titan_tts.prepare.listing import items_of_chunk, unusable
 from titan_tts.prepare.processing import COUNTED, REASONS, Processed, length_reason, process
 from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.prepare.source_error import SourceError
@@ -47,7 +47,7 @@ class Run:
     sample_rate: int
     hop_length: int
     options: Options
-    # Another one each time that a preparation starts or continues.
+    # New each time that a preparation starts or continues.
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -61,11 +61,6 @@ class Chunk:
     counts: dict[str, float] = field(default_factory=dict)  # COUNTED field -> sum
     dropped_seconds: dict[str, float] = field(default_factory=dict)  # of those that can be decoded
     longest: list[tuple[str, float]] = field(default_factory=list)  # of them: key, seconds
-
-    def drop(self, reason: str, key: str, seconds: float) -> None:
-        self.add(
-            Chunk({}, {reason: 1}, [], {}, {reason: seconds}, [(key, seconds)] if seconds else [])
-        )
 
     def add(self, other: "Chunk") -> None:
         self.longest = sorted([*self.longest, *other.longest], key=lambda one: -one[1])[:WORST]
@@ -91,8 +86,8 @@ def read_chunk(folder: Path, number: int) -> Chunk | None:
     if not path.exists():
         return None
     chunk = Chunk(**json.loads(path.read_text()))
-    shards = [_shard_path(folder, split, number) for split in chunk.samples]
-    return chunk if all(shard.exists() for shard in shards) else None
+    there = all(_shard_path(folder, split, number).exists() for split in chunk.samples)
+    return chunk if there else None
 
 
 def open_chunks(folder: Path, channels: int, part: tuple[int, int] = (0, 1)) -> Dataset:
@@ -102,7 +97,7 @@ def open_chunks(folder: Path, channels: int, part: tuple[int, int] = (0, 1)) -> 
     try:
         return open_dataset(paths, channels, part=part)
     except InputError as error:
-        raise InputError(f"{error}; remove {folder / 'chunks'} and start again") from None
+        raise InputError(f"{error}; remove {folder} and start again") from None
 
 
 def _chunk_path(folder: Path, number: int) -> Path:
@@ -127,9 +122,8 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
     """Encode a chunk: {"chunk": its Chunk as a dict}."""
     work = Path(folder)
     run = read_run(work)
-    items, plan = items_of_chunk(work, number), read_plan(work)
     with one_thread():  # one worker per core, and sums in the same order everywhere
-        chunk, samples = _encode(run, items, device, plan.items if plan else len(items))
+        chunk, samples = _encode(run, items_of_chunk(work, number), device)
     for split, triplets in samples.items():
         path = _shard_path(work, split, number)
         path.unlink(missing_ok=True)  # of an earlier attempt, that may have dropped others
@@ -142,7 +136,7 @@ def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
 
 
 def _encode(
-    run: Run, items: list[Utterance], device: str, total: int
+    run: Run, items: list[Utterance], device: str
 ) -> tuple[Chunk, dict[str, list[Triplet]]]:
     chunk, loader = Chunk(), _loader(run)
     samples: dict[str, list[Triplet]] = {split: [] for split in SPLITS}
@@ -157,11 +151,12 @@ def _encode(
             raise
         except InputError as error:
             if run.options.on_error == "raise":
-                raise unusable(run.options.source, item.id, error, total) from None
+                raise unusable(run.options.source, item.id, error) from None
             chunk.problems.append([item.id, str(error)])
             outcome = "undecodable"
         if isinstance(outcome, str):
-            chunk.drop(outcome, item.id, seconds)
+            longest = [(item.id, seconds)] if seconds else []
+            chunk.add(Chunk({}, {outcome: 1}, [], {}, {outcome: seconds}, longest))
             continue
         samples[item.split].append(_triplet(run, item, outcome, references, device))
         for name in COUNTED:
@@ -192,9 +187,8 @@ def _outcome(
 
 
 def _references(run: Run, recordings: list[Recording], device: str) -> list[np.ndarray]:
-    """Latents (R, channels) of the recordings that a list names as a sample's reference. Each may have an equal part
-    of --max-reference-frames, so that no speaker of several is lost.
-    """
+    """Latents (R, channels) of a sample's own references, each of an equal part of --max-reference-frames, so that no
+    speaker of several is lost."""
     audio, latents = run.options.audio, list[np.ndarray]()
     # No filters: the user chose these recordings.
     settings = AudioSettings(loudness=audio.loudness, max_silence=audio.max_silence)

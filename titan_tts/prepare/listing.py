@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,8 +21,7 @@ from tqdm import tqdm
 from titan_tts.prepare.formats import Reader
 from titan_tts.prepare.settings import Options
 from titan_tts.prepare.source_error import SourceError, unreadable
-from titan_tts.records.columns import NO_TEXT
-from titan_tts.records.utterance import Unusable, Utterance
+from titan_tts.records.utterance import TRAIN, Unusable, Utterance
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file, nfc, path_on_disk
@@ -41,16 +40,16 @@ class Plan:
     chunks: int = 0
     train_items: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    problems: list[list[str]] = field(default_factory=list)  # the first [key, sentence]
+    problems: list[list[str]] = field(default_factory=list)  # the first [id, sentence]
 
     def drop(self, reason: str, recordings: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + recordings
 
 
 def list_items(reader: Reader) -> Iterator[tuple[Utterance | Unusable, int, int]]:
-    """Items with size and time (ns) of their own file and references, 0 without one.
+    """Utterances with size and time (ns) of their own file and references, 0 without one.
 
-    An item with a missing file or an earlier item's key is unusable.
+    An utterance with a missing file or an earlier one's id is unusable.
     """
     seen: set[int] = set()
     for item in reader.items():
@@ -102,7 +101,7 @@ def source_digest(reader: Reader) -> str:
         digest.update(line.encode("utf-8", "backslashreplace"))
     if not reader.self_contained:
         for item, size, time in list_items(reader):
-            line = item.to_json() if isinstance(item, Utterance) else json.dumps(item)
+            line = json.dumps(item) if isinstance(item, Unusable) else item.to_json()
             digest.update(f"{line}\0{size}\0{time}\n".encode())
     return digest.hexdigest()
 
@@ -120,7 +119,7 @@ def is_wanted(item: Utterance, where: str) -> bool:
 def usable_items(
     reader: Reader, source: str, on_error: str, plan: Plan, where: str = ""
 ) -> Iterator[Utterance]:
-    """Items to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
+    """Utterances to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
             plan.drop("undecodable", item.recordings)
@@ -132,53 +131,22 @@ def usable_items(
             plan.drop("empty_text")
         else:
             plan.items += 1
-            plan.train_items += item.split == "train"
+            plan.train_items += item.split == TRAIN
             yield item
     if on_error == "raise" and plan.problems:
-        _check_text_column(source, plan)
         (key, sentence), *others = plan.problems
-        count = plan.dropped["undecodable"]
-        raise unusable(source, key, sentence, plan.items + count, count, others)
+        more = plan.dropped["undecodable"] - 1
+        same = all(other == sentence for _, other in others)
+        shown = "" if same else "".join(f"\n  {key}: {each}" for key, each in others)
+        also = f"\n{more} more cannot be used{' for the same reason' if same else ':'}{shown}"
+        raise unusable(source, key, f"{sentence}{also if more else ''}")
 
 
-def _check_text_column(source: str, plan: Plan) -> None:
-    """Raises InputError where no recording has a text: its column is named otherwise."""
-    lacks_text = all(NO_TEXT in sentence for _, sentence in plan.problems)
-    if plan.problems and lacks_text and not plan.items and plan.dropped.keys() == {"undecodable"}:
-        key, sentence = plan.problems[0]
-        raise InputError(
-            f"{source}: {key}: {sentence}; so it is with all {plan.dropped['undecodable']} recordings: name the column "
-            f"of the text with --text-column"
-        )
-
-
-def unusable(
-    source: str,
-    key: str,
-    sentence: object,
-    total: int,
-    count: int = 1,
-    others: Sequence[list[str]] = (),
-) -> InputError:
-    """The error of `count` unusable recordings of `total` where none may be skipped: of the first, and of others that
-    are known."""
-    skip = ", or leave such recordings out with --on-error skip"
-    if count > Options.max_corrupt_fraction * total:
-        skip += f" --max-corrupt-fraction {allowing(count, total)}"
-    more = ""
-    if others:
-        is_same = all(other == sentence for _, other in others)
-        shown = "".join(f"\n  {key}: {sentence}" for key, sentence in others)
-        more = " for the same reason" if is_same else f", such as{shown}"
-        more = f"\n{count - 1} more cannot be used{more}"
+def unusable(source: str, key: str, problem: object) -> InputError:
+    """The error of a recording that cannot be used where none may be left out."""
     return InputError(
-        f"{source}: {key}: {sentence}; correct it{skip if count < total else ''}{more}"
+        f"{source}: {key}: {problem}\ncorrect it, or leave such recordings out with --on-error skip"
     )
-
-
-def allowing(count: int, total: int) -> str:
-    """A --max-corrupt-fraction of full per cent that `count` of `total` recordings do not exceed."""
-    return f"{min(1.0, (100 * count // total + 1) / 100):g}"
 
 
 def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
@@ -200,27 +168,30 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
                 lost[item.id] = letters
         if phones and lost:
             raise lost_letters_error("--encoder", phones, lost, plan.items)
-        _check_text_column(options.source, plan)
-        if not plan.train_items and (not plan.items or options.heldout_fraction < 1):
-            dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items()) or "none"
-            raise InputError(
-                f"{options.source}: holds {plan.items} usable recordings, but none for training "
-                f"(left out: {dropped}); check the path, the format, the splits and --heldout-fraction, "
-                "which is 1 for a corpus that is for tests only"
-            )
-        if options.heldout_fraction and plan.train_items == plan.items:
-            # Before hours of encoding: a run without held-out recordings measures nothing.
-            raise InputError(
-                f"{options.source}: --heldout-by {options.heldout_by} with --heldout-fraction = "
-                f"{options.heldout_fraction:g} holds nothing out; give a larger fraction or another "
-                "--seed, or leave both out if the source has its own splits or none is wanted"
-            )
+        _check_splits(options, plan)
     plan.chunks = len(starts)
     with atomic_file(folder / STARTS_NAME) as file:
         np.save(file, np.array([*starts, position], dtype=np.int64))
     with atomic_file(folder / PLAN_NAME) as file:
         file.write(json.dumps(asdict(plan)).encode())
     return plan
+
+
+def _check_splits(options: Options, plan: Plan) -> None:
+    """Before hours of encoding: a run cannot train without recordings, nor measure without held-out ones."""
+    if not plan.train_items and (not plan.items or options.heldout_fraction < 1):
+        dropped = ", ".join(f"{n} {reason}" for reason, n in plan.dropped.items()) or "none"
+        first = "; {}: {}".format(*plan.problems[0]) if plan.problems else ""
+        raise InputError(
+            f"{options.source}: holds {plan.items} usable recordings, but none for training (left out: {dropped}{first}); "
+            "check the path, the format, the splits and --heldout-fraction, which is 1 for a corpus for tests only"
+        )
+    by_speaker = options.heldout_by == "speaker"
+    if (options.heldout_fraction or by_speaker) and plan.train_items == plan.items:
+        raise InputError(
+            f"{options.source}: --heldout-by {options.heldout_by} with --heldout-fraction = "
+            f"{options.heldout_fraction:g} holds nothing out; give a larger fraction or another --seed, or leave both out"
+        )
 
 
 def read_plan(folder: Path) -> Plan | None:

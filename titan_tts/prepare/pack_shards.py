@@ -42,7 +42,7 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
             write_shard(path, _triplets(run, chunks, table, samples))
         index = load_index(str(path))
     except CorruptSampleError as error:
-        raise InputError(f"{error}; remove {folder}/chunks and start again") from error
+        raise InputError(f"{error}; remove {folder} and start again") from error
     if index.problems or len(index) != len(samples):
         counts = f"{len(index)} valid samples of {len(samples)}"
         raise InputError(f"{path}: holds {counts}; remove it and start again")
@@ -76,8 +76,7 @@ def _triplets(
         metadata = loaded.metadata
         if members.REFERENCE_PARTS in metadata and not options.references:
             raise InputError(
-                f"--references 0, but the reference of '{key}' joins recordings, without which a speaker is lost; prepare "
-                "such samples with --references 1"
+                f"--references 0, but the reference of '{key}' joins recordings of several speakers; give --references 1"
             )
         if len(loaded.reference) and options.references:
             # The source's own reference is cropped as the others are, but from its start on.
@@ -95,8 +94,8 @@ def _triplets(
 def _drawn(
     options: Options, chunks: Dataset, table: SpeakerTable, sample: int, latents: np.ndarray
 ) -> tuple[str, np.ndarray] | None:
-    """Key and frames of the utterance in a sample's reference. One that shares frames with the sample, as overlapping
-    segments do, or that never changes is left out, and another drawn. `--references 0`: none."""
+    """Key and frames of a sample's drawn reference, which shares no frames with the sample, as overlapping segments do,
+    and is not the same throughout. `--references 0`: none."""
     for attempt in range(_MAX_ATTEMPTS if options.references else 0):
         span = choose_reference(
             table,
@@ -109,11 +108,7 @@ def _drawn(
         if span is None:
             break
         frames = chunks.load(span.sample).latents[span.start :][: span.frames]
-        if _is_usable(frames, latents):
+        changes = len(frames) == 1 or bool((frames != frames[0]).any())
+        if changes and not is_leak(frames, latents):
             return chunks.key(span.sample), frames
     return None
-
-
-def _is_usable(reference: np.ndarray, latents: np.ndarray) -> bool:
-    changes = len(reference) == 1 or bool((reference != reference[0]).any())
-    return changes and not is_leak(reference, latents)

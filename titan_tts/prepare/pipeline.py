@@ -17,7 +17,6 @@ the recordings and the settings, never on the number of workers, the engine or t
 
 import json
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ from titan_tts.jobs.workspace import difference
 from titan_tts.prepare import report, work_folder
 from titan_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
 from titan_tts.prepare.formats import Reader, find_format, open_corpus
-from titan_tts.prepare.listing import Plan, allowing, read_plan, source_digest, write_plan
+from titan_tts.prepare.listing import Plan, read_plan, source_digest, write_plan
 from titan_tts.prepare.pack_shards import shard_name
 from titan_tts.prepare.settings import Options
-from titan_tts.records.utterance import SPLITS
-from torchtitan.models.dit_tts.errors import InputError, show, without_secrets
+from titan_tts.records.utterance import HELDOUT, SPLITS, TRAIN
+from torchtitan.models.dit_tts.errors import InputError, require, show, without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
 
@@ -63,23 +62,12 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
         | {"codec": codec_kind(codec.name), "codec_fingerprint": codec.fingerprint},
         "source_digest": source_digest(reader),
     }
-    # Before the lock, so that a complete output may lie where nothing can be written.
-    record = _reusable(output, state, options)
-    if record is not None:
-        return record | {"reused": True}
     with work_folder.working_in_partial(output) as folder:
-        finishing = work_folder.is_finishing(folder, state)
-        if not finishing:
-            work_folder.restore(folder, output)
-        record = _reusable(output, state, options)
-        if record is not None:  # by a run that ended in between, or was put back
+        if record := _reusable(output, state, options):
             return record | {"reused": True}
         replaces = work_folder.read_record(output)  # None, or --overwrite is given
-        if not finishing:
+        if not work_folder.is_finishing(folder, state):
             work_folder.begin(folder, state, options.overwrite)
-            if options.overwrite and options.on_error == "raise" and _leaves_out(folder):
-                work_folder.clear(folder)
-                work_folder.begin(folder, state, options.overwrite)
             shape = codec.latent_channels, codec.sample_rate, codec.hop_length
             run = Run(reader.root, reader.files(), *shape, options)
             write_run(folder, run)
@@ -111,25 +99,19 @@ def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str
         why = f"was made with other settings ({changed})"
     elif not work_folder.has_all_shards(output, record):
         why = "lacks shards that it had, or has changed ones"
-    elif options.on_error == "raise" and "undecodable" in record["summary"]["dropped"]:
-        why = "was made with --on-error skip and leaves corrupt recordings out"
     elif record["source_digest"] != state["source_digest"]:
         why = "was made from other recordings, or the source's files have changed since"
     else:
-        with suppress(OSError):  # a complete output may lie where nothing can be written
-            work_folder.tidy(output)
+        work_folder.tidy(output)
         return record
-    if options.overwrite:
-        if foreign := {path.name for path in output.iterdir()} - work_folder.OUTPUT_NAMES:
-            raise InputError(
-                f"{output}: holds {min(foreign)}, which --overwrite would remove with the shards; "
-                "move it away or give another output folder"
-            )
-        return None
-    raise InputError(
-        f"{output}: {why}; pass --overwrite to replace it once the new one is complete, or give "
-        "another output folder"
-    )
+    other = "or give another output folder"
+    if not options.overwrite:
+        raise InputError(f"{output}: {why}; pass --overwrite to replace it at the end, {other}")
+    if foreign := {path.name for path in output.iterdir()} - work_folder.OUTPUT_NAMES:
+        raise InputError(
+            f"{output}: holds {min(foreign)}, which --overwrite would remove, too; move it away {other}"
+        )
+    return None
 
 
 def _build(
@@ -144,33 +126,26 @@ def _build(
     workers = options.workers or default_workers(jobs, devices, options.engine)
     with open_engine(options.engine, workers, devices) as runner:
         encoded = _encode_stage(folder, plan, options, runner, missing, counted)
-        # In the list's order, whatever chunk was encoded first.
-        total, missing = _so_far(folder, plan)
-        if missing:
-            raise InputError(
-                f"{folder}: {len(missing)} of its {plan.chunks} encoded chunks cannot be seen; start again"
-            )
-        if not total.samples.get("train" if plan.train_items else "heldout"):
-            raise InputError(
-                f"{options.source}: no {'training' if plan.train_items else 'held-out'} recording is left, left out were "
-                f"{total.dropped}; change the filters"
-            )
+        total, missing = _so_far(folder, plan)  # in the list's order, whatever came first
+        wanted = TRAIN if plan.train_items else HELDOUT
+        require(
+            bool(missing or total.samples.get(wanted)),
+            f"{options.source}: no recording is left for {wanted}, left out were {total.dropped}; change the filters",
+        )
         chunks = open_chunks(folder, run.channels)
-        if len(chunks) != sum(total.samples.values()):
-            raise InputError(
-                f"{folder}: its chunks hold {len(chunks)} samples of {sum(total.samples.values())}; "
-                "remove it and start again"
-            )
-        work_folder.keep_shards_of(folder, chunks.fingerprint)
+        require(
+            not missing and len(chunks) == sum(total.samples.values()),
+            f"{folder}: not all of its encoded chunks can be seen; start again, or remove it first",
+        )
         shards = _shard_stage(folder, total, options, runner)
+    frames_per_second = run.sample_rate / run.hop_length
+    speakers = len(chunks.labels("speaker")[1])
     record = {
         **state,
         "sample_rate": run.sample_rate,
-        "frames_per_second": run.sample_rate / run.hop_length,
+        "frames_per_second": frames_per_second,
         "shards": shards,
-        "summary": report.summarize(
-            shards, run.sample_rate / run.hop_length, len(chunks.labels("speaker")[1]), total
-        ),
+        "summary": report.summarize(shards, frames_per_second, speakers, total),
         "encoded_now": encoded,
     }
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
@@ -179,20 +154,13 @@ def _build(
 def _check_corrupt(options: Options, plan: Plan, counted: Chunk) -> None:
     """Raises InputError where too many of the recordings seen so far are corrupt."""
     count = counted.dropped.get("undecodable", 0)
-    if not count:
-        return
-    key, sentence = counted.problems[-1]
-    if options.on_error == "raise":
-        raise InputError(
-            f"{options.source}: {key}: {sentence}; an earlier run with --on-error skip left it out: "
-            "go on with that, or start over with --overwrite"
-        )
     total = plan.items + plan.dropped.get("undecodable", 0)
-    limit = options.max_corrupt_fraction
-    if count > limit * total:
+    if count > options.max_corrupt_fraction * total:
+        key, sentence = counted.problems[-1]
+        enough = min(1.0, (100 * count // total + 1) / 100)
         raise InputError(
-            f"{options.source}: {count} of {total} recordings are corrupt, more than "
-            f"--max-corrupt-fraction = {limit} allows (give {allowing(count, total)} or more, or correct them); the last is "
+            f"{options.source}: {count} of {total} recordings are corrupt, more than --max-corrupt-fraction = "
+            f"{options.max_corrupt_fraction} allows (give {enough:g} or more, or correct them); the last is "
             f"{key}: {sentence}"
         )
 
@@ -225,12 +193,6 @@ def _so_far(folder: Path, plan: Plan) -> tuple[Chunk, list[int]]:
         else:
             counted.add(chunk)
     return counted, missing
-
-
-def _leaves_out(folder: Path) -> bool:
-    """True if a work folder was begun with --on-error skip and leaves corrupt recordings out."""
-    plan = read_plan(folder)
-    return plan is not None and "undecodable" in _so_far(folder, plan)[0].dropped
 
 
 def _shard_stage(

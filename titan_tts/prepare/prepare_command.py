@@ -29,9 +29,8 @@ def run(options: Options) -> int:
     show("\n  ".join([f"{options.output} {state}:", *lines(record["summary"])]))
     trained = record["summary"]["train"]
     if not trained["samples"]:
-        print(
-            f"test on it:   {shlex.join(['titan-tts', 'evaluate', 'RUN', '--test', options.output])}"
-        )
+        command = ["titan-tts", "evaluate", "RUN", "--test", options.output]
+        print(f"test on it:   {shlex.join(command)}")
         return 0
     held_out = record["summary"]["heldout"]["samples"]
     if 0 < held_out < FEW_SAMPLES:
@@ -45,7 +44,6 @@ def run(options: Options) -> int:
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
     config, *keys = _config_for(options, trained["hours"])
-    keys += [] if options.references else ["--data.references", "drawn"]
     command = ["titan-tts", "train", config, "--data.path", train, *keys]
     print(f"train on it:  {shlex.join(command)}")
     if trained["hours"] < 1:
@@ -57,11 +55,8 @@ def run(options: Options) -> int:
 
 def _config_for(options: Options, hours: float) -> list[str]:
     """A shipped config and the options with which it accepts these data."""
-    # The embedded codec is for work without downloads.
-    if codec_kind(options.codec) == "mel_dct":
-        keys = ["one_gpu" if hours >= 10 else "small"]
-        return keys if options.codec == "mel_dct" else [*keys, "--sampling.codec", options.codec]
-    keys = ["800m"]
-    if options.codec != "facebook/dacvae-watermarked":
-        keys += ["--sampling.codec", options.codec]
-    return keys
+    config, codec = "800m", "facebook/dacvae-watermarked"
+    if codec_kind(options.codec) == "mel_dct":  # the embedded one, for work without downloads
+        config, codec = "one_gpu" if hours >= 10 else "small", "mel_dct"
+    keys = [] if options.codec == codec else ["--sampling.codec", options.codec]
+    return [config, *keys, *([] if options.references else ["--data.references", "drawn"])]

@@ -1,20 +1,18 @@
 """Which utterance is a sample's speaker reference, and which part of it.
 
 A reference never comes from its own target: neither the sample nor a copy of it (equal latents) is
-drawn. Training samples get other training utterances of their speaker. Held-out samples get other
-held-out utterances, which the model has never seen; if there are none, training utterances of the
-speaker: these do not hold the target, and make no measure of it easier. A sample without such an
-utterance has no reference: a part of the target would let a model copy what it should say.
+drawn. Training samples get other training utterances of their speaker; held-out samples other
+held-out utterances, or if there are none training utterances. A sample without such an utterance has
+no reference: a part of the target would let a model copy what it should say.
 """
 
 import hashlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """`frames` latent frames from frame `start` of a sample."""
 
     sample: int
@@ -39,10 +37,8 @@ class SpeakerTable:
         self._first = self._last - counts
 
     def candidates(self, sample: int) -> tuple[np.ndarray, int, int]:
-        """(samples, start, stop): samples of the speaker, of which [start:stop] must not be drawn.
-
-        These are the sample and its copies; without any other sample the list is empty.
-        """
+        """(samples, start, stop): samples of the speaker, of which [start:stop], the sample and its copies, must not be
+        drawn; empty without any other sample."""
         own = int(self._split[sample])
         for split in (own, own | 1):  # its own split, then the speaker's training part
             part = slice(self._first[split], self._last[split])
@@ -67,11 +63,8 @@ def _originals(speaker: np.ndarray, content: np.ndarray) -> np.ndarray:
 def choose_reference(
     table: SpeakerTable, sample: int, key: str, *, seed: int, max_frames: int, attempt: int = 0
 ) -> Span | None:
-    """A sample's reference: another utterance, cropped to `max_frames` from a random frame on.
-
-    It depends on (seed, key) and on the speaker's utterances, never on other speakers. `attempt` n gives the n-th
-    utterance after it, for where it cannot be used; None once every other utterance was given.
-    """
+    """A sample's reference: another utterance, cropped to `max_frames` from a random frame on, or the `attempt`-th after
+    it; None once every other was given. It depends on (seed, key) and on the speaker's utterances alone."""
     key_digest = hashlib.sha256(key.encode()).digest()
     random = np.random.default_rng([seed, int.from_bytes(key_digest[:8], "little")])
     candidates, own_from, own_to = table.candidates(sample)

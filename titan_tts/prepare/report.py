@@ -17,19 +17,21 @@ def summarize(
     summary: dict[str, Any] = {}
     for split in SPLITS:
         parts = [shard for name, shard in shards.items() if name.startswith(f"{split}/")]
-        frames = sum(shard["frames"] for shard in parts)
-        summary[split] = {
-            "samples": sum(shard["samples"] for shard in parts),
-            "frames": frames,
-            "hours": round(frames / frames_per_second / 3600, 4),
-            "shards": len(parts),
-            "without_reference": sum(shard["without_reference"] for shard in parts),
+        sums = {
+            name: sum(shard[name] for shard in parts)
+            for name in ("samples", "frames", "without_reference")
         }
-    summary |= {"speakers": speakers, "dropped": dict(sorted(total.dropped.items()))}
+        hours = round(sums["frames"] / frames_per_second / 3600, 4)
+        summary[split] = {**sums, "hours": hours, "shards": len(parts)}
     seconds = {name: round(each, 1) for name, each in sorted(total.dropped_seconds.items())}
-    summary |= {"dropped_seconds": seconds, "longest_dropped": total.longest}
-    summary |= {name: round(total.counts.get(name, 0), 2) for name in COUNTED}
-    return summary | {"problems": total.problems[:SHOWN_PROBLEMS]}
+    return summary | {
+        "speakers": speakers,
+        "dropped": dict(sorted(total.dropped.items())),
+        "dropped_seconds": seconds,
+        "longest_dropped": total.longest,
+        **{name: round(total.counts.get(name, 0), 2) for name in COUNTED},
+        "problems": total.problems[:SHOWN_PROBLEMS],
+    }
 
 
 def lines(summary: dict[str, Any]) -> list[str]:
@@ -41,12 +43,11 @@ def lines(summary: dict[str, Any]) -> list[str]:
             hours = part["hours"]
             length = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
             out.append(f"{split}: samples {part['samples']}, {length}, shards {part['shards']}")
-            if count := part["without_reference"]:
-                out.append(
-                    f"{split} samples without a reference, as --references is 0 or their speaker has no other "
-                    f"recording: "
-                    f"{count} ({count / part['samples']:.1%})"
-                )
+        if count := part["without_reference"]:
+            why = "as --references is 0 or their speaker has no other recording"
+            out.append(
+                f"{split} samples without a reference, {why}: {count} ({count / part['samples']:.1%})"
+            )
     out.append(f"speakers: {summary['speakers']}")
     samples = sum(summary[split]["samples"] for split in SPLITS)
     for name, words in (
@@ -57,15 +58,13 @@ def lines(summary: dict[str, Any]) -> list[str]:
             out.append(f"{words}: {summary[name]} ({summary[name] / samples:.1%})")
     if summary["silence_cut_seconds"]:
         out.append(f"silence cut: {summary['silence_cut_seconds']:.1f} seconds")
-    total = sum(summary["dropped"].values())
-    if total:
+    if total := sum(summary["dropped"].values()):
         seconds = summary.get("dropped_seconds", {})  # not in records of earlier versions
         lost = sum(seconds.values())
         everything = lost + 3600 * sum(summary[split]["hours"] for split in SPLITS)
         longest = summary.get("longest_dropped", ())
-        out.append(
-            left_out_words("recordings", (total, samples + total), (lost, everything), longest)
-        )
+        counts = total, samples + total
+        out.append(left_out_words("recordings", counts, (lost, everything), longest))
         for name, count in summary["dropped"].items():
             minutes = f", {seconds[name] / 60:.1f} minutes" if seconds.get(name) else ""
             out.append(f"  {name}: {count}{minutes} ({REASONS[name]})")

@@ -121,15 +121,10 @@ class Options(Columns):
             re.fullmatch("([A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*)?", self.language) is not None,
             f"--language = {self.language!r} is no language code; give one such as en, de, en-us or zh-Hant",
         )
-        if self.where and not all(re.fullmatch("[^=]+=.+", each) for each in self.where.split(";")):
-            raise InputError(
-                f"--where = {self.where!r}; give COLUMN=VALUE, such as 'speaker=anna; quality=high,medium'"
-            )
-        if self.heldout_by == "speaker" and not self.heldout_fraction:
-            raise InputError(
-                "--heldout-by speaker holds nobody out, as --heldout-fraction is 0; set the fraction of "
-                "the speakers to hold out, such as --heldout-fraction 0.05"
-            )
+        require(
+            not self.where or all(re.fullmatch("[^=]+=.+", each) for each in self.where.split(";")),
+            f"--where = {self.where!r}; give COLUMN=VALUE, such as 'speaker=anna; quality=high,medium'",
+        )
         try:
             groups = re.compile(self.speaker_pattern or "()").groups
         except re.error:

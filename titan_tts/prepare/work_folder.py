@@ -6,7 +6,6 @@
       run.json                 what workers need to know
       items.jsonl ...          the list of recordings
       chunks/                  encoded recordings, as shards
-      shards_of                digest of the chunks that the shards were made from
       train/ heldout/          shards
       prepare.json             the record: with it the output is complete
       replaced/                the earlier OUTPUT, while this one takes its place
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_tts.jobs.workspace import difference, require_same, sweep, working_in
+from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import check_writable, sync_folder, write_atomic
@@ -29,11 +29,10 @@ from torchtitan.models.dit_tts.files import check_writable, sync_folder, write_a
 RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
 RECORD_VERSION = 5
-_REPLACED_NAME, _SHARDS_OF_NAME = "replaced", "shards_of"
-_SPLIT_NAMES = ("train", "heldout")
-OUTPUT_NAMES = {*_SPLIT_NAMES, RECORD_NAME, _REPLACED_NAME}
-_SCRATCH = ["chunks", "items.jsonl", "chunk_starts.npy", "plan.json", "run.json"]
-_SCRATCH += [_SHARDS_OF_NAME, STATE_NAME]  # the state goes last
+_REPLACED_NAME = "replaced"
+OUTPUT_NAMES = {*SPLITS, RECORD_NAME, _REPLACED_NAME}
+_LISTED = ("items.jsonl", "chunk_starts.npy", "plan.json", "run.json")
+_SCRATCH = ("chunks", *_LISTED, "shards_of", STATE_NAME)  # the state goes last
 
 
 def working_in_partial(output: Path) -> AbstractContextManager[Path]:
@@ -83,32 +82,12 @@ def _compared(state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def restore(folder: Path, output: Path) -> None:
-    """Put back an earlier output that a killed `finish` set aside without its successor."""
-    replaced = folder / _REPLACED_NAME
-    if replaced.exists() and is_empty(output):
-        if output.exists():
-            output.rmdir()
-        replaced.rename(output)
-        sync_folder(output.parent)
-
-
-def keep_shards_of(folder: Path, digest: str) -> None:
-    """Remove shards that were made from chunks of another digest."""
-    path = folder / _SHARDS_OF_NAME
-    if path.exists() and path.read_text() == digest:
-        return
-    for name in _SPLIT_NAMES:
-        _remove(folder / name)
-    write_atomic(path, digest)
-
-
 def clear(folder: Path) -> None:
     """Remove everything that a preparation made in its work folder."""
     replaced = folder / _REPLACED_NAME
     if replaced.exists():  # an output that was being replaced, and is not back in its place
         raise InputError(f"{replaced}: is an earlier output; move it away and start again")
-    for name in (*_SPLIT_NAMES, RECORD_NAME, *_SCRATCH):
+    for name in (*SPLITS, RECORD_NAME, *_SCRATCH):
         _remove(folder / name)
 
 

@@ -24,8 +24,6 @@ SPEAKER_NAMES = ("speaker", "speaker_id", "speaker_name", "client_id")
 LANGUAGE_NAMES = ("language", "lang", "locale")
 KEY_NAMES = ("key", "id", "utt_id", "utterance_id")
 
-NO_TEXT = "but the text is needed as"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
@@ -72,7 +70,11 @@ def make_utterance(
     text_name, text = _first(labels, columns.text_column, TEXT_NAMES)
     wanted = columns.text_column or " or ".join(TEXT_NAMES)
     if not text_name:
-        return Unusable(id, f"has the columns {', '.join(sorted(labels))}, {NO_TEXT} {wanted}")
+        return Unusable(
+            id,
+            f"has the columns {', '.join(sorted(labels))}, but the text is needed as {wanted}: name its column with "
+            "--text-column",
+        )
     if not isinstance(text, str):
         return Unusable(id, f'has "{text_name}" = {text!r}, but a string is needed')
     speaker_name, speaker = _first(labels, columns.speaker_column, SPEAKER_NAMES)

@@ -203,7 +203,7 @@ def test_bad_sources(name, content, message, tmp_path):
         path.write_text(content)
     with pytest.raises(InputError, match=message) as caught:
         items_of(path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
 
 
 def test_quotes_in_lists(tmp_path):
@@ -236,15 +236,11 @@ def test_quotes_in_lists(tmp_path):
     with pytest.raises(InputError) as caught:
         list(usable_items(open_corpus(Options(str(path), "")), str(path), "raise", Plan()))
     assert "m.csv line 3" in str(caught.value) and "no.wav" in str(caught.value)
-    # What is not there says how many may be missing, as far as more than the usual are.
-    for recordings, more in (
-        (3, " --max-corrupt-fraction 0.34"),
-        (25, " --max-corrupt-fraction 0.05"),
-        (200, ""),
-    ):
-        path.write_text(f"audio,text,speaker,key\nno.wav,z,s,0\n{''.join(f'a.wav,x,s,k{n}{chr(10)}' for n in range(1, recordings))}")  # fmt: skip
-        with pytest.raises(InputError, match=f"no.wav' .* or leave .* --on-error skip{more}$"):
-            items_of(path)
+    for begin in ("", "\ufeff"):  # a sheet of where the comma is in numbers
+        path.write_text(f'{begin}audio;text;speaker\na.wav;"Ja; 1,5 Liter, bitte";s\n')
+        assert [item.text for item in items_of(path)] == ["Ja; 1,5 Liter, bitte"]
+    path.write_text("audio,text;new,speaker\na.wav,x,s\n")  # a comma goes first
+    assert items_of(path, text_column="text;new")[0].text == "x"
     # As pandas writes it; an empty text is silence, as in JSON, and no missing column.
     path.write_text(",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n")
     plan = Plan()
@@ -259,35 +255,19 @@ def test_lists_without_the_text_s_column(tmp_path):
     rows = [f"a.wav,Satz {n},s,k{n},{'x' * (n % 2)}" for n in range(25)]
     path.write_text("\n".join(["audio,satz,speaker,key,note", *rows]) + "\n")
     assert items_of(path, text_column="satz")[24].text == "Satz 24"
-    for column, wanted in (("", "text or normalized_text"), ("saz", "saz;")):
-        with pytest.raises(InputError) as caught:
+    for column, wanted in (("", "text or normalized_text"), ("saz", "saz")):
+        with pytest.raises(InputError, match=f"needed as {wanted}.* --text-column\n24 more"):
             items_of(path, text_column=column)
-        said = str(caught.value)
-        assert "\n" not in said and "columns audio, key, satz, speaker, but the text is" in said
-        assert f"needed as {wanted}" in said and "all 25 recordings: name the column" in said
-        assert "--text-column" in said and "skip" not in said
-    with pytest.raises(InputError, match="all 25 recordings: name .* --text-column"):
-        options = Options(str(path), "", on_error="skip")
+    options = Options(str(path), "", on_error="skip")
+    said = (
+        "0 usable recordings.* 25 undecodable; k0: has the columns audio, key, satz, speaker, but"
+    )
+    with pytest.raises(InputError, match=said):
         write_plan(open_corpus(options), options, tmp_path)
-    # Where some lack it, and others something else, the column is right.
-    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav", "speaker": "s"}\n{"text": "x"}\n')
-    options = Options(f"{tmp_path}/m.jsonl", "", on_error="skip")
-    with pytest.raises(InputError, match="0 usable recordings.* 2 undecodable"):
-        write_plan(open_corpus(options), options, tmp_path)
-    # Another reason that all have is told once, without the advice to leave all of them out.
+    # A reason that all have is told once.
     path.write_text("\n".join(["audio,text,key", *(f"a.wav,x,{n}" for n in range(25))]))
-    with pytest.raises(InputError, match="--speaker NAME for all; correct it\n24 more .* reason$"):
+    with pytest.raises(InputError, match="--speaker NAME for all\n24 more .* reason\n"):
         items_of(path)
-
-
-def test_a_csv_with_semicolons(tmp_path):
-    write_tone(tmp_path / "a.wav")
-    path = tmp_path / "m.csv"
-    for begin in ("", "\ufeff"):
-        path.write_text(f'{begin}audio;text;speaker\na.wav;"Ja; 1,5 Liter, bitte";s\n')
-        assert [item.text for item in items_of(path)] == ["Ja; 1,5 Liter, bitte"]
-    path.write_text("audio,text;new,speaker\na.wav,x,s\n")  # a comma goes first
-    assert items_of(path, text_column="text;new")[0].text == "x"
 
 
 def test_webdataset(recordings, tmp_path):
@@ -323,8 +303,7 @@ def test_a_signature_is_no_part_of_a_key(tmp_path):
         ]
         assert [[item.id for item in reader.items()] for reader in readers] == [keys] * 2
         assert source_digest(readers[0]) == source_digest(readers[1])
-        twins = f"{server.url}/in/a.tar?part={{1,2}}"  # no tar is lost
-        assert len(items_of(twins)) == 2
+        assert len(items_of(f"{server.url}/in/a.tar?part={{1,2}}")) == 2  # no tar is lost
 
 
 def test_the_digest_tells_size_and_time_of_each_file(tmp_path):
@@ -345,9 +324,7 @@ def good_members() -> dict[str, bytes]:
 
 
 def test_corrupt_tars_are_noticed(tmp_path):
-    members = {}
-    for number in range(6):
-        members |= {f"{number}{n[1:]}": data for n, data in good_members().items()}
+    members = {f"{k}{n[1:]}": data for k in range(6) for n, data in good_members().items()}
     path = tmp_path / "c.tar"
     write_tar(path, members.items())
     content = path.read_bytes()

@@ -63,6 +63,8 @@ def test_held_out_by(tmp_path, by):
 
     fraction, name = min((drawn(one, 0), one) for one in ("bcde" if by == "speaker" else keys))
     refused(lambda: prepare(fraction), str(source), "holds nothing out", "another --seed")
+    if by == "speaker":
+        refused(lambda: prepare(0.0), "--heldout-fraction = 0 holds nothing out")
     assert not output.exists()
     prepare(fraction + 1e-6)
     train, held = by_key(output / "train"), by_key(output / "heldout")

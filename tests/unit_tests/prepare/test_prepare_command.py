@@ -28,11 +28,8 @@ def test_defaults():
     names = ("text_column", "speaker_column", "speaker_pattern", "speaker", "language")
     options = Options("in", "out")
     assert options.of_shards() == shards | dict.fromkeys(names, "")
-    assert (options.on_error, options.max_corrupt_fraction, options.overwrite) == (
-        "raise",
-        0.01,
-        False,
-    )
+    rest = options.on_error, options.max_corrupt_fraction, options.overwrite
+    assert rest == ("raise", 0.01, False)
 
 
 def test_options_on_the_command_line(monkeypatch, capsys):
@@ -49,19 +46,15 @@ def test_options_on_the_command_line(monkeypatch, capsys):
 
 MISTAKES = [
     ({"references": -1}, "--references = -1, but"),
-    ({"workers": -1}, "--workers = -1, but"),
     ({"heldout_fraction": 2}, "--heldout-fraction = 2, but it must be between 0 and 1 and"),
     ({"chunk_items": 0}, "--chunk-items = 0, but it must be at least 1 and finite"),
     ({"max_reference_frames": 0}, "--max-reference-frames = 0, but it must be at least 1"),
-    ({"audio": AudioSettings(loudness=-71)}, "--loudness = -71, but"),
     ({"audio": AudioSettings(loudness=0.5)}, "--loudness = 0.5, but it must be between -70 and 0"),
     ({"audio": AudioSettings(max_silence=float("nan"))}, "--max-silence = nan, but"),
     ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
     ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression"),
     ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* with parentheses around"),
     ({"language": "german"}, "--language = 'german' is no language code; give one such as en, de"),
-    ({"language": "d"}, "--language = 'd' is no language code"),
-    ({"heldout_by": "speaker"}, "--heldout-by speaker holds nobody out, as --heldout-fraction is"),
 ]
 
 
@@ -69,9 +62,6 @@ MISTAKES = [
 def test_options_that_cannot_work(options, message):
     with pytest.raises(InputError, match=message):
         Options("in", "out", **options).check()
-
-
-def test_codes_of_languages_with_and_without_a_region_or_a_script():
     for language in ("", "en", "cmn", "en-us", "en_US", "zh-Hant", "de-CH-1996"):
         Options("in", "out", language=language).check()
 
@@ -142,8 +132,8 @@ def test_figures_in_words():
     counts = {"peak_limited": 50, "silence_cut_seconds": 12.345, "replaced_reference": 10}
     problems = [[f"k{number}", "bad"] for number in range(21)]
     total = Chunk({}, {"too_long": 1, "empty_text": 22}, problems, counts)
-    total.drop("too_long", "a", 1800.0)
-    total.drop("too_long", "b", 2520.0)
+    for name, seconds in (("a", 1800.0), ("b", 2520.0)):
+        total.add(Chunk({}, {"too_long": 1}, [], {}, {"too_long": seconds}, [(name, seconds)]))
     summary = summarize(shards, 25.0, 7, total)
     assert summary["problems"] == problems[:20]
     assert lines(summary) == [

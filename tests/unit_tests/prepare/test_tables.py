@@ -53,23 +53,18 @@ def test_rows_of_a_foreign_shard(tmp_path):
         items_of(path(SHARD_ROW | {"latents": large}))
 
 
-def shard_cells(kind, count):
-    """{column: cells} of two samples of `count` and one frames, and their latents (frames, 128)."""
+@pytest.mark.parametrize("kind", ["<f2", "<f4"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_latents_of_a_foreign_shard(kind, count, tmp_path):
     latents = [np.arange(n * 128, dtype=kind).reshape(n, 128) / 64 - n for n in (count, 1)]
-    return {
+    cells = {
         "key": ["a", "b"],
         "frames": pyarrow.array([count, 1], pyarrow.int32()),
         "latents": [each.tobytes() for each in latents],
         "reference_frames": pyarrow.array([0, count], pyarrow.int32()),
         "reference": [b"", latents[0].astype("<f2").tobytes()],
         "metadata": ['{"text": "a", "speaker": "s"}', '{"text": "b", "speaker": "s"}'],
-    }, latents
-
-
-@pytest.mark.parametrize("kind", ["<f2", "<f4"])
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_latents_of_a_foreign_shard(kind, count, tmp_path):
-    cells, latents = shard_cells(kind, count)
+    }
     parquet.write_table(pyarrow.table(cells), tmp_path / "t.parquet")
     loader = Loader(str(tmp_path))
     loaded = [loader.load(item.audio, 128) for item in items_of(tmp_path / "t.parquet")]
@@ -77,23 +72,6 @@ def test_latents_of_a_foreign_shard(kind, count, tmp_path):
         np.testing.assert_array_equal(one.latents, expected)
     assert len(loaded[0].reference) == 0
     np.testing.assert_array_equal(loaded[1].reference, latents[0])
-
-
-@pytest.mark.parametrize(
-    "cell, message",
-    [
-        (np.full((1, 128), np.nan, "<f2"), "not finite in float16"),
-        (np.full((1, 128), 1e9, "<f4"), "not finite in float16"),
-        (np.zeros((1, 127), "<f4"), "508 bytes for 1 frames of 128 channels"),
-    ],
-)
-def test_bad_latents_of_a_foreign_shard(cell, message, tmp_path):
-    parquet.write_table(
-        pyarrow.table(SHARD_ROW | {"latents": [cell.tobytes()]}), tmp_path / "t.parquet"
-    )
-    (item,) = items_of(tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=message):
-        Loader(str(tmp_path)).load(item.audio, 128)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
@@ -110,26 +88,32 @@ def test_a_name_that_is_there_twice(names, suffix, tmp_path):
     else:
         with pyarrow.ipc.new_file(path, table.schema) as file:
             file.write_table(table)
-    with pytest.raises(InputError, match="is there 2 times"):
+    with pytest.raises(InputError, match="t.[a-z]*: cannot be read as a table"):
         items_of(path)
 
 
+BYTES = [np.full((1, 128), np.nan, "<f2"), np.full((1, 128), 1e9, "<f4"), np.zeros((1, 127), "<f4")]
+BYTES = [SHARD_ROW | {"latents": [each.tobytes()]} for each in BYTES]
+CELLS = [[]], [[float("nan")] * 128], [[None] * 128], [[0.0] * 100]
+CELLS = [{"latents": pyarrow.array(each, pyarrow.list_(pyarrow.float32()))} for each in CELLS]
+
+
 @pytest.mark.parametrize(
-    "cell, message",
+    "columns, message",
     [
-        ([], "has no frame"),
-        ([float("nan")] * 128, "not finite"),
-        ([None] * 128, "nulls"),
-        ([0.0] * 100, "not a multiple of the 128"),
+        (BYTES[0], "not finite in float16"),
+        (BYTES[1], "not finite in float16"),
+        (BYTES[2], "508 bytes for 1 frames of 128 channels"),
+        (CELLS[0], "has no frame"),
+        (CELLS[1], "not finite"),
+        (CELLS[2], "nulls"),
+        (CELLS[3], "not a multiple of the 128"),
+        ({"latents": [3.0]}, "holds double"),
     ],
 )
-def test_bad_latents(cell, message, tmp_path):
-    column = pyarrow.array([cell], pyarrow.list_(pyarrow.float32()))
-    (item,) = items_of(table_of(tmp_path, latents=column))
+def test_bad_latents(columns, message, tmp_path):
+    (item,) = items_of(table_of(tmp_path, **columns))
     with pytest.raises(InputError, match=message):
-        Loader(str(tmp_path)).load(item.audio, 128)
-    (item,) = items_of(table_of(tmp_path, latents=[3.0]))
-    with pytest.raises(InputError, match="holds double"):
         Loader(str(tmp_path)).load(item.audio, 128)
 
 

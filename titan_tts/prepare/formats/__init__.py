@@ -14,7 +14,7 @@ from braceexpand import braceexpand
 
 from titan_tts.prepare.settings import Options
 from titan_tts.records.utterance import Unusable, Utterance
-from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.files import is_remote
 
 
@@ -58,13 +58,12 @@ FORMATS = {
 
 def find_format(source: str, name: str = "auto") -> str:
     """The format of that name; for "auto" the one whose layout the source has."""
-    if not is_remote(source) and not has_pattern(source) and not os.path.exists(source):
-        raise InputError(f"{source}: does not exist; give a folder, a file or a glob of recordings")
+    there = is_remote(source) or has_pattern(source) or os.path.exists(source)
+    require(there, f"{source}: does not exist; give a folder, a file or a glob of recordings")
     if name in FORMATS:
         return name
     kinds = "; ".join(f"{known}: {layout}" for known, (_, layout) in FORMATS.items())
-    if name != "auto":
-        raise InputError(f"--format = {name!r}, but known are auto, {kinds}")
+    require(name == "auto", f"--format = {name!r}, but known are auto, {kinds}")
     if is_remote(source):
         return "webdataset"  # behind a URL only tars are read
     matching = [known for known in FORMATS if _reader_class(known).recognizes(source)]
@@ -101,8 +100,8 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
         paths = []
         for pattern in braceexpand(source):
             matches = glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else [pattern]
-            if "{" in source and not (matches and all(map(os.path.isfile, matches))):
-                raise InputError(f"{source}: {pattern} does not exist; correct the pattern")
+            there = bool(matches) and all(map(os.path.isfile, matches))
+            require("{" not in source or there, f"{source}: {pattern} does not exist")
             paths += matches
     else:
         paths = [source]

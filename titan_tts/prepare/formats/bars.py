@@ -27,7 +27,7 @@ from titan_tts.records.columns import (
 )
 from titan_tts.records.json_lines import NOT_UTF8, is_utf8, text_lines
 from titan_tts.records.utterance import Unusable, Utterance
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import path_on_disk
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aac", ".aiff", ".wma")
@@ -51,10 +51,10 @@ class Bars:
     def __init__(self, options: Options):
         source = os.path.abspath(options.source)
         self.path = os.path.join(source, _LIST_NAME) if os.path.isdir(source) else source
-        if not self.recognizes(source):
-            raise InputError(
-                f"{source}: has no {_LIST_NAME}, or is no list, with bars between path and text, as LJSpeech has it"
-            )
+        require(
+            self.recognizes(source),
+            f"{source}: has no {_LIST_NAME}, or is no list, with bars between path and text",
+        )
         self.folder, self.name = os.path.split(self.path)
         numbered = self._rows()
         _, first = next(numbered)
@@ -99,8 +99,8 @@ class Bars:
         )
         require(
             of_third < _SEVERAL or of_third < of_second,
-            f"{self.path}: its third column has the same again and again, as speakers are, but it should be a text; "
-            f"give a first line with the names of the columns, such as audio|text|speaker",
+            f"{self.path}: its third column repeats, as speakers do, but should be a text; give a first line with the "
+            f"names of the columns, such as audio|text|speaker",
         )
         has_suffix = three[0][0].lower().endswith(AUDIO_SUFFIXES)
         return _OF_SPEAKERS if has_suffix or of_second >= _SEVERAL else _OF_LJSPEECH
@@ -130,14 +130,11 @@ class Bars:
     def _item(self, where: str, fields: list[str]) -> Utterance | Unusable:
         if not is_utf8("".join(fields)):
             return Unusable(where, NOT_UTF8)
-        wanted = len(self.header)
         if self.header is _OF_LJSPEECH and len(fields) == 2:
             fields = [*fields, ""]
-        if len(fields) != wanted:
-            return Unusable(
-                where,
-                f"has {len(fields)} fields between bars; {wanted} are needed: {'|'.join(self.header)}",
-            )
+        if len(fields) != len(self.header):
+            needed = f"{len(self.header)} are needed: {'|'.join(self.header)}"
+            return Unusable(where, f"has {len(fields)} fields between bars; {needed}")
         row = {name: value.strip() for name, value in zip(self.header, fields) if name}
         if self.header is _OF_LJSPEECH:
             row["text"] = row["text"] or row["original_text"]
@@ -146,9 +143,8 @@ class Bars:
             return Unusable(where, f"names no audio file as {self.header[0]}")
         is_name = not given.lower().endswith(AUDIO_SUFFIXES)
         # One that is missing is named as the list's project would have it.
-        path = self._find(self.root, given) or os.path.join(
-            self._places[0][0] if is_name else "", given + ".wav" * is_name
-        )
+        missing = os.path.join(self._places[0][0], f"{given}.wav") if is_name else given
+        path = self._find(self.root, given) or missing
         relative = os.path.relpath(os.path.join(self.root, path), self.root)
         key = given if is_name else os.path.splitext(path if relative[:2] == ".." else relative)[0]
         if not self.has_names:
@@ -170,14 +166,12 @@ def _fields(line: str) -> list[str]:
     while True:
         match = _FIELD.match(line, position)
         quoted = match[1] if match else None
-        if quoted is None or not ('""' in quoted or "|" in quoted):
-            end = line.find("|", position)
-            end = len(line) if end < 0 else end
-            found.append(line[position:end])
-            position, is_last = end + 1, end == len(line)
-        else:
-            assert match is not None
+        if match and quoted is not None and ('""' in quoted or "|" in quoted):
             found.append(quoted.replace('""', '"'))
-            position, is_last = match.end(), not match[3]
-        if is_last:
+            bar, position = match[3], match.end()
+        else:
+            field, bar, _ = line[position:].partition("|")
+            found.append(field)
+            position += len(field) + 1
+        if not bar:
             return found

@@ -1,14 +1,15 @@
 """A list of recordings: CSV, TSV or JSONL with one row per recording, as NeMo and Hugging Face have.
 
 Columns: the audio's path (`audio`, `audio_filepath`, `path` ...), relative to the manifest or
-absolute; text, speaker, language, split and key by the names in `recordings`; `offset` and `duration`
+absolute; text, speaker, language, split and key by the names in `records.columns`; `offset` and `duration`
 in seconds for a part of a file; `reference` for the sample's speaker reference: a recording, or in JSON a list of
 them. All columns are kept in the sample's JSON.
 """
 
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from titan_tts.prepare.formats.bars import has_bars
@@ -24,11 +25,13 @@ from titan_tts.records.columns import (
 from titan_tts.records.json_lines import NOT_UTF8, is_utf8, text_lines
 from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.bounded import parse_json
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import nfc
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _FOLDER_NAMES = ("manifest.jsonl", "manifest.csv", "manifest.tsv", "metadata.jsonl")
+# Its line, the number of recordings that it stands for, and its columns; a ValueError says why there are none.
+_Row = tuple[int, int, Callable[[], dict[str, Any]]]
 
 
 class Manifest:
@@ -54,48 +57,34 @@ class Manifest:
     @staticmethod
     def _find(source: str) -> str | None:
         if os.path.isfile(source):
-            is_list = source.endswith(SUFFIXES) and not (
-                source.endswith(".csv") and has_bars(source)
-            )
-            return source if is_list else None
-        there = [name for name in _FOLDER_NAMES if os.path.isfile(os.path.join(source, name))]
-        return os.path.join(source, there[0]) if len(there) == 1 else None
+            has_columns = not (source.endswith(".csv") and has_bars(source))
+            return source if source.endswith(SUFFIXES) and has_columns else None
+        paths = [os.path.join(source, name) for name in _FOLDER_NAMES]
+        there = [path for path in paths if os.path.isfile(path)]
+        return there[0] if len(there) == 1 else None
 
     def files(self) -> dict[str, str]:
         return {self.name: self.path}
 
     def items(self) -> Iterator[Utterance | Unusable]:
-        is_json = not self.name.endswith((".csv", ".tsv"))
-        for line, row in self._json_rows() if is_json else self._records():
+        is_table = self.name.endswith((".csv", ".tsv"))
+        for line, recordings, columns in self._table_rows() if is_table else self._json_rows():
             try:
-                yield row if isinstance(row, Unusable) else self._item(row)
+                item = self._item(columns())
             except ValueError as error:
-                yield Unusable(f"{self.name} line {line}", str(error))
+                item = Unusable(f"{self.name} line {line}", str(error), recordings)
+            yield item
 
     def _lines(self) -> Iterator[str]:
         return text_lines(self.path, newline="")
 
-    def _json_rows(self) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
+    def _json_rows(self) -> Iterator[_Row]:
         for number, line in enumerate(self._lines(), 1):
-            if not line.strip():
-                continue
-            where = f"{self.name} line {number}"
-            if not is_utf8(line):
-                yield number, Unusable(where, NOT_UTF8)
-                continue
-            try:
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"but {str(row)[:20]!r}")
-                yield number, row
-            except ValueError as error:
-                sentence = f"is not a JSON object ({error}); a manifest has one per line"
-                yield number, Unusable(where, sentence)
+            if line.strip():
+                yield number, 1, partial(_json_columns, line)
 
-    def _records(self) -> Iterator[tuple[int, dict[str, Any] | Unusable]]:
-        """(number of its first line, columns) of each record.
-
-        A CSV has quotes as in RFC 4180; one that is not closed or not doubled is an error of the file, as
+    def _table_rows(self) -> Iterator[_Row]:
+        """A CSV has quotes as in RFC 4180; one that is not closed or not doubled is an error of the file, as
         nobody knows which rows are in it. In a TSV, as of Common Voice, a quote is a character of the text.
         """
         if self.name.endswith(".tsv"):
@@ -108,35 +97,30 @@ class Manifest:
         first = 1
         try:
             header = next(reader, [])
-            if not set(AUDIO_NAMES) & set(header):
-                raise InputError(
-                    f"{self.path}: its first line is {header}; a header with one of "
-                    f"{', '.join(AUDIO_NAMES)} is needed"
-                )
-            if not is_utf8("".join(header)):
-                raise InputError(f"{self.path}: {NOT_UTF8}")
+            names = ", ".join(AUDIO_NAMES)
+            require(is_utf8("".join(header)), f"{self.path}: {NOT_UTF8}")
+            require(
+                bool(set(AUDIO_NAMES) & set(header)),
+                f"{self.path}: its first line is {header}; a header with one of {names} is needed",
+            )
             first = reader.line_num + 1
             for record in reader:
                 if record:
-                    yield first, self._row(header, record, first, reader.line_num)
+                    lines = reader.line_num - first + 1
+                    yield first, lines, partial(self._table_columns, header, record, lines)
                 first = reader.line_num + 1
         except csv.Error as error:
             raise InputError(
                 f"{self.path} line {first}: is not CSV ({error}); check its quotes"
             ) from None
 
-    def _row(
-        self, header: list[str], record: list[str], first: int, last: int
-    ) -> dict[str, Any] | Unusable:
-        where = f"{self.name} line {first}"
-        if last > first:
-            # A stray quote takes the rows up to the next one into its text.
-            sentence = "has a line break within quotes; check its quotes, or join the lines"
-            return Unusable(where, sentence, last - first + 1)
+    def _table_columns(self, header: list[str], record: list[str], lines: int) -> dict[str, Any]:
+        if lines > 1:  # a stray quote takes the rows up to the next one into its text
+            raise ValueError("has a line break within quotes; check its quotes, or join the lines")
         if not is_utf8("".join(record)):
-            return Unusable(where, NOT_UTF8)
+            raise ValueError(NOT_UTF8)
         if len(record) != len(header):
-            return Unusable(where, f"does not have the {len(header)} fields of the header")
+            raise ValueError(f"does not have the {len(header)} fields of the header")
         # pandas writes its index as a column without a name.
         named = {name: value for name, value in zip(header, record, strict=True) if name}
         row = {name: value for name, value in named.items() if value != ""}
@@ -162,6 +146,19 @@ class Manifest:
                 name += f"-{round(place['offset'] * 1000):08d}"
         references = _references(row, path)
         return make_utterance(row, sample_key(str(name)), place, self.options, references)
+
+
+def _json_columns(line: str) -> dict[str, Any]:
+    if not is_utf8(line):
+        raise ValueError(NOT_UTF8)
+    try:
+        row = parse_json(line)
+        if isinstance(row, dict):
+            return row
+        error: object = f"but {str(row)[:20]!r}"
+    except ValueError as reason:
+        error = reason
+    raise ValueError(f"is not a JSON object ({error}); a manifest has one per line")
 
 
 def _references(row: dict[str, Any], audio: str) -> list[str]:

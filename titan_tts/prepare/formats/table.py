@@ -8,8 +8,7 @@ the sample's JSON. In a shard as `titan-tts data export` writes it they are floa
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -54,27 +53,16 @@ def shard_schema() -> "pyarrow.Schema":
     return pyarrow.schema([pyarrow.field(*field, nullable=False) for field in fields.items()])
 
 
-def check_names_once(fields: "Iterable[pyarrow.Field]") -> None:
-    """Raises ValueError where two columns, or two fields of one, have the same name."""
-    fields = list(fields)
-    name, count = Counter(field.name for field in fields).most_common(1)[0] if fields else ("", 0)
-    if count > 1:
-        raise ValueError(f"{name!r} is there {count} times; give each column a name of its own")
-    for kind in (getattr(field.type, "storage_type", field.type) for field in fields):
-        if types.is_nested(kind):
-            check_names_once([kind.field(number) for number in range(kind.num_fields)])
-
-
 class TableCorpus:
     """Keys are the rows' own, or the file's name and the number of the row in it."""
 
     def __init__(self, options: Options):
         source, self.options = options.source, options
         paths = find_files(source, SUFFIXES, below=True)
-        if not paths:
-            raise InputError(
-                f"{source}: holds no {', '.join(SUFFIXES)} file; give a table, a folder or a glob"
-            )
+        suffixes = ", ".join(SUFFIXES)
+        require(
+            bool(paths), f"{source}: holds no {suffixes} file; give a table, a folder or a glob"
+        )
         self.root = common_folder(paths)
         self.names = [os.path.relpath(path, self.root) for path in paths]
         base = _given_folder(source)
@@ -98,12 +86,12 @@ class TableCorpus:
                     own_name = f"{os.path.splitext(name)[0]}-{next(numbers):08d}"
                     if table.is_shard:
                         if None in values.values():
-                            yield Unusable(
-                                own_name, f"has nulls in its columns {', '.join(values)}"
-                            )
+                            columns = ", ".join(values)
+                            yield Unusable(own_name, f"has nulls in its columns {columns}")
                             continue
                         own_name, place["rows"] = values["key"], [values[n] for n in _LENGTHS]
-                        values = _json_of(values)
+                        values = json_object(values["metadata"]) or {}
+                        values.pop(HASHES_KEY, None)
                     if split and not values.get("split"):
                         values["split"] = split
                     yield self._item(own_name, table, values, place)
@@ -149,16 +137,17 @@ class Table:
             else:
                 self._batches, schema = _open_arrow(path)
                 self.groups = len(self._batches)
-            check_names_once(schema)
+            if len(set(schema.names)) < len(schema.names):
+                raise ValueError(f"{schema.names}: give each column a name of its own")
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise _unreadable(path, error) from None
         # Extension types by what they are stored as.
         names = {field.name: getattr(field.type, "storage_type", field.type) for field in schema}
         payload = next((name for name in (LATENTS, *AUDIO_NAMES) if name in names), None)
         if payload is None:
+            needed = ", ".join((LATENTS, *AUDIO_NAMES))
             raise InputError(
-                f"{path}: has the columns {', '.join(names)}; one of {LATENTS}, "
-                f"{', '.join(AUDIO_NAMES)} is needed"
+                f"{path}: has the columns {', '.join(names)}; one of {needed} is needed"
             )
         self.payload = payload
         self.payload_is_path = payload != LATENTS and self._names_files(names[payload])
@@ -178,10 +167,8 @@ class Table:
         self, group: int, columns: list[str], rows_at_once: int
     ) -> Iterator["pyarrow.RecordBatch"]:
         """The rows of a group, a few at a time; an Arrow file's are views of the file."""
-        failures = (
-            pyarrow.ArrowException,
-            OSError,
-        )  # the module may be gone when a generator is closed
+        # The module may be gone when a generator is closed.
+        failures = (pyarrow.ArrowException, OSError)
         try:
             if self._parquet is None:
                 yield self._batches[group].select(columns)
@@ -205,11 +192,12 @@ class Table:
         """True if the payload holds paths: strings, or structs whose bytes are null in the first row."""
         if not types.is_struct(kind):
             return types.is_string(kind) or types.is_large_string(kind)
-        if kind.get_field_index("bytes") < 0:
-            return True
         for group in range(self.groups):
             for batch in self.batches(group, [self.payload], 1):
-                return not (batch.column(self.payload)[0].as_py() or {}).get("bytes")
+                try:
+                    return not (batch.column(self.payload)[0].as_py() or {}).get("bytes")
+                except ValueError as error:  # two fields of one name
+                    raise _unreadable(self.path, error) from None
         return False
 
 
@@ -238,12 +226,6 @@ class TableCursor:
         return {name: self._batch.column(name)[row - self._first] for name in self.columns}
 
 
-def _json_of(values: dict[str, Any]) -> dict[str, Any]:
-    """The columns in the JSON of a shard's row."""
-    metadata = json_object(values["metadata"]) or {}
-    return {name: value for name, value in metadata.items() if name != HASHES_KEY}
-
-
 def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = None) -> np.ndarray:
     """A cell's latents (T, channels) float32, from a list of lists of numbers or a flat list, or of a shard from the
     bytes of so many rows."""
@@ -252,12 +234,11 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = 
     if not cell.is_valid:
         raise InputError(f"column {name} is null")
     if rows is not None:
-        data = cell.as_py()
-        kind = next((k for k in ("<f2", "<f4") if len(data) == rows * channels * int(k[2])), None)
+        data, values = cell.as_py(), rows * channels
+        kind = next((k for k in ("<f2", "<f4") if len(data) == values * int(k[2])), None)
         if kind is None:
-            raise InputError(
-                f"column {name} has {len(data)} bytes for {rows} frames of {channels} channels"
-            )
+            needed = f"{rows} frames of {channels} channels"
+            raise InputError(f"column {name} has {len(data)} bytes for {needed}")
         return _finite(np.frombuffer(data, kind).astype(np.float32), channels, name)
     if not isinstance(cell, pyarrow.ListScalar):
         raise InputError(f"column {name} holds {cell.type}; lists of numbers are needed")
@@ -266,17 +247,15 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = 
         lengths = pyarrow.compute.list_value_length(values)  # type: ignore[attr-defined]
         widths = set(lengths.to_pylist())
         if widths - {channels}:
-            raise InputError(
-                f"column {name} has frames of {sorted(map(str, widths))} values; {channels} are needed"
-            )
+            found = sorted(map(str, widths))
+            raise InputError(f"column {name} has frames of {found} values, not of {channels}")
         values = values.flatten()
     if values.null_count or not (types.is_floating(values.type) or types.is_integer(values.type)):
         raise InputError(f"column {name} holds {values.type} with {values.null_count} nulls")
     numbers = values.to_numpy(zero_copy_only=False).astype(np.float32)
     if len(numbers) % channels:
-        raise InputError(
-            f"column {name} has {len(numbers)} values, not a multiple of the {channels} per frame"
-        )
+        found = f"{len(numbers)} values, not a multiple of the {channels} per frame"
+        raise InputError(f"column {name} has {found}")
     return _finite(numbers, channels, name)
 
 

@@ -11,10 +11,10 @@ from titan_tts.records.columns import make_utterance, sample_key
 from titan_tts.records.json_lines import NOT_UTF8
 from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.data.heldout import split_of
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 
 _AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3")
-_TEXT_SUFFIXES = (".normalized.txt", ".original.txt")
+_NORMALIZED, _ORIGINAL = ".normalized.txt", ".original.txt"
 _TREE_DEPTH = 3  # folders between the source and its recordings, at most
 
 
@@ -29,18 +29,15 @@ class LibriTTSR:
 
     def __init__(self, options: Options):
         self.root, self.options = os.path.abspath(options.source), options
-        if not self.recognizes(self.root):
-            raise InputError(
-                f"{self.root}: has no UTT.normalized.txt at most {_TREE_DEPTH} folders below, as "
-                "LibriTTS-R does"
-            )
+        require(
+            self.recognizes(self.root),
+            f"{self.root}: has no SUBSET/SPEAKER/CHAPTER/UTT{_NORMALIZED}, as LibriTTS-R has",
+        )
 
     @classmethod
     def recognizes(cls, source: str) -> bool:
-        if not os.path.isdir(source):
-            return False
-        return any(
-            os.sep in folder and any(name.endswith(_TEXT_SUFFIXES[0]) for name in names)
+        return os.path.isdir(source) and any(
+            os.sep in folder and any(name.endswith(_NORMALIZED) for name in names)
             for folder, names in islice(_walk(source), 200)  # all folders would take long
         )
 
@@ -49,14 +46,12 @@ class LibriTTSR:
 
     def items(self) -> Iterator[Utterance | Unusable]:
         for folder, names in _walk(self.root, say_unlisted):
-            present = set(names)
             for name in names:
-                stem, suffix = os.path.splitext(name)
-                if suffix in _AUDIO_SUFFIXES:
-                    yield self._item(folder, stem, name, present)
+                if name.endswith(_AUDIO_SUFFIXES):
+                    yield self._item(folder, name)
 
-    def _item(self, folder: str, stem: str, name: str, present: set[str]) -> Utterance | Unusable:
-        relative = os.path.join(folder, name)
+    def _item(self, folder: str, name: str) -> Utterance | Unusable:
+        relative, stem = os.path.join(folder, name), os.path.splitext(name)[0]
         parts = folder.split(os.sep)
         own_name = os.path.basename(self.root)
         # Without it a speaker's folder would count as the subset.
@@ -70,24 +65,18 @@ class LibriTTSR:
             )
         subset, speaker, chapter = parts
         texts = {}
-        for suffix in _TEXT_SUFFIXES:
-            if stem + suffix in present:
-                try:
-                    text = Path(self.root, folder, stem + suffix).read_text("utf-8")
-                except UnicodeDecodeError:
-                    return Unusable(relative, f"has a {stem}{suffix} that {NOT_UTF8}")
-                texts[suffix] = text.strip()
-        if not texts:
-            return Unusable(relative, f"has no {stem}{_TEXT_SUFFIXES[0]} beside it")
-        original = texts.get(_TEXT_SUFFIXES[1])
-        row = {
-            "text": texts.get(_TEXT_SUFFIXES[0], original),
-            "original_text": original,
-            "speaker": speaker,
-            "chapter": chapter,
-            "subset": subset,
-            "split": split_of(subset),
-        }
+        for suffix in (_NORMALIZED, _ORIGINAL):
+            path = Path(self.root, folder, stem + suffix)
+            try:
+                texts[suffix] = path.read_text("utf-8").strip() if path.exists() else None
+            except UnicodeDecodeError:
+                return Unusable(relative, f"has a {path.name} that {NOT_UTF8}")
+        original = texts[_ORIGINAL]
+        text = original if texts[_NORMALIZED] is None else texts[_NORMALIZED]
+        if text is None:
+            return Unusable(relative, f"has no {stem}{_NORMALIZED} beside it")
+        row = {"text": text, "original_text": original, "speaker": speaker, "chapter": chapter}
+        row |= {"subset": subset, "split": split_of(subset)}
         return make_utterance(row, sample_key(stem), {"file": relative}, self.options)
 
 

@@ -16,7 +16,7 @@ from titan_tts.records.json_lines import NOT_UTF8, json_object
 from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source, plain_name
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import is_remote, unique
 
 AUDIO_SUFFIXES = ("opus", "ogg", "flac", "wav", "mp3", "m4a", "aac", "webm", "mp4", "aiff")
@@ -35,10 +35,7 @@ class WebDataset:
             paths = find_files(source, (".tar",))
             if not paths and os.path.isfile(source):  # a tar by another name
                 paths = [os.path.abspath(source)]
-        if not paths:
-            raise InputError(
-                f"{source}: holds no .tar file; give a tar, a folder or a glob of them"
-            )
+        require(bool(paths), f"{source}: holds no .tar file; give a tar, a folder or a glob")
         plain = [plain_name(path) for path in paths]
         self.root = common_folder(plain)
         names = unique([os.path.relpath(path, self.root) for path in plain])
