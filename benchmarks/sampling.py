@@ -228,7 +228,7 @@ class Meter:
             for place, prompt in enumerate(prompts):
                 voice = prompt.load_reference() if prompt.load_reference is not None else None
                 if voice is not None:
-                    voice = replace(voice, latents=prompt.reference)
+                    voice = replace(voice, latents=prompt.voice)
                 sound = spoken[place]
                 found.append(score(sound, prompt.text, self.scorers, voice, prompt.language))
             scores.append(found)

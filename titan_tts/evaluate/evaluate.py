@@ -142,7 +142,7 @@ class Evaluation:
             prompt = prompts[index]
             reference = None
             if self.scorers.speaker is not None and prompt.load_reference is not None:
-                reference = replace(prompt.load_reference(), latents=prompt.reference)
+                reference = replace(prompt.load_reference(), latents=prompt.voice)
             scores[index] = score(sound, prompt.text, self.scorers, reference, prompt.language)
         return [scores[index] for index in range(len(prompts))]
 

@@ -58,7 +58,7 @@ def run(options: Options) -> int:
                 "format": kind,
                 "utterances": len(tests.prompts),
                 "left_out": tests.left_out,
-                "without_reference": sum(prompt.reference is None for prompt in tests.prompts),
+                "without_reference": sum(prompt.voice is None for prompt in tests.prompts),
                 "without_recording": sum(prompt.load_recording is None for prompt in tests.prompts),
                 "is_training_data": any(is_training_data(options, each) for each in configs),
             },

@@ -29,10 +29,9 @@ from titan_tts.prepare.listing import Plan, usable_items
 from titan_tts.prepare.processing import process
 from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.records.columns import drawn
-from titan_tts.records.utterance import Utterance
+from titan_tts.records.utterance import HELDOUT, Reference, Utterance
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.build import open_training_data
-from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
@@ -49,21 +48,13 @@ KINDS = (PREPARED, SEED_TTS, LIBRISPEECH_PC, *FORMATS)
 _COLUMNS = ("text_column", "speaker_column", "speaker_pattern", "speaker")
 
 
-@dataclass
-class Prompt:
-    """One text to say, and in whose voice."""
+@dataclass(frozen=True)
+class Prompt(Utterance):
+    """One text to say, in whose voice, and what is loaded for it. The text of its reference is that of the whole, or
+    not known; the labels have the values of the conditioning tokens."""
 
-    key: str
-    file_name: str
+    file_name: str = ""
     """name of its wavs without suffix, unique in its set"""
-
-    text: str
-    speaker: str
-    metadata: dict[str, Any]
-    """as in a sample's JSON, with the values of the conditioning tokens"""
-
-    reference_text: str = ""
-    """text of the whole reference; empty: not known"""
 
     load_recording: Callable[[], Sound] | None = None
     """the speaker's own recording of the text, without latents"""
@@ -74,15 +65,16 @@ class Prompt:
     latents: Tensor | None = None
     """(T, C) of the recording; None without one"""
 
-    reference: Tensor | None = None
+    voice: Tensor | None = None
     """(R, C) of the reference; None without one"""
 
-    def __post_init__(self) -> None:
-        self.text = nfc(self.text)
+    @property
+    def reference_text(self) -> str:
+        return self.reference.text if self.reference else ""
 
     @property
     def language(self) -> str:
-        return str(self.metadata.get("language") or "")
+        return str(self.labels.get("language") or "")
 
 
 @dataclass
@@ -180,13 +172,13 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
             f"--test {source}: has no utterance to evaluate on{f' (left out: {why})' if why else ''}; "
             f"recordings without a speaker need --speaker"
         )
-    keys = unique([prompt.key for prompt in found.prompts])
+    keys = unique([prompt.id for prompt in found.prompts])
     # Some filesystems do not tell capitals from small letters.
     names = unique([file_name(key) for key in keys], str.lower)
-    for prompt, key, name in zip(found.prompts, keys, names, strict=True):
-        prompt.key, prompt.file_name = key, name
+    for place, (prompt, key, name) in enumerate(zip(found.prompts, keys, names, strict=True)):
+        found.prompts[place] = replace(prompt, id=key, file_name=name, text=nfc(prompt.text))
         if options.language and not prompt.language:
-            prompt.metadata["language"] = options.language
+            prompt.labels["language"] = options.language
     return found
 
 
@@ -198,35 +190,32 @@ def _prepared(data: Data, max_utterances: int) -> PromptSet:
     keys = [dataset.key(index) for index in chosen]
     if len(set(keys)) < len(keys):  # a key is unique within its shard only
         keys = [dataset.sample_id(index) for index in chosen]
-    prompts = []
-    for index, key in zip(chosen, keys, strict=True):
-        loaded = dataset.load(index, fetched=dataset.fetch([index]).get(index))
-        reference = loaded.reference
-        if references is not None:
-            reference = references.load(index, loaded, data.max_speaker_frames)
+    loaded = [dataset.load(i, fetched=dataset.fetch([i]).get(i)) for i in chosen]
+    if references is not None:
+        for place, index in enumerate(chosen):
             for piece in references.pieces(index, data.max_speaker_frames):
-                loaded.metadata["reference_key"] = dataset.key(piece.sample)
+                loaded[place].metadata["reference_key"] = dataset.key(piece.sample)
+    named = {each.metadata.get("reference_key") for each in loaded}
+    indices = {dataset.key(i): i for i in range(len(dataset)) if dataset.key(i) in named}
+    prompts = []
+    for index, key, sample in zip(chosen, keys, loaded, strict=True):
+        reference, labels, text = sample.reference, sample.metadata, ""
+        if references is not None:
+            reference = references.load(index, sample, data.max_speaker_frames)
         # No empty reference, and none that is a part of the latents.
-        usable = len(reference) > 0 and not is_leak(reference, loaded.latents)
-        text, speaker = loaded.metadata["text"], str(loaded.metadata.get("speaker", ""))
-        prompt = Prompt(key, "", text, speaker, loaded.metadata)
-        prompt.latents = torch.from_numpy(loaded.latents)
-        prompt.reference = torch.from_numpy(reference) if usable else None
-        prompts.append(prompt)
-    _add_reference_texts(prompts, dataset)
+        usable = len(reference) > 0 and not is_leak(reference, sample.latents)
+        other = indices.get(labels.get("reference_key", ""))
+        if usable and other is not None and len(reference) == dataset.frames[other]:
+            text = dataset.metadata(other)["text"]  # it is another whole sample
+        speaker = str(labels.get("speaker", ""))
+        prompts.append(
+            Prompt(
+                *(key, labels["text"], speaker, labels, {}, Reference((), text), HELDOUT),
+                latents=torch.from_numpy(sample.latents),
+                voice=torch.from_numpy(reference) if usable else None,
+            )
+        )
     return PromptSet(prompts)
-
-
-def _add_reference_texts(prompts: list[Prompt], dataset: Dataset) -> None:
-    """Sets the texts of references that are another whole sample of the dataset."""
-    names = {prompt.metadata.get("reference_key") for prompt in prompts}
-    indices = {dataset.key(i): i for i in range(len(dataset)) if dataset.key(i) in names}
-    for prompt in prompts:
-        index = indices.get(prompt.metadata.get("reference_key", ""))
-        if index is None or prompt.reference is None:
-            continue
-        if len(prompt.reference) == dataset.frames[index]:
-            prompt.reference_text = dataset.metadata(index)["text"]
 
 
 class Corpus:
@@ -262,14 +251,17 @@ def _corpus(corpus: Corpus, max_utterances: int) -> PromptSet:
                 f"--test {corpus.source}: {item.id}: has {given} of its own; prepare it (--heldout-fraction 1) and "
                 f"give the output"
             )
-        prompt = Prompt(item.id, "", item.text, item.speaker, item.labels)
-        prompt.load_recording = partial(corpus.load, item)
         other = _another(near[item.speaker], item) or _another(far[item.speaker], item)
-        if other is not None:
-            prompt.load_reference = partial(corpus.load, other)
-            prompt.reference_text = other.text
-        prompts.append(prompt)
+        prompt = _prompt(item, reference=Reference((), other.text if other else ""))
+        load = partial(corpus.load, other) if other else None
+        prompts.append(
+            replace(prompt, load_recording=partial(corpus.load, item), load_reference=load)
+        )
     return PromptSet(prompts, dict(corpus.left_out))
+
+
+def _prompt(given: Utterance, **more: Any) -> Prompt:
+    return Prompt(**vars(given) | more)
 
 
 def _by_speaker(items: Sequence[Utterance]) -> dict[str, list[Utterance]]:
@@ -288,14 +280,13 @@ def _another(items: Sequence[Utterance], item: Utterance) -> Utterance | None:
 
 
 def _listed(source: str, line: Utterance) -> Prompt:
-    prompt = Prompt(line.id, "", line.text, line.speaker, line.labels)
-    where = f"{source}: {line.id}"
-    if line.reference is not None:
-        prompt.reference_text = line.reference.text
-        prompt.load_reference = partial(_decode, where, line.reference.files[0])
-    if line.audio:
-        prompt.load_recording = partial(_decode, where, line.audio["file"])
-    return prompt
+    load = partial(_decode, f"{source}: {line.id}")
+    assert line.reference is not None
+    return _prompt(
+        line,
+        load_reference=partial(load, line.reference.files[0]),
+        load_recording=partial(load, line.audio["file"]) if line.audio else None,
+    )
 
 
 def _decode(where: str, path: str) -> Sound:
@@ -313,7 +304,7 @@ def add_recordings(found: PromptSet, source: str, test: str, speaker: str = "") 
     columns = {name: settings[name] for name in _COLUMNS if settings.get(name)}
     corpus = Corpus(source, **columns | ({"speaker": speaker} if speaker else {}))
     items = {item.id: item for item in corpus.items}
-    missing = [prompt.key for prompt in found.prompts if prompt.key not in items]
+    missing = [prompt.id for prompt in found.prompts if prompt.id not in items]
     if missing:
         unusable = "".join(f" ({key}: {why})" for key, why in corpus.problems[:1])
         kept = (
@@ -323,8 +314,10 @@ def add_recordings(found: PromptSet, source: str, test: str, speaker: str = "") 
             f"--recordings {source}: lacks {len(missing)} of the {len(found.prompts)} utterances of --test, the first "
             f"is {missing[0]}{unusable}; give the corpus that it was prepared from{kept}"
         )
-    for prompt in found.prompts:
-        prompt.load_recording = partial(corpus.load, items[prompt.key])
+    found.prompts = [
+        replace(prompt, load_recording=partial(corpus.load, items[prompt.id]))
+        for prompt in found.prompts
+    ]
 
 
 def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> None:
@@ -343,20 +336,20 @@ def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> N
 
     prompts = []
     for prompt in tqdm(found.prompts, "reading the test set", unit="utterance", mininterval=1.0):
-        if prompt.latents is None and prompt.load_recording is not None:
+        latents, voice, load = prompt.latents, prompt.voice, prompt.load_reference
+        if latents is None and prompt.load_recording is not None:
             latents = latents_of(prompt.load_recording())
             if isinstance(latents, str):
                 found.left_out[latents] = found.left_out.get(latents, 0) + 1
                 continue
-            prompt.latents = latents
-        if prompt.reference is None and prompt.load_reference is not None:
-            reference = latents_of(prompt.load_reference())
-            prompt.reference = None if isinstance(reference, str) else reference
-        if prompt.reference is None:
-            prompt.load_reference = None
-        elif prompt.load_reference is None:
-            prompt.load_reference = partial(decoded, codec, prompt.reference)
-        prompts.append(prompt)
+        if voice is None and load is not None:
+            encoded = latents_of(load())
+            voice = None if isinstance(encoded, str) else encoded
+        if voice is None:
+            load = None
+        elif load is None:
+            load = partial(decoded, codec, voice)
+        prompts.append(replace(prompt, latents=latents, voice=voice, load_reference=load))
     found.prompts = prompts
     if not prompts:
         raise InputError("--test: every recording in it is silent; give one with speech")

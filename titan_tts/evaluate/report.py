@@ -272,13 +272,13 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
         "unfit_recognizer": unfit(table),
         "utterances": [
             {
-                "key": prompt.key,
+                "key": prompt.id,
                 "file": prompt.file_name,
                 "text": prompt.text,
                 "speaker": prompt.speaker,
                 "language": prompt.language,
                 "recording_seconds": None if prompt.latents is None else len(prompt.latents) / fps,
-                "has_reference": prompt.reference is not None,
+                "has_reference": prompt.voice is not None,
                 "scores": {
                     row.name: [_score(seed[index], prompt, fps) for seed in row.scores]
                     for row in rows

@@ -28,8 +28,8 @@ def speak(
     """(index, speech) of each prompt, in batches of similar length; of long ones in pieces, as `generate` says them."""
     pieces = []
     for each in prompts:
-        voice = Voice(each.reference, each.speaker, each.reference_text)
-        pieces.append(synthesizer.pieces(Utterance(each.text, voice, each.metadata)))
+        voice = Voice(each.voice, each.speaker, each.reference_text)
+        pieces.append(synthesizer.pieces(Utterance(each.text, voice, each.labels)))
     for index, speech in synthesizer.say(pieces, seed, batch_size):
         yield index, Sound(speech.waveform, speech.sample_rate, speech.latents)
 
@@ -109,7 +109,7 @@ def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:
     characters = {c for prompt in prompts for c in run.tokenizer.unknown_characters(prompt.text)}
     kinds = {"characters": characters} if characters else {}
     for prompt in prompts:
-        for name, value in run.tokenizer.unknown_values(prompt.metadata).items():
+        for name, value in run.tokenizer.unknown_values(prompt.labels).items():
             kinds.setdefault(f"values of {name!r}", set()).add(value)
     return [
         f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)})"

@@ -80,7 +80,7 @@ class Narrator:
             )
 
     def _utterance(self, request: Request) -> Utterance:
-        voice = self._voice(request.reference, request.reference_text, request.speaker)
+        voice = self._voice(request.reference_files, request.reference_text, request.speaker)
         conditions = self.synthesizer.conditions(voice)
         conditions |= checked_conditions(request, self.synthesizer.run.tokenizer)
         frames = None
@@ -239,7 +239,7 @@ def checked_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dic
     """The request's values of conditioning tokens, named as in a sample's JSON. A field that it leaves out gets the
     unknown token, as in the fraction [data] conditioning_dropout of the training samples."""
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
-    found = {name: known_as(v, known.get(name, ())) for name, v in request.conditions.items()}
+    found = {name: known_as(v, known.get(name, ())) for name, v in request.labels.items()}
     for name, value in found.items():
         about = f"{request.where}: condition {name}={value}, but the run"
         if name not in known:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from titan_tts.records.utterance import Reference
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.request_lists import STANDARD_INPUT, Request, read_requests, read_text
 from titan_tts.speak.sampling_options import (
@@ -148,14 +149,16 @@ def check_options(options: Options) -> None:
 
 def find_requests(options: Options) -> list[Request]:
     """The requests of the options and their files."""
+    reference = Reference(tuple(options.reference), options.reference_text)
     common = Request(
-        where="the options",
+        id="",
         text="",
-        reference=tuple(options.reference),
-        reference_text=options.reference_text,
         speaker=options.speaker,
+        labels=_conditions(options.condition),
+        audio={},
+        reference=reference,
+        where="the options",
         seconds=options.seconds,
-        conditions=_conditions(options.condition),
     )
     if options.text_list:
         return read_requests(options.text_list, common)
@@ -249,7 +252,7 @@ def _open_recognizer(
     require(bool(spec), "--takes above 1 needs --recognizer, which chooses among them")
     device = f"cuda:{device_module.current_device()}" if device_type == "cuda" else device_type
     recognizer = open_recognizer(spec, device)
-    languages = [request.conditions.get("language", "") for request in requests]
+    languages = [request.labels.get("language", "") for request in requests]
     added = AddedTokens(config.encoder.added_tokens)
     recognizer.check_texts([added.without(request.text) for request in requests], languages)
     return recognizer

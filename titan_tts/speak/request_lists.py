@@ -4,13 +4,14 @@ line of JSON each."""
 import json
 import os
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from titan_tts.records.utterance import Reference, Utterance
 from titan_tts.speak.long_text import clean_text
 from torchtitan.models.dit_tts.bounded import parse_json
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import file_name, fingerprint
 
 STANDARD_INPUT = "-"
@@ -20,32 +21,38 @@ MAX_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Request:
-    """One text to say, in whose voice and how."""
+class Request(Utterance):
+    """A text to say. Its id is the file's name without suffix, in a list; its labels are the values of conditioning tokens;
+    the files of its reference are recordings, or .npy of latents (R, C)."""
 
-    where: str
+    where: str = ""
     """option, or file and line, for messages"""
 
-    text: str
-    name: str = ""
-    """file name without suffix, in a list"""
-
-    reference: tuple[str, ...] = ()
-    """audio file, or .npy of latents (R, C); of several turns one of each speaker"""
-
-    reference_text: str = ""
-    speaker: str = ""
     seconds: float | None = None
-    conditions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def reference_files(self) -> tuple[str, ...]:
+        return self.reference.files if self.reference else ()
+
+    @property
+    def reference_text(self) -> str:
+        return self.reference.text if self.reference else ""
 
     def fingerprint(self, settings: str) -> str:
         """Hash of all that changes the speech. `settings`: options of the command."""
-        own = {name: value for name, value in vars(self).items() if name not in ("where", "name")}
+        own = {
+            "conditions": self.labels,
+            "reference": self.reference_files,
+            "reference_text": self.reference_text,
+            "seconds": self.seconds,
+            "speaker": self.speaker,
+            "text": self.text,
+        }
         return fingerprint(settings, json.dumps(own, sort_keys=True))
 
     def path(self, folder: str, suffix: str) -> Path:
         """The sound file."""
-        return Path(folder, f"{self.name}.{suffix}")
+        return Path(folder, f"{self.id}.{suffix}")
 
     def located(self, error: InputError) -> InputError:
         """The error with this request's file and line or option in front, where it names none."""
@@ -56,21 +63,23 @@ class Request:
 
     def check(self) -> None:
         """Raises InputError for mistakes that show without the model."""
-        if not self.text:
-            raise InputError(f"{self.where} is empty; give a text")
-        if len(self.text) > MAX_CHARACTERS:
-            raise InputError(
-                f"{self.where} has {len(self.text)} characters, but at most {MAX_CHARACTERS} are allowed at "
-                f"once; make a list of its chapters"
-            )
-        if self.reference and self.speaker:
-            raise InputError(f"{self.where}: give either a reference or a speaker, not both")
-        if missing := [path for path in self.reference if not os.path.isfile(path)]:
-            raise InputError(f"{self.where}: reference = {missing[0]}, but there is no such file")
-        if self.reference_text and not self.reference:
-            raise InputError(f"{self.where}: reference text without a reference")
+        count, files, where = len(self.text), self.reference_files, self.where
+        require(count > 0, f"{where} is empty; give a text")
+        require(
+            count <= MAX_CHARACTERS,
+            f"{where} has {count} characters, but at most {MAX_CHARACTERS} are allowed at once; make a list of its chapters",
+        )
+        require(
+            not (files and self.speaker),
+            f"{where}: give either a reference or a speaker, not both",
+        )
+        missing = next((path for path in files if not os.path.isfile(path)), None)
+        require(missing is None, f"{where}: reference = {missing}, but there is no such file")
+        require(
+            bool(files) or not self.reference_text, f"{where}: reference text without a reference"
+        )
         if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
-            option = "--seconds" if self.where.startswith("--") else f"{self.where}: seconds"
+            option = "--seconds" if where.startswith("--") else f"{where}: seconds"
             raise InputError(
                 f"{option} = {self.seconds:g}, but it must be above 0 and at most {MAX_SECONDS:g}"
             )
@@ -119,13 +128,14 @@ def read_requests(path: str, common: Request) -> list[Request]:
             requests.append(request)
     if not requests:
         raise InputError(f"{path}: is empty; give one JSON object per line")
-    names = [file_name(each.name or f"{number:06d}") for number, each in enumerate(requests, 1)]
+    names = [file_name(each.id or f"{number:06d}") for number, each in enumerate(requests, 1)]
     seen: set[str] = set()
     for name in names:
-        if name.lower() in seen:  # some filesystems do not tell capitals from small letters
-            raise InputError(f"{path}: two lines have the name {name!r}; give each its own")
+        # Some filesystems do not tell capitals from small letters.
+        is_new = name.lower() not in seen
+        require(is_new, f"{path}: two lines have the name {name!r}; give each its own")
         seen.add(name.lower())
-    return [replace(request, name=name) for request, name in zip(requests, names, strict=True)]
+    return [replace(request, id=name) for request, name in zip(requests, names, strict=True)]
 
 
 def _request(where: str, line: str, root: Path, common: Request) -> Request:
@@ -141,26 +151,27 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
             raise InputError(f"{where}: has {key!r}, but allowed are {', '.join(_KEYS)}")
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{where}: {key} = {value!r} is of a wrong type")
-    own_voice = "reference" in given or "speaker" in given
-    voice = replace(common, reference=(), reference_text="", speaker="") if own_voice else common
-    conditions = {k: v for k, v in common.conditions.items() if not (own_voice and k == "speaker")}
-    seconds = given.get("seconds", common.seconds)
-    reference = voice.reference
+    conditions, files, said = common.labels, common.reference_files, common.reference_text
+    speaker = common.speaker
+    if "reference" in given or "speaker" in given:  # nothing of the common voice
+        conditions = {name: value for name, value in conditions.items() if name != "speaker"}
+        files, said, speaker = (), "", ""
     if "reference" in given:
         paths = given["reference"]
         paths = [paths] if isinstance(paths, str) else paths
-        if not all(isinstance(path, str) for path in paths):
-            raise InputError(
-                f"{where}: reference = {paths!r}, but it must be a path or a list of them"
-            )
-        reference = tuple(str(root / path) for path in paths if path)
+        are_paths = all(isinstance(path, str) for path in paths)
+        require(
+            are_paths, f"{where}: reference = {paths!r}, but it must be a path or a list of them"
+        )
+        files = tuple(str(root / path) for path in paths if path)
+    seconds = given.get("seconds", common.seconds)
     return Request(
-        where=where,
+        id=given.get("name", ""),
         text=clean_text(given["text"]),
-        name=given.get("name", ""),
-        reference=reference,
-        reference_text=given.get("reference_text", voice.reference_text),
-        speaker=given.get("speaker", voice.speaker),
+        speaker=given.get("speaker", speaker),
+        labels=conditions | {k: str(v) for k, v in given.get("conditions", {}).items()},
+        audio={},
+        reference=Reference(files, given.get("reference_text", said)),
+        where=where,
         seconds=None if seconds is None else float(min(seconds, 10**9)),
-        conditions=conditions | {k: str(v) for k, v in given.get("conditions", {}).items()},
     )

@@ -37,16 +37,16 @@ def test_held_out_utterances_are_read_with_what_is_theirs(shards):
     assert [p.file_name for p in found.prompts] == [f"s{n // 3}_a_{n % 3}" for n in range(6)]
     for number, prompt in enumerate(found.prompts):
         assert prompt.speaker == SPEAKERS[number % 2]
-        assert prompt.text == prompt.metadata["text"] == " ".join(["one", "two"] * (number + 1))
+        assert prompt.text == prompt.labels["text"] == " ".join(["one", "two"] * (number + 1))
         assert prompt.latents.shape == (number + 2, CHANNELS)
-        assert (prompt.latents == number).all() and (prompt.reference == number + 10).all()
-    assert [p.key for p in read(shards / "s1.tar").prompts] == ["a/0", "a/1", "a/2"]
+        assert (prompt.latents == number).all() and (prompt.voice == number + 10).all()
+    assert [p.id for p in read(shards / "s1.tar").prompts] == ["a/0", "a/1", "a/2"]
     # Voices alternate: a stride over them would take one of the two.
     assert {p.speaker for p in read(shards, 3).prompts} == set(SPEAKERS)
     encode_prompts(found, LengthCodec(), AS_IS)
     sound = found.prompts[0].load_reference()
-    assert sound.seconds == len(found.prompts[0].reference) / 25
-    assert torch.equal(sound.latents, found.prompts[0].reference)
+    assert sound.seconds == len(found.prompts[0].voice) / 25
+    assert torch.equal(sound.latents, found.prompts[0].voice)
 
 
 def test_which_references_of_a_prepared_folder_are_used(tmp_path):
@@ -67,26 +67,26 @@ def test_which_references_of_a_prepared_folder_are_used(tmp_path):
     found = read(tmp_path / "data", language="en")  # all that prepare wrote
     assert [prompt.reference_text for prompt in found.prompts] == ["two", "", "", ""]
     encode_prompts(found, LengthCodec(), AS_IS)
-    assert [len(prompt.reference) for prompt in found.prompts[:2]] == [21, 19]
+    assert [len(prompt.voice) for prompt in found.prompts[:2]] == [21, 19]
     for prompt in found.prompts[2:]:
-        assert prompt.reference is None and prompt.load_reference is None and prompt.speaker == ""
-        assert prompt.language == prompt.metadata["language"] == "en"
+        assert prompt.voice is None and prompt.load_reference is None and prompt.speaker == ""
+        assert prompt.language == prompt.labels["language"] == "en"
 
 
 def test_a_corpus_gives_texts_recordings_and_another_utterance_of_the_speaker(tmp_path):
     tree = write_tree(tmp_path)
     found = read(tree)
     assert [p.speaker for p in found.prompts] == ["84"] * 3 + ["9"] * 2
-    again = {p.key: p.load_reference().seconds for p in read(tree, 2).prompts}
+    again = {p.id: p.load_reference().seconds for p in read(tree, 2).prompts}
     encode_prompts(found, LengthCodec(), AS_IS)
     for number, prompt in enumerate(found.prompts):
         assert len(prompt.latents) == frames_of(number)
         assert frames_of(number) == round(25 * prompt.load_recording().seconds)
         others = set(range(3) if number < 3 else range(3, 5)) - {number}
-        assert len(prompt.reference) in map(frames_of, others)
+        assert len(prompt.voice) in map(frames_of, others)
         seconds = prompt.load_reference().seconds
-        assert len(prompt.reference) == round(25 * seconds)
-        assert again.get(prompt.key, seconds) == seconds  # whatever else is chosen
+        assert len(prompt.voice) == round(25 * seconds)
+        assert again.get(prompt.id, seconds) == seconds  # whatever else is chosen
     assert len(again) == 2
 
 
@@ -127,7 +127,7 @@ def test_what_is_silent_is_left_out_and_a_lone_speaker_has_no_reference(tmp_path
     assert [p.speaker for p in found.prompts] == ["84", "9"]
     assert found.left_out == {"undecodable": 2, "silent": 1}
     # The only other utterance is silent, or there is none.
-    assert [p.reference for p in found.prompts] == [None, None]
+    assert [p.voice for p in found.prompts] == [None, None]
     first.write_bytes(b"RIFF")
     words = "9_7_000003_000000: ", "; correct or remove it"
     refused(lambda: encode_prompts(read(tree), LengthCodec(), AS_IS), *words)
@@ -140,11 +140,11 @@ def test_a_list_has_its_own_references(tmp_path):
     (tmp_path / "meta.lst").write_text("a|x|p.wav|O\u0308ne.\nb|y|q.wav|Two.\nb|y|p.wav|Three.\n")
     found = read(tmp_path / "meta.lst", language="en")
     encode_prompts(found, LengthCodec(), AS_IS)
-    keys = [(p.key, p.text, p.reference_text) for p in found.prompts]
+    keys = [(p.id, p.text, p.reference_text) for p in found.prompts]
     assert keys == [("a", "\u00d6ne.", "x"), ("b", "Two.", "y"), ("b-2", "Three.", "y")]
-    assert [len(p.reference) for p in found.prompts] == [25, 50, 25]
+    assert [len(p.voice) for p in found.prompts] == [25, 50, 25]
     assert found.prompts[0].latents is None and len(found.prompts[1].latents) == 75
-    assert found.prompts[0].metadata == {"text": "O\u0308ne.", "language": "en"}
+    assert found.prompts[0].labels == {"text": "O\u0308ne.", "language": "en"}
 
 
 def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
@@ -157,8 +157,8 @@ def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
     add_recordings(found, str(tree), str(tmp_path / "a.tar"))
     for prompt in found.prompts:
         frames = round(25 * prompt.load_recording().seconds)
-        assert frames == frames_of(keys.index(prompt.key))
-    found.prompts[1] = replace(found.prompts[1], key="other")
+        assert frames == frames_of(keys.index(prompt.id))
+    found.prompts[1] = replace(found.prompts[1], id="other")
     words = "lacks 1 of the 5 utterances of --test, the first is other"
     refused(lambda: add_recordings(found, str(tree), str(tmp_path / "a.tar")), words)
 

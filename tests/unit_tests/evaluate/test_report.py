@@ -20,9 +20,7 @@ FPS = 25.0
 def prompts(*speakers: str) -> list[Prompt]:
     """Recordings of one second."""
     one_second = torch.zeros(25, 1)
-    return [
-        Prompt(f"k{n}", f"k{n}", "t", s, {}, latents=one_second) for n, s in enumerate(speakers)
-    ]
+    return [Prompt(f"k{n}", "t", s, {}, {}, latents=one_second) for n, s in enumerate(speakers)]
 
 
 def score(errors: int, words: int, similarity=None, opinion=None, seconds=1.0) -> UtteranceScore:
@@ -54,7 +52,7 @@ def test_means_leave_out_what_is_missing():
     found = report.figures_of(row(*seeds), two, FPS)
     assert found["speaker_similarity"]["value"] == 0.5
     assert found["duration_error"]["value"] == pytest.approx((0.1 + 0.2) / 2)
-    two[1].latents = None
+    two[1] = replace(two[1], latents=None)
     found = report.figures_of(row(*seeds), two, FPS)
     assert found["duration_error"]["value"] == pytest.approx(0.1)
     assert report.figures_of(row(*seeds, kind=CODEC), two, FPS)["duration_error"] is None

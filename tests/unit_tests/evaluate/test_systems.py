@@ -30,12 +30,12 @@ def prompt(number: int) -> Prompt:
     reference = torch.full((number % 4 * 4, CHANNELS), float(number))
     return Prompt(
         str(number),
-        str(number),
         chr(97 + number) * (1 + number % 3),
         SPEAKERS[number % 2],
         {"speaker": SPEAKERS[number % 2], "target_duration": 99.0},
+        {},
         latents=torch.zeros(99, CHANNELS),
-        reference=reference if number % 4 else None,
+        voice=reference if number % 4 else None,
     )
 
 
@@ -75,7 +75,7 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded, monkeyp
     for each, start, found in zip(prompts, noise, speech(RowModel()), strict=True):
         frames = fitted(each.text, each.speaker)
         conditions = {"speaker": each.speaker, "target_duration": frames / 25}
-        reference = torch.zeros(0, CHANNELS) if each.reference is None else each.reference[:limit]
+        reference = torch.zeros(0, CHANNELS) if each.voice is None else each.voice[:limit]
         assert found.shape == (frames, CHANNELS)
         way = moved(TOKENIZER.encode(each.text, conditions), reference, frames, mean_time=0.75)
         torch.testing.assert_close(found, start - way, atol=1e-2, rtol=1e-5)
@@ -134,7 +134,7 @@ def test_tokens_that_the_run_was_not_trained_with():
     run = SimpleNamespace(tokenizer=UnitTokenizer(vocabulary))
 
     def found(*pairs):
-        items = [Prompt("k", "k", t, s, {"text": t, "speaker": s}) for t, s in pairs]
+        items = [Prompt("k", t, s, {"text": t, "speaker": s}, {}) for t, s in pairs]
         return untrained_tokens(run, items)
 
     assert found(("no", "ann"), ("on", "ann")) == []

@@ -81,6 +81,6 @@ def test_alone_as_among_many(short):
 def test_what_exceeds_a_wav_is_told_before_it_is_said(short, monkeypatch):
     monkeypatch.setattr(type(short), "samples", lambda self, pieces: 2**31)
     monkeypatch.setattr(short, "speak", None)
-    request = Request("here", "one")
+    request = Request("a", "one", "", {}, {}, where="here")
     for out in ("a.WAV", ""):
         refused(lambda out=out: Narrator(short).write(request, out, "wav"), "4 GiB")

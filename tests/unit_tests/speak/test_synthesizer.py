@@ -126,7 +126,7 @@ def test_texts_are_composed_and_names_compared_so(synthesizer, tmp_path, monkeyp
         assert own.conditions(Voice(speaker=name)) == {"speaker": "Jo\u0308rg"}
         own.speak([Utterance("one", conditions={"speaker": name}, frames=5)], 0)
         assert asked.pop()[0].metadata["speaker"] == "Jo\u0308rg"
-        request = Request("--text", "one", conditions={"speaker": name})
+        request = Request("", "one", "", {"speaker": name}, {})
         assert checked_conditions(request, tokenizer) == {"speaker": "Jo\u0308rg"}
         served = Served(own, {}, 100)
         [piece] = served.pieces("o\u0308", name, 1.0)

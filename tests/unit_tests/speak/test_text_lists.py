@@ -14,7 +14,10 @@ from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts.cli import main
+from titan_tts.records.utterance import Reference
 from titan_tts.speak.request_lists import Request, read_requests
+
+NOTHING = Request("", "", "", {}, {}, Reference(()))
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def test_references_of_two_speakers(generate, said, tmp_path, capsys):
     assert generate("--text=one", f"--out={other}.wav", both[0], "--reference=gone.npy") == 2
     assert "reference = gone.npy, but there is no such file" in capsys.readouterr().err
     path.write_text('{"text": "one", "reference": ["other.npy", 3]}\n')
-    refused(lambda: read_requests(str(path), Request("", "")), "it must be a path or a list")
+    refused(lambda: read_requests(str(path), NOTHING), "it must be a path or a list")
 
 
 def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said, tmp_path, capsys):
@@ -192,25 +195,26 @@ def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
 def test_what_a_line_takes_of_the_options_and_what_changes_its_speech(tmp_path):
     (tmp_path / "v.npy").touch()
     path, conditions = tmp_path / "list", {"speaker": "bob", "language": "de"}
-    common = Request("options", "", speaker="ann", seconds=600.0, conditions=conditions)
+    common = replace(NOTHING, speaker="ann", seconds=600.0, labels=conditions)
     own = '"speaker": "eve", "seconds": 3, "conditions": {"language": "en"}'
     reference = '"reference": "v.npy", "reference_text": "t", "name": "n"'
     lines = f'\n{{"text": "a"}}\n{{"text": "b", {own}}}\n{{"text": "c", {reference}}}'
     path.write_text(lines, encoding="utf-8-sig")
-    where = [f"{path} line {number}" for number in (2, 3, 4)]
-    voice = {"reference": (str(tmp_path / "v.npy"),), "reference_text": "t", "speaker": ""}
+    voice = Reference((str(tmp_path / "v.npy"),), "t")
     found = read_requests(str(path), common)
-    first = replace(common, where=where[0], text="a", name="000001")
-    assert found == [
-        first,
-        Request(where[1], "b", "000002", (), "", "eve", 3.0, {"language": "en"}),
-        Request(where[2], "c", "n", **voice, seconds=600.0, conditions={"language": "de"}),
-    ]
-    changes = [{}, {"text": "b"}, {"seconds": 3.0}, {"conditions": {}}]
-    changes += [{name: "x"} for name in voice]
+    first = replace(common, where=f"{path} line 2", text="a", id="000001")
+    other = Request("000002", "b", "eve", {"language": "en"}, {}, Reference(()), seconds=3.0)
+    last = Request("n", "c", "", {"language": "de"}, {}, voice, seconds=600.0)
+    where = [replace(each, where=f"{path} line {n}") for n, each in ((3, other), (4, last))]
+    assert found == [first, *where]
+    changes = [{}, {"text": "b"}, {"seconds": 3.0}, {"labels": {}}, {"speaker": "x"}]
+    changes += [{"reference": Reference(("x",))}, {"reference": Reference(("x",), "t")}]
     prints = {replace(first, **change).fingerprint("settings") for change in changes}
     assert len({*prints, first.fingerprint("others")}) == len(changes) + 1
-    assert replace(first, where="x", name="y").fingerprint("settings") in prints
+    assert replace(first, where="x", id="y").fingerprint("settings") in prints
+    # As earlier versions have it in the files of lists that are to be continued.
+    said = replace(last, reference=Reference(("v.npy", "w.npy"), "t"))
+    assert said.fingerprint("{}") == "cfc8fe715ecfc17b"
 
 
 LINES = {
