@@ -1,5 +1,6 @@
 """The command `titan-tts`: how it finds, parses and runs a sub-command."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,7 +14,8 @@ import tyro
 
 from tests.helpers.tiny_runs import TINY
 from titan_tts import cli
-from titan_tts.launch import torchrun, train_command
+from titan_tts.launch import torchrun
+from titan_tts.plan import report
 from tools.harness import forked
 from torchtitan.models.dit_tts import main
 from torchtitan.models.dit_tts.config.shipped import find_config, shipped_configs
@@ -102,14 +104,9 @@ def test_a_command_line_that_does_not_fit_is_one_sentence(ran, row, capsys):
     assert said.startswith(f"error: {sentence}") and said.count("\n") == 1
 
 
-def test_a_missing_package_ends_with_the_extra_that_has_it(ran, monkeypatch, capsys):
-    def needs_soundfile(options):
-        import soundfile
-
-        return soundfile.__version__
-
+def test_a_missing_package_ends_with_the_extra_that_has_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    command = SimpleNamespace(Options=Options, run=needs_soundfile)
+    command = SimpleNamespace(Options=Options, run=lambda _: importlib.import_module("soundfile"))
     monkeypatch.setattr(cli, "_load", lambda target: command)
     assert cli.main(["prepare", "corpus"]) == 2
     assert "pip install 'titan-tts[speech]'" in capsys.readouterr().err
@@ -278,43 +275,36 @@ def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        ("debug --ema.no-enable", f"--job.config_file {DEBUG} --ema.no-enable"),
-        ("--job.config_file x", "--job.config_file x"),
-        ("debug --dry-run --nproc 4 --nodes 2", f"--job.config_file {DEBUG} dry run of 8"),
-        ("debug --dry-run", f"--job.config_file {DEBUG} dry run of 1"),
-        ("--help-config", "--help"),
-        ("--help-all --help-config", "--help-all"),
-    ],
-)
-def test_train_passes_its_config_on(arguments, expected, monkeypatch):
-    seen = []
-
-    def dry(args, gpus):
-        seen.append(f"{' '.join(args)} dry run of {gpus}")
-        return 0
-
-    monkeypatch.setattr(train_command, "run_dry", dry)
-    monkeypatch.setattr(main, "train", lambda args: seen.append(" ".join(args)) or 0)
-    assert cli.main(["train", *arguments.split()]) == 0
-    assert seen == [expected]
-
-
-@pytest.mark.parametrize(
-    "arguments, launcher",
-    [
-        ("--nproc 2", "--standalone --nproc_per_node 2"),
+        ("debug --ema.no-enable", f"train --job.config_file {DEBUG} --ema.no-enable"),
+        ("--job.config_file x", "train --job.config_file x"),
+        ("debug --dry-run --nproc 4 --nodes 2", f"dry run of 8 --job.config_file {DEBUG}"),
+        ("debug --dry-run", f"dry run of 1 --job.config_file {DEBUG}"),
+        ("--help-config", "train --help"),
+        ("--help-all --help-config", "train --help-all"),
         (
-            "--nodes 3 --rendezvous host0:29500 --nproc 2",
-            "--nnodes 3 --rdzv_backend c10d --rdzv_endpoint host0:29500 --nproc_per_node 2",
+            "debug --nproc 2 --data.path d",
+            f"torchrun --standalone --nproc_per_node 2 -m titan_tts train --job.config_file {DEBUG} --data.path d",
+        ),
+        (
+            "x.toml --nodes 3 --rendezvous host0:29500 --nproc 2",
+            "torchrun --nnodes 3 --rdzv_backend c10d --rdzv_endpoint host0:29500 --nproc_per_node 2 "
+            "-m titan_tts train --job.config_file {folder}/x.toml",
         ),
     ],
 )
-def test_several_processes_are_started_by_torchrun(monkeypatch, arguments, launcher):
+def test_train_passes_its_config_on(arguments, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.toml").touch()
     seen = []
-    monkeypatch.setattr(torchrun, "launch", lambda args: seen.append(" ".join(args)) or 0)
-    assert cli.main(["train", "debug", *arguments.split(), "--data.path", "d"]) == 0
-    config = f"-m titan_tts train --job.config_file {DEBUG} --data.path d"
-    assert seen == [f"{launcher} {config}"]
+
+    def note(what):
+        return lambda args, gpus="": seen.append(" ".join([f"{what}{gpus}", *args])) or 0
+
+    monkeypatch.setattr(report, "print_dry_run", note("dry run of "))
+    monkeypatch.setattr(main, "train", note("train"))
+    monkeypatch.setattr(torchrun, "launch", note("torchrun"))
+    assert cli.main(["train", *arguments.split()]) == 0
+    assert seen == [expected.format(folder=tmp_path)]
 
 
 @pytest.mark.long

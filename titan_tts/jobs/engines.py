@@ -75,13 +75,10 @@ def open_engine(name: str, workers: int, devices: list[str], here: bool = True) 
     else:
         count = max(workers, len(devices))
         threads = max(1, len(os.sched_getaffinity(0)) // count)
-        starts = [lambda each=each: _Process(each, threads) for each in _in_turn(devices, count)]
+        in_turn = [devices[number % len(devices)] for number in range(count)]
+        starts = [lambda each=each: _Process(each, threads) for each in in_turn]
         with _pool(starts, _wait_for_processes) as runner:
             yield runner
-
-
-def _in_turn(devices: list[str], count: int) -> list[str]:
-    return [devices[number % len(devices)] for number in range(count)]
 
 
 def attempt(function: str, job: tuple, device: str) -> Answer:

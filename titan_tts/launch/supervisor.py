@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.run.launcher import RANK_VARIABLES, die_with_pare
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
-_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FIRST_PORT, _PORTS = 15_000, 15_000
 """at which nodes meet, below Linux's ephemeral ports, which begin at 32768; the job's id selects one"""
 _POLL_SECONDS = 0.05
@@ -42,6 +42,14 @@ def children(parent: int) -> list[int]:
     return found
 
 
+def descendants(process: int) -> list[int]:
+    """Process ids of a process, its children, theirs, and so on."""
+    found = [process]
+    for pid in found:
+        found.extend(children(pid))
+    return found
+
+
 def interrupt_on_signals() -> None:
     """Makes SIGTERM and SIGHUP interrupt this process as Ctrl-C does, so that it ends its runs."""
 
@@ -50,14 +58,6 @@ def interrupt_on_signals() -> None:
 
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, interrupt)
-
-
-def descendants(process: int) -> list[int]:
-    """Process ids of a process, its children, theirs, and so on."""
-    found = [process]
-    for pid in found:
-        found.extend(children(pid))
-    return found
 
 
 def kill_tree(process: subprocess.Popen) -> None:
@@ -70,20 +70,17 @@ def kill_tree(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def train_command(
-    config: str | Path, processes: int, arguments: Sequence[str] = (), nodes: int = 1
-) -> list[str]:
+def train_command(config: str | Path, processes: int, nodes: int = 1) -> list[str]:
     """The command of a run on this machine, or on several nodes of this SLURM job; `processes`: on all of them."""
     train = [sys.executable, "-m", "titan_tts", "train", str(config)]
     if nodes == 1:
-        count = ["--nproc", str(processes)] if processes > 1 else []
-        return [*train, *count, *arguments]
+        return [*train, "--nproc", str(processes)] if processes > 1 else train
     port = _FIRST_PORT + int(os.environ.get("SLURM_JOB_ID", "0")) % _PORTS
     meeting = f"{socket.gethostname()}:{port}"
     return [
         *("srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1"),
         *("--cpu-bind", "none", *train, "--nodes", str(nodes)),
-        *("--nproc", str(processes // nodes), "--rendezvous", meeting, *arguments),
+        *("--nproc", str(processes // nodes), "--rendezvous", meeting),
     ]
 
 
@@ -97,22 +94,10 @@ class Outcome:
 
 
 class RunProcess:
-    """A training run that was just started by a process, which may start others.
+    """A training run that was just started by a process, which may start others. Its output is appended to `log`;
+    `memory_gib` limits the address space of each process (0: none)."""
 
-    Args:
-        log: file to which its output is appended.
-        environment: variables in addition to this process's.
-        memory_gib: limit of each process's address space; 0: none.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: Path,
-        log: Path,
-        environment: Mapping[str, str] | None = None,
-        memory_gib: float = 0.0,
-    ):
+    def __init__(self, command: Sequence[str], folder: Path, log: Path, memory_gib: float = 0.0):
         self.folder = folder
         self.log = log
         self.began = time.time()
@@ -126,18 +111,14 @@ class RunProcess:
             if limit:
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-        variables = {
-            # Batches of several shapes fragment the allocator's fixed segments.
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-            **{key: value for key, value in os.environ.items() if key not in RANK_VARIABLES},
-            **(environment or {}),
-            ERROR_FILE_VARIABLE: str(self._error_file),
-        }
+        inherited = {key: each for key, each in os.environ.items() if key not in RANK_VARIABLES}
+        # Batches of several shapes fragment the allocator's fixed segments.
+        variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | inherited
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as output:
             self.process = subprocess.Popen(
-                list(command),
-                env=variables,
+                command,
+                env=variables | {ERROR_FILE_VARIABLE: str(self._error_file)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -183,25 +164,15 @@ class RunProcess:
         status = self.process.returncode
         if status in (-signal.SIGKILL, 128 + signal.SIGKILL) and _oom_kills() > self._oom_kills:
             return Outcome("oom", "the kernel ended it for lack of memory", seconds)
-        step = state.get("step", 0)
-        return Outcome(
-            "failed", f"its process ended with status {status} after step {step}", seconds
-        )
+        reason = f"its process ended with status {status} after step {state.get('step', 0)}"
+        return Outcome("failed", reason, seconds)
 
 
 def _oom_kills() -> int:
-    """Processes of this control group that the kernel has killed for lack of memory (cgroups(7))."""
-    kills = 0
-    with suppress(OSError):
-        for group in _OWN_CGROUPS.read_text().splitlines():
-            number, controllers, path = group.split(":", 2)
-            if number == "0":
-                counters = _CGROUPS / path.lstrip("/") / "memory.events"
-            elif controllers == "memory":
-                counters = _CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control"
-            else:
-                continue
-            with suppress(OSError):
-                lines = map(str.split, counters.read_text().splitlines())
-                kills += sum(int(value) for name, value in lines if name == "oom_kill")
-    return kills
+    """Processes of this control group that the kernel has killed for lack of memory; 0 where it is not version 2."""
+    with suppress(OSError, StopIteration, KeyError, ValueError):
+        lines = _OWN_CGROUP.read_text().splitlines()
+        own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
+        events = (_CGROUPS / own / "memory.events").read_text()
+        return int(dict(line.split() for line in events.splitlines())["oom_kill"])
+    return 0

@@ -54,7 +54,10 @@ def run(options: Options) -> int:
     if options.help_config or options.help_all:
         args = ["--help-all" if options.help_all else "--help"]
     elif options.dry_run:
-        return run_dry(args, processes)
+        from titan_tts.plan.report import print_dry_run
+
+        print_dry_run(args, processes)
+        return 0
     elif processes > 1:
         from titan_tts.launch.torchrun import launch
 
@@ -76,34 +79,3 @@ def _meeting(options: Options) -> list[str]:
         )
     meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", options.rendezvous]
     return ["--nnodes", str(options.nodes), *meeting]
-
-
-def run_dry(config_args: list[str], gpus: int) -> int:
-    """Prints the forecast of a training command, on this machine's GPUs or on those that were measured; starts
-    nothing."""
-    from torchtitan.tools import utils
-
-    from titan_tts.plan.devices import Cluster, device_of, find_device, with_peak
-    from titan_tts.plan.forecast import Planner
-    from titan_tts.plan.measured import DEVICE
-    from titan_tts.plan.report import report_lines
-    from torchtitan.models.dit_tts.config.checks import validate_config
-    from torchtitan.models.dit_tts.config.manager import load_config
-    from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.model_config import model_flavors
-    from torchtitan.models.dit_tts.run.teacher import with_teacher
-
-    quiet_known_warnings()
-    config = with_teacher(load_config(config_args))
-    title = "dry run (GPUs: --nproc times --nodes)"
-    if gpus == 1:
-        degrees = config.parallelism
-        gpus = max(1, degrees.data_parallel_replicate_degree)
-        gpus *= max(1, degrees.data_parallel_shard_degree) * max(1, degrees.tensor_parallel_degree)
-        title = "dry run (GPUs: the degrees in [parallelism] that are set; --nproc N for others)"
-    device = device_of(utils.device_module.get_device_name()) or find_device(DEVICE)
-    in_node = device.gpus_per_node if gpus % device.gpus_per_node == 0 else gpus
-    validate_config(config, gpus, list(model_flavors()))
-    planner = Planner(config, Cluster.of(with_peak(device, config), gpus, in_node))
-    print("\n".join(report_lines(title, planner, planner.run())))
-    return 0

@@ -1,6 +1,5 @@
 """`titan-tts plan`: memory, time and MFU of a run before it starts, on any CPU."""
 
-import json
 from dataclasses import dataclass, field
 
 import tyro
@@ -44,7 +43,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints a plan. Returns the exit status."""
+    """Prints a plan."""
     if not options.config:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
     for name in ("gpus", "gpus_per_node", "inter_node_gbps", "price"):
@@ -52,31 +51,7 @@ def run(options: Options) -> int:
     check_range("--data-hours", options.data_hours, 1e-3, 10**9)
     path = find_config(options.config)
     # torch takes seconds to import.
-    from titan_tts.plan.devices import ACCELERATOR, Cluster, check_device, find_device, with_peak
-    from titan_tts.plan.forecast import Planner, compare_layouts
-    from titan_tts.plan.report import layout_lines, report_lines, values
-    from torchtitan.models.dit_tts.config.checks import validate_config
-    from torchtitan.models.dit_tts.config.manager import TTSConfigManager, resolve
-    from torchtitan.models.dit_tts.errors import quiet_known_warnings
-    from torchtitan.models.dit_tts.model_config import model_flavors
-    from torchtitan.models.dit_tts.run.teacher import with_teacher
+    from titan_tts.plan.report import print_plan
 
-    quiet_known_warnings()
-    device = find_device(options.gpu)
-    given = TTSConfigManager().parse_args([f"--job.config_file={path}", *options.config_args])
-    config = with_teacher(resolve(given))
-    device = with_peak(device, config)
-    in_node = options.gpus_per_node or device.gpus_per_node
-    cluster = Cluster.of(device, options.gpus or in_node, in_node, options.inter_node_gbps)
-    validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
-    check_device(config, device)
-    planner = Planner(config, cluster)
-    run = planner.run()
-    compared = cluster.gpus > 1 and config.training.global_batch_size > 0
-    choices = compare_layouts(planner, config) if compared else []
-    if options.json:
-        print(json.dumps(values(run, choices), indent=1))
-        return 0
-    lines = report_lines("plan", planner, run, options.data_hours, options.price)
-    print("\n".join([*lines, *(layout_lines(choices) if compared else [])]))
+    print_plan(path, options)
     return 0

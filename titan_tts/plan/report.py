@@ -1,24 +1,79 @@
 """A forecast as aligned text, and as plain values for JSON."""
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import tomli_w
+from torchtitan.tools import utils
 
 from titan_tts.plan import measured
-from titan_tts.plan.devices import Cluster
-from titan_tts.plan.forecast import Forecast, Planner, Run, Settings
+from titan_tts.plan.devices import (
+    ACCELERATOR,
+    Cluster,
+    check_device,
+    device_of,
+    find_device,
+    with_peak,
+)
+from titan_tts.plan.forecast import Forecast, Planner, Run, Settings, compare_layouts
 from titan_tts.plan.memory import capacity
 from titan_tts.plan.parameters import Model
 from titan_tts.report.words import aligned
+from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import TTSConfigManager, load_config, resolve
+from torchtitan.models.dit_tts.errors import quiet_known_warnings
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
+from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.run.factors import checkpointing_name
+from torchtitan.models.dit_tts.run.teacher import with_teacher
 
 _GIB = 2**30
 
 
-def report_lines(
+def print_plan(path: Path, options: Any) -> None:
+    """Prints the forecast of a config's file by the Options of `plan_command`, with other layouts of several GPUs."""
+    quiet_known_warnings()
+    device = find_device(options.gpu)
+    given = TTSConfigManager().parse_args([f"--job.config_file={path}", *options.config_args])
+    config = with_teacher(resolve(given))
+    device = with_peak(device, config)
+    in_node = options.gpus_per_node or device.gpus_per_node
+    cluster = Cluster.of(device, options.gpus or in_node, in_node, options.inter_node_gbps)
+    validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
+    check_device(config, device)
+    planner = Planner(config, cluster)
+    run = planner.run()
+    compared = cluster.gpus > 1 and config.training.global_batch_size > 0
+    choices = compare_layouts(planner, config) if compared else []
+    if options.json:
+        print(json.dumps(_values_of(run, choices), indent=1))
+        return
+    lines = _report_lines("plan", planner, run, options.data_hours, options.price)
+    print("\n".join([*lines, *(_layout_lines(choices) if compared else [])]))
+
+
+def print_dry_run(config_args: list[str], gpus: int) -> None:
+    """Prints the forecast of a training command, on this machine's GPUs or on those that were measured; `gpus`: 1 for
+    as many as its degrees make."""
+    quiet_known_warnings()
+    config = with_teacher(load_config(config_args))
+    title = "dry run (GPUs: --nproc times --nodes)"
+    if gpus == 1:
+        degrees = config.parallelism
+        gpus = max(1, degrees.data_parallel_replicate_degree)
+        gpus *= max(1, degrees.data_parallel_shard_degree) * max(1, degrees.tensor_parallel_degree)
+        title = "dry run (GPUs: the degrees in [parallelism] that are set; --nproc N for others)"
+    device = device_of(utils.device_module.get_device_name()) or find_device(measured.DEVICE)
+    in_node = device.gpus_per_node if gpus % device.gpus_per_node == 0 else gpus
+    validate_config(config, gpus, list(model_flavors()))
+    planner = Planner(config, Cluster.of(with_peak(device, config), gpus, in_node))
+    print("\n".join(_report_lines(title, planner, planner.run())))
+
+
+def _report_lines(
     title: str, planner: Planner, run: Run, data_hours: float = 1000.0, price: float = 0.0
 ) -> list[str]:
     """The report of `titan-tts plan` and of a dry run; `data_hours`: of the data that passes are counted over."""
@@ -42,7 +97,7 @@ def report_lines(
     ]
 
 
-def layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
+def _layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
     """A table of layouts, each with the fastest checkpointing and micro-batch that fit, and the keys of the best."""
     if not choices:
         return _section("Layouts: none fits these GPUs", [])
@@ -64,7 +119,7 @@ def layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
     return [*_section("Layouts that fit", lines), "", *tomli_w.dumps(choices[0][1]).splitlines()]
 
 
-def values(run: Run, choices: list[tuple[Forecast, Settings]]) -> dict[str, Any]:
+def _values_of(run: Run, choices: list[tuple[Forecast, Settings]]) -> dict[str, Any]:
     """The object that `--json` prints."""
     names = ("largest", "seconds", "mfu", "hours_per_step", "steps", "gpu_hours")
     found = {name: getattr(run, name) for name in names}

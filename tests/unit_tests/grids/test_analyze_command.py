@@ -178,31 +178,22 @@ def test_no_run_is_changed_and_an_earlier_analysis_is_replaced(tmp_path):
 
 
 @pytest.mark.long
-def test_a_single_run_on_a_cpu_by_the_script(tmp_path):
-    """No MFU, nothing to compare; samples/s stand in for MFU, and there are no curves of single points."""
+def test_runs_without_mfu_and_without_figures_by_the_script(tmp_path):
+    """Samples/s stand in for MFU, and there are no curves of single points."""
     result = report(BASE, 100.0, mfu=None, goodput_mfu=None, hfu=None, peak_tflops=None)
-    run = write_run(tmp_path / "cpu", result)
-    command = [sys.executable, "optimization_analysis.py", str(run)]
+    write_run(tmp_path / "cpu", result)
+    write_run(tmp_path / "a", state="oom", reason="no memory")
+    command = [sys.executable, "optimization_analysis.py", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    out = run / "analysis"
+    out = tmp_path / "analysis"
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"\n1 run (1 completed): {out / 'index.html'}\n")
-    assert [row["name"] for row in read_table(out)] == ["cpu"] and plots(out) == {"configurations"}
+    assert done.stdout.endswith(f"\n2 runs (1 oom, 1 completed): {out / 'index.html'}\n")
+    assert plots(out) == {"configurations"}
     page = (out / "index.html").read_text()
-    assert "<h1>Analysis of 1 run</h1>" in page and "samples/s of each configuration" in page
-    assert "NVIDIA H200: not known" in page
-    assert list(json.loads((out / "summary.json").read_text())["effects"]) == [
-        "samples_per_second",
-        "peak_reserved_gib",
-    ]
-
-
-@pytest.mark.long
-def test_runs_without_any_figure(tmp_path):
-    write_run(tmp_path / "grid" / "a", state="oom", reason="no memory")
-    out = analyze(tmp_path / "grid", tmp_path / "out")
-    assert [row["state"] for row in read_table(out)] == ["oom"] and not plots(out)
-    assert "no memory" in (out / "index.html").read_text()
+    assert "<h1>Analysis of 2 runs</h1>" in page and "samples/s of each configuration" in page
+    assert "NVIDIA H200: not known" in page and "no memory" in page
+    alone = analyze(tmp_path / "a", tmp_path / "alone")
+    assert [row["state"] for row in read_table(alone)] == ["oom"] and not plots(alone)
 
 
 def test_another_page_is_not_overwritten(tmp_path, capsys):

@@ -54,3 +54,15 @@ def test_cells_of_one_model_build_it_once(tmp_path, monkeypatch):
     for batch, fits in ((largest, True), (largest + 1, False)):
         assert forecaster.forecast(cells.make({"batch": batch}, 0))["fits"] == fits
     assert forecaster.forecast(cells.make({"precision": "fp32"}, 0)) is None
+
+
+def test_a_forecast_that_fails_does_not_end_the_grid(tmp_path, monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(module, "Planner", fails)
+    base = shipped_debug_config(*SMALL, "--training.global_batch_size=16")
+    cell = Cells(GridFile(Options(config="base")), tmp_path, base).make({"batch": 4}, 0)
+    forecaster = Forecaster("H200")
+    assert (forecaster.forecast(cell), forecaster.largest(cell)) == (None, 0)
+    assert f"{cell.name}: no forecast (RuntimeError: no plan)" in caplog.text

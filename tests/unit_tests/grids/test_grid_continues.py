@@ -39,9 +39,8 @@ from titan_tts.cli import main; sys.exit(main(["ablate", sys.argv[2]]))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_grid_that_was_ended_continues(tmp_path, number):
-    """The run that it was at is run again; what was done before is not."""
+def test_a_grid_that_was_ended_continues(tmp_path):
+    """The run that it was at is run again; what was done before is not. tests/integration_tests kill a grid."""
     start(tmp_path, AXES)  # writes the file
     command = [sys.executable, "-c", GRID, str(ROOT), str(tmp_path / "mine.toml"), CHILD]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -49,20 +48,16 @@ def test_a_grid_that_was_ended_continues(tmp_path, number):
     while "[2/6]" not in process.stdout.readline():
         assert process.poll() is None
     time.sleep(0.3)  # in the third run
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     assert process.wait(60) != 0
     run = start(tmp_path, AXES)
-    running = [
-        cell for cell in run.all if run.runner.record(cell).get("state") in ("running", "preempted")
-    ]
-    assert len(running) == 1
-    stopped = run.runner.record(running[0])["state"]
-    assert stopped == ("running" if number == signal.SIGKILL else "preempted")
+    records = {cell.name: run.runner.record(cell).get("state") for cell in run.all}
+    (stopped,) = [name for name, state in records.items() if state == "preempted"]
     done = order(tmp_path)
     assert run.run("") == 0
     assert set(states(run).values()) == {"completed"}
-    left = [name for name in order(tmp_path)[len(done) :]]
-    assert not set(done[:2]) & set(left) and running[0].name in left
+    left = order(tmp_path)[len(done) :]
+    assert not set(done[:2]) & set(left) and stopped in left
 
 
 def test_two_commands_share_a_grid(tmp_path, capsys):
@@ -99,11 +94,17 @@ def test_runs_of_another_grid_are_not_taken_for_this_ones(tmp_path):
 
 
 @pytest.mark.long
-def test_a_kill_while_an_interrupted_run_is_removed_leaves_its_record(tmp_path, monkeypatch):
+def test_an_interrupted_run_is_made_anew_once_its_process_has_ended(tmp_path, monkeypatch):
+    """Its record stays while the folder is emptied, should this start be killed, too."""
     run = start(tmp_path)
     run.run("")
     folder = run.all[0].folder
     run.runner.keep(run.all[0], Outcome("running", "", 0.0), None)
+    monkeypatch.setattr(runner.Runner, "lock_seconds", 0.1)
+    with FileLock(folder / "run.lock"):
+        with pytest.raises(InputError, match="still runs in it"):
+            start(tmp_path).run("")
+    assert (folder / "benchmark.json").exists()
 
     def killed(*_) -> None:
         raise KeyboardInterrupt
@@ -113,20 +114,7 @@ def test_a_kill_while_an_interrupted_run_is_removed_leaves_its_record(tmp_path, 
         with pytest.raises(KeyboardInterrupt):
             run.run("")
     assert {path.name for path in folder.iterdir()} == {"run.json", "run.lock"}
-    assert start(tmp_path).run("") == 0
-
-
-def test_a_run_of_an_earlier_start_is_waited_for(tmp_path, monkeypatch):
-    """Its process writes into the folder until it has ended."""
-    run = start(tmp_path)
-    run.run("")
-    run.runner.keep(run.all[0], Outcome("running", "", 0.0), None)
-    monkeypatch.setattr(runner.Runner, "lock_seconds", 0.1)
-    with FileLock(run.all[0].folder / "run.lock"):
-        with pytest.raises(InputError, match="still runs in it"):
-            start(tmp_path).run("")
-    assert (run.all[0].folder / "benchmark.json").exists()
-    assert start(tmp_path).run("") == 0
+    assert start(tmp_path).run("") == 0 and (folder / "benchmark.json").exists()
 
 
 def test_a_folder_that_is_no_run_of_a_grid_is_left_alone(tmp_path):

@@ -4,7 +4,6 @@ import time
 from collections import Counter
 
 import pytest
-import tqdm
 
 from tests.helpers.sentences import refused
 from titan_tts.jobs import engines
@@ -114,22 +113,6 @@ def test_processes_that_never_begin_end_the_command(tmp_path, monkeypatch):
 def test_on_ray(tmp_path):
     with open_engine("ray", 2, ["cpu"]) as runner:
         check(runner, tmp_path)
-
-
-def test_the_time_left_is_told_from_all_the_time_so_far(monkeypatch):
-    """A job that is done after ten minutes was not done in the second of the last look."""
-    now = [0.0]
-    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
-    jobs = [Job(name, (), work=100) for name in "ab"]
-    with progress("testing", "B", jobs, done=50) as bar:
-        for now[0] in range(1, 600):
-            bar.update(0)
-        bar.update(100)
-        now[0] += 3
-        shown = bar.format_dict
-    assert (shown["total"], shown["initial"], shown["n"]) == (250, 50, 150)
-    rate = shown["rate"] or (shown["n"] - shown["initial"]) / shown["elapsed"]
-    assert 500 < (shown["total"] - shown["n"]) / rate < 700
 
 
 def test_an_interrupted_command_leaves_no_process(tmp_path):
