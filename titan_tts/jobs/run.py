@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tqdm import tqdm
@@ -25,13 +25,13 @@ class Job:
         name: for messages.
         values: arguments of the function, before the device.
         work: how much it is, in the unit of the bar.
-        tried: attempts that have failed before.
+        tried: attempts that have failed before; the job stays the same one.
     """
 
     name: str
     values: tuple
     work: float = 1
-    tried: int = 0
+    tried: int = field(default=0, compare=False)
 
 
 def progress(
@@ -87,7 +87,7 @@ def run_jobs(
             alike, last = alike + 1 if kind == "error" and reason == last else 1, reason
             if kind == "error" and alike >= _MAX_ALIKE and not done:
                 raise InputError(f"each job fails alike ({reason}); correct it and start again")
-            job = Job(job.name, job.values, job.work, job.tried + 1)
+            job = replace(job, tried=job.tried + 1)
             if failed is not None:
                 failed(job, reason)
             if job.tried < attempts:

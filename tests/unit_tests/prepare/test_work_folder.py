@@ -178,6 +178,25 @@ def test_a_chunk_that_is_killed_half_way_is_encoded_again(corpus, out, monkeypat
     assert shards(out) == shards(out.with_name("complete"))
 
 
+@pytest.mark.parametrize("place, name", [(encode, "write_atomic"), (pack_shards, "write_shard")])
+def test_a_job_that_fails_once_is_done_by_its_second_attempt(
+    place, name, corpus, out, monkeypatch, capsys
+):
+    prepare(corpus, out.with_name("complete"), **SMALL)
+    real, calls = getattr(place, name), []
+
+    def fail_once(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("CUDA error")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, fail_once)
+    prepare(corpus, out, **SMALL)
+    assert shards(out) == shards(out.with_name("complete"))
+    assert "is tried again: RuntimeError: CUDA error" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize("step", ["list", "read", "tar"])
 def test_a_failing_disk_makes_no_recording_corrupt(step, corpus, out, monkeypatch):
     """Or a store that is away for an hour would cost all of its recordings."""
