@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.helpers.pages import table
 from titan_tts.grids.labels import UNITS, figure_text
 
-_PARTS = ("data", "forward", "backward", "optimizer", "other", "exchange")
+_PARTS = ("data", "forward", "backward", "optimizer", "other")
 _PLAIN = (
     "samples_per_second audio_seconds_per_second mfu goodput_mfu hfu tflops_per_device "
     "peak_allocated_gib peak_reserved_gib loss"

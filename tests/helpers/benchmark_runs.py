@@ -21,7 +21,6 @@ def report(factors: Mapping[str, Any], samples_per_second: float, **changes: Any
     mfu = samples_per_second / gpus / 100
     memory = 10.0 + 2 * factors["batch"]
     parts = {"data": 0.02, "forward": 0.3, "backward": 0.55, "optimizer": 0.1, "other": 0.03}
-    parts["exchange"] = 0.2
     rates = {"samples_per_second": samples_per_second, "mfu": mfu, "goodput_mfu": 0.9 * mfu}
     rates |= {"hfu": 1.1 * mfu, "tflops_per_device": 989 * mfu, "peak_tflops": 989.0}
     place = {"gpus": gpus, "gpus_per_node": 8, "environment": {"device": "NVIDIA H200"}}

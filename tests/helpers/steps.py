@@ -11,7 +11,6 @@ from torchtitan.distributed import utils as dist_utils
 from tests.helpers.small_models import small_args
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
-from torchtitan.models.dit_tts.infra.compile import CompileWatch
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise
@@ -45,7 +44,6 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
     trainer.gradient_noise = GradientNoise()
     trainer.ema = EMA(model, [0.9, 0.999])
-    trainer.compile_watch = CompileWatch(model)
     trainer.train_context = dist_utils.get_train_context(False)
     trainer.loss_fn, trainer.maybe_enable_amp = squared_error_sums, nullcontext()
     trainer.forward_pass = trainer.build_forward_pass(None)

@@ -7,6 +7,7 @@ can compare closely.
 
 import math
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -15,6 +16,9 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+calls: Counter[str] = Counter()
+"""of forward passes by module"""
 
 
 class Float8CurrentScaling:
@@ -67,6 +71,7 @@ class Linear(nn.Module):
         pass
 
     def forward(self, inp):
+        calls["Linear"] += 1
         if torch.is_autocast_enabled("cpu"):
             self.activation_dtype = torch.get_autocast_dtype("cpu")
         elif self.activation_dtype != inp.dtype:
@@ -84,6 +89,7 @@ class DotProductAttention(nn.Module):
         self.shape = heads, width
 
     def forward(self, q, k, v, *, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv):
+        calls["DotProductAttention"] += 1
         assert k.shape == v.shape and q.dtype == k.dtype == v.dtype
         assert q.dtype in (torch.bfloat16, torch.float16, torch.float64)
         assert all(x.shape[1:] == self.shape and x.stride(-1) == 1 for x in (q, k, v))

@@ -1,10 +1,8 @@
 """What the ranks of a process group do in tests of TransformerEngine's layers, on a stand-in."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from trace import _find_executable_linenos as executable_lines
 from typing import Any
 from unittest import mock
 
@@ -17,7 +15,7 @@ from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers import transformer_engine
 from tests.helpers.small_models import assert_equal, initialized_model, random_model
 from tools.gpu_check import block, numerics
-from tools.gpu_check.items import ROOT, Settings
+from tools.gpu_check.items import Settings
 from tools.gpu_check.models import ENGINE as MODES
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
@@ -26,32 +24,22 @@ from torchtitan.models.dit_tts.train_spec import get_train_spec
 
 ENGINE = "--megatron.transformer_impl=transformer_engine"
 ATTENTION, FP8 = "--megatron.use_te_attn", "--megatron.fp8"
-LAYERS = ROOT / "torchtitan/models/dit_tts/infra/transformer_engine_layers.py"
-executed: set[int] = set()
-"""Lines of LAYERS in this process"""
 
 
 def install() -> None:
-    def watch(frame: Any, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename == str(LAYERS):
-            executed.add(frame.f_lineno)
-            return watch
-
     with pytest.raises(InputError, match=r"--no-build-isolation 'titan-tts\[transformer-engine\]'"):
         ranks.begin((dist.get_world_size(), 1, 1), ENGINE)
     transformer_engine.install()
-    sys.settrace(watch)
-
-
-def every_line_was_executed() -> None:
-    assert set(executable_lines(str(LAYERS))) - executed == set()
 
 
 def engine(function: Callable, *arguments: Any) -> None:
-    """A job of `tensor_parallel_ranks`, whose layouts get TransformerEngine's layers."""
+    """A job of `tensor_parallel_ranks`, whose layouts compute by TransformerEngine's layers, and attend by it if asked."""
     args = replace(ranks.ARGS, attention="varlen" if ATTENTION in arguments else "auto")
+    transformer_engine.calls.clear()
     with mock.patch.multiple(ranks, CONFIG=[*ranks.CONFIG, ENGINE], ARGS=args):
         function(*arguments)
+    assert transformer_engine.calls["Linear"] > 0
+    assert (transformer_engine.calls["DotProductAttention"] > 0) == (ATTENTION in arguments)
 
 
 def materialized(layout: ranks.Layout, folder: Path) -> None:

@@ -230,7 +230,7 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, but a launcher sets it to a whole number from 1"),
         ({"LOCAL_WORLD_SIZE": "abc"}, "LOCAL_WORLD_SIZE is abc"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
-        ({"RANK": "1"}, "RANK = 1, but only 1 ranks"),
+        ({"RANK": "1"}, "RANK is 1, but a launcher sets it to less than 1"),
     ],
 )
 def test_what_a_launcher_leaves_out_is_named(tmp_path, monkeypatch, capsys, given, said):

@@ -28,7 +28,7 @@ FINAL = ("completed", "oom", "failed", "timeout", "skipped")
 # Each trial of a search is a run of its own in benchmark mode: the allocator starts empty, as in training,
 # and where one rank runs out of memory the launcher ends the others, so none hangs. CUDA graphs are recorded
 # in the third step.
-TRIAL_SETTINGS = {"benchmark.steps": 1, "benchmark.warmup_steps": 3, "benchmark.profile": False}
+TRIAL_SETTINGS = {"benchmark.steps": 1, "benchmark.warmup_steps": 3}
 
 GRACE_SECONDS = 20.0
 """for a run to end by itself, after it has completed or after SIGTERM"""

@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.config.marks import INPUT, WORKLOAD
 from torchtitan.models.dit_tts.errors import InputError, printable
 from torchtitan.models.dit_tts.run.factors import FACTORS
 
-_SPLIT = ("data", "forward", "backward", "optimizer", "other", "exchange")
+_SPLIT = ("data", "forward", "backward", "optimizer", "other")
 FIGURES = (
     *("seconds_per_step", "samples_per_second", "audio_seconds_per_second"),
     *("mfu", "goodput_mfu", "hfu", "tflops_per_device", "peak_tflops"),

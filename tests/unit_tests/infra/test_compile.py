@@ -1,15 +1,11 @@
 """Blocks are compiled in place: one graph for each static shape, shared by all blocks."""
 
-import logging
 import os
-from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
-from torchtitan.tools.logging import logger
 
 from tests.helpers.pretrained_checkpoints import WRITERS
 from tests.helpers.small_models import (
@@ -25,9 +21,9 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import parallelize
 from torchtitan.models.dit_tts.infra.compat import dynamo_config
 from torchtitan.models.dit_tts.infra.compile import (
-    CompileWatch,
     apply_compile,
     compile_for_any_lengths,
+    compiled_graphs,
     static_shapes,
 )
 from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
@@ -63,13 +59,10 @@ def test_one_graph_per_shape_and_kind_of_block(model, mode, kinds):
     checkpointing = [f"mode={mode}", "selective_ac_option=2"]
     arguments = [f"--activation_checkpoint.{each}" for each in checkpointing]
     parallelized(model, "--compile.backend=eager", *arguments)
-    watch = CompileWatch(model, ["model", "encoders"])
-    for shapes, shape in enumerate([*SHAPES, *SHAPES], start=1):
-        with watch.forward_pass(min(shapes, len(SHAPES))):
-            step(model, shape)
-    assert watch.graphs == watch.kinds * len(SHAPES)
-    assert watch.kinds == 2 * kinds + 1
-    assert CompileWatch(model, ["model", "loss"]).kinds == kinds + 2  # two functions
+    before = compiled_graphs()
+    for shape in [*SHAPES, *SHAPES]:
+        step(model, shape)
+    assert compiled_graphs() - before == (2 * kinds + 1) * len(SHAPES)
 
 
 @pytest.mark.long
@@ -81,16 +74,17 @@ def test_a_trained_text_encoder_is_compiled_for_any_rows(tmp_path, name):
     model, plain = random_model(args), random_model(args)
     torch._dynamo.reset()
     parallelized(model, "--compile.backend=eager", "--activation_checkpoint.mode=full")
-    watch, compiled = CompileWatch(model, ["model", "encoders"]), []
+    before, compiled = compiled_graphs(), []
     for shapes, (rows, tokens) in enumerate([(9, 80), (12, 95), (14, 60), (11, 90)], start=1):
         batch = full_inputs(args, rows, 16, tokens, 8)
         batch["text_ids"] = torch.randint(5, 500, (rows, tokens))
         batch["text_mask"][::2, 50:] = False
-        with watch.forward_pass(shapes):
-            found = model(**batch)
+        found = model(**batch)
         torch.testing.assert_close(found, expected := plain(**batch))
         (found.square().mean() + expected.square().mean()).backward()
-        compiled.append(watch.graphs - 2 * shapes)  # without decoder and speaker encoder
+        compiled.append(
+            compiled_graphs() - before - 2 * shapes
+        )  # without decoder and speaker encoder
     # A static bias of T5's first block is compiled once more when its shape has changed.
     assert compiled[1] <= 3 and compiled[1:] == compiled[1:2] * 3
     gradients = [
@@ -119,27 +113,13 @@ def test_more_shapes_than_dynamos_default_limit(model):
     assert counter.frame_count == 4
 
 
-@pytest.mark.long
-def test_too_many_graphs_are_warned_of_once(model, caplog):
-    apply_compile(model, CompileCounter(), shapes=3)
-    watch = CompileWatch(model)
-    logger.propagate = True  # upstream's logger keeps its records to itself
-    with caplog.at_level(logging.WARNING, logger.name):
-        for scale in (1e-6, 1e-5, 1e-4):
-            for layer in model.layers:
-                layer.eps = scale  # a constant of the graph that changes
-            with watch.forward_pass(1):
-                step(model, SHAPES[0])
-    warned = [each.message for each in caplog.records if "graphs were compiled" in each.message]
-    assert len(warned) == 1 and "2 graphs were compiled for 1 static shapes" in warned[0]
-
-
 def test_every_block_gets_the_mode_also_those_of_the_encoders(model, monkeypatch):
     options = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **each: options.append(each))
     parallelized(model, "--compile.mode=max-autotune")
     with dynamo_config.patch(recompile_limit=8, accumulated_recompile_limit=8):
         compile_for_any_lengths(model, "max-autotune")  # the decoder's alone, of a sampler
+        assert dynamo_config.recompile_limit > 8  # each of several models needs graphs of its own
     first = options[0]
     assert options == (3 + 1 + 2) * [first] + 3 * [first | {"dynamic": True}]
     of_mode = torch._inductor.list_mode_options("max-autotune")
@@ -147,17 +127,6 @@ def test_every_block_gets_the_mode_also_those_of_the_encoders(model, monkeypatch
     assert first == {"backend": "inductor", "fullgraph": True, "dynamic": False}
 
 
-def test_several_models_compiled_for_any_lengths_have_graphs_of_their_own():
-    """They share the code of a block, and its limits."""
-    # Not by monkeypatch: what a test has set by it does not exist afterwards.
-    with dynamo_config.patch(recompile_limit=8, accumulated_recompile_limit=8):
-        for _ in range(3):
-            compile_for_any_lengths(SimpleNamespace(layers=[]), "default")
-        limits = dynamo_config.recompile_limit, dynamo_config.accumulated_recompile_limit
-    assert limits == (8 + 3 * 32,) * 2
-
-
-@pytest.mark.long
 def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
     """The user's cache folder, the config's, or the environment's; nothing without compilation."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -168,18 +137,19 @@ def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
             said = set_compile_cache(load_config(list(args)))
             return said, os.environ.get("TORCHINDUCTOR_CACHE_DIR")
 
-    folder = str(tmp_path / "titan-tts/compile")
-    assert cache() == ("", None) and not os.path.exists(folder)
-    for key in ("--compile.enable", "--optimizer.state_dtype=8bit"):
+    folder, enable = tmp_path / "titan-tts/compile", "--compile.enable"
+    assert cache() == ("", None) and not folder.exists()
+    for key in (enable, "--optimizer.state_dtype=8bit"):
         said, variable = cache(key)
-        assert variable == folder and f"{folder} (empty" in said
-    Path(folder, "fxgraph").mkdir()
-    assert "empty" not in cache("--compile.enable")[0]
-    own = ["--compile.enable", f"--compile.cache_folder={tmp_path}/own"]
-    assert cache(*own)[1] == f"{tmp_path}/own"
+        assert variable == str(folder) and f"{folder} (empty" in said
+    (folder / "fxgraph").mkdir()
+    assert "empty" not in cache(enable)[0]
+    own = f"--compile.cache_folder={tmp_path}/own"
+    assert cache(enable, own)[1] == f"{tmp_path}/own"
     (tmp_path / "file").touch()
-    sentence = r"\[compile\] cache_folder: no files .*/file/x .*Not a dir"
-    with pytest.raises(InputError, match=sentence):
-        cache("--compile.enable", f"--compile.cache_folder={tmp_path}/file/x")
+    with pytest.raises(
+        InputError, match=r"\[compile\] cache_folder: no files .*/file/x .*Not a dir"
+    ):
+        cache(enable, f"--compile.cache_folder={tmp_path}/file/x")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}/variable")
-    assert cache(*own)[1] == f"{tmp_path}/variable"
+    assert cache(enable, own)[1] == f"{tmp_path}/variable"

@@ -34,7 +34,7 @@ def test_muon_is_torchs_for_each_matrix(shape):
     torch.manual_seed(0)
     apart = [nn.Parameter(torch.randn(shape)) for _ in range(4)]
     fused = nn.Parameter(join_fused(torch.stack([p.detach() for p in apart]), 8))
-    mine = Muon([fused], lr=0.1, weight_decay=0.2, fused={fused: (4, 8)})
+    mine = Muon({fused: (4, 8)}, lr=0.1, weight_decay=0.2)
     torchs = torch.optim.Muon(apart, lr=0.1, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
     start = fused.detach().clone()
     for _ in range(3):

@@ -15,8 +15,7 @@ from torchtitan.models.dit_tts.model import attention_backends
 from torchtitan.models.dit_tts.model.attention_backends import (
     BACKENDS,
     FlexKeys,
-    MatmulKeys,
-    SdpaKeys,
+    MaskedKeys,
     VarlenKeys,
     attend,
     packed_attention,
@@ -169,9 +168,11 @@ def test_no_value_is_read_from_the_device(backend):
 
 
 def test_the_backend_fits_config_device_and_dtype():
-    kinds = {"sdpa": SdpaKeys, "matmul": MatmulKeys, "varlen": VarlenKeys, "flex": FlexKeys}
-    for backend, kind in {**kinds, "auto": SdpaKeys}.items():
-        assert type(prepare_keys(backend, VALID, 140, torch.float32)) is kind
+    kinds = {"sdpa": MaskedKeys, "matmul": MaskedKeys, "varlen": VarlenKeys, "flex": FlexKeys}
+    for backend, kind in {**kinds, "auto": MaskedKeys}.items():
+        keys = prepare_keys(backend, VALID, 140, torch.float32)
+        assert type(keys) is kind
+        assert kind is not MaskedKeys or keys.by_matmul == (backend == "matmul")
     with pytest.raises(ValueError, match="'dense' is not one of auto, sdpa, matmul, varlen, flex"):
         prepare_keys("dense", VALID, 140, torch.float32)
     cuda, choose = torch.device("cuda"), attention_backends.choose_backend

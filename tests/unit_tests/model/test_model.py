@@ -34,7 +34,7 @@ from torchtitan.models.dit_tts.model.flops import (
 )
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import rope_table
-from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model.model import DiTTTSModel, LowRankAdaLN
 from torchtitan.models.dit_tts.model.operations import apply_rope
 
 VOCABULARY = 40
@@ -293,3 +293,8 @@ def test_weights_in_bfloat16_leave_time_and_output_in_float32():
     valid = batch["frame_mask"]
     exact = output(model.float(), batch)[valid]
     assert (low[valid] - exact).square().mean().sqrt() < 0.03 * exact.square().mean().sqrt()
+
+
+def test_a_gpu_reads_the_modulation_along_contiguous_channels():
+    modulation = LowRankAdaLN(6, 2)(torch.randn(4, 3, 6))
+    assert modulation.shape == (4, 3, 2, 6) and modulation.stride(-1) == 1

@@ -13,7 +13,6 @@ from torchtitan.components.checkpoint import MODEL
 
 from tests.helpers.tiny_runs import Folder, killed
 from titan_tts import cli
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import collectives
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 
@@ -36,10 +35,9 @@ def exchanges(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["disabled", "async"])
-def test_a_process_alone_exchanges_nothing_to_save_and_to_load(train, exchanges, mode):
+def test_a_process_alone_exchanges_nothing_to_save_and_to_load(train, exchanges):
     """gloo's threads would copy it by OpenMP teams of their own, and every later step be slower."""
-    for steps in (3, 4):
+    for steps, mode in ((3, "disabled"), (4, "async")):
         assert train("run", f"--training.steps={steps}", f"--checkpoint.async_mode={mode}") == 0
     assert exchanges == []
 
@@ -61,15 +59,13 @@ def test_ranks_on_cpus_exchange_by_one_thread(tmp_path, train, exchanges, monkey
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("away", ["step-4", "step-4/.metadata"])
-def test_a_checkpoint_whose_disk_is_away_stops_the_run_and_stays(tmp_path, train, capsys, away):
+def test_a_checkpoint_whose_disk_is_away_stops_the_run_and_stays(tmp_path, train, capsys):
     """It is no corrupt one: neither is it renamed nor trained from the one before."""
     assert train("run", "--training.steps=4") == 0
     run = Folder(tmp_path / "run")
-    path, disk, state = run.path / "checkpoint" / away, tmp_path / "disk", run.state()
-    path.rename(disk)
+    path, disk, state = run.path / "checkpoint/step-4", tmp_path / "disk", run.state()
+    path.rename(tmp_path / "elsewhere")
     path.symlink_to(disk)
-    disk.rename(tmp_path / "elsewhere")
     assert train("run", "--training.steps=6") == 2
     error = capsys.readouterr().err
     assert f"{run.path}/checkpoint/step-4/" in error and "mount its disk" in error
@@ -77,7 +73,6 @@ def test_a_checkpoint_whose_disk_is_away_stops_the_run_and_stays(tmp_path, train
     assert cli.main(["checkpoint", "verify", str(run.path)]) == 1
     verified = capsys.readouterr().out
     assert "step-4/" in verified and "cannot be read" in verified and "step-2: valid" in verified
-    assert cli.main(["checkpoint", "verify", f"{run.path}/checkpoint/step-2"]) == 0
     (tmp_path / "elsewhere").rename(disk)
     assert train("run", "--training.steps=6") == 0
     assert list(run.losses()) == [1, 2, 3, 4, 5, 6] and "step-6" in run.checkpoints()
@@ -114,30 +109,25 @@ def test_a_limit_on_files_ends_in_a_sentence_and_leaves_the_last_save(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     error = capsys.readouterr().err
-    assert "a file of it is larger than" in error and "continues from step 2" in error
+    assert "a file may have 0.00 GiB (ulimit -f)" in error and "continues from step 2" in error
     assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
     steps.clear()
     assert train("run", "--training.steps=4") == 0
 
 
-@pytest.mark.parametrize(
-    "free, sentence",
-    [
-        (
-            1,
-            "a checkpoint takes about 3.00 GiB and 1.00 GiB are free; free 2.00 GiB more and .* step 2$",
-        ),
-        (5, "^the checkpoint of step 4 could not be saved: it broke$"),
-    ],
-)
-def test_a_failed_save_counts_the_space(tmp_path, monkeypatch, one_process_group, free, sentence):
+def test_a_failed_save_counts_the_space_and_leaves_nothing(
+    tmp_path, monkeypatch, one_process_group
+):
     """Torch does not always pass on that a disk is full; and the step is not saved."""
     for name in ("step-1", "step-2", "step-4.saving"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free << 30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
     run = SimpleNamespace(folder=tmp_path, saved_step=4, _bytes_of_a_checkpoint=lambda: 3 << 30)
-    error = RunCheckpointer._save_error(run, RuntimeError("it broke"))
-    assert re.search(sentence, str(error)) and isinstance(error, InputError) == (free == 1)
+    error = RunCheckpointer._save_error(run, RuntimeError("it broke\nthere"))
+    sentence = (
+        r"step 4 could not be saved \(it broke\).* 3.00 GiB, and 1.00 GiB are free;.* step 2$"
+    )
+    assert re.search(sentence, str(error))
     assert run.saved_step == -1 and not (tmp_path / "step-4.saving").exists()
 
 

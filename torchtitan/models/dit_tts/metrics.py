@@ -21,8 +21,8 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.infra.device_time import HostCopy, moment, seconds_between
 from torchtitan.models.dit_tts.infra.divergence import StepStats
+from torchtitan.models.dit_tts.infra.gpu_use import read_gpu
 from torchtitan.models.dit_tts.infra.gradient_noise import critical_batch
-from torchtitan.models.dit_tts.infra.nvml import GpuMonitor
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
 from torchtitan.models.dit_tts.run.trackers import Trackers
@@ -122,17 +122,11 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.peak = peak_flops(
             self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
         )
-        # A benchmark corrects these as it goes.
-        self.total_steps = job_config.training.steps
-        self.step_seconds: float | None = None
-        """of the steps to come; None: as the mean so far"""
-        self.seconds_after = 0.0
-        """seconds that the run takes after `total_steps`, which then count its warm-up"""
+        self.total_steps = job_config.training.steps  # a benchmark corrects it as it goes
         self.counts: Counter[str] = Counter()
         self._losses: torch.Tensor | None = None
         self._collected: _Collected | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
-        self.gpu = GpuMonitor()
         self.compiles = 0
         self.skipped_batches = 0
         self.metrics_file: JsonLines | None = None
@@ -149,7 +143,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         and env.json.
         """
         self.counts, self._losses, self._collected = Counter(), None, None
-        self.gpu.read()  # its power is a mean since the last reading
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
         self.start_time, self._last_moment = time.perf_counter(), moment()
@@ -249,7 +242,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             lr: of the first optimizer; torchao's is a tensor.
             noise: as of `infra.gradient_noise`.
         """
-        if (gpu := self.gpu.read()) is not None:
+        if (gpu := read_gpu()) is not None:
             self.counts.update(gpus=1, **asdict(gpu))
         counts, losses, self.counts, self._losses = self.counts, self._losses, Counter(), None
         counts["loading_seconds"] += sum(self.data_loading_times)  # type: ignore[assignment]
@@ -292,7 +285,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         self._max_memory_gib = self._max_memory_with(memory)
         total = self.total_steps
         mean_seconds = (time.perf_counter() - self.start_time) / (step - self.first_step)
-        remaining = (total - step) * (self.step_seconds or mean_seconds) + self.seconds_after
         audio_seconds = counts["valid_frames"] / self.job_config.data.frames_per_second
         executed = counts["executed_flops"] / seconds / devices
         useful = counts["useful_flops"] / seconds / devices
@@ -318,7 +310,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             "peak_memory_gib": memory.max_reserved_gib,
             "peak_allocated_gib": memory.max_active_gib,
             "progress": step / total,
-            "eta_seconds": remaining,
+            "eta_seconds": (total - step) * mean_seconds,
             # None without a known peak: an MFU against a guessed peak means nothing.
             "mfu": self.peak and executed / self.peak,
             "goodput_mfu": self.peak and useful / self.peak,
@@ -355,9 +347,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         color = self.color
         batch = metrics["critical_batch"]
         critical = "" if batch is None else f"critical batch: {batch:,}  "
-        warm_up = " of the warm-up" if self.seconds_after else ""
         logger.info(
-            f"{color.red}step: {step}/{self.total_steps} ({metrics['progress']:.0%}{warm_up})  "
+            f"{color.red}step: {step}/{self.total_steps} ({metrics['progress']:.0%})  "
             f"{color.green}loss: {metrics['loss']:.5f}  "
             f"{color.orange}grad_norm: {metrics['grad_norm']:.4f}  "
             f"{color.green}{critical}{color.turquoise}memory: {metrics['peak_memory_gib']:.2f}GiB  "

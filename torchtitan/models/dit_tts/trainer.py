@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, Teacher, measure
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
-from torchtitan.models.dit_tts.infra.compile import CompileWatch
+from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise, gradient_norm
@@ -121,9 +121,6 @@ class DiTTTSTrainer(Trainer):
             optimizers=self.optimizers,
             lr_schedulers=self.lr_schedulers,
             states={"train_state": self, "divergence": self.divergence},
-        )
-        self.compile_watch = CompileWatch(
-            self.model_parts[0], config.compile.components, bool(config.distill.teacher)
         )
         self.validator = build_validator(
             self.config,
@@ -234,10 +231,8 @@ class DiTTTSTrainer(Trainer):
             last=self.micro_batch == self.gradient_accumulation_steps,
         )
         with self.train_context():
-            with self.compile_watch.forward_pass(len(self.metrics_processor.shapes)):
-                loss = self.forward_pass.loss_sum(input_dict)
-                loss = loss / global_valid_tokens
-            self.metrics_processor.compiles = self.compile_watch.graphs
+            loss = self.forward_pass.loss_sum(input_dict) / global_valid_tokens
+            self.metrics_processor.compiles = compiled_graphs()
             self._mark("forward")
             loss.backward()
             self._mark("backward")
@@ -258,8 +253,7 @@ class DiTTTSTrainer(Trainer):
         if self.benchmark is None:
             return super().should_continue_training()
         left = self.benchmark.remaining_steps(self.step, self.stop_signal.group)
-        outlook, metrics = self.benchmark.outlook(self.step, left), self.metrics_processor
-        metrics.total_steps, metrics.step_seconds, metrics.seconds_after = outlook
+        self.metrics_processor.total_steps = self.step + left
         return left > 0
 
     def train(self) -> None:

@@ -81,7 +81,7 @@ REMOVED: dict[str, Any] = {
 """section.key that runs of earlier versions recorded -> the value that changes nothing, which is still read"""
 
 WITHOUT_EFFECT = {
-    *("data.cache_folder", "data.cache_gib", "training.batch_ramp_steps"),
+    *("data.cache_folder", "data.cache_gib", "training.batch_ramp_steps", "benchmark.profile"),
     *(
         "encoder.cache_features",
         "encoder.cache_dtype",

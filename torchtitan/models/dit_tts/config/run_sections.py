@@ -251,9 +251,6 @@ class Benchmark:
     """Steps in each bucket's shape before timing starts, for compiling and for the recording of CUDA
     graphs, which needs at least 3"""
 
-    profile: bool = True
-    """On several ranks profiles two more steps after the timed ones, for the time of collectives"""
-
     lengths: Literal["mixed", "longest"] = "mixed"
     """Utterances of log-normal lengths in the buckets of such data (mixed), or all of
     [data] max_frames, max_text_tokens and max_speaker_frames (longest)"""

@@ -5,7 +5,7 @@ are fused in one projection (q, k, v and gate; gate and up) have an update each.
 so the layer keeps its class, its weight and its name, and whatever loads or splits these does so as before.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,8 +45,7 @@ def add_adapter(model: nn.Module, options: Lora) -> None:
     # Else the first block, whose input nothing trains, would be compiled to a graph of its own.
     model.get_submodule("input").register_forward_hook(lambda *call: call[-1].requires_grad_())
     scale = options.alpha / options.rank
-    for module, name, parts, rows in projections(model):
-        layer = getattr(module, name)
+    for _, layer, parts, rows in _layers(model):
         new = partial(torch.empty, dtype=layer.weight.dtype, device=layer.weight.device)
         a, b = _shapes(layer, parts, options.rank)
         layer.lora_a, layer.lora_b = nn.Parameter(new(a)), nn.Parameter(new(b))
@@ -54,8 +53,16 @@ def add_adapter(model: nn.Module, options: Lora) -> None:
         layer.register_forward_hook(_add_update)
 
 
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any, int, int]]:
+    """(full name, layer, parts, rows) of the `projections`."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for module, name, parts, rows in projections(model):
+        layer = getattr(module, name)
+        yield names[id(layer)], layer, parts, rows
+
+
 def _shapes(layer: nn.Linear, parts: int, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of `lora_a` and `lora_b`."""
+    """Shapes of `lora_a` and `lora_b`."""
     out, width = layer.weight.shape
     return (parts * rank, width), (out, rank)
 
@@ -89,11 +96,9 @@ class TrainedWeights(ModelWrapper):
 
 def adapter_shapes(model: nn.Module, rank: int) -> dict[str, tuple[int, int]]:
     """Shapes of all that an adapter of the plain model has, by full names."""
-    names = {id(module): name for name, module in model.named_modules()}
     return {
-        f"{names[id(layer)]}.{each}": shape
-        for module, name, parts, _ in projections(model)
-        for layer in [getattr(module, name)]
+        f"{name}.{each}": shape
+        for name, layer, parts, _ in _layers(model)
         for each, shape in zip((_A, _B), _shapes(layer, parts, rank), strict=True)
     }
 
@@ -102,11 +107,8 @@ def adapter_shapes(model: nn.Module, rank: int) -> dict[str, tuple[int, int]]:
 def merge(model: nn.Module, values: Mapping[str, torch.Tensor], scale: float) -> None:
     """Adds low-rank updates to the plain model's weights. `values`: `lora_a` and `lora_b` of every projection by their
     full names; `scale`: alpha / rank."""
-    names = {id(module): name for name, module in model.named_modules()}
-    for module, name, parts, rows in projections(model):
-        layer = getattr(module, name)
-        prefix = f"{names[id(layer)]}."
-        a, b = (values[prefix + each].to(layer.weight.device).float() for each in (_A, _B))
+    for name, layer, parts, rows in _layers(model):
+        a, b = (values[f"{name}.{each}"].to(layer.weight.device).float() for each in (_A, _B))
         a, b = a.unflatten(0, (parts, -1)), b.unflatten(0, (-1, parts, rows))
         update = torch.einsum("gpnr,pri->gpni", b, a).flatten(0, 2)
         layer.weight.copy_(layer.weight + scale * update)

@@ -1,10 +1,10 @@
-"""Compiles the blocks of decoder and trained encoders in place, and the objective's functions, and warns of
-recompilation. The blocks of a stack are alike, so they share one graph per static shape. The packed rows of a
-pretrained text encoder have a shape per batch, so its blocks share few graphs for any shape.
+"""Compiles the blocks of decoder and trained encoders in place, and the objective's functions.
+
+The blocks of a stack are alike, so they share one graph per static shape. The packed rows of a pretrained text
+encoder have a shape per batch, so its blocks share few graphs for any shape.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,9 +22,6 @@ _MAX_READS = 5
 """Maximum number of readers for which Inductor recomputes a value instead of storing it in float32. The
 gradient of a rotated and normed query has 5, one more than Inductor's default; this saves 7 % of a block's
 pointwise traffic."""
-
-_OBJECTIVE_FUNCTIONS = 2
-"""Functions that the component "loss" compiles: `add_noise` and the loss itself"""
 
 _PRETRAINED_GRAPHS = 8
 """Maximum number of graphs of a pretrained encoder's blocks: of two kinds (sliding and full attention), each
@@ -136,34 +133,3 @@ def _allow_graphs(count: int) -> None:
 def compiled_graphs() -> int:
     """Number of graphs that Dynamo has compiled in this process so far."""
     return dynamo_counters["stats"]["unique_graphs"]
-
-
-class CompileWatch:
-    """Counts the graphs that Dynamo compiles in a model's forward passes, and warns of too many: more than one
-    per static shape and kind of block or function of the objective. A recompilation takes a minute."""
-
-    def __init__(
-        self, model: nn.Module, components: Sequence[str] = ("model",), has_teacher: bool = False
-    ):
-        found, pretrained = stacks(model, components), _pretrained_stacks(model)
-        # Activation checkpointing of every n-th block wraps some blocks and not others.
-        kinds = (len({type(layer) for layer in each}) for each in found if each not in pretrained)
-        # A teacher's blocks have graphs without gradients.
-        self.kinds = (1 + has_teacher) * sum(kinds) + _OBJECTIVE_FUNCTIONS * ("loss" in components)
-        self._any_shape = _PRETRAINED_GRAPHS * any(each in pretrained for each in found)
-        self.graphs = 0
-        self._warned = False
-
-    @contextmanager
-    def forward_pass(self, shapes: int) -> Iterator[None]:
-        """Wraps a forward pass. `shapes` is the number of static shapes seen so far, with this one."""
-        before = compiled_graphs()
-        yield
-        self.graphs += compiled_graphs() - before
-        if self.graphs > shapes * self.kinds + self._any_shape and not self._warned:
-            self._warned = True
-            logger.warning(
-                f"{self.graphs} graphs were compiled for {shapes} static shapes and {self.kinds} kinds "
-                f"of graph: something other than the data's shapes changes from step to step, and each "
-                f"recompilation slows the run down; set TORCH_LOGS=recompiles to see what"
-            )

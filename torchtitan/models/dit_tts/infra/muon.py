@@ -1,6 +1,5 @@
 """Muon (Jordan et al. 2024) for the decoder's large matrices, sharded and fused ones included."""
 
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -42,20 +41,19 @@ class Muon(Optimizer):
     If `found_inf` is a tensor of 1, a step leaves weights and momentum as they are.
 
     Args:
-        params: groups or parameters, all of them matrices.
-        fused: (parts, rows) of `split_fused` for each fused parameter.
+        layouts: (parts, rows) of `split_fused` for each parameter.
     """
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        layouts: dict[nn.Parameter, tuple[int, int]],
         lr: float,
         weight_decay: float,
-        fused: dict[nn.Parameter, tuple[int, int]],
         momentum: float = 0.95,
     ):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self.fused = fused
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        super().__init__(layouts, defaults)
+        self.layouts = layouts
         self.found_inf: torch.Tensor | None = None
 
     @torch.no_grad()
@@ -91,7 +89,7 @@ class Muon(Optimizer):
         full = update
         if isinstance(update, DTensor):
             full = cast(DTensor, update.bfloat16()).full_tensor()
-        parts, rows = self.fused.get(parameter, (1, full.shape[0]))
+        parts, rows = self.layouts[parameter]
         matrices = orthogonalize(split_fused(full, parts, rows))
         matrices = matrices * (0.2 * max(matrices.shape[-2:]) ** 0.5)
         full = join_fused(matrices, rows).to(parameter.dtype)

@@ -167,7 +167,7 @@ def build_tts_optimizers(
         slower = width**0.5
         lr = config.muon_lr or config.lr
         decay = config.weight_decay * slower
-        optimizers.append(Muon(fused, lr=lr / slower, weight_decay=decay, fused=fused))
+        optimizers.append(Muon(fused, lr / slower, decay))
 
     def adam(some: list[nn.Parameter], kind: Callable[..., Optimizer]) -> Optimizer:
         groups = _groups(some, undecayed, slow, wide, width, config)

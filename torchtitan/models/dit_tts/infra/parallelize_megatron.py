@@ -126,20 +126,6 @@ def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
     return found
 
 
-def keep_part(model: DiTTTSModel, ranks: int, shards: Group | None = None) -> None:
-    """Leaves the plain model the first rank's part of the parameters, without communication, so that one rank
-    can be measured or timed; on tensors without data also with `shards`."""
-    placements = split_parameters(model)
-    for module in model.modules():
-        for name, parameter in own_parameters(module).items():
-            if isinstance(placement := placements.get(parameter), Shard):
-                part = parameter.detach().chunk(ranks, placement.dim)[0].clone()
-                module._parameters[name] = nn.Parameter(part, parameter.requires_grad)
-    model.rotated = part_of_groups(model.rotated, model.args.n_heads, ranks, 0)
-    if shards is not None:
-        use_sequence_layers(model, shards)
-
-
 def use_sequence_layers(model: nn.Module, shards: Group) -> None:
     """Lets the layers between frames and heads or units gather and divide the frames."""
     for block in cast(nn.ModuleList, model.layers):

@@ -81,30 +81,24 @@ def attend(
     return (_matmul if by_matmul else _sdpa)(q, k, v, mask, causal)
 
 
-class SdpaKeys(NamedTuple):
-    """Backend "sdpa"."""
-
-    mask: torch.Tensor
-    """(B, 1, 1, K), zero at valid keys and -inf elsewhere, in the dtype of the queries: SDPA would
-    convert a boolean mask to this in every block"""
-
-    def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        return _sdpa(q, torch.cat(keys, dim=1), torch.cat(values, dim=1), self.mask)
-
-
 def _join_heads(streams: Streams) -> torch.Tensor:
     """Concatenates streams with each head's keys contiguous in memory, as matmuls read them."""
     return torch.cat([x.transpose(1, 2) for x in streams], dim=2).transpose(1, 2)
 
 
-class MatmulKeys(NamedTuple):
-    """Backend "matmul"."""
+class MaskedKeys(NamedTuple):
+    """Backends "sdpa" and "matmul"."""
 
     mask: torch.Tensor
-    """as `SdpaKeys.mask`"""
+    """(B, 1, 1, K), zero at valid keys and -inf elsewhere, in the dtype of the queries: SDPA would
+    convert a boolean mask to this in every block"""
+
+    by_matmul: bool
 
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        return _matmul(q, _join_heads(keys), _join_heads(values), self.mask)
+        if self.by_matmul:
+            return _matmul(q, _join_heads(keys), _join_heads(values), self.mask)
+        return _sdpa(q, torch.cat(keys, dim=1), torch.cat(values, dim=1), self.mask)
 
 
 class VarlenKeys(NamedTuple):
@@ -175,7 +169,7 @@ class GuidedKeys(NamedTuple):
     """whether each copy has (text, speaker)"""
 
     masks: tuple[torch.Tensor | None, ...]
-    """as `SdpaKeys.mask`, over the keys of each copy; None: all are valid"""
+    """as `MaskedKeys.mask`, over the keys of each copy; None: all are valid"""
 
     speaker_scale: float | None = None
     """factor of the speaker's keys and values; None: 1"""
@@ -216,7 +210,7 @@ class GuidedKeys(NamedTuple):
         return torch.cat(attended, dim=1)
 
 
-JointKeys = SdpaKeys | MatmulKeys | VarlenKeys | FlexKeys | GuidedKeys
+JointKeys = MaskedKeys | VarlenKeys | FlexKeys | GuidedKeys
 """The batch's keys as a backend needs them. `attend(q, keys, values)` computes the attention of
 q (B, T, H, K) over the keys and values of the streams, (B, T, H, K)."""
 
@@ -361,4 +355,4 @@ def prepare_keys(backend: str, valid: torch.Tensor, frames: int, dtype: torch.dt
         return FlexKeys(_block_mask(valid, frames), valid)
     if backend not in ("sdpa", "matmul"):
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
-    return (SdpaKeys if backend == "sdpa" else MatmulKeys)(_additive(valid, dtype))
+    return MaskedKeys(_additive(valid, dtype), by_matmul=backend == "matmul")

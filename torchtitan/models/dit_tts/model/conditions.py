@@ -1,9 +1,9 @@
 """The encoders of text and speaker with which every network of the family begins, and initial weights."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -64,21 +64,6 @@ def condition_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class PretrainedEncoder(Protocol):
-    """The interface of a pretrained text encoder, which is built outside the model."""
-
-    def __call__(self, text_ids: torch.Tensor, mask: torch.Tensor, rows: Any) -> torch.Tensor:
-        """Features (B, L, text_dim) of the tokens (B, L) at which mask (B, L) is true."""
-
-    def load_weights(self, write: Callable[[nn.Parameter, torch.Tensor], None]) -> None: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def reset_buffers(self) -> None: ...
-
-    def move_buffers(self, device: torch.device) -> None: ...
-
-
 class ConditionedModel(ModelProtocol):
     denoise: Callable[..., torch.Tensor]
     """(latents, t, frame_mask, conditions, keep_text, keep_speaker, packed) to the output of `forward`"""
@@ -86,11 +71,12 @@ class ConditionedModel(ModelProtocol):
     def __init__(self, args: DiTTTSModelArgs):
         super().__init__(args)
         self.args = args
-        self.text_encoder: ByteEncoder | PretrainedEncoder | None = None
+        # A pretrained one has the interface of `text.text_encoder.PretrainedTextEncoder`.
+        self.text_encoder: Any = None
         if args.text_vocab_size:
             self.text_encoder = ByteEncoder(args)
         elif args.text_encoder is not None:
-            self.text_encoder = cast(PretrainedEncoder, args.text_encoder())
+            self.text_encoder = args.text_encoder()
         self.condition_embedding = (
             embedding(args.condition_tokens, args.text_dim) if args.condition_tokens else None
         )

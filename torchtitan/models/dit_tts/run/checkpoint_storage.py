@@ -9,8 +9,7 @@
     step-1000.deleting/       while it is removed
 
 DCP pickles its table and the entries that are no tensors, and its own reader runs what it finds there.
-`load_checkpoint` takes the classes of DCP's table and plain values only. The table is written the same
-by every Python: before 3.11.4 an enum was pickled as a call of `getattr`.
+`load_checkpoint` takes the classes of DCP's table and plain values only.
 """
 
 import enum
@@ -58,7 +57,6 @@ _TABLE_CLASSES = {
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "Path"},
 }
-_TABLE_PROTOCOL = 4
 
 
 class UnreadableError(InputError):
@@ -124,8 +122,6 @@ class CheckpointWriter(dcp.FileSystemWriter):
         """Called on the coordinator once every rank has written."""
         super().finish(metadata, results)
         folder = Path(self.path)
-        # DCP's file, not `metadata`: torch 2.11 completes a copy.
-        write_table(folder, read_table(folder))
         read_table(folder)  # a table that cannot be read back must not become a checkpoint
         every = [result for of_rank in results for result in of_rank]
         files = [r.file for r in every if isinstance(r, _HashedWriteResult)]
@@ -152,15 +148,8 @@ def _write_manifest(
     write_atomic(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
-class _TablePickler(pickle.Pickler):
-    """Writes an enum by its value, whatever the Python's own way is."""
-
-    def reducer_override(self, value: Any) -> Any:
-        return (type(value), (value.value,)) if isinstance(value, enum.Enum) else NotImplemented
-
-
 def _enum_member(of: Any, name: Any) -> enum.Enum:
-    """Replaces `getattr` in tables that Python 3.11.0 to 3.11.3 wrote."""
+    """Replaces `getattr`, by which Python pickles an enum before 3.11.4."""
     if isinstance(of, enum.EnumMeta) and name in of.__members__:
         return of[name]
     raise InputError(f"it takes {name!r} from {of!r}, which no checkpoint of this program does")
@@ -211,13 +200,6 @@ class _PlainValues(dcp.DefaultLoadPlanner):
         torch.save(plain, again)
         again.seek(0)
         super().load_bytes(read_item, again)
-
-
-def write_table(folder: Path, table: Metadata) -> None:
-    """Writes DCP's table so that every Python reads it."""
-    content = io.BytesIO()
-    _TablePickler(content, _TABLE_PROTOCOL).dump(table)
-    write_atomic(folder / _METADATA, content.getvalue())
 
 
 def read_table(path: Path) -> Metadata:

@@ -17,7 +17,7 @@ from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import InputError, first_line, require
 from torchtitan.models.dit_tts.infra.adapters import TrainedWeights, is_trained
 from torchtitan.models.dit_tts.infra.collectives import (
     gather_from_ranks,
@@ -155,7 +155,7 @@ class RunCheckpointer(CheckpointManager):
 
     wait = _async_wait
 
-    def _save_error(self, error: BaseException) -> Exception:
+    def _save_error(self, error: BaseException) -> InputError:
         """The error of a failed save for the user; what it has written is removed."""
         failures = error.failures if isinstance(error, CheckpointException) else {}
         causes = [cause for cause, _ in failures.values()] or [error]
@@ -163,26 +163,15 @@ class RunCheckpointer(CheckpointManager):
         step, self.saved_step = self.saved_step, -1
         if dist.get_rank() == 0:
             shutil.rmtree(folder / f"step-{step}.saving", ignore_errors=True)
-        text = " ".join(map(str, causes))
-        no_space = any(word in text for word in ("No space left", "Disk quota exceeded"))
-        # torch's writer of files does not always pass the reason on.
+        # torch's writer of files does not always pass the reason on, such as a full disk.
         free, needed = shutil.disk_usage(folder).free, self._bytes_of_a_checkpoint()
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        too_large = "File too large" in text or (not no_space and 0 <= limit < needed)
-        if not no_space and not too_large and free > needed:
-            return RuntimeError(f"the checkpoint of step {step} could not be saved: {text}")
+        limited = f", and a file may have {limit / 2**30:.2f} GiB (ulimit -f)" if limit >= 0 else ""
         steps = storage.checkpoint_steps(folder)
-        before = f"step {steps[-1]}" if steps else "its beginning"
-        again = f"give the same command again, which continues from {before}"
-        if too_large:
-            return InputError(
-                f"{folder}: step {step} could not be saved: a file of it is larger than this process or "
-                f"the file system allows; raise the limit (ulimit -f unlimited) and {again}"
-            )
         return InputError(
-            f"{folder}: no space is left to save step {step}: a checkpoint takes about "
-            f"{needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free; free "
-            f"{max(needed - free, 0) / 2**30:.2f} GiB more and {again}"
+            f"{folder}: step {step} could not be saved ({' '.join(map(first_line, causes))}); a checkpoint takes about "
+            f"{needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free{limited}; remove the cause and give the same "
+            f"command again, which continues from {f'step {steps[-1]}' if steps else 'its beginning'}"
         )
 
     def _bytes_of_a_checkpoint(self) -> int:
@@ -207,7 +196,7 @@ class RunCheckpointer(CheckpointManager):
     def close(self) -> None:
         try:  # the process may end because of another error
             self._async_wait()
-        except (InputError, RuntimeError) as error:
+        except InputError as error:
             logger.error(str(error))
         super().close()
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import InputError, show, without_secrets
+from torchtitan.models.dit_tts.errors import require, show, without_secrets
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PR_SET_PDEATHSIG = 1
@@ -16,8 +16,7 @@ _PR_SET_PDEATHSIG = 1
 def launcher_number(name: str, default: str = "") -> int:
     """The value of a launcher's variable: a rank, a number of processes or a port."""
     value, least = os.environ.get(name, default), int(name.endswith("SIZE"))
-    if not value.isdecimal() or int(value) < least:
-        raise InputError(_not_of_a_launcher(name, f"a whole number from {least}"))
+    _require(value.isdecimal() and int(value) >= least, name, f"a whole number from {least}")
     return int(value)
 
 
@@ -26,18 +25,16 @@ def check_launcher() -> None:
     for name in RANK_VARIABLES:
         if name != "MASTER_ADDR":
             launcher_number(name)
-        elif not os.environ.get(name):
-            raise InputError(_not_of_a_launcher(name, "a host"))
-    rank, ranks = launcher_number("RANK"), launcher_number("WORLD_SIZE")
-    if rank >= ranks:
-        raise InputError(f"the environment has RANK = {rank}, but only {ranks} ranks")
+    _require(bool(os.environ.get("MASTER_ADDR")), "MASTER_ADDR", "a host")
+    ranks = launcher_number("WORLD_SIZE")
+    _require(launcher_number("RANK") < ranks, "RANK", f"less than {ranks}, WORLD_SIZE")
 
 
-def _not_of_a_launcher(name: str, kind: str) -> str:
-    return (
-        f"the environment variable {name} is {os.environ.get(name) or 'not set'}, but a launcher sets it to "
-        f"{kind}; start the processes by titan-tts train --nproc or torchrun, or unset RANK, LOCAL_RANK and "
-        f"WORLD_SIZE for one process"
+def _require(holds: bool, name: str, kind: str) -> None:
+    require(
+        holds,
+        f"the environment variable {name} is {os.environ.get(name) or 'not set'}, but a launcher sets it to {kind}; "
+        f"start by titan-tts train --nproc or torchrun, or unset RANK, LOCAL_RANK and WORLD_SIZE for one process",
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.tools import utils
 
-from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
 from torchtitan.models.dit_tts.infra.parallelize import (
     MIN_BUDGET_WITHOUT_MATMULS,
     blocks_by_checkpointing,
@@ -28,7 +28,6 @@ from torchtitan.models.dit_tts.model.flops import (
     speaker_keys,
     useful_flops,
 )
-from torchtitan.models.dit_tts.run.factors import checkpointing_name
 
 PARTS = ("data", "forward", "backward", "optimizer")
 """Parts of a step in their order; the rest is "other"."""
@@ -104,9 +103,6 @@ class Recording:
     parts: list[dict[str, float]]
     """seconds of each of PARTS, and under "" of the rest"""
 
-    exchange: list[float]
-    """seconds in collectives, of each profiled step"""
-
     flops: list[list[int]]
     """by each of CONVENTIONS"""
 
@@ -164,18 +160,13 @@ def totals(ranks: Sequence[Recording], copies: int, frames_per_second: float) ->
     )
 
 
-def step_split(ranks: Sequence[Recording]) -> dict[str, float | None]:
-    """Medians over the steps of the slowest rank, in seconds; `exchange` is None where nothing was
-    profiled on several ranks."""
+def step_split(ranks: Sequence[Recording]) -> dict[str, float]:
+    """Medians over the steps of the slowest rank, in seconds."""
     slowest = max(ranks, key=lambda rank: sum(rank.seconds))
-    split: dict[str, float | None] = {
+    return {
         part or "other": float(np.median([each[part] for each in slowest.parts]))
         for part in (*PARTS, "")
     }
-    exchange = 0.0 if len(ranks) == 1 else None
-    if slowest.exchange:
-        exchange = float(np.median(slowest.exchange))
-    return split | {"exchange": exchange}
 
 
 def weighted(
@@ -247,51 +238,25 @@ def repeated_by(config: JobConfig, args: DiTTTSModelArgs, batch: MicroBatch) -> 
     return sum(count * repeated_flops(args, each, blocks) for count, each in _sequences(batch))
 
 
-def hfu_note(config: JobConfig) -> str:
-    """What hfu counts, or why it is null."""
-    name = checkpointing_name(vars(config.activation_checkpoint))
-    if repeats_are_known(config):
-        return f"mfu with the FLOPs that activation checkpointing ({name}) repeats"
-    reason = (
-        f"below {MIN_BUDGET_WITHOUT_MATMULS:g} the compiler chooses matmuls to repeat"
-        if config.activation_checkpoint.mode == "memory_budget"
-        else "fp8 matmuls and attention by matmuls are saved by rules of their own"
-    )
-    return f"null: what activation checkpointing ({name}) repeats is not known, since {reason}"
-
-
-def text_encoder_note(model: str) -> str:
-    if not is_pretrained(model):
-        return f"{model}: learned, inside the model, trained"
-    return f"{model}: run, frozen, with random weights"
-
-
 def summary(report: dict[str, Any]) -> list[str]:
     """The report as lines for the log."""
     step, split = report["seconds_per_step"], report["step_split"]
-    parts = ", ".join(f"{name} {split[name]:.4f}" for name in (*PARTS, "other"))
-    exchange = "-" if split["exchange"] is None else f"{split['exchange']:.4f}"
     hfu = "-" if report["hfu"] is None else f"{report['hfu']:.1%}"
     lines = [
-        f"benchmark: {report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, "
-        f"p90 {step['p90']:.4f}, {step['min']:.4f} to {step['max']:.4f}); "
-        f"{report['samples_per_second']:.1f} samples/s, "
+        f"{report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, p90 {step['p90']:.4f}, "
+        f"{step['min']:.4f} to {step['max']:.4f}); {report['samples_per_second']:.1f} samples/s, "
         f"{report['audio_seconds_per_second']:.0f} seconds of audio per second; peak memory "
-        f"{report['peak_allocated_gib']:.2f} GiB allocated, {report['peak_reserved_gib']:.2f} reserved; "
-        f"text encoder {report['text_encoder']}",
-        f"benchmark: seconds of a step: {parts}; exchange {exchange}, which overlaps",
-        "benchmark: convention           TFLOP/s     MFU  × exact  what it counts",
+        f"{report['peak_allocated_gib']:.2f} GiB allocated, {report['peak_reserved_gib']:.2f} reserved",
+        "seconds of a step: "
+        + ", ".join(f"{name} {split[name]:.4f}" for name in (*PARTS, "other")),
+        "convention           TFLOP/s     MFU  × exact  what it counts",
     ]
     for row in report["conventions"]:
         mfu = "      -" if row["mfu"] is None else f"{row['mfu']:7.1%}"
         lines.append(
-            f"benchmark: {row['convention']:<18} {row['tflops_per_device']:9.3f} {mfu} "
-            f"{row['times_exact']:8.3f}  {row['counts']}"
+            f"{row['convention']:<18} {row['tflops_per_device']:9.3f} {mfu} {row['times_exact']:8.3f}  {row['counts']}"
         )
-    lines.append(f"benchmark: hfu {hfu}: {report['hfu_note']}")
-    if report["compiles_while_timed"]:
-        lines.append(
-            f"benchmark: {report['compiles_while_timed']} graphs were compiled while timed; raise "
-            f"[benchmark] warmup_steps"
-        )
-    return lines
+    lines.append(f"hfu {hfu}")
+    if compiles := report["compiles_while_timed"]:
+        lines.append(f"{compiles} graphs were compiled while timed; raise [benchmark] warmup_steps")
+    return [f"benchmark: {line}" for line in lines]

@@ -19,7 +19,6 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, PackedSampler
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.run.benchmark.communication import profiled_steps
 from torchtitan.models.dit_tts.run.benchmark.synthetic import (
     RandomTokens,
     synthetic_data,
@@ -105,7 +104,7 @@ def build_synthetic_dataloader(
         inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
         order = WarmUpFirst(inside, policy.batch_sizes, data.seed, benchmark.warmup_steps)
     warm_up, timed = warm_up_steps(order, benchmark), benchmark.steps or OPEN_END
-    training.steps = warm_up + timed + profiled_steps(job_config)
+    training.steps = warm_up + timed
     loader = LatentDataLoader(
         dataset,
         order,

@@ -5,7 +5,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,6 @@ from torchtitan.models.dit_tts.infra.device_time import moment, seconds_between
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.run.benchmark import figures
-from torchtitan.models.dit_tts.run.benchmark.communication import (
-    communication_seconds,
-    profiled,
-    profiled_steps,
-)
 from torchtitan.models.dit_tts.run.benchmark.loader import OPEN_END, warm_up_steps
 from torchtitan.models.dit_tts.run.factors import factors
 from torchtitan.models.dit_tts.run.run_folder import environment, gpus_per_node
@@ -40,8 +35,6 @@ FILE_NAME = "benchmark.json"
 
 class BenchmarkRecorder:
     """Records seconds and sizes of one rank's steps after the warm-up.
-
-    On several ranks some steps follow the timed ones, which are profiled to see the exchange.
 
     Args:
         parameters: number of trained parameters of the model, over all ranks.
@@ -76,16 +69,12 @@ class BenchmarkRecorder:
         self._timed: list[list[tuple[str, Any]]] = []
         """marks of each timed step, from the end of the step before"""
         self._host_seconds: list[float] = []
-        self.exchange: list[float] = []
         self.losses: dict[int, float] = {}
         """step -> loss, of the steps that were read"""
-        self._profiled_steps = profiled_steps(job_config)
-        self._profiling = False
         self._batches: list[MicroBatch] = []
         self._marks: list[tuple[str, Any]] = []
         self._graphs = self._compiles = 0
         self._began = 0.0
-        self._memory: tuple[float, float] | None = None
 
     def count(self, batch: MicroBatch) -> None:
         """Adds a micro-batch of the current step."""
@@ -102,19 +91,12 @@ class BenchmarkRecorder:
         for the device: its work on a step overlaps with the device's on the last one."""
         began = time.perf_counter()
         self._batches = []
-        if self._profiling:
-            utils.device_module.synchronize()
         if not self._marks:
             self.mark("")
-        with profiled() if self._profiling else nullcontext() as profile:
-            yield
-            if self._profiling:
-                utils.device_module.synchronize()
+        yield
         self.mark("")
         marks, self._marks = self._marks, self._marks[-1:]
-        if profile is not None:
-            self.exchange.append(communication_seconds(profile.events()))
-        elif number > self.warm_up_steps:
+        if number > self.warm_up_steps:
             self._timed.append(marks)
             self._host_seconds.append(time.perf_counter() - began)
             self.steps.append(self._batches)
@@ -134,32 +116,23 @@ class BenchmarkRecorder:
         return [sum(each.values()) for each in parts], parts
 
     def remaining_steps(self, step: int, group: dist.ProcessGroup | None = None) -> int:
-        """Number of steps after `step`: [benchmark] steps, or as many as fit into the rest of duration_seconds
-        at the median speed, and the profiled ones. Rank 0 decides for all, by gloo: NCCL would wait for devices."""
+        """Number of steps after `step` as far as it is known: the warm-up, then [benchmark] steps, or as many as fit
+        into the rest of duration_seconds at the median speed. Rank 0 decides for all, by gloo: NCCL would wait for
+        devices."""
         benchmark = self.job_config.benchmark
+        if step <= self.warm_up_steps:
+            return self.warm_up_steps + (benchmark.steps or 1) - step
         left = max(0, self.warm_up_steps + (benchmark.steps or OPEN_END) - step)
-        if benchmark.duration_seconds and step > self.warm_up_steps:
+        if benchmark.duration_seconds:
             time_left = benchmark.duration_seconds - (time.perf_counter() - self._began)
-            if self._host_seconds:
-                left = min(left, max(0, int(np.ceil(time_left / np.median(self._host_seconds)))))
+            left = min(left, max(0, int(np.ceil(time_left / np.median(self._host_seconds)))))
             left = gather_from_ranks(left, group)[0]
-        if left == 0 and not self._profiling:
-            self._profiling, self._memory = True, self.max_memory_gib()  # profiling needs some too
-        return left + self._profiled_steps - len(self.exchange)
-
-    def outlook(self, step: int, remaining: int) -> tuple[int, float | None, float]:
-        """(last step that is known, seconds per step until then or None, seconds after it). Until the
-        first timed step, a run that ends by duration_seconds knows the end of its warm-up only."""
-        benchmark = self.job_config.benchmark
-        seconds = self._host_seconds
-        if not seconds and not benchmark.steps:
-            return max(self.warm_up_steps, step + 1), None, benchmark.duration_seconds
-        return step + remaining, float(np.median(seconds)) if seconds else None, 0.0
+        return left
 
     def recording(self) -> figures.Recording:
         """The record of this rank."""
         config, args = self.job_config, self.model_args
-        allocated, reserved = self._memory or self.max_memory_gib()
+        allocated, reserved = self.max_memory_gib()
         seconds, parts = self.seconds()
 
         def of_steps(value: Any) -> list[Any]:
@@ -168,7 +141,6 @@ class BenchmarkRecorder:
         return figures.Recording(
             seconds=seconds,
             parts=parts,
-            exchange=self.exchange,
             flops=[figures.flops_by_convention(args, self.parameters, step) for step in self.steps],
             repeated=of_steps(lambda batch: figures.repeated_by(config, args, batch))
             if figures.repeats_are_known(config)
@@ -197,7 +169,7 @@ class BenchmarkRecorder:
         return report
 
     def _report(self, ranks: list[figures.Recording]) -> dict[str, Any]:
-        config, encoder = self.job_config, self.job_config.encoder
+        config = self.job_config
         gpus, in_node = len(ranks), gpus_per_node()
         copies = config.parallelism.tensor_parallel_degree
         steps = figures.totals(ranks, copies, config.data.frames_per_second)
@@ -218,7 +190,6 @@ class BenchmarkRecorder:
             "mfu": rows[0]["mfu"],
             "goodput_mfu": rows[1]["mfu"],
             "hfu": self.peak and hardware and hardware / self.peak,
-            "hfu_note": figures.hfu_note(config),
             "tflops_per_device": rows[0]["tflops_per_device"],
             "hardware_tflops_per_device": hardware and hardware / 1e12,
             "conventions": rows,
@@ -236,7 +207,6 @@ class BenchmarkRecorder:
             "gpus_per_node": in_node,
             "parameters": self.parameters,
             "shapes": self._shapes(seconds),
-            "text_encoder": figures.text_encoder_note(encoder.model),
             "step_seconds": seconds,
             "environment": environment(),
             "config": without_secrets(asdict(config)),
