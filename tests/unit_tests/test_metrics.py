@@ -210,7 +210,7 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     assert [row["progress"] for row in found] == [0.5, 0.7]
     # 2 steps in 6 s and 10 are left; then 6 in 26 s and 6 are left.
     assert [row["eta_seconds"] for row in found] == pytest.approx([30.0, 26.0])
-    assert eta(26.9) == "0:00:26" and eta(90_125) == "25:02:05"
+    assert eta(26.9) == "0:00:26" and eta(90_125) == "1 day, 1:02:05"
     clock.now += 50.0
     metrics.exclude_time(40.0)
     log(metrics, 18)
@@ -218,19 +218,17 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
 
 
 def test_a_step_is_logged_once_its_stats_are_known(tmp_path, one_process_group, clock):
-    """In the next one, on a GPU: with its own counts, losses and time. A bad step's count for the next row."""
+    """In the next one, on a GPU: with its own counts and time. A bad step's count for the next row."""
     metrics = started(tmp_path)
 
     def collected(step: int) -> None:
         metrics.count(ONE)
-        metrics.count_losses(torch.tensor([0.1]), torch.tensor([1.0 * step]), torch.tensor([1]))
         clock.now += 2.0
         metrics.data_loading_times.append(0.5)
         metrics.collect(step, 0.1)
 
     def next_step() -> None:
         metrics.count(MIXED)
-        metrics.count_losses(torch.tensor([0.9]), torch.tensor([7.0]), torch.tensor([1]))
         metrics.data_loading_times.append(1.0)
         clock.now += 5.0
 
@@ -245,10 +243,8 @@ def test_a_step_is_logged_once_its_stats_are_known(tmp_path, one_process_group, 
     metrics.log(stats(3))
     first, last = rows(tmp_path)
     assert (first["samples_per_second"], first["data_loading_fraction"]) == (1 / 2, 0.25)
-    assert first["loss_by_time"] == [None, 1.0, *[None] * 8]
     # Two batches of two samples, and step 3 twice, in 14 s.
     assert (last["samples_per_second"], last["data_loading_fraction"]) == (6 / 14, 3 / 14)
-    assert last["loss_by_time"] == [None, 3.0, *[None] * 7, 7.0]
 
 
 def logged_scalars(folder, name: str) -> dict[int, float]:
@@ -279,39 +275,19 @@ def test_samples_of_a_step(one_process_group):
     assert metrics.samples_per_step() == 10
 
 
-def test_the_loss_of_each_tenth_of_the_times(tmp_path, one_process_group):
-    """Weighted by frames over the micro-batches since the last logged step; the ends are in the outer
-    tenths, and what is not finite is left out."""
+def test_names_are_grouped_and_a_return_to_a_checkpoint_forgets_counts(tmp_path, one_process_group):
     metrics = started(tmp_path)
     logged: list[dict] = []
     metrics.trackers = SimpleNamespace(
         log=lambda values, step: logged.append(values), continue_after=lambda step: None
     )
-    first = torch.tensor([0.0, 0.05, 0.55, 1.0]), torch.tensor([6.0, 1.0, 9.0, 5.0])
-    metrics.count_losses(*first, torch.tensor([4, 10, 3, 10]))
-    bad = [0.5, float("nan"), float("inf")]
-    metrics.count_losses(
-        torch.tensor([0.59, 0.0, 0.95]), torch.tensor(bad), torch.tensor([2, 9, 9])
-    )
     log(metrics, 1)
-    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), torch.tensor([8]))
-    log(metrics, 2)
-    found = [row["loss_by_time"] for row in rows(tmp_path)]
-    assert found[0] == [7 / 14, *[None] * 4, pytest.approx(9.5 / 5), *[None] * 3, 0.5]
-    assert found[1] == [None, 0.5, *[None] * 8]
-    by_time = [
-        logged[0][f"train_by_time/loss_at_{n / 10:.1f}-{(n + 1) / 10:.1f}"] for n in range(10)
-    ]
-    assert by_time == found[0]
-    assert {name.partition("/")[0] for name in logged[0]} == {
-        *("loss", "train", "speed", "train_by_time")
-    }
-    # Those of steps that a return to a checkpoint undoes are forgotten.
-    metrics.count_losses(torch.tensor([0.5]), torch.tensor([4.0]), torch.tensor([8]))
+    assert {name.partition("/")[0] for name in logged[0]} == {"loss", "train", "speed"}
+    assert {"train/lr", "train/critical_batch", "speed/mfu"} <= logged[0].keys()
+    metrics.count(MIXED)
     metrics.start(1, tmp_path, JsonLines(tmp_path / "metrics.jsonl"))
-    metrics.count_losses(torch.tensor([0.1]), torch.tensor([4.0]), torch.tensor([8]))
     log(metrics, 2)
-    assert rows(tmp_path)[-1]["loss_by_time"] == found[1]
+    assert rows(tmp_path)[-1]["padding_fraction"] == 0
 
 
 def test_only_rank_0_has_trackers(tmp_path, one_process_group, monkeypatch):

@@ -50,7 +50,7 @@ fsdp_prefetch_units=0
 [compile] enable=false components=["model","encoders"] mode="default" cache_folder=""
 [metrics] log_freq=10 enable_tensorboard=true enable_wandb=false wandb_project=""
 peak_tflops=0.0
-[benchmark] enable=false duration_seconds=0.0 steps=0 warmup_steps=3 profile=true
+[benchmark] enable=false duration_seconds=0.0 steps=0 warmup_steps=3
 lengths="mixed" mean_seconds=9.0 sigma=0.5
 """
 

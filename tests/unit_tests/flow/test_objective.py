@@ -77,28 +77,6 @@ def test_no_bits_give_infinity(bits, monkeypatch):
     assert normal(key, (2,)).abs().max() < 6
 
 
-def test_normal_numbers_have_the_moments_and_are_independent():
-    z = normal(keys_of(0, 0, 64), (50, 128)).double()
-    n = z.numel()
-    assert abs(z.mean()) < 4 / math.sqrt(n)
-    assert abs(z.std() - 1) < 4 / math.sqrt(2 * n)
-    assert abs(z.pow(3).mean()) < 4 * math.sqrt(15 / n)
-    assert abs(z.pow(4).mean() - 3) < 4 * math.sqrt(96 / n)
-    assert kolmogorov_smirnov(torch.special.ndtr(z.flatten())) < 1.95 / math.sqrt(n)
-    one = {"seed": 0, "batch": 0, "rows": [0]}
-    first, *others = (
-        normal(keys_of(**one | other), (400, 128)).flatten()
-        for other in ({}, {"rows": [1]}, {"batch": 1}, {"seed": 1}, {"stream": 1})
-    )
-    pairs = [(first, other) for other in others]
-    # Lag 1 holds the cosine and the sine of one pair.
-    pairs += [(first[:-lag], first[lag:]) for lag in (1, 2, 3, 128, 256)]
-    for a, b in (*pairs, (first[0::2], first[1::2])):
-        bound = 4.5 / math.sqrt(len(a))
-        assert abs(correlation(a, b)) < bound
-        assert abs(correlation(a.square(), b.square())) < bound
-
-
 def corrupted(objective: FlowMatching, latents: torch.Tensor, batch: int = 0, rows=None, of=None):
     rows = list(range(len(latents))) if rows is None else rows
     return objective.add_noise(

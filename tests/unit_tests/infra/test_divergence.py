@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from torchtitan.models.dit_tts.infra.divergence import (
     WINDOW,
     DivergenceGuard,
     StepStats,
-    recent_median,
     spike_limit,
 )
 
@@ -55,8 +53,8 @@ def test_limit_by_hand():
     assert spike_limit(logs[: MIN_HISTORY - 1], 10, 2.0, 100.0) == pytest.approx(level * 100.0)
     # The level is the median of the last 16 values; while the loss falls, earlier ones would let spikes pass.
     falling = [math.log(8.0)] * 40 + [math.log(2.0)] * 16
-    assert recent_median(falling) == math.log(2.0)
-    assert recent_median([*falling, *[math.log(1.0)] * 9]) == 0.0
+    assert spike_limit(falling, 1, 1.0, 2.0) == pytest.approx(2 * 2.0)
+    assert spike_limit([*falling, *[math.log(1.0)] * 9], 1, 1.0, 2.0) == pytest.approx(2 * 1.0)
     assert spike_limit(logs[:1], 10, 2.0, math.inf) == math.inf
     assert spike_limit([], 10, 2.0, 100.0) == math.inf == spike_limit(logs, 0, 2.0, 100.0)
 
@@ -128,25 +126,8 @@ def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(monkeypatch):
 
 
 def test_a_step_is_named_with_the_limits_that_there_are():
-    stats = StepStats(7, 9, 5.0, 60.0, 3.5, 40.0, bad=True)
-    limited = "step 7: loss 5 (at most 3.5 expected), gradient norm 60 (at most 40 expected)"
-    assert str(stats) == limited
-    free = replace(stats, loss=math.nan, norm_limit=math.inf)
-    assert str(free) == "step 7: loss nan, gradient norm 60"
-
-
-def curve(steps: int, seed: int = 0) -> list[float]:
-    """Losses of a constant level, with a noise of 3 %."""
-    return (0.5 * np.exp(0.03 * np.random.default_rng(seed).standard_normal(steps))).tolist()
-
-
-@pytest.mark.parametrize("growth", [1.01, 1.2])
-def test_a_loss_that_grows_is_found_however_slowly(growth):
-    guard = DivergenceGuard(SIGMAS)
-    for step, loss in enumerate(curve(64), 1):
-        assert not judged(guard, step, loss, 1.0)
-    grown = [loss * growth**step for step, loss in enumerate(curve(300, seed=1))]
-    assert next(loss for loss in grown if judged(guard, 64, loss, 1.0)) < 0.5 * 5 * 1.3
+    stats = str(StepStats(7, 9, 5.0, 60.0, 3.5, math.inf, bad=True))
+    assert stats == "step 7: loss 5 (at most 3.5 expected), gradient norm 60"
 
 
 @pytest.mark.parametrize("name", CURVES)

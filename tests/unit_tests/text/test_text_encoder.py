@@ -1,7 +1,6 @@
 """Pretrained text encoders: loaded exactly or not at all, on real tokens only, wherever they run."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -199,8 +198,7 @@ def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
     config = load_config(["--data.latent_channels=8", f"--job.dump_folder={tmp_path}"])
     found = []
     for each in (batch, packed_batch(batch, 5, 40)):
-        metrics = SimpleNamespace(count_losses=lambda *counted: None)
-        ways = model, frozen, 512, squared_error_sums, metrics, torch.device("cpu"), nullcontext()
+        ways = model, frozen, 512, squared_error_sums, torch.device("cpu"), nullcontext()
         of_batch = ForwardPass(config, *ways)
         model.zero_grad()
         loss = of_batch.loss_sum(of_batch.to_device(each))

@@ -10,7 +10,6 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.flow.distillation import Distillation
 from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra.compile import compile_function, static_shapes
-from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.model.conditions import Conditions, condition_inputs
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.streams import PackedStreams, stream_of, valid_mask
@@ -63,7 +62,6 @@ class ForwardPass:
     loss_fn: Callable[..., torch.Tensor]
     """(prediction, target, frame_mask) to (B,) losses, each summed over valid frames"""
 
-    metrics: TTSMetricsProcessor
     device: torch.device
     amp: Any
     """context of the network's precision"""
@@ -122,10 +120,7 @@ class ForwardPass:
             if self.teacher is not None:
                 target = self.teacher.target(batch, *given, keep)
         prediction = self.predict(batch, *given, keep)
-        losses = self.loss_fn(prediction, target, frame_mask, *in_frames)
-        frames_of = batch["frames"] if packed else frame_mask.sum(1)
-        self.metrics.count_losses(noisy.t, losses.detach(), frames_of)
-        return losses.sum()
+        return self.loss_fn(prediction, target, frame_mask, *in_frames).sum()
 
     def _with_features(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with the `text_features` (B, L, h) of a text encoder outside the model."""

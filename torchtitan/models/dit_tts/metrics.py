@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
+from torchtitan.models.dit_tts.infra.collectives import sum_over_samples
 from torchtitan.models.dit_tts.infra.device_time import HostCopy, moment, seconds_between
 from torchtitan.models.dit_tts.infra.divergence import StepStats
 from torchtitan.models.dit_tts.infra.gpu_use import read_gpu
@@ -59,39 +61,28 @@ _TRAIN = (
 ).split()
 """Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
+_STREAMS = {"": "frames", "text_": "text_tokens", "reference_": "reference_frames"}
+_OF_GPU = ("power_watts", "utilization", "memory_used_gib")
 _COUNTED = (
-    "executed_flops useful_flops samples valid_frames valid_text_tokens valid_reference_frames padded_frames "
-    "padded_text_tokens padded_reference_frames replaced_samples power_watts utilization memory_used_gib gpus"
-).split()
-"""Sums over micro-batches since the last logged step; `gpus`: those that NVML knows, of which the three before are"""
-
-TIME_BINS = 10
-"""Bins of equal width, for the training loss by diffusion time"""
-
-
-def grouped(name: str) -> str:
-    """A metric's name at the trackers, whose pages are grouped by what stands before the `/`."""
-    if name == "loss":
-        return name
-    return f"train/{name}" if name in _TRAIN else f"speed/{name}"
+    *("executed_flops", "useful_flops", "samples", "replaced_samples", "gpus", *_OF_GPU),
+    *(f"{kind}_{unit}" for kind in ("valid", "padded") for unit in _STREAMS.values()),
+)
+"""Sums over micro-batches since the last logged step; `gpus`: those that give the values of `_OF_GPU`"""
 
 
 def eta(seconds: float) -> str:
-    """A duration as h:mm:ss."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"
+    """A duration as h:mm:ss, with days where it has some."""
+    return str(timedelta(seconds=int(seconds)))
 
 
 @dataclass
 class _Collected:
     """What a step logs besides its loss, of this rank since the last logged step, and `values` of all ranks on
-    their way to the host: the counts, the losses by time (2, TIME_BINS), and the gradient noise (2,)."""
+    their way to the host: the counts, and the gradient noise (2,)."""
 
     step: int
     lr: float | torch.Tensor
     counts: Counter[str]
-    losses: torch.Tensor | None
     values: HostCopy
     moment: Any
 
@@ -124,7 +115,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         )
         self.total_steps = job_config.training.steps  # a benchmark corrects it as it goes
         self.counts: Counter[str] = Counter()
-        self._losses: torch.Tensor | None = None
         self._collected: _Collected | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
@@ -142,7 +132,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Called once a checkpoint is loaded, on every rank. `folder`: the run's, with config.toml
         and env.json.
         """
-        self.counts, self._losses, self._collected = Counter(), None, None
+        self.counts, self._collected = Counter(), None
         self.data_loading_times.clear()
         self.first_step = self.last_logged_step = resumed_step
         self.start_time, self._last_moment = time.perf_counter(), moment()
@@ -191,28 +181,15 @@ class TTSMetricsProcessor(MetricsProcessor):
         """
         rows, *padded = batch.shape
         self.shapes[batch.shape] += 1
-        frames, text_tokens, reference_frames = map(sum, zip(*batch.lengths, strict=True))
         self.counts.update(
             executed_flops=executed_flops(self.model_args, batch),
             useful_flops=useful_flops(self.model_args, batch),
             samples=len(batch.lengths),
-            valid_frames=frames,
-            valid_text_tokens=text_tokens,
-            valid_reference_frames=reference_frames,
-            padded_frames=rows * padded[0],
-            padded_text_tokens=rows * padded[1],
-            padded_reference_frames=rows * padded[2],
             replaced_samples=replaced,
         )
-
-    def count_losses(self, t: torch.Tensor, losses: torch.Tensor, frames: torch.Tensor) -> None:
-        """Adds the losses (B,), summed over valid `frames` (B,), of samples at diffusion times t (B,) to the sums of
-        their time; values that are not finite are skipped. The host does not wait for the device."""
-        bins = torch.arange(TIME_BINS, device=t.device)
-        inside = (t * TIME_BINS).long().clamp(0, TIME_BINS - 1)[:, None] == bins
-        counted = torch.stack([losses, frames]).where(losses.isfinite(), 0.0)
-        sums = (counted[:, :, None] * inside).sum(1)
-        self._losses = sums if self._losses is None else self._losses + sums
+        valid = map(sum, zip(*batch.lengths, strict=True))
+        for unit, real, size in zip(_STREAMS.values(), valid, padded, strict=True):
+            self.counts.update({f"valid_{unit}": real, f"padded_{unit}": rows * size})
 
     def exclude_time(self, seconds: float) -> None:
         """Excludes seconds, such as validation's, from the throughput."""
@@ -227,12 +204,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         allocated, reserved = self._max_memory_gib
         return max(allocated, now.max_active_gib), max(reserved, now.max_reserved_gib)
 
-    def _sum_over_ranks(self, sums: torch.Tensor) -> None:
-        """In place."""
-        mesh = self.parallel_dims.get_optional_mesh("batch")
-        if mesh is not None:
-            torch.distributed.all_reduce(sums, group=mesh.get_group())
-
     def collect(
         self, step: int, lr: float | torch.Tensor, noise: torch.Tensor | None = None
     ) -> None:
@@ -244,20 +215,16 @@ class TTSMetricsProcessor(MetricsProcessor):
         """
         if (gpu := read_gpu()) is not None:
             self.counts.update(gpus=1, **asdict(gpu))
-        counts, losses, self.counts, self._losses = self.counts, self._losses, Counter(), None
+        counts, self.counts = self.counts, Counter()
         counts["loading_seconds"] += sum(self.data_loading_times)  # type: ignore[assignment]
         self.data_loading_times.clear()
         counted = [float(counts[name]) for name in _COUNTED]
         pinned = torch.tensor(counted, dtype=torch.float64, pin_memory=device_type == "cuda")
-        parts = [pinned.to(device_type, non_blocking=True)]
-        if losses is not None:
-            parts.append(losses.flatten().double())
-        sums = torch.cat(parts)
-        self._sum_over_ranks(sums)
+        sums = sum_over_samples(pinned.to(device_type, non_blocking=True), self.parallel_dims)
         if noise is not None:  # on the CPU where the optimizer is there
             sums = torch.cat([sums, noise.to(sums.device, non_blocking=True)])
         now = moment()  # before the copy, so that it has come when the copy is there
-        self._collected = _Collected(step, lr, counts, losses, HostCopy(sums), now)
+        self._collected = _Collected(step, lr, counts, HostCopy(sums), now)
 
     def log(self, stats: StepStats) -> None:  # type: ignore[override]
         """Logs the collected step, if there is one and `stats` are its own; replaces upstream's. What a bad step has
@@ -267,18 +234,10 @@ class TTSMetricsProcessor(MetricsProcessor):
             return
         if stats.bad:
             self.counts.update(collected.counts)
-            parts = [each for each in (self._losses, collected.losses) if each is not None]
-            self._losses = sum(parts[1:], parts[0]) if parts else None
             return
         step, values = collected.step, collected.values.read()
-        counts = dict(zip(_COUNTED, values))
-        values = values[len(_COUNTED) :]
-        by_time: list[float | None] = []
-        if collected.losses is not None:
-            sums, values = values[: 2 * TIME_BINS], values[2 * TIME_BINS :]
-            pairs = zip(sums[:TIME_BINS], sums[TIME_BINS:])
-            by_time = [loss / frames if frames else None for loss, frames in pairs]
-        critical = critical_batch(*values) if values else None
+        counts, noise = dict(zip(_COUNTED, values)), values[len(_COUNTED) :]
+        critical = critical_batch(*noise) if noise else None
         seconds = seconds_between(self._last_moment, collected.moment) - self._excluded_seconds
         gpus, devices = counts["gpus"] or None, self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
@@ -296,11 +255,11 @@ class TTSMetricsProcessor(MetricsProcessor):
             "audio_seconds_per_second": audio_seconds / seconds,
             "padded_frames_per_second": counts["padded_frames"] / seconds,
             "tflops_per_device": executed / 1e12,
-            "padding_fraction": 1.0 - counts["valid_frames"] / counts["padded_frames"],
-            "text_padding_fraction": 1.0
-            - counts["valid_text_tokens"] / counts["padded_text_tokens"],
-            "reference_padding_fraction": 1.0
-            - counts["valid_reference_frames"] / counts["padded_reference_frames"],
+            **{
+                f"{stream}padding_fraction": 1.0
+                - counts[f"valid_{unit}"] / counts[f"padded_{unit}"]
+                for stream, unit in _STREAMS.items()
+            },
             "replaced_samples": int(counts["replaced_samples"]),
             "skipped_batches": self.skipped_batches,
             "compiled_shapes": len(self.shapes),
@@ -315,17 +274,11 @@ class TTSMetricsProcessor(MetricsProcessor):
             "mfu": self.peak and executed / self.peak,
             "goodput_mfu": self.peak and useful / self.peak,
             "lr": float(collected.lr),
-            "gpu_power_watts": gpus and counts["power_watts"] / gpus,
-            "gpu_utilization": gpus and counts["utilization"] / gpus,
-            "gpu_memory_used_gib": gpus and counts["memory_used_gib"] / gpus,
+            **{f"gpu_{name}": gpus and counts[name] / gpus for name in _OF_GPU},
         }
         if self.trackers is not None:
-            edges = [f"{number / TIME_BINS:.1f}" for number in range(TIME_BINS + 1)]
-            named = {grouped(name): metrics[name] for name in metrics}
-            for low, high, value in zip(edges, edges[1:], by_time):
-                named[f"train_by_time/loss_at_{low}-{high}"] = value
-            self.trackers.log(named, step)
-        metrics["loss_by_time"] = by_time
+            groups = {"loss": "", **dict.fromkeys(_TRAIN, "train/")}
+            self.trackers.log({f"{groups.get(n, 'speed/')}{n}": metrics[n] for n in metrics}, step)
         if self.metrics_file is not None:
             self.metrics_file.append({"step": step, "time": time.time(), **metrics})
         self._print(step, metrics)

@@ -149,7 +149,6 @@ class DiTTTSTrainer(Trainer):
             text_encoder,
             self.model_args.first_condition_id,
             self.loss_fn,
-            self.metrics_processor,
             self.device,
             self.maybe_enable_amp,
         )
@@ -332,7 +331,7 @@ class DiTTTSTrainer(Trainer):
         if stats is None:
             return False
         if self.benchmark is not None:
-            self.benchmark.losses[stats.step] = stats.loss
+            self.benchmark.loss = stats.loss
         self.metrics_processor.log(stats)
         if stats.bad:
             self._undo(stats)

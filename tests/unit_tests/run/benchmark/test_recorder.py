@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.model.flops import (
 )
 from torchtitan.models.dit_tts.run.benchmark import recorder as recorder_module
 from torchtitan.models.dit_tts.run.benchmark.figures import (
+    attention_backend,
     convention_table,
     flops_by_convention,
     repeated_by,
@@ -87,7 +88,7 @@ def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> 
                 clock.now += durations[min(number, len(durations)) - 1] / 8
                 if part:
                     made.mark(part)
-        made.losses[number] = 1.0 / number
+        made.loss = 1.0 / number
         assert number < 1000
     return number
 
@@ -316,6 +317,6 @@ def test_packed_samples_count_one_by_one(tmp_path, clock):
     by_hand = [sum(each) for each in zip(*(flops_by_convention(args, 1000, [b]) for b in alone))]
     assert flops_by_convention(args, 1000, [packed]) == by_hand
     assert repeated_by(config, args, packed) == sum(repeated_by(config, args, b) for b in alone)
-    assert made.attention == "varlen"
+    assert attention_backend(config) == "varlen"
     made.steps = [[packed, packed]]
     assert made.recording().samples == [4] and made._shapes([1.0])[0]["samples"] == 2

@@ -24,11 +24,8 @@ def single_process() -> bool:
 
 @contextmanager
 def one_thread_on_cpu_ranks() -> Iterator[None]:
-    """For the communication of large objects, which gloo's threads copy.
-
-    If such a copy used several threads, it would open a second OpenMP team. libgomp then counts more threads
-    than CPUs and lets none of them spin, which slows every later step of the run.
-    """
+    """For the communication of large objects, which gloo's threads copy: several threads would open a second OpenMP
+    team, whereupon libgomp lets none spin, and every later step of the run is slower."""
     with nullcontext() if single_process() or device_type != "cpu" else one_thread():
         yield
 
@@ -70,10 +67,9 @@ def gather_from_ranks(value: T, group: dist.ProcessGroup | None = None) -> list[
 def run_on_all_ranks(
     function: Callable[[int], T], what: str, group: dist.ProcessGroup | None = None
 ) -> list[T]:
-    """Runs a function on every rank and gathers the results; an error on one rank is raised on all.
+    """Runs function(rank) on every rank and gathers the results.
 
     Args:
-        function: called with this process's rank, 0 without a process group.
         what: its task, for the error message: "load the model".
         group: of all ranks; None: the default one.
 
@@ -104,11 +100,8 @@ def share_of(count: int, rank: int, ranks: int) -> list[tuple[int, bool]]:
 
 
 def assert_equal_across_ranks(parts: dict[str, Any]) -> None:
-    """Raises InputError on every rank if `parts` differ between ranks.
-
-    Each rank computes the order of the data by itself. If the machines read different copies of the
-    data, samples would be repeated or never seen, without any error.
-    """
+    """Raises InputError on every rank if `parts` differ between ranks. Each computes the order of the data by itself:
+    of different copies of it samples would be repeated or never seen, without any error."""
     gathered = gather_from_ranks(parts)
     for rank, other in enumerate(gathered):
         for name, value in gathered[0].items():

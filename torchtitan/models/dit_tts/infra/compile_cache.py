@@ -1,8 +1,5 @@
-"""The folder of compiled kernels, so that only the first start of a configuration compiles.
-
-It has Inductor's caches of graphs, their backward passes and autotuning, and Triton's. Their keys hold code,
-shapes, settings, device and torch's version, so ranks, runs and versions may share the folder.
-"""
+"""The folder of compiled kernels, Inductor's and Triton's, so that only the first start of a configuration compiles.
+Ranks, runs and versions of torch may share it."""
 
 import os
 import tempfile

@@ -1,8 +1,7 @@
 """Skips steps whose loss or gradient norm is not finite or a spike, before they change weights.
 
-Weights are lost a step or two after the first such update. So the device compares loss and gradient norm of
-every step with limits from the steps before, and the optimizer skips a step that exceeds them. The host
-reads the outcome one step later, when the device has work for a whole step queued, so neither waits.
+The device compares loss and gradient norm of every step with limits from the steps before, and the optimizer skips a
+step that exceeds them. The host reads the outcome one step later, so neither waits.
 """
 
 import itertools
@@ -65,11 +64,6 @@ class StepStats:
         return f"step {self.step}: {loss}, {part('gradient norm', self.grad_norm, self.norm_limit)}"
 
 
-def recent_median(logs: list[float]) -> float:
-    """The median of the last values."""
-    return statistics.median(logs[-RECENT:])
-
-
 def spike_limit(
     logs: list[float], sigmas: float, factor: float, hard_limit: float, lowest: float = math.inf
 ) -> float:
@@ -87,7 +81,7 @@ def spike_limit(
     """
     if not logs or not sigmas:
         return math.inf
-    level = recent_median(logs)
+    level = statistics.median(logs[-RECENT:])
     limit = level + math.log(hard_limit)
     if len(logs) >= MIN_HISTORY:
         steps = statistics.median(abs(b - a) for a, b in itertools.pairwise(logs))
@@ -159,7 +153,7 @@ class DivergenceGuard:
             self.losses.append(math.log(max(loss, 1e-30)))
             self.norms.append(math.log(max(norm, 1e-30)))
             if len(self.losses) >= RECENT:
-                self.lowest = min(self.lowest, recent_median(list(self.losses)))
+                self.lowest = min(self.lowest, statistics.median(list(self.losses)[-RECENT:]))
         return stats
 
     @property

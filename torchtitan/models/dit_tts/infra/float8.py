@@ -1,12 +1,10 @@
 """fp8 training of the decoder's large matmuls, by torchao: [model] converters = ["float8"].
 
-Weights keep their dtype in the model and in checkpoints; each matmul casts its operands to fp8 with scales
-of its own (Micikevicius et al. 2022). Upstream's converter converts every Linear that is not excluded by
-name, emulates one recipe only, and needs triton.
+Each matmul casts its operands to fp8 with scales of its own (Micikevicius et al. 2022); weights keep their dtype.
+Upstream's converter converts every Linear that is not excluded by name, and needs triton.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,9 +16,6 @@ from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.protocols.model_converter import ModelConverter
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import has_cuda_capability
-
-if TYPE_CHECKING:
-    from torchao.float8 import Float8LinearConfig
 
 _MULTIPLE = 16
 """Matrix sizes must be multiples of it on fp8 tensor cores"""
@@ -39,16 +34,13 @@ class Float8Converter(ModelConverter):
         self.options = options
 
     def convert(self, model: nn.Module) -> None:
-        from torchao.float8 import convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        skipped = self.options.filter_fqns
-        large = matmul_weights(model)
+        large, skipped = matmul_weights(model), self.options.filter_fqns
         linears = {
             name: module
             for name, module in model.named_modules()
-            if isinstance(module, nn.Linear)
-            and module in large
-            and not any(part in name for part in skipped)
+            if module in large and not any(part in name for part in skipped)
         }
         for name, linear in linears.items():
             if linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE:
@@ -57,29 +49,19 @@ class Float8Converter(ModelConverter):
                     f"{tuple(linear.weight.shape)} and fp8 needs multiples of {_MULTIPLE}; exclude it by "
                     f"[quantize.linear.float8] filter_fqns"
                 )
-        wanted = set(linears.values())
-        convert_to_float8_training(
-            model, module_filter_fn=lambda module, name: module in wanted, config=self._recipe()
-        )
         recipe = self.options.recipe_name or "tensorwise"
-        logger.info(
-            f"fp8, recipe {recipe}{', emulated' if self.options.emulate else ''}: {len(linears)} "
-            f"matmuls of the blocks"
-        )
-
-    def _recipe(self) -> "Float8LinearConfig":
-        from torchao.float8 import Float8LinearConfig
-
-        if self.options.recipe_name == "rowwise":
+        if recipe == "rowwise":
             # Otherwise Inductor keeps float32 values that eager mode rounds to bfloat16, and a row's scale
             # does not fit its values (pytorch issue 150859).
             inductor_config.emulate_precision_casts = True
-        return replace(
-            Float8LinearConfig.from_recipe_name(self.options.recipe_name or "tensorwise"),
-            emulate=self.options.emulate,
-            # The backward pass's inner dimension, samples · frames, need not be a multiple of 16.
-            pad_inner_dim=True,
+        # The backward pass's inner dimension, samples · frames, need not be a multiple of 16.
+        made = Float8LinearConfig.from_recipe_name(recipe)
+        made = replace(made, emulate=self.options.emulate, pad_inner_dim=True)
+        convert_to_float8_training(
+            model, module_filter_fn=lambda module, name: name in linears, config=made
         )
+        emulated = ", emulated" if self.options.emulate else ""
+        logger.info(f"fp8, recipe {recipe}{emulated}: {len(linears)} matmuls of the blocks")
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
         """Does nothing: each matmul computes its scales."""

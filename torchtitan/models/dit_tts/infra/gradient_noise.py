@@ -3,7 +3,7 @@
 McCandlish et al. 2018 (arXiv 1812.06162): batches larger than B = tr Σ / |G|² (their B_simple) save few steps, smaller
 ones waste few samples. G is the mean gradient, Σ the covariance of one sample's. A mean gradient g of b samples has
 E|g|² = |G|² + tr Σ / b, so two sizes at the same weights give both. (Adam's moments would give them without a second
-norm, but of gradients that the steps between them turn: in a run of the debug model three times too much, or nothing.)
+norm, but of gradients that the steps between them turn: in the debug model three times too much, or nothing.)
 """
 
 from collections.abc import Iterable

@@ -25,15 +25,12 @@ _ODD = 40503
 
 
 def round_to_bfloat16_(numbers: torch.Tensor, step: torch.Tensor) -> None:
-    """Rounds in place to bfloat16 values, up or down so that the mean over the steps is kept.
+    """Rounds (n · _TILE,) float32 numbers, not negative, in place to bfloat16 values, up or down so that the mean over the
+    steps is kept.
 
     Rounded to nearest, a second moment that changes by less than half of its last bit per step would never
-    change. A multiple of the golden ratio, which depends on position and step alone, is added to the 16 bits
+    change. A multiple of the golden ratio, which depends on position and step () alone, is added to the 16 bits
     that bfloat16 lacks, so resumed runs and replicas round alike without a random generator's state.
-
-    Args:
-        numbers: (n · _TILE,) float32, not negative.
-        step: () number of the step, on the device of `numbers` or on the CPU.
     """
     positions = torch.arange(_TILE, device=numbers.device)
     added = ((positions + step.long()) * _ODD) & 0xFFFF
@@ -41,12 +38,8 @@ def round_to_bfloat16_(numbers: torch.Tensor, step: torch.Tensor) -> None:
 
 
 class BFloat16AdamW(AdamW):
-    """torch's AdamW (fused, foreach or plain) with both moments stored in bfloat16.
-
-    A step converts the moments of some parameters at a time to float32, calls torch's own update, and
-    rounds them: the first moment to nearest, the second by `round_to_bfloat16_`. The weights are updated
-    from the unrounded moments. Everything is elementwise, so shards are updated as plain tensors.
-    """
+    """torch's AdamW (fused, foreach or plain) with both moments stored in bfloat16. Weights are updated from the unrounded
+    moments, of some parameters at a time; the first is rounded to nearest, the second by `round_to_bfloat16_`."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closures here

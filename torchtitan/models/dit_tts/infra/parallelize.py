@@ -113,12 +113,9 @@ def _sum_gradients(model: nn.Module) -> None:
 def begin_micro_batch(
     model: nn.Module, parallel_dims: ParallelDims, parallelism: Parallelism, last: bool
 ) -> None:
-    """Sets what the next micro-batch communicates; `last` is the last one of its step.
-
-    Replicas reduce gradients once per step, in the last micro-batch. Shards reduce-scatter in every one,
-    since unsharded gradients would take the memory that sharding saves. Weights that stay are gathered in
-    the first one, and freed by the last backward pass.
-    """
+    """Sets what the next micro-batch communicates; `last` is the last one of its step. Replicas reduce gradients once per
+    step; shards reduce-scatter in every micro-batch, since unsharded gradients would take the memory that sharding saves.
+    Weights that stay are gathered in the first one, and freed by the last backward pass."""
     if not isinstance(model, FSDPModule):
         return
     if not parallel_dims.fsdp_enabled:

@@ -206,14 +206,13 @@ def _sum_gradients_of(module: nn.Module, group: Group) -> None:
 def part_of_groups(
     rotated: tuple[bool, ...], n_heads: int, ranks: int, rank: int
 ) -> tuple[bool, ...]:
-    """Bool for each group of one rank's heads, whether it is rotated, with as few groups of equal size as possible. Of two
-    ranks one rotates all of its heads, and the other none."""
+    """Whether each group of one rank's heads is rotated, with as few groups of equal size as possible. Of two ranks one
+    rotates all of its heads, and the other none."""
     heads = [rotated[head * len(rotated) // n_heads] for head in range(n_heads)]
     own = heads[rank * n_heads // ranks : (rank + 1) * n_heads // ranks]
-    for count in range(1, len(own) + 1):
-        groups = own[:: len(own) // count]
-        if len(own) % count == 0 and own == [
-            flag for flag in groups for _ in range(len(own) // count)
-        ]:
-            return tuple(groups)
-    raise AssertionError("every head is a group of its own")
+    sizes = (size for size in range(len(own), 0, -1) if len(own) % size == 0)
+    return next(
+        tuple(own[::size])
+        for size in sizes
+        if own == [flag for flag in own[::size] for _ in range(size)]
+    )

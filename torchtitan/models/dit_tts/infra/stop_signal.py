@@ -1,7 +1,7 @@
 """Signals that end a run between two steps, alike on all ranks, and which rank the others wait for.
 
-Python runs a handler only between two instructions of the main thread, which may wait in a collective for
-minutes. So a thread reads the signals' numbers from a pipe and counts them; the handler runs later.
+The main thread, which alone runs handlers, may wait in a collective for minutes. So a thread reads the signals' numbers
+from a pipe and counts them.
 """
 
 import os
@@ -148,7 +148,5 @@ class Progress:
             named = ", ".join(map(with_host, behind))
         except RuntimeError:  # the process with the store has ended
             return ""
-        if not behind:
-            return ""
         where = "loading its batches" if last[1] == 0 else "in the model or a collective"
-        return f"rank {named} stalls at step {last[0]}, {where}"
+        return f"rank {named} stalls at step {last[0]}, {where}" if named else ""

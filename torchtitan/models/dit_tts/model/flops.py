@@ -161,12 +161,10 @@ def repeated_flops(
     """FLOPs of one sample that activation checkpointing repeats in the blocks of decoder and learned encoders.
 
     By operation, attention and every second matmul are saved. K and V of the speaker, the projection after
-    attention, the MLP's down projection and AdaLN's batched matmuls are repeated. A memory budget repeats no
-    matmul from `infra.parallelize.MIN_BUDGET_WITHOUT_MATMULS` on.
+    attention, the MLP's down projection and AdaLN's batched matmuls are repeated.
 
     Args:
-        blocks: number of the decoder's blocks by checkpointing, from
-            `infra.parallelize.blocks_by_checkpointing`; the encoders' have the same proportions.
+        blocks: of `infra.parallelize.blocks_by_checkpointing`; the encoders' have the same proportions.
         tensor: ranks that share the decoder's blocks; each computes the encoders.
     """
     D = args.dim

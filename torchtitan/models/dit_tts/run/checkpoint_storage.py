@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
@@ -38,7 +39,11 @@ from torchtitan.models.dit_tts.bounded import check_regular, read_bytes, read_js
 from torchtitan.models.dit_tts.config.exported import WEIGHTS, files_read, is_exported
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.infra.collectives import one_thread_on_cpu_ranks, single_process
+from torchtitan.models.dit_tts.infra.collectives import (
+    one_thread_on_cpu_ranks,
+    run_on_all_ranks,
+    single_process,
+)
 
 MANIFEST = "manifest.json"
 _METADATA = ".metadata"
@@ -282,6 +287,13 @@ def verify(path: Path, part: tuple[int, int] = (0, 1), needed: Collection[str] =
         raise
     except InputError as error:
         return str(error)
+
+
+def verify_together(path: Path) -> str | None:
+    """`verify` by all ranks, each other files: a sentence about a difference, the same on all, or None. A collective."""
+    part = (dist.get_rank(), dist.get_world_size())
+    found = run_on_all_ranks(lambda _: verify(path, part), f"verify {path}")
+    return next((problem for problem in found if problem is not None), None)
 
 
 def _corruption(path: Path, number: int, count: int, needed: Collection[str]) -> str | None:

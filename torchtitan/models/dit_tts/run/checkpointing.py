@@ -3,8 +3,9 @@
 import os
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,31 +135,32 @@ class RunCheckpointer(CheckpointManager):
                 options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
                 options["async_stager"] = self.stager
             return dcp.async_save(state_dict, process_group=self.pg, **options)
-        try:
-            with one_thread_on_cpu_ranks():
-                dcp.save(state_dict, **options)
-        except (CheckpointException, OSError, RuntimeError) as error:
-            raise self._save_error(error) from error
-        self.run_folder.saved_step = self.saved_step
+        with self._completing_a_save(), one_thread_on_cpu_ranks():
+            dcp.save(state_dict, **options)
         return None
 
     def _async_wait(self) -> None:
         """Waits for a save that is still under way."""
         future, self.save_future = getattr(self, "save_future", None), None
-        if future is None:
-            return
+        if future is not None:
+            with self._completing_a_save():
+                future.result()
+
+    wait = _async_wait
+
+    @contextmanager
+    def _completing_a_save(self) -> Iterator[None]:
         try:
-            future.result()
+            yield
         except (CheckpointException, OSError, RuntimeError) as error:
             raise self._save_error(error) from error
         self.run_folder.saved_step = self.saved_step
 
-    wait = _async_wait
-
     def _save_error(self, error: BaseException) -> InputError:
         """The error of a failed save for the user; what it has written is removed."""
         failures = error.failures if isinstance(error, CheckpointException) else {}
-        causes = [cause for cause, _ in failures.values()] or [error]
+        # The ranks' reasons are mostly alike.
+        reasons = {first_line(cause) for cause, _ in failures.values()} or {first_line(error)}
         folder = Path(self.folder)
         step, self.saved_step = self.saved_step, -1
         if dist.get_rank() == 0:
@@ -169,7 +171,7 @@ class RunCheckpointer(CheckpointManager):
         limited = f", and a file may have {limit / 2**30:.2f} GiB (ulimit -f)" if limit >= 0 else ""
         steps = storage.checkpoint_steps(folder)
         return InputError(
-            f"{folder}: step {step} could not be saved ({' '.join(map(first_line, causes))}); a checkpoint takes about "
+            f"{folder}: step {step} could not be saved ({'; '.join(sorted(reasons))}); a checkpoint takes about "
             f"{needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free{limited}; remove the cause and give the same "
             f"command again, which continues from {f'step {steps[-1]}' if steps else 'its beginning'}"
         )
@@ -226,7 +228,7 @@ class RunCheckpointer(CheckpointManager):
     def _load_base(self) -> None:
         """Loads the weights that an adapter's run leaves as they are, at every start."""
         path = Path(str(self.initial_load_path))
-        if problem := self._problem(path):
+        if problem := storage.verify_together(path):
             raise InputError(f"{problem}; restore it, as the adapter is for these weights")
         check_trained_with(path, self.trained_with, self.config.resume.allow, resumes=False)
         if find_grown(self.config, self.run_folder.path) is not None:
@@ -294,7 +296,7 @@ class RunCheckpointer(CheckpointManager):
         folder, corrupt = Path(self.folder), []
         for step in reversed(storage.checkpoint_steps(folder)):
             path = folder / f"step-{step}"
-            problem = self._problem(path)
+            problem = storage.verify_together(path)
             if problem is None:
                 return path
             corrupt.append(problem)
@@ -316,16 +318,11 @@ class RunCheckpointer(CheckpointManager):
         path = Path(self.initial_load_path)
         if not is_exported(path) and not os.path.isfile(path / storage.MANIFEST):
             logger.warning(f"{path} has no {storage.MANIFEST}: it is loaded without being verified")
-        elif problem := self._problem(path):
+        elif problem := storage.verify_together(path):
             raise InputError(
                 f"{problem}; restore it or give another [checkpoint] initial_load_path"
             )
         return path
-
-    def _problem(self, path: Path) -> str | None:
-        part = dist.get_rank(), dist.get_world_size()
-        found = run_on_all_ranks(lambda _: storage.verify(path, part), f"verify {path}")
-        return next((problem for problem in found if problem is not None), None)
 
     def _load(self, path: Path, resumes: bool) -> None:
         model_only = path.name == "step-0" if resumes else self.initial_load_model_only

@@ -68,9 +68,7 @@ def _number(value: Any) -> Any:
 
 
 class RollbackCounter:
-    """Counts how often a run has gone back to one checkpoint. `maximum`: [divergence]
-    max_rollbacks.
-    """
+    """Counts how often a run has gone back to one checkpoint. `maximum`: [divergence] max_rollbacks."""
 
     def __init__(self, maximum: int):
         self.maximum = maximum

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.config.job_config import ActivationCheckpoint
@@ -32,14 +31,17 @@ from torchtitan.models.dit_tts.config.job_config import (
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import local_path
 from torchtitan.models.dit_tts.flow.distillation import Distillation
 from torchtitan.models.dit_tts.flow.guidance import branches_of
 from torchtitan.models.dit_tts.flow.solvers import schedule_times
-from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.run.checkpoint_storage import load_checkpoint, read_manifest, verify
+from torchtitan.models.dit_tts.run.checkpoint_storage import (
+    load_checkpoint,
+    read_manifest,
+    verify_together,
+)
 from torchtitan.models.dit_tts.speech.codec.record import check_same_codec
 from torchtitan.models.dit_tts.text.build_tokenizer import load_vocabulary
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -157,10 +159,8 @@ def build_teacher(
         f"{about} has {known.describe()}, but the run {vocabulary.describe()}, and a teacher cannot teach what it "
         f"does not know; take such texts and labels out of [data] path",
     )
-    part = dist.get_rank(), dist.get_world_size()
-    for problem in run_on_all_ranks(lambda _: verify(folder, part), f"verify {folder}"):
-        if problem is not None:
-            raise InputError(f"{problem}; export the teacher again")
+    problem = verify_together(folder)
+    require(problem is None, f"{problem}; export the teacher again")
     training = config.training
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
         model = spec.model_cls(args).requires_grad_(False)

@@ -64,13 +64,12 @@ class BenchmarkRecorder:
         self.batches_per_epoch = dict(zip(frames, often, strict=True))
         self.peak = peak
         self.max_memory_gib = max_memory_gib
-        self.attention = figures.attention_backend(job_config)
         self.steps: list[list[MicroBatch]] = []
         self._timed: list[list[tuple[str, Any]]] = []
         """marks of each timed step, from the end of the step before"""
         self._host_seconds: list[float] = []
-        self.losses: dict[int, float] = {}
-        """step -> loss, of the steps that were read"""
+        self.loss: float | None = None
+        """of the last step that was read"""
         self._batches: list[MicroBatch] = []
         self._marks: list[tuple[str, Any]] = []
         self._graphs = self._compiles = 0
@@ -196,9 +195,9 @@ class BenchmarkRecorder:
             "weighted": figures.weighted(steps, frames, self.batches_per_epoch, gpus, self.peak)
             if config.benchmark.lengths == "mixed"
             else None,
-            "loss": self.losses.get(self.warm_up_steps + len(seconds)),
+            "loss": self.loss,
             "step_split": figures.step_split(ranks),
-            "attention": self.attention,
+            "attention": figures.attention_backend(config),
             "peak_tflops": self.peak and self.peak / 1e12,
             "peak_allocated_gib": max(rank.peak_allocated_gib for rank in ranks),
             "peak_reserved_gib": max(rank.peak_reserved_gib for rank in ranks),

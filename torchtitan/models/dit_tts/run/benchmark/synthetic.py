@@ -189,16 +189,10 @@ class RandomTokens(ConditionedTokenizer):
         row[:conditions] = self._conditions_ids
         return tokens
 
-    def encode(
-        self, text: str, metadata: Mapping[str, Any] = {}, drop: Sequence[bool] = ()
-    ) -> list[int]:
+    def _no_text(self, *given: Any) -> Any:
         raise NotImplementedError("random ids have no text")
 
-    def spans(self, text: str) -> np.ndarray:
-        raise NotImplementedError("random ids have no text")
-
-    def decode(self, ids: Sequence[int]) -> str:
-        raise NotImplementedError("random ids have no text")
+    encode = spans = decode = _no_text  # type: ignore[assignment]
 
     def unknown_characters(self, text: str) -> list[str]:
         return []
