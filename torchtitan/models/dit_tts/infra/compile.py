@@ -107,14 +107,11 @@ def compile_for_any_lengths(
 def _compile_blocks(
     blocks: nn.ModuleList, backend: str | Callable, mode: str, *, dynamic: bool
 ) -> None:
-    options = compile_options(mode) if backend == "inductor" else None
+    options: dict[str, Any] | None = None
+    if backend == "inductor":
+        options = {**list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
     for block in blocks:
         block.compile(backend=backend, options=options, fullgraph=True, dynamic=dynamic)
-
-
-def compile_options(mode: str) -> dict[str, Any]:
-    """Inductor's options for a mode of torch.compile, and ours for the blocks."""
-    return {**list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
 
 
 def compile_function(function: Callable, backend: str | Callable, shapes: int) -> Callable:
