@@ -151,7 +151,10 @@ def other(path, target) -> None:
             "manifest.json is corrupt",
         ),
         (lambda f: other(f / "manifest.json", ""), "manifest.json is corrupt (not a regular file"),
-        (lambda f: other(f / ".metadata", "/dev/zero"), ".metadata has other bytes"),
+        (
+            lambda f: other(f / ".metadata", "/dev/zero"),
+            ".metadata cannot be read (not a regular file",
+        ),
     ],
 )
 def test_corruption_is_named(saved, corrupt, sentence):

@@ -313,12 +313,12 @@ def _corruption(path: Path, number: int, count: int, needed: Collection[str]) ->
     ) as bar:
         for name in names:
             with _reading(path / name):
-                found = (path / name).stat().st_size, ""
-                if found[0] == files[name]["bytes"]:  # else it is not read at all
-                    found = _size_and_hash(path / name, bar)
-            if found != (files[name]["bytes"], files[name]["xxh3"]):
-                what = "content" if found[1] else "bytes"
-                return f"{path / name} has other {what} than {MANIFEST} says"
+                longer = (path / name).stat().st_size > files[name]["bytes"]
+                size, content = (0, "") if longer else _size_and_hash(path / name, bar)
+            if longer or size != files[name]["bytes"]:
+                return f"{path / name} has other bytes than {MANIFEST} says"
+            if content != files[name]["xxh3"]:
+                return f"{path / name} has other content than {MANIFEST} says"
     if _METADATA in names:
         read_table(path)
     return None

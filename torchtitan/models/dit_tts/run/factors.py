@@ -27,6 +27,13 @@ def checkpointing_name(options: Mapping[str, Any]) -> str:
     return "op" if option == "op" else f"every {option}"
 
 
+def layout_name(replicas: int, shards: int) -> str:
+    """single, ddp, fsdp or hsdp."""
+    if shards == 1:
+        return "ddp" if replicas > 1 else "single"
+    return "hsdp" if replicas > 1 else "fsdp"
+
+
 def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[str, str | int]:
     """The factors of a run.
 
@@ -38,7 +45,6 @@ def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[st
     tensor_parallel = parallelism["tensor_parallel_degree"]
     replicas = parallelism["data_parallel_replicate_degree"]
     ranks = gpus // tensor_parallel
-    layouts = ("single", "ddp"), ("fsdp", "hsdp")  # without and with shards
     total, batch = training["global_batch_size"], training["local_batch_size"]
     if not batch:
         per_rank = max(1, total // ranks)
@@ -51,7 +57,7 @@ def factors(config: Mapping[str, Any], gpus: int, gpus_per_node: int) -> dict[st
     return {
         "size": config["model"]["flavor"],
         "backend": parallelism.get("backend", "torchtitan"),
-        "layout": layouts[ranks > replicas][replicas > 1],
+        "layout": layout_name(replicas, ranks // replicas),
         "tensor_parallel": tensor_parallel,
         "gpus": gpus,
         "nodes": -(-gpus // gpus_per_node),
