@@ -10,8 +10,8 @@ import tomli_w
 import torch
 from torch import Tensor
 
+from titan_tts.convert.convert_command import Options
 from titan_tts.convert.layout import conversion_table, to_ours, to_theirs
-from titan_tts.convert.options import Options
 from titan_tts.convert.projects import (
     ECHO,
     IRODORI,
@@ -81,10 +81,7 @@ def convert_back(options: Options, out: Path) -> str:
     """Writes an exported folder in another project's layout. Returns a report."""
     folder, project = Path(options.source), PROJECTS[options.to]
     if not exported.is_exported(folder):
-        raise InputError(
-            f"{folder} is no exported folder; give one that titan-tts convert wrote, or titan-tts export of a run that "
-            f"began with it"
-        )
+        raise InputError(f"{folder} is no exported folder; give one that titan-tts convert wrote")
     if problem := verify(folder):
         raise InputError(f"{problem}; copy the folder again")
     config = load_run_config(folder)
@@ -136,16 +133,13 @@ def _irodori_texts(
     """Its vocabulary, of as many ids as the embedding has rows, and its tokenizer."""
     require(
         entry(header, "text_add_bos", True),
-        "the model's config has text_add_bos = false, and its texts no begin, which no published model has",
+        "the model's config has text_add_bos = false, which is not supported",
     )
     model = config.encoder.model
     given = f"{LEARNED_SUBWORDS}{options.tokenizer}" if options.tokenizer else model
     found = load_subword_tokenizer(given)
-    require(
-        found.text.end <= rows,
-        f"{given} has ids up to {found.text.end - 1}, but the model's embedding has {rows} rows; give its tokenizer by "
-        f"--tokenizer",
-    )
+    sizes = f"{given} has ids up to {found.text.end - 1}, but the model's embedding has {rows} rows"
+    require(found.text.end <= rows, f"{sizes}; give its tokenizer by --tokenizer")
     assert found.vocabulary.subwords is not None
     subwords = replace(found.vocabulary.subwords, base=rows, model=model)
     convention = config.encoder.convention
@@ -156,14 +150,14 @@ def _codec_of(options: Options, project: Project, args: DiTTTSModelConfig) -> Co
     name = options.codec or project.codecs.get(args.latent_channels, "")
     require(
         bool(name),
-        f"--codec is not given, and {project.name}'s is not part of this program; give package.module:factory, a "
-        f"function of yours that makes it (docs/convert.md has one)",
+        f"--codec is not given, and {project.name}'s is not part of this program; give a function that makes it "
+        "(docs/convert.md has one)",
     )
     codec = build_codec(name)
+    width = f"--codec = {name} has latents of {codec.latent_channels} channels"
     require(
         codec.latent_channels == args.latent_channels,
-        f"--codec = {name} has latents of {codec.latent_channels} channels, but the model's have {args.latent_channels}; "
-        f"give the model's codec",
+        f"{width}, but the model's have {args.latent_channels}; give the model's codec",
     )
     return codec
 

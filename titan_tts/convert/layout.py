@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.model.attention import (
     GatedAttention,
     JointAttention,
@@ -132,26 +132,27 @@ _OF_MODULES: dict[type[nn.Module], dict[str, Fused]] = {
         "mlp_norm.weight": Fused(("mlp_norm.weight",)),
     },
 }
-_OF_MODEL: Table = {
-    "text_encoder.embedding.weight": Fused(("text_encoder.text_embedding.weight",)),
-    "text_encoder.norm.weight": Fused(("text_norm.weight",)),
-    "speaker_encoder.input.weight": Fused(("speaker_encoder.in_proj.weight",), divided=True),
-    "speaker_encoder.input.bias": Fused(("speaker_encoder.in_proj.bias",), divided=True),
-    "speaker_encoder.norm.weight": Fused(("speaker_norm.weight",)),
-    "timestep.layers.0.weight": Fused(("cond_module.0.weight",)),
-    "timestep.layers.2.weight": Fused(("cond_module.2.weight",)),
-    "timestep.layers.4.weight": Fused(("cond_module.4.weight",)),
-    "input.weight": Fused(("in_proj.weight",)),
-    "input.bias": Fused(("in_proj.bias",)),
-    "norm.weight": Fused(("out_norm.weight",)),
-    "output.weight": Fused(("out_proj.weight",)),
-    "output.bias": Fused(("out_proj.bias",)),
+_OF_MODEL = {
+    "text_encoder.embedding.weight": "text_encoder.text_embedding.weight",
+    "text_encoder.norm.weight": "text_norm.weight",
+    "speaker_encoder.input.weight": "speaker_encoder.in_proj.weight",
+    "speaker_encoder.input.bias": "speaker_encoder.in_proj.bias",
+    "speaker_encoder.norm.weight": "speaker_norm.weight",
+    **{f"timestep.layers.{n}.weight": f"cond_module.{n}.weight" for n in (0, 2, 4)},
+    "input.weight": "in_proj.weight",
+    "input.bias": "in_proj.bias",
+    "norm.weight": "out_norm.weight",
+    "output.weight": "out_proj.weight",
+    "output.bias": "out_proj.bias",
 }
 
 
 def conversion_table(model: DiTTTSModel, of_bytes: bool) -> Table:
     """The table of a model, which may be on the meta device; `of_bytes`: its texts are Echo-TTS's."""
-    found = dict(_OF_MODEL)
+    found: dict[str, Fused | ByteRows] = {
+        ours: Fused((theirs,), divided=ours.startswith("speaker_encoder.input."))
+        for ours, theirs in _OF_MODEL.items()
+    }
     if of_bytes:
         found |= {name: ByteRows(found[name].parts) for name in found if "embedding" in name}
     for name, module in model.named_modules():
@@ -171,15 +172,11 @@ def to_ours(
 ) -> dict[str, Tensor]:
     """Our weights. Raises InputError for a tensor that is missing, unknown or of another shape."""
     shapes = {name: value.shape for name, value in model.named_parameters()}
-    wanted = {
-        part: entry.part_shape(shapes[name])
-        for name, entry in table.items()
-        for part in entry.parts
-    }
+    wanted = {p: row.part_shape(shapes[name]) for name, row in table.items() for p in row.parts}
     _compare({name: value.shape for name, value in theirs.items()}, wanted, where)
     return {
-        name: entry.pack([theirs[part] for part in entry.parts], shapes[name])
-        for name, entry in table.items()
+        name: row.pack([theirs[part] for part in row.parts], shapes[name])
+        for name, row in table.items()
     }
 
 
@@ -205,8 +202,5 @@ def _compare(found: Mapping, wanted: Mapping, where: Path) -> None:
         ],
     }
     for fault, names in faults.items():
-        if names:
-            raise InputError(
-                f"{where} has other tensors than this model: {fault} {'is' if len(names) == 1 else 'are'} "
-                f"{named(sorted(names), _SHOWN)}"
-            )
+        shown = named(sorted(names), _SHOWN)
+        require(not names, f"{where} has other tensors than this model; {fault}: {shown}")

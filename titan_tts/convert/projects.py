@@ -90,10 +90,8 @@ def sizes_of(
         ("use_caption_condition", False, "a voice by its description, without a reference"),
         ("latent_patch_size", 1, "frames stacked in the decoder"),
     ):
-        require(
-            header.get(key, needed) == needed,
-            f"{where} has {key} = {header.get(key)!r} in its config: {why}, which no model here has; take another one",
-        )
+        found = f"{where} has {key} = {header.get(key)!r} in its config"
+        require(header.get(key, needed) == needed, f"{found}: {why}, which no model here has")
 
     def shape(name: str) -> torch.Size:
         if name not in weights or weights[name].ndim != 2 or not weights[name].numel():
@@ -129,28 +127,24 @@ def sizes_of(
         "speaker_patch_size": stacked // channels,
         "text_dim": shape("text_encoder.text_embedding.weight")[1],
     }
-    found = replace(model_flavors()[_FLAVOR], **sizes)
-    require(
-        found.n_heads % 2 == 0,
-        f"{where} has {found.n_heads} heads, of which {project.name} rotates the larger half and this family the "
-        f"smaller; only an even number can be converted",
-    )
-    return found
+    model = replace(model_flavors()[_FLAVOR], **sizes)
+    # Of an odd number they rotate the larger half, this family the smaller.
+    even = "only an even number can be converted"
+    require(model.n_heads % 2 == 0, f"{where} has {model.n_heads} heads; {even}")
+    return model
 
 
 def _check_version(weights: Mapping[str, Tensor], header: Header, where: Path) -> None:
     """Raises InputError for Irodori-TTS's versions whose network is different."""
     predicts = any(name.startswith("duration_predictor.") for name in weights)
-    own_encoder = header.get("text_encoder_type") != "pretrained"
-    if predicts and "text_encoder.text_embedding.weight" not in weights:
-        own_encoder = False
+    has_encoder = not predicts or "text_encoder.text_embedding.weight" in weights
+    own_encoder = has_encoder and header.get("text_encoder_type") != "pretrained"
     any_length = header.get("fixed_target_latent_steps", 0) is None
     newer = predicts or any_length or header.get("use_duration_predictor")
-    version, what = ("v3", "rows of any length") if own_encoder else ("v4", "text encoder")
     require(
         own_encoder and not newer,
-        f"{where} is a model of Irodori-TTS {version}, whose {what} no model here has; only v1 and v2 can be converted, "
-        f"such as Aratako/Irodori-TTS-500M-v2",
+        f"{where} is a model of Irodori-TTS {'v3' if own_encoder else 'v4'}; only v1 and v2 can be converted, such as "
+        "Aratako/Irodori-TTS-500M-v2",
     )
 
 
@@ -159,8 +153,7 @@ def entry(header: Header, key: str, default: Any) -> Any:
     value = header.get(key, default)
     require(
         type(value) is type(default),
-        f"the model's config has {key} = {value!r}, but it must be of the kind of {default!r}, as in the files "
-        f"of Irodori-TTS v1 and v2, which alone can be converted",
+        f"the model's config has {key} = {value!r}, but it must be of the kind of {default!r}",
     )
     return value
 

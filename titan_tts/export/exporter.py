@@ -14,8 +14,8 @@ import tomli_w
 import torch
 from safetensors.torch import save
 
+from titan_tts.export.export_command import Options
 from titan_tts.export.model_card import model_card
-from titan_tts.export.options import Options
 from titan_tts.speak.adapters import write_adapter
 from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
@@ -46,8 +46,8 @@ def export(options: Options, out: Path) -> str:
     config, base = loaded.config, Path(str(loaded.config.checkpoint.initial_load_path))
     if options.adapter and (loaded.adapter is None or not exported.is_exported(base)):
         raise InputError(
-            f"--adapter, but {folder} is no adapter's run over an exported folder: [lora] rank = {config.lora.rank}, "
-            f"[checkpoint] initial_load_path = {str(base)!r}; leave --adapter out, which exports all weights"
+            f"--adapter, but {folder} is no adapter's run over an exported folder; leave --adapter out, which exports all "
+            "weights"
         )
     if not options.codec:
         refuse_function_as_codec(config.sampling.codec, options.run, "--codec")

@@ -1,20 +1,16 @@
 """README.md of an exported folder: what the model is, its figures, its data, and the licences to fill in."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from titan_tts.export.options import Options
+from titan_tts.export.export_command import Options
+from titan_tts.report.words import counted
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
 from torchtitan.models.dit_tts.bounded import read_json_file
-from torchtitan.models.dit_tts.config.job_config import (
-    LEARNED_SUBWORDS,
-    PHONES,
-    is_pretrained,
-)
+from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, PHONES, is_pretrained
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -32,14 +28,13 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
     data = loaded.config.data
     name = options.push or Path(options.out).resolve().name
     parameters = sum(p.numel() for p in loaded.model.parameters())
-    weights = "the trained weights" if loaded.weights == "raw" else "averaged weights"
     dataset = shards.dataset
     hours = float(dataset.frames.sum()) / data.frames_per_second / 3600
     speakers, languages = (dataset.labels(each)[1] for each in ("speaker", "language"))
     figures = {
         "parameters": f"{parameters:,}",
         "training steps": f"{loaded.step:,}",
-        "weights": f"{weights} ({loaded.weights})",
+        "weights": loaded.weights,
         "training data": f"{hours:.1f} h in {len(dataset):,} utterances",
         **_heldout_loss(loaded),
         **_word_errors(loaded),
@@ -47,7 +42,13 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
     table = "\n".join(f"| {name} | {value} |" for name, value in figures.items())
     paths = [shards.data.path] if isinstance(shards.data.path, str) else shards.data.path
     encoder = loaded.config.encoder.model
-    letters = f"the characters {loaded.tokenizer.vocabulary.characters!r}"
+    unit, _, language = encoder.partition(":")
+    texts = {
+        "chars": f"the characters {loaded.tokenizer.vocabulary.characters!r}",
+        "bytes": "any, as utf-8 bytes",
+        "phones": f"as the phones that espeak-ng has for its language {language}",
+    }
+    without_weights = codec.name in WITHOUT_WEIGHTS
     voice = f"--speaker {options.voices[0]}" if options.voices else "--reference voice.wav"
     return f"""---
 license: {options.license}
@@ -67,14 +68,6 @@ pip install 'titan-tts[{",".join(extras(encoder, codec.name))}]'
 titan-tts generate {name} {voice} --text "..." --out speech.wav
 ```
 
-```python
-from titan_tts import from_pretrained
-
-model = from_pretrained("{name}")
-[speech] = model.synthesize(["..."], voices=[{json.dumps(options.voices[0] if options.voices else "voice.wav", ensure_ascii=False)}])
-speech.waveform, speech.sample_rate
-```
-
 | | |
 |---|---|
 {table}
@@ -83,7 +76,7 @@ speech.waveform, speech.sample_rate
 
 | | |
 |---|---|
-| text | {letters if encoder == "chars" else "any, as utf-8 bytes" if encoder == "bytes" else "as the phones that espeak-ng has for its language " + encoder.partition(":")[2] if encoder.startswith(PHONES) else "as its text encoder reads it"}; only texts similar to the training data sound well |
+| text | {texts.get(unit, "as its text encoder reads it")}; only texts similar to the training data sound well |
 | voices | {voices(speakers, bool(loaded.config.checkpoint.initial_load_path))} |
 | languages | {named(sorted(languages), _SHOWN) if languages else _FILL_IN} |
 | conditioning tokens | {", ".join(loaded.tokenizer.fields) or "none"} |
@@ -94,7 +87,7 @@ speech.waveform, speech.sample_rate
 |---|---|---|
 | weights | `model.safetensors` | {options.license if options.license != "unknown" else _FILL_IN} |
 | training data | {", ".join(f"`{_short(path)}`" for path in paths)} | {_FILL_IN} |
-| codec | {"fixed transform, no weights" if codec.name in WITHOUT_WEIGHTS else "DAC-VAE"} | {"none needed" if codec.name in WITHOUT_WEIGHTS else _FILL_IN} |
+| codec | {"fixed transform, no weights" if without_weights else "DAC-VAE"} | {"none needed" if without_weights else _FILL_IN} |
 
 Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """
@@ -102,31 +95,24 @@ Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 
 def extras(encoder: str, codec: str) -> list[str]:
     """What of titan-tts a model needs beside the package itself."""
-    found = ["speech"]
-    if encoder.startswith(PHONES):
-        found.append("phones")
-    if (
-        codec_kind(codec) == "dac_vae"
-        or encoder.startswith(LEARNED_SUBWORDS)
-        or is_pretrained(encoder)
-    ):
-        found.append("pretrained")
-    return found
+    learned = encoder.startswith(LEARNED_SUBWORDS) or is_pretrained(encoder)
+    needed = {
+        "speech": True,
+        "phones": encoder.startswith(PHONES),
+        "pretrained": learned or codec_kind(codec) == "dac_vae",
+    }
+    return [name for name, is_needed in needed.items() if is_needed]
 
 
 def voices(speakers: Sequence[str], fine_tuned: bool) -> str:
     """Whose voice the model can take; `speakers`: those of its training data."""
     if not speakers:
-        return (
-            "of a reference, as far as its training data had many speakers, which they do not name"
-        )
-    known = f"{len(speakers):,} {'speaker' if len(speakers) == 1 else 'speakers'}: {named(sorted(speakers), _SHOWN)}"
+        return "of a reference, if its training data, which name no speakers, had many"
+    known = f"of its {counted(len(speakers), 'speaker')}: {named(sorted(speakers), _SHOWN)}"
     if len(speakers) >= _MANY_SPEAKERS:
-        return f"of its {known}; others from a reference, the better the more voices and hours it has heard"
-    others = "too few to take another voice from a reference"
-    return f"of its {known}; {others}" + (
-        ", unless the model that it started from could" if fine_tuned else ""
-    )
+        return f"{known}; others from a reference"
+    unless = ", unless the model that it started from could" if fine_tuned else ""
+    return f"{known}; too few to take another voice from a reference{unless}"
 
 
 def _short(path: str) -> str:

@@ -190,9 +190,9 @@ def shorter(name):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (without("blocks.1.attention.wk_text.weight"), "missing is 'blocks.1.attention.wk_text.we"),
+        (without("blocks.1.attention.wk_text.weight"), "missing: 'blocks.1.attention.wk_text.weight'"),
         (without("cond_module.0.weight"), "cond_module.0.weight is missing"),
-        (lambda weights: weights.update(more=torch.zeros(2)), "unknown is 'more'"),
+        (lambda weights: weights.update(more=torch.zeros(2)), "unknown: 'more'"),
         (shorter("text_encoder.blocks.2.mlp.w3.weight"), "w3.weight (34, 40) instead of (35, 40)"),
         (shorter("blocks.0.mlp_adaln.gate_up.bias"), "gate_up.bias (23,) instead of (24,)"),
     ],
@@ -239,12 +239,12 @@ def test_models_that_are_refused(convert, capsys, header, words):
     assert words in err and "copy it again" not in err
 
 
-@pytest.mark.parametrize("content", ["[" * 10**5, "[]"])
-def test_a_header_of_a_stranger(tmp_path, capsys, content):
+def test_a_header_of_a_stranger(tmp_path, capsys):
     source = tmp_path / FILES["irodori"]
-    save_file(random_weights(IRODORI, torch.float32), source, {"config_json": content})
-    assert main(["convert", str(source), str(tmp_path / "out"), "--codec", "mel_dct"]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    for content in ("[" * 10**5, "[]"):
+        save_file(random_weights(IRODORI, torch.float32), source, {"config_json": content})
+        assert main(["convert", str(source), str(tmp_path / "out"), "--codec", "mel_dct"]) == 2
+        assert "cannot be read" in capsys.readouterr().err
 
 
 def test_what_cannot_be_converted_is_said(convert, tmp_path, capsys):
