@@ -190,7 +190,7 @@ def shorter(name):
 @pytest.mark.parametrize(
     "change, words",
     [
-        (without("blocks.1.attention.wk_text.weight"), "missing: 'blocks.1.attention.wk_text.weight'"),
+        (without("blocks.1.attention.wk_text.weight"), "missing: 'blocks.1.attention.wk_text.we"),
         (without("cond_module.0.weight"), "cond_module.0.weight is missing"),
         (lambda weights: weights.update(more=torch.zeros(2)), "unknown: 'more'"),
         (shorter("text_encoder.blocks.2.mlp.w3.weight"), "w3.weight (34, 40) instead of (35, 40)"),
