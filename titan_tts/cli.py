@@ -21,11 +21,11 @@ import tyro
 
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS
 from torchtitan.models.dit_tts.config.options import (
-    check_command_line,
-    check_value,
     option_kinds,
     option_name,
+    read_command_line,
     read_options,
+    read_value,
 )
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
@@ -134,14 +134,13 @@ def _check_options(args: list[str], cls: Any) -> None:
     several = [f for f in positional if get_origin(get_args(f.type)[0]) in (list, tuple)]
     for name in (*(field.name for field in positional), "config_args"):
         kinds.pop(name, None)
-    names, alone = check_command_line(args[commands:], kinds, {}, f"{command} --help")
+    found, alone = read_command_line(args[commands:], kinds, {}, f"{command} --help")
     for each, value in zip(positional, alone):
-        check_value(each.name.upper(), value, each.type)
-        names.add(each.name)
+        found[each.name] = read_value(each.name.upper(), [value], each.type)
     missing = [
         f.name.upper() if f in positional else f"--{f.name.replace('_', '-')}"
         for f in fields
-        if f.name not in names and f.default is f.default_factory is dataclasses.MISSING
+        if f.name not in found and f.default is f.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise InputError(f"{command} needs {' and '.join(missing)}; see {command} --help")

@@ -23,7 +23,7 @@ from titan_tts.plan.parameters import Model
 from titan_tts.report.words import aligned
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.config.manager import TTSConfigManager, load_config, resolve
+from torchtitan.models.dit_tts.config.manager import load_config, parse_config, resolve
 from torchtitan.models.dit_tts.errors import quiet_known_warnings
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.model_config import model_flavors
@@ -37,7 +37,7 @@ def print_plan(path: Path, options: Any) -> None:
     """Prints the forecast of a config's file by the Options of `plan_command`, with other layouts of several GPUs."""
     quiet_known_warnings()
     device = find_device(options.gpu)
-    given = TTSConfigManager().parse_args([f"--job.config_file={path}", *options.config_args])
+    given = parse_config([f"--job.config_file={path}", *options.config_args])
     config = with_teacher(resolve(given))
     device = with_peak(device, config)
     in_node = options.gpus_per_node or device.gpus_per_node

@@ -76,6 +76,17 @@ def test_paths_of_data(tmp_path, monkeypatch):
     assert load(tmp_path, toml, "--data.weights=3,1").data.weights == [3.0, 1.0]
 
 
+def test_lists_and_what_may_be_missing(tmp_path):
+    toml = "data.conditioning = ['speaker']\nlr_scheduler.decay_ratio = 0.5\n"
+    options = "--lr_scheduler.decay_ratio None --debug.seed=5 --training.max_norm inf"
+    lists = "--ema.decays 0.9,0.5 0.1 --data.conditioning= --compile.components encoders loss"
+    config = load(tmp_path, toml, *options.split(), *lists.split())
+    assert (config.lr_scheduler.decay_ratio, config.debug.seed) == (None, 5)
+    assert config.training.max_norm == float("inf")
+    assert (config.ema.decays, config.data.conditioning) == ([0.9, 0.5, 0.1], [])
+    assert config.compile.components == ["encoders", "loss"]
+
+
 # What follows from it
 
 
@@ -167,7 +178,7 @@ ON_THE_COMMAND_LINE = """
 --training.steps | --training.steps has no value, but it must be a whole number
 --debug.seed x | --debug.seed = 'x', but it must be a whole number
 --data.on_too_long=keep | 'keep', but it must be one of 'crop', 'drop', 'error'
---data.bucket_frames 64 x | 'x', but it must be a list, each element a whole number
+--data.bucket_frames 64 x | '64 x', but it must be a list, each element a whole number
 --ema.decays 0.9,b | --ema.decays = '0.9,b', but it must be a list, each element a number
 --ema.enable maybe | --ema.enable = 'maybe', but it must be true or false
 stray | 'stray' has no option --section.key before it

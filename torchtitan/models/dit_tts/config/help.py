@@ -6,10 +6,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from torchtitan.config.manager import custom_registry
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.keys import declared
-from torchtitan.models.dit_tts.config.manager import TTSConfigManager
 from torchtitan.models.dit_tts.config.marks import OFF, UNUSED
 from torchtitan.models.dit_tts.config.options import read_options
 
@@ -20,7 +18,8 @@ the arithmetic of a step (--dry-run --nproc N). """
 
 def print_help(every_key: bool) -> int:
     """Prints the keys with their types, defaults and sentences; `every_key`: also the unused ones."""
-    TTSConfigManager()  # registers how lists are read and shown
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.primitive_rule(_list)
     kinds: dict[str, Any] = {each.name: each.type for each in fields(JobConfig)}
     if not every_key:
         kinds = {name: _used_part(name, kinds[name]) for name in JobConfig.__annotations__}
@@ -30,8 +29,23 @@ def print_help(every_key: bool) -> int:
     rest = (
         "" if every_key else "--help-all also lists upstream's keys that this family does not use."
     )
-    read_options(config, custom_registry, description=_DESCRIPTION + rest, args=["--help"])
+    read_options(config, registry, description=_DESCRIPTION + rest, args=["--help"])
     return 0
+
+
+def _list(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """How a list is shown: with commas between its elements, as `read_value` takes it."""
+    if info.type not in (list[str], list[int], list[float], str | list[str]):
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="A,B,C,...",
+        instance_from_str=lambda args: args[0],
+        is_instance=lambda value: isinstance(value, str | list),
+        str_from_instance=lambda value: [
+            value if isinstance(value, str) else ",".join(map(str, value))
+        ],
+    )
 
 
 def _used_part(section: str, kind: Any) -> Any:

@@ -5,26 +5,23 @@ import dataclasses
 import difflib
 import os
 import re
-import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import typeguard
-import tyro
 
-from torchtitan.config.manager import ConfigManager
 from torchtitan.models.dit_tts.bounded import read_toml
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, changes_nothing
 from torchtitan.models.dit_tts.config.options import (
-    check_command_line,
     describe,
     option_kinds,
-    option_name,
     plain,
+    read_command_line,
 )
 from torchtitan.models.dit_tts.config.trust import check_export_runs_nothing
 from torchtitan.models.dit_tts.errors import InputError
@@ -83,114 +80,50 @@ def _split_paths(text: str) -> str | list[str]:
     return paths if len(paths) > 1 else text
 
 
-class TTSConfigManager(ConfigManager):
-    """Upstream's config manager with strict types in the TOML, lists of paths and of numbers, and
-    `--section.key true` in addition to the flag `--section.key`."""
+def parse_config(
+    args: Sequence[str], sections: dict[str, Any] | None = None, where: str = ""
+) -> JobConfig:
+    """The config of `--section.key value` arguments over a file's values; not yet resolved.
 
-    def __init__(self, content: dict[str, Any] | None = None, where: str = "") -> None:
-        """content: of a config, instead of the file that is named; where: what messages call it."""
-        super().__init__(config_cls=JobConfig)
-        self._content, self._file = content, where
-
-    @staticmethod
-    def register_tyro_rules(registry: tyro.constructors.ConstructorRegistry) -> None:
-        ConfigManager.register_tyro_rules(registry)
-
-        @registry.primitive_rule
-        def paths_rule(type_info: tyro.constructors.PrimitiveTypeInfo):
-            """Paths with commas between them, as upstream's lists of strings."""
-            if type_info.type != str | list[str]:
-                return None
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="A,B,C,...",
-                instance_from_str=lambda args: _split_paths(args[0]),
-                is_instance=lambda value: isinstance(value, (str, list)),
-                str_from_instance=lambda value: [
-                    value if isinstance(value, str) else ",".join(value)
-                ],
-            )
-
-        @registry.primitive_rule
-        def numbers_rule(type_info: tyro.constructors.PrimitiveTypeInfo):
-            """Numbers with commas or blanks between them."""
-            if type_info.type not in (list[int], list[float]):
-                return None
-            kind = int if type_info.type == list[int] else float
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs="*",
-                metavar="A,B,C,...",
-                instance_from_str=lambda args: [
-                    kind(n) for arg in args for n in arg.split(",") if n
-                ],
-                is_instance=lambda value: isinstance(value, list),
-                str_from_instance=lambda value: [str(number) for number in value],
-            )
-
-    def parse_args(self, args: list[str] = sys.argv[1:]) -> JobConfig:
-        kinds = option_kinds(JobConfig, sections=True)
-        _, alone = check_command_line(args, kinds, OLD_KEYS, "titan-tts train --help-config")
-        for arg in alone:
-            raise InputError(f"{arg!r} has no option --section.key before it")
-        return super().parse_args(_boolean_flags(args))  # type: ignore[return-value]
-
-    def _maybe_load_toml(self, args: list[str]) -> dict[str, Any] | None:
-        if self._content is not None:
-            return self._content
-        for position, arg in enumerate(args):
-            key, _, value = arg.partition("=")
-            if key.replace("-", "_") == "__job.config_file":
-                self._file = value or (args[position + 1] if position + 1 < len(args) else "")
-        if not self._file:
-            return None
-        try:
-            sections = read_toml(self._file)
-        except OSError as error:
-            raise InputError(
-                f"job.config_file: cannot read {self._file} ({error.strerror}); give a TOML file, "
-                f"for example train_configs/debug.toml"
-            ) from error
-        except ValueError as error:
-            raise InputError(f"{self._file} is not valid TOML: {error}") from error
-        if exported.is_exported(Path(self._file).parent):
-            check_export_runs_nothing(sections, self._file)
-        return sections
-
-    def _maybe_add_custom_config(
-        self, args: list[str], toml_values: dict[str, Any] | None
-    ) -> type[JobConfig]:
-        """Upstream imports the module that a config names, whoever wrote it; this family has no use for it."""
-        return JobConfig
-
-    def _dict_to_dataclass(self, cls, data: dict[str, Any]) -> Any:
-        return dataclass_from_dict(cls, data, self._file)
-
-    def _validate_config(self) -> None:
-        """Upstream looks for a language model's tokenizer here; this family has none."""
-        job, experimental = self.config.job, self.config.experimental
-        if job.custom_config_module or experimental.custom_args_module:
-            raise InputError(
-                "[job] custom_config_module is not supported: the config of this model "
-                "family has all its sections; remove it"
-            )
+    Args:
+        sections: of a config, instead of those of the file that --job.config_file names; `where`: what messages
+            call it.
+    """
+    kinds = option_kinds(JobConfig, sections=True)
+    help_command = "titan-tts train --help-config"
+    given, alone = read_command_line(list(args), kinds, OLD_KEYS, help_command)
+    if alone:
+        raise InputError(f"{alone[0]!r} has no option --section.key before it")
+    if sections is None:
+        where = given.get("job.config_file") or ""
+        sections = _read_file(where) if where else {}
+    config = dataclass_from_dict(JobConfig, sections, where)
+    for name, value in given.items():
+        section, _, key = name.rpartition(".")
+        is_path = kinds[name] == str | list[str]
+        setattr(attrgetter(section)(config), key, _split_paths(value) if is_path else value)
+    # Upstream imports a module that a config names, whoever wrote it.
+    if config.job.custom_config_module or config.experimental.custom_args_module:
+        raise InputError(
+            "[job] custom_config_module is not supported: the config of this model family has all its sections; "
+            "remove it"
+        )
+    return config
 
 
-def _boolean_flags(args: list[str]) -> list[str]:
-    """`--a.b true`, `--a.b=true` and the like as `--a.b` or `--a.no-b`, which is what tyro takes."""
-    flags, rest, kinds = [], list(args), option_kinds(JobConfig, sections=True)
-    while rest:
-        arg = rest.pop(0)
-        flag, given, value = arg.partition("=")
-        if kinds.get(option_name(flag)) is bool:
-            if not given and rest and rest[0].lower() in ("true", "false"):
-                value = rest.pop(0)
-            if value.lower() == "false":
-                section, _, key = flag.rpartition(".")
-                arg = f"{section}.no-{key}"
-            elif value.lower() == "true":
-                arg = flag
-        flags.append(arg)
-    return flags
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        sections = read_toml(path)
+    except OSError as error:
+        raise InputError(
+            f"job.config_file: cannot read {path} ({error.strerror}); give a TOML file, for example "
+            f"train_configs/debug.toml"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+    if exported.is_exported(Path(path).parent):
+        check_export_runs_nothing(sections, path)
+    return sections
 
 
 def without_none(value: Any) -> Any:
@@ -207,7 +140,7 @@ def config_from_dict(content: dict[str, dict[str, Any]], where: str) -> JobConfi
 
 def load_config(args: list[str]) -> JobConfig:
     """The resolved config from `--job.config_file X.toml` and `--section.key value` arguments."""
-    return resolve(TTSConfigManager().parse_args(args))
+    return resolve(parse_config(args))
 
 
 def load_run_config(folder: Path, args: Sequence[str] = ()) -> JobConfig:
@@ -223,7 +156,7 @@ def load_run_config(folder: Path, args: Sequence[str] = ()) -> JobConfig:
             f"titan-tts export wrote"
         )
     sections = without_none(exported.placed_config(folder))
-    return resolve(TTSConfigManager(sections, str(folder / exported.CONFIG)).parse_args(list(args)))
+    return resolve(parse_config(args, sections, str(folder / exported.CONFIG)))
 
 
 def resolve(

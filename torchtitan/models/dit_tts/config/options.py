@@ -9,7 +9,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from itertools import takewhile
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -114,17 +114,17 @@ def describe(kind: Any) -> str:
     return _WORDS.get(kind, "a text")
 
 
-def check_command_line(
+def read_command_line(
     args: list[str], kinds: Mapping[str, Any], instead: Mapping[str, str], help_command: str
-) -> tuple[set[str], list[str]]:
-    """(names of the options, arguments without one).
+) -> tuple[dict[str, Any], list[str]]:
+    """(value of each option by its name, arguments without one). --section.no-key sets a key to false.
 
     Args:
         kinds: the types of all options.
         instead: what to write for a key that is none, in whatever section it is.
         help_command: what lists the options.
     """
-    names: set[str] = set()
+    found: dict[str, Any] = {}
     alone = []
     rest = list(args)
     while rest:
@@ -135,29 +135,32 @@ def check_command_line(
         option, equals, value = arg.partition("=")
         name = option_name(option)
         positive = name.replace(".no_", ".")
-        kind = kinds.get(name, bool if kinds.get(positive) is bool else None)
+        is_off = name not in kinds and kinds.get(positive) is bool
+        kind = bool if is_off else kinds.get(name)
         if kind is None:
             close = difflib.get_close_matches(name, kinds, n=1)
             hint = instead.get(name.rpartition(".")[2].removeprefix("no_")) or (
                 f"did you mean --{close[0]}?" if close else f"{help_command} lists the options"
             )
             raise InputError(f"unknown option --{name}: {hint}")
-        names.add(name)
-        many = get_origin(plain(kind)) is list
-        values = [value] if equals else list(takewhile(lambda each: each[:2] != "--", rest))
         if kind is bool and "." not in name:
             if equals:
                 raise InputError(f"{option} is a switch and takes no value, but {value!r} is given")
+            found[name] = True
             continue
+        values = [value] if equals else list(takewhile(lambda each: each[:2] != "--", rest))
+        many = get_origin(plain(kind)) is list
         if not many:
             del values[1:]
         if not equals:
             del rest[: len(values)]
-        if not values and not many and kind is not bool:
+        if kind is bool:
+            found[positive] = read_value(option, values or ["true"], kind) != is_off
+        elif values or many:
+            found[name] = read_value(option, values, kind)
+        else:
             raise InputError(f"{option} has no value, but it must be {describe(kind)}")
-        for value in values:
-            check_value(option, value, kind)
-    return names, alone
+    return found, alone
 
 
 def _own_reading(kind: Any) -> PrimitiveConstructorSpec | None:
@@ -171,35 +174,32 @@ def plain(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
-def check_value(option: str, value: str, kind: Any) -> None:
-    """Raises InputError unless the text is a value of the type, or one or more of a list."""
-    elements, element = [value], _own_reading(kind) or plain(kind)
-    if get_origin(element) is list:
-        element = get_args(element)[0]
-        if element in (int, float):
-            elements = [each for each in value.split(",") if each]
-    if not all(_is_value(each, element) for each in elements):
-        raise InputError(f"{option} = {value!r}, but it must be {describe(kind)}")
+def read_value(option: str, texts: list[str], kind: Any) -> Any:
+    """The value of a type that texts give: one, or the elements of a list, which may have commas between them.
+    Raises InputError where they do not."""
+    element = _own_reading(kind) or plain(kind)
+    try:
+        if get_origin(element) is list:
+            (element,) = get_args(element)
+            return [_value(each, element) for text in texts for each in text.split(",") if each]
+        return _value(texts[0], element)
+    except ValueError:
+        shown = " ".join(texts)
+        raise InputError(f"{option} = {shown!r}, but it must be {describe(kind)}") from None
 
 
-def _is_value(text: str, kind: Any) -> bool:
+def _value(text: str, kind: Any) -> Any:
     if isinstance(kind, PrimitiveConstructorSpec):
-        try:
-            kind.instance_from_str([text])
-        except ValueError:
-            return False
-        return True
-    if get_origin(kind) is Literal:
-        return text in get_args(kind)
+        return kind.instance_from_str([text])
     if get_origin(kind) in (Union, types.UnionType):
-        return any(_is_value(text, each) for each in get_args(kind))
-    if kind is type(None):
-        return text == "None"
+        if text == "None" and types.NoneType in get_args(kind):
+            return None
+        for each in get_args(kind):
+            with suppress(ValueError):
+                return _value(text, each)
+        raise ValueError
+    if get_origin(kind) is Literal and text not in get_args(kind) or kind is types.NoneType:
+        raise ValueError
     if kind is bool:
-        return text.lower() in ("true", "false")
-    if kind in (int, float):
-        try:
-            kind(text)
-        except ValueError:
-            return False
-    return True
+        return ["false", "true"].index(text.lower()) == 1  # or ValueError
+    return kind(text) if kind in (int, float) else text
