@@ -57,18 +57,22 @@ def test_from_a_run_to_speech_in_four_steps(base, tmp_path):
     assert soundfile.info(out).frames == 6400
 
 
+@pytest.fixture(scope="module")
+def alone(base):
+    """What runs of a student have in common, and the one of one process."""
+    run_command("export", base, exported := base.parent / "exported")
+    common = [*runs.TINY, *STUDENT, f"--distill.teacher={exported}", "--validation.freq=3"]
+    common += [f"--data.path={base.parent / 'data/train'}", "--validation.batch_size=3"]
+    return common, runs.run(base.parent, "alone", common)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, layout",
     [("fsdp", FSDP), ("ddp_compiled", [*DDP, *COMPILED]), ("tp", TP)],
 )
-def test_ranks_learn_what_one_process_learns(base, tmp_path, name, layout):
-    exported = base.parent / "exported"
-    if not exported.exists():
-        run_command("export", base, exported)
-    common = [*runs.TINY, *STUDENT, f"--distill.teacher={exported}", "--validation.freq=3"]
-    common += [f"--data.path={base.parent / 'data/train'}", "--validation.batch_size=3"]
-    alone = runs.run(tmp_path, "alone", common)
+def test_ranks_learn_what_one_process_learns(alone, tmp_path, name, layout):
+    common, alone = alone
     ranks = runs.run(tmp_path, name, [*common, *layout], 2)
     wanted, found = alone.metrics(), ranks.metrics()
     assert wanted[1]["loss"] > 1e-4 and abs(wanted[3]["loss"] - wanted[1]["loss"]) > 1e-6

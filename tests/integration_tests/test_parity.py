@@ -22,10 +22,11 @@ TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"
 TP_4 = [*TP, "--parallelism.tensor_parallel_degree=4"]
 SEQUENCE = [*TP, "--megatron.sequence_parallel"]
 
-# The decoder's blocks; the case "inductor" has the encoders' too, "compile" also the noising and the loss.
+# The decoder's blocks; the case "compile" has the encoders' too, the noising and the loss.
 INDUCTOR = ["--compile.enable", "--compile.components", "model"]
 # Traces, partitions and runs the graphs; Inductor's kernels take minutes to compile.
 TRACED = [*INDUCTOR, "--compile.backend=aot_eager"]
+WHOLE = ["--compile.backend=aot_eager", *INDUCTOR, "encoders", "loss"]
 TUNED = "--compile.mode=max-autotune-no-cudagraphs"
 
 FULL, BUDGET = (f"--activation_checkpoint.mode={each}" for each in ("full", "memory_budget"))
@@ -45,7 +46,7 @@ LAYOUTS = {
     "full_checkpointing": (1, [FULL]),
     "every_2nd_block": (1, [SELECTIVE, "--activation_checkpoint.selective_ac_option=2"]),
     "per_op_checkpointing": (1, PER_OP),
-    "compile": (1, ["--compile.backend=aot_eager", *INDUCTOR, "encoders", "loss"]),
+    "compile": (1, WHOLE),
     "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, FULL]),
     "fsdp_memory_budget": (2, [*FSDP, *TRACED, BUDGET]),
     "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
@@ -55,12 +56,12 @@ LAYOUTS = {
 
 # Tested in parts by other layouts, or by tests of the layers.
 COVERED = ("ddp_accumulation", "hsdp_accumulation", "every_2nd_block", "fsdp_memory_budget")
-COVERED += ("hsdp_varlen_per_op", "ddp_flex_compile")
-LONG = ("hsdp", "tp", "fsdp_units", "full_checkpointing", "per_op_checkpointing")
-LONG += ("fsdp_compile_checkpointing",)
+COVERED += ("hsdp_varlen_per_op", "ddp_flex_compile", "full_checkpointing", "per_op_checkpointing")
+LONG = ("hsdp", "tp", "fsdp_units", "fsdp_compile_checkpointing")
 MATRIX_LAYOUTS = {
     "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
     "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
+    "inductor": (1, ["--compile.enable"]),
     "fsdp_inductor_memory_budget": (2, [*FSDP, *INDUCTOR, BUDGET]),
     "hsdp_inductor_tuned_varlen_per_op": (4, [*HSDP, *INDUCTOR, *VARLEN_PER_OP, TUNED]),
     "hsdp_units_compile": (4, [*HSDP, *UNITS, *TRACED, FULL]),
@@ -75,11 +76,8 @@ MATRIX_LAYOUTS = {
     "tp_flex_compile": (2, [*TP, *TRACED, "--attention.backend=flex"]),
 }
 
-# The same with kernels by Inductor, which are also others than eager's.
-SLOW_LAYOUTS = {
-    "inductor": (1, ["--compile.enable"]),
-    "fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, FULL]),
-}
+# With kernels by Inductor, which are also others than eager's.
+SLOW_LAYOUTS = {"fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, FULL])}
 
 VALIDATION = ["--validation.freq=2", "--validation.samples=10", "--validation.batch_size=4"]
 VALIDATION += ["--validation.times=0.9,0.3", "--ema.decays=0.1,0.9"]
@@ -90,12 +88,12 @@ SAMPLED = ("ddp", "fsdp", "hsdp", "tp", "sequence")
 
 PACKED = ["--data.batching=packed", "--data.longest_per_row=2"]
 VARIANTS = {
-    "packed": (2, PACKED, [*DDP, "--training.local_batch_size=2", *PER_OP]),
-    "packed_hsdp": (
-        4,
+    "packed": (
+        2,
         PACKED,
-        [*HSDP, "--compile.backend=aot_eager", *INDUCTOR, "encoders", "loss", FULL],
+        [*DDP, "--training.local_batch_size=2", *WHOLE, *PER_OP],
     ),
+    "packed_hsdp": (4, PACKED, [*HSDP, *WHOLE, FULL]),
     "packed_tp_fsdp": (4, PACKED, [*TP, *FSDP, *TRACED, *PER_OP]),
     "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
     "8bit_tp": (2, ["--optimizer.state_dtype=8bit"], TP),
@@ -105,7 +103,8 @@ VARIANTS = {
     "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
     "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
 }
-SLOW_VARIANTS = ("packed", "packed_hsdp", "muon_base_dim", "drawn_references")
+SLOW_VARIANTS = ("packed", "muon_base_dim", "drawn_references")
+NO_VALIDATION = "--validation.no-enable"
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +195,7 @@ def test_layout_trains_as_one_process_does(seeded, layout):
     "variant",
     [
         *(pytest.param(v, marks=pytest.mark.slow) for v in SLOW_VARIANTS),
-        *(pytest.param(v, marks=pytest.mark.matrix) for v in VARIANTS if "_tp" in v or v == "8bit"),
+        *(pytest.param(v, marks=pytest.mark.matrix) for v in VARIANTS if v not in SLOW_VARIANTS),
     ],
 )
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
@@ -219,8 +218,8 @@ def test_the_critical_batch_is_measured_alike_on_ranks(seeded):
     folder, common, plain = seeded
     found = []
     for name, layout, ranks in (("one", [], 1), ("fsdp", FSDP, 2), ("ddp", DDP, 2)):
-        batch = f"--training.local_batch_size={4 // ranks}"
-        run = runs.run(folder, f"noise_{name}", [*common, *layout, batch], ranks)
+        layout = [*layout, f"--training.local_batch_size={4 // ranks}", NO_VALIDATION]
+        run = runs.run(folder, f"noise_{name}", [*common, *layout], ranks)
         found.append([row["critical_batch"] for row in run.metrics().values()])
     assert found[0] == pytest.approx(found[1], rel=1e-3) and found[0][-1] > 0
     assert set(found[2]) == {row["critical_batch"] for row in plain.values()} == {None}
@@ -260,7 +259,7 @@ def test_gradients_that_are_summed_in_bfloat16_are_near(seeded, layout):
     """Two ranks round each gradient twice, by 2^-9 at most, and nothing else."""
     folder, common, plain = seeded
     processes, arguments = {**LAYOUTS, **MATRIX_LAYOUTS}[layout]
-    common = [*common, *arguments, "--training.mixed_precision_reduce=bfloat16"]
+    common = [*common, *arguments, "--training.mixed_precision_reduce=bfloat16", NO_VALIDATION]
     found = runs.run(folder, f"{layout}_reduced", common, processes).metrics()
     assert found[1]["loss"] == pytest.approx(plain[1]["loss"], abs=1e-5)
     assert found[1]["grad_norm"] == pytest.approx(plain[1]["grad_norm"], rel=2 * 2**-9)
