@@ -14,7 +14,6 @@ from titan_tts.evaluate.report import (
     RECORDINGS,
     SPEED,
     SYSTEM,
-    numbers,
     shown_figures,
     warnings,
     worst_first,
@@ -98,7 +97,6 @@ def _explained(report: dict[str, Any]) -> Iterator[Part]:
     yield Note(
         f"{words}Real-time factor: seconds to make a second of speech, in batches of {batch}."
     )
-    yield from filter(None, [numbers(report)])
 
 
 def differences_table(report: dict[str, Any]) -> Iterator[Part]:

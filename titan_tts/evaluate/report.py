@@ -21,7 +21,6 @@ from torchtitan.models.dit_tts.speech.scoring.statistics import (
     mean_interval,
     rate_interval,
 )
-from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
 
 MAX_WER_OF_RECORDINGS = 0.2
 """Above it, the recognizer is taken to be unfit for the texts or the language."""
@@ -236,18 +235,6 @@ def warnings(report: dict[str, Any]) -> list[str]:
         *report["void"].values(),
     )
     return [sentence for sentence in found if sentence]
-
-
-def numbers(report: dict[str, Any]) -> str:
-    """How numbers are compared in texts of other languages than English; empty without such texts."""
-    languages = sorted({utterance["language"] for utterance in report["utterances"]})
-    others = [each for each in languages if language_code(each) not in ("", "en")]
-    if not others:
-        return ""
-    return (
-        f"Numbers in {', '.join(others)} are compared as they are written: a text with 12 counts as wrong where the "
-        "recognizer writes it as a word. Only English number words become digits."
-    )
 
 
 def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dict) -> dict:

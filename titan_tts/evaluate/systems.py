@@ -30,8 +30,7 @@ def speak(
     for each in prompts:
         voice = Voice(each.voice, each.speaker, each.reference_text)
         pieces.append(synthesizer.pieces(Utterance(each.text, voice, each.labels)))
-    for index, speech in synthesizer.say(pieces, seed, batch_size):
-        yield index, Sound(speech.waveform, speech.sample_rate, speech.latents)
+    yield from synthesizer.say(pieces, seed, batch_size)
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,10 @@ def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
     """An adapter that `titan-tts export --adapter` wrote for the exported folder `base`."""
     path, again = folder / CONFIG, "export the adapter again"
     for name in (CONFIG, WEIGHTS, MANIFEST):
-        require(
-            (folder / name).is_file(),
-            f"{folder} is no adapter that titan-tts export --adapter wrote: it has no file {name}; {again}",
+        has_it = (
+            f"{folder} is no adapter of titan-tts export --adapter: it has no file {name}; {again}"
         )
+        require((folder / name).is_file(), has_it)
     with reading(path, again):
         content = read_json_file(path)
         known, given = (content["format"], content["version"]), content["lora"]
@@ -82,10 +82,10 @@ def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
     options = config_from_dict({"lora": given}, str(path)).lora
     check_numbers(options, "lora")
     require(options.rank > 0, f"{path}: rank = 0; {again}")
-    if any(content.get(key) != value for key, value in adapter_base(base).items()):
-        raise InputError(
-            f"{folder} is an adapter of other weights than {base}; give the exported folder that it was trained over"
-        )
+    require(
+        all(content.get(key) == value for key, value in adapter_base(base).items()),
+        f"{folder} is an adapter of other weights than {base}; give the exported folder that it was trained over",
+    )
     with reading(folder / WEIGHTS, again):
         return options, read_weights(folder / WEIGHTS)[0]
 

@@ -27,7 +27,7 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     wav_header,
     write_sound,
 )
-from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
+from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -209,7 +209,7 @@ class Narrator:
         if self.recognizer is None:
             return replace(speech, candidate=utterance.candidate)
         found = score(
-            Sound(speech.waveform, speech.sample_rate, speech.latents),
+            speech,
             utterance.text,
             Scorers(self.recognizer, added=self.synthesizer.run.tokenizer.added),
             language=str(utterance.conditions.get("language") or ""),

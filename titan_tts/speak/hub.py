@@ -12,10 +12,11 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 FILES = (
     *(*exported.READ, exported.CARD, exported.FINE_TUNE, "manifest.json"),
-    f"{exported.TEXT_ENCODER}/*.json",
-    f"{exported.TEXT_ENCODER}/*.safetensors",
-    f"{exported.DURATIONS}/*.json",
-    f"{exported.DURATIONS}/*.safetensors",
+    *(
+        f"{folder}/*.{suffix}"
+        for folder in (exported.TEXT_ENCODER, exported.DURATIONS)
+        for suffix in ("json", "safetensors")
+    ),
 )
 """Patterns of an exported folder's files: no others go to the hub, or come from there"""
 
@@ -33,9 +34,8 @@ def find_folder(name: str, patterns: tuple[str, ...] = FILES) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{name} is not a folder, and cannot be downloaded from the hub ({first_line(error)}); give a run's "
-            f"folder, one that titan-tts export wrote, or the name of a public model, with HF_TOKEN in the "
-            f"environment for others"
+            f"{name} is not a folder, and cannot be downloaded from the hub ({first_line(error)}); give a folder of "
+            f"a run or an export, or a public model's name, with HF_TOKEN in the environment for others"
         ) from None
 
 
@@ -76,7 +76,7 @@ def upload_folder(
         raise
     except Exception as error:  # the library's HTTP errors have no common class
         raise InputError(
-            f"{name}: the upload failed ({first_line(error)}); log in with hf auth login, or give HF_TOKEN of an "
-            f"account that may write there, and start again; {folder} is complete"
+            f"{name}: the upload failed ({first_line(error)}); log in with hf auth login or give HF_TOKEN, and start "
+            f"again; {folder} is complete"
         ) from None
     return str(done)

@@ -8,7 +8,7 @@ from torchtitan.models.dit_tts.config.exported import is_exported, read_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.run.checkpoint_storage import checkpoint_steps, read_table
 from torchtitan.models.dit_tts.validation.history import (
     BEST,
@@ -49,16 +49,17 @@ class OpenRun:
         wanted = self.weights
         if not wanted:
             rows = read_rows(self.folder)
-            known = [row for row in rows if row["step"] <= self.step and "best_weights" in row]
-            wanted = known[-1]["best_weights"] if known else ""
+            judged = [row for row in rows if row["step"] <= self.step and "best_weights" in row]
+            wanted = judged[-1]["best_weights"] if judged else ""
             if wanted not in found:
                 wanted = slowest or RAW
         if wanted == "ema" and slowest is not None:
             wanted = slowest
-        if wanted not in found:
-            raise InputError(
-                f"{self.path} holds no weights {wanted!r}; give one of these by --weights: {', '.join(found)}"
-            )
+        known = ", ".join(found)
+        require(
+            wanted in found,
+            f"{self.path} holds no weights {wanted!r}; give one by --weights: {known}",
+        )
         return wanted, found[wanted]
 
 
@@ -88,16 +89,16 @@ def _find_checkpoint(
     with some, and for an exported folder, which has no others."""
     if is_exported(folder):
         has = read_exported(folder)
-        if step not in (None, has["step"]) or weights not in ("", has["weights"]):
-            raise InputError(
-                f"{folder} was exported from step {has['step']} with the weights {has['weights']} and has no "
-                f"others; leave out --step and --weights, or give the run's folder"
-            )
+        require(
+            step in (None, has["step"]) and weights in ("", has["weights"]),
+            f"{folder} has step {has['step']} and weights {has['weights']} only; leave out --step and --weights, or "
+            f"give the run's folder",
+        )
         return has["step"], has["weights"]
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
-    if not steps:
-        raise InputError(f"{checkpoints} has no complete checkpoint; train the run further first")
+    require(bool(steps), f"{checkpoints} has no complete checkpoint; train the run further first")
+    known = ", ".join(map(str, steps))
     if step is None:
         return steps[-1], weights
     if step == BEST:
@@ -107,11 +108,8 @@ def _find_checkpoint(
         best = best_row(rows, figure)
         if best is None:
             raise InputError(
-                f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: "
-                f"{', '.join(map(str, steps))}"
+                f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: {known}"
             )
         return best["step"], weights or weights_of(best, figure)
-    if step not in steps:
-        found = ", ".join(map(str, steps))
-        raise InputError(f"{checkpoints} has no checkpoint step-{step}; it has steps: {found}")
+    require(step in steps, f"{checkpoints} has no checkpoint step-{step}; it has steps: {known}")
     return int(step), weights

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import tyro
 
 from torchtitan.models.dit_tts.config.options import option_name
-from torchtitan.models.dit_tts.errors import InputError, check_range, show
+from torchtitan.models.dit_tts.errors import check_range, require, show
 
 if TYPE_CHECKING:
     from titan_tts.speak.open_run import OpenRun
@@ -116,11 +116,11 @@ def load_synthesizer(
         compile_for_any_lengths(loaded.model, options.compile)
     data = loaded.config.data
     codec = build_codec(run.config.sampling.codec, str(loaded.device))
-    if codec.latent_channels != data.latent_channels:
-        raise InputError(
-            f"codec {codec.name!r} has latents of {codec.latent_channels} channels, but the run was trained "
-            f"with [data] latent_channels = {data.latent_channels}; give its codec by --codec"
-        )
+    require(
+        codec.latent_channels == data.latent_channels,
+        f"codec {codec.name!r} has latents of {codec.latent_channels} channels, the run [data] latent_channels = "
+        f"{data.latent_channels}; give its codec by --codec",
+    )
     check_codec(codec, data.path)
 
     def lengths() -> Lengths:
@@ -142,14 +142,13 @@ def from_pretrained(name: str | Path, data: str = "", **options: Any) -> "Synthe
     """
     known = SamplingOptions.__dataclass_fields__
     names = [each for each in known if each not in ("run", "seed")]  # `synthesize` takes a seed
-    if unknown := sorted(set(options) - set(names)):
-        raise InputError(f"from_pretrained has no option {unknown[0]!r}; it has {', '.join(names)}")
-    for option in ("dtype", "compile"):
-        allowed = get_args(known[option].type)
-        if option in options and options[option] not in allowed:
-            raise InputError(
-                f"{option} = {options[option]!r}, but it must be one of {', '.join(allowed)}"
-            )
+    for option, value in options.items():
+        has = ", ".join(names)
+        require(option in names, f"from_pretrained has no option {option!r}; it has {has}")
+        if option in ("dtype", "compile"):
+            allowed = get_args(known[option].type)
+            one_of = ", ".join(allowed)
+            require(value in allowed, f"{option} = {value!r}, but it must be one of {one_of}")
     return load_synthesizer(SamplingOptions(run=str(name), data=data, **options))
 
 
@@ -166,11 +165,10 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     check_range("--seed", options.seed, 0, 2**63 - 1)
     check_range("--duration-scale", options.duration_scale, 0.1, 10)
     for arg in options.config_args:
-        if arg.startswith("--") and not option_name(arg).startswith("sampling."):
-            raise InputError(
-                f"{arg} cannot be changed in a trained run; of a config's keys give only those of [sampling], "
-                f"such as --sampling.steps 16"
-            )
+        require(
+            not arg.startswith("--") or option_name(arg).startswith("sampling."),
+            f"{arg} cannot be changed in a trained run; give keys of [sampling] only, such as --sampling.steps 16",
+        )
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR
     from torchtitan.models.dit_tts.config.manager import load_run_config
@@ -180,11 +178,10 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     config = load_run_config(find_folder(options.run), options.config_args)
     if not (options.codec or any(option_name(a) == "sampling.codec" for a in options.config_args)):
         refuse_function_as_codec(config.sampling.codec, options.run, "--codec")
-    if config.model.flavor == DURATION_FLAVOR:
-        raise InputError(
-            f"{options.run} predicts lengths and generates no speech; give a run that does, and this "
-            f"one by --duration"
-        )
+    require(
+        config.model.flavor != DURATION_FLAVOR,
+        f"{options.run} predicts lengths and generates no speech; give it by --duration, and a run that speaks",
+    )
     given: dict[str, Any] = {
         "steps": options.sampling_steps,
         "text_scale": options.text_scale,
@@ -202,13 +199,12 @@ def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text
     from torchtitan.models.dit_tts.text.vocabulary import named
 
     unknown = tokenizer.unknown_characters(text.replace("\n", ""))
-    if unknown:
-        model, known = tokenizer.vocabulary.model, tokenizer.vocabulary.characters
-        knows = f"{model} knows {known!r}" if known else f"{model} has no ids for them"
-        raise InputError(
-            f"{name} has characters that the run was not trained with ({named(unknown, SHOWN)}); "
-            f"{knows}"
-        )
+    model, known = tokenizer.vocabulary.model, tokenizer.vocabulary.characters
+    knows = f"{model} knows {known!r}" if known else f"{model} has no ids for them"
+    shown = named(unknown, SHOWN)
+    require(
+        not unknown, f"{name} has characters that the run was not trained with ({shown}); {knows}"
+    )
 
 
 def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: "ConditionedTokenizer") -> None:

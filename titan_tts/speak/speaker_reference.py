@@ -12,7 +12,7 @@ from titan_tts.prepare.processing import REASONS, process
 from titan_tts.prepare.settings import AudioSettings
 from torchtitan.models.dit_tts.bounded import parse_array, read_bytes
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError, reading
+from torchtitan.models.dit_tts.errors import InputError, reading, require
 from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.audio import decode
 from torchtitan.models.dit_tts.speech.codec import Codec
@@ -45,14 +45,12 @@ def encode_reference(
     longest = max_frames * codec.hop_length
     found = process(samples, rate, codec.sample_rate, "", settings, longest)
     if isinstance(found, str):
-        raise InputError(
-            f"--reference {path}: the recording is {REASONS[found]}; give one of the speaker's speech"
-        )
-    if found.seconds < MIN_SECONDS:
-        raise InputError(
-            f"--reference {path}: has {found.seconds:.3f} s of sound; give at least {MIN_SECONDS} s "
-            "of speech, better 5 to 15 s"
-        )
+        reason = f"the recording is {REASONS[found]}; give one of the speaker's speech"
+        raise InputError(f"--reference {path}: {reason}")
+    require(
+        found.seconds >= MIN_SECONDS,
+        f"--reference {path}: has {found.seconds:.3f} s of sound; give 5 to 15 s of speech, or {MIN_SECONDS} s at least",
+    )
     return codec.encode(torch.from_numpy(found.waveform))
 
 
@@ -61,12 +59,11 @@ def load_latents(path: str | Path, channels: int) -> Tensor:
     with reading(f"--reference {path}:", "give latents as numpy.save writes them"):
         found = parse_array(read_bytes(path))
     if found.ndim != 2 or found.shape[1] != channels or not len(found) or found.dtype.kind != "f":
+        given = f"is an array of {found.dtype} {found.shape}"
         raise InputError(
-            f"--reference {path}: is an array of {found.dtype} {found.shape}, but latents (frames, {channels}) "
-            f"are needed"
+            f"--reference {path}: {given}, but latents (frames, {channels}) are needed"
         )
-    if not np.isfinite(found).all():
-        raise InputError(f"--reference {path}: has values that are not finite")
+    require(bool(np.isfinite(found).all()), f"--reference {path}: has values that are not finite")
     return torch.from_numpy(found.astype(np.float32))
 
 
@@ -74,11 +71,11 @@ def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
     """(R, C): the longest reference among a speaker's samples; if none has one, the longest sample."""
     codes, speakers = dataset.labels("speaker")
     speaker = known_as(speaker, speakers)
-    if speaker not in speakers:
-        raise InputError(
-            f"--speaker = {speaker}, but the data have no such speaker; they have: "
-            f"{named(sorted(speakers), 20) or 'none'}"
-        )
+    has = named(sorted(speakers), 20) or "none"
+    require(
+        speaker in speakers,
+        f"--speaker = {speaker}, but the data have no such speaker; they have: {has}",
+    )
     samples = np.flatnonzero(codes == speakers.index(speaker))
     longest = int(samples[np.argmax(dataset.reference_frames[samples])])
     if dataset.reference_frames[longest]:

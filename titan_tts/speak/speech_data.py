@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder, JobConfig
 from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.errors import InputError, reading
+from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
@@ -69,8 +69,8 @@ class ExportedSpeechData:
         with reading(path):
             found = read_weights(path)[0]
             for name, voice in found.items():
-                if voice.ndim != 2 or not len(voice) or voice.shape[1] != self.channels:
-                    shape = tuple(voice.shape)
+                shape = tuple(voice.shape)
+                if voice.ndim != 2 or not len(voice) or shape[1] != self.channels:
                     raise ValueError(
                         f"the voice {name} is of shape {shape}, not (R, {self.channels})"
                     )
@@ -79,12 +79,12 @@ class ExportedSpeechData:
     def reference(self, speaker: str) -> Tensor:
         """(R, C) latents of a speaker's reference."""
         speaker = known_as(speaker, self._voices)
-        if speaker not in self._voices:
-            raise InputError(
-                f"--speaker = {speaker}, but {self.folder} was exported with the voices of: "
-                f"{named(self.speakers, 20) or 'nobody'}; give a recording by --reference, or by --data shards "
-                f"with that speaker"
-            )
+        has = named(self.speakers, 20) or "nobody"
+        require(
+            speaker in self._voices,
+            f"--speaker = {speaker}, but {self.folder} was exported with the voices of: {has}; give a recording by "
+            f"--reference, or by --data shards with that speaker",
+        )
         return self._voices[speaker]
 
     @property

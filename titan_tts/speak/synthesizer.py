@@ -18,7 +18,7 @@ from titan_tts.speak.speaker_reference import encode_reference, load_latents, re
 from titan_tts.speak.speech_data import SpeechData
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
@@ -106,8 +106,8 @@ class Synthesizer:
             text: text of the recording, if it is known.
         """
         paths = [path] if isinstance(path, str | Path) else path
-        if text and len(paths) > 1:
-            raise InputError(f"reference text with {len(paths)} references; leave it out")
+        several = f"reference text with {len(paths)} references; leave it out"
+        require(not text or len(paths) == 1, several)
         data, settings = self.run.config.data, reference_settings(self.data_path)
         # A known text is of the whole recording, whose length then counts; the model takes less.
         longest = round(_MAX_SECONDS * self.codec.frames_per_second)
@@ -204,10 +204,8 @@ class Synthesizer:
             sampling: instead of the model's.
         """
         found = [self.voice(each) for each in voices or [None]]
-        if len(found) not in (1, len(texts)):
-            raise InputError(
-                f"{len(texts)} texts with {len(found)} voices; give one for each, or one for all"
-            )
+        counts = f"{len(texts)} texts with {len(found)} voices"
+        require(len(found) in (1, len(texts)), f"{counts}; give one for each, or one for all")
         utterances = [
             Utterance(text, voice, self.conditions(voice)) if isinstance(text, str) else text
             for text, voice in zip(texts, found if len(found) > 1 else found * len(texts))

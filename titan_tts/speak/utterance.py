@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.files import nfc
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
 
 
@@ -61,16 +62,10 @@ class Utterance:
 
 
 @dataclass(frozen=True)
-class Speech:
-    """The speech of one utterance."""
+class Speech(Sound):
+    """The speech of one utterance: a waveform (samples,) float32 in [-1, 1] on the CPU, with its latents (T, C)."""
 
-    waveform: Tensor
-    """(samples,) float32 in [-1, 1] on the CPU"""
-
-    sample_rate: int
     latents: Tensor
-    """(T, C)"""
-
     candidate: int = 0
     transcript: str | None = None
     """what the recognizer heard; None: no recognizer listened"""

@@ -170,12 +170,3 @@ def test_json_and_the_table_of_the_terminal():
     [cells] = [line.split() for line in lines if line.startswith("a@1")]
     assert cells[:3] == ["a@1", "16.7", "%"] and cells[-1] == "0.25"
     assert {each["better"] for each in found["differences"]} == {None}
-
-
-def test_which_numbers_are_not_normalized_is_said():
-    def of(*languages: str) -> str:
-        return report.numbers({"utterances": [{"language": each} for each in languages]})
-
-    assert of("", "en", "en-US", "English") == ""
-    assert of("de", "en", "de").startswith("Numbers in de are compared as they are written")
-    assert of("fr", "de-AT").startswith("Numbers in de-AT, fr are compared")

@@ -111,7 +111,6 @@ MISTAKES = {
     "--text= ": "--text is empty",
     "--text=one --text-file=a_file": "give one of --text",
     "--text-file=nothing": "nothing: cannot be read",
-    "--text-file=/dev/zero": "/dev/zero: has more than 0 MiB; split it",
     "--text-list=a_file --out=new": "a_file: is empty",
     "--text-list=a_file": "give their folder by --out",
     "--text=one --seconds=600.1": "--seconds = 600.1, but it must be above 0 and at most 600",
@@ -121,7 +120,6 @@ MISTAKES = {
     "--text=one --recognizer=words:one": "--recognizer chooses among takes, but --takes = 1",
     "--text=one --batch-size=4097": "--batch-size = 4097, but",
     "--text=one --sampling-steps=0": "[sampling] steps = 0, but",
-    "--text=one --seed=-1": "--seed = -1, but",
     "--text=one --duration-scale=0.09": "--duration-scale = 0.09, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
     "--text-list=a_file --out=new --format=pcm": "another --format than pcm",
@@ -133,7 +131,6 @@ MISTAKES = {
     "--text=one --out=a_file/said.wav": "cannot be written; give another path",
     "--text=one --speaker=ann --reference=nothing.wav": "either a reference or a speaker",
     "--text=one --reference=nothing.wav": "no such file",
-    "--text=one --text-scale=nan": "[sampling] text_scale = nan, but",
     "--text=one --model.flavor=800m": "--model.flavor=800m cannot be changed",
     # The folder may be a stranger's, and its config name a function.
     "--text=one --takes=2": "if you trust it give --recognizer shutil:rmtree",

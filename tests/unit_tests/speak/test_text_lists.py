@@ -48,6 +48,10 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     monkeypatch.setattr("titan_tts.speak.synthesizer.time", clock)
     assert generate(*said, "--format=flac", "--batch-size=2") == 0
     new = tmp_path / "new"
+    requests = {one.text: one for batch, *_ in generate.asked for one in batch}
+    assert [len(batch) for batch, *_ in generate.asked] == [2, 1]
+    assert [one.metadata.get("speaker") for one in requests.values()].count(None) == 1
+    assert (requests["two"].reference == 1).all()  # and not bob's
     assert sorted(each.name for each in new.iterdir()) == [
         *("000001.flac", "000001.json", "000003.flac", "000003.json", "a_b.flac", "a_b.json")
     ]
@@ -178,18 +182,6 @@ def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
     assert taken == [1] and "process 1 of this machine has no GPU" in capsys.readouterr().err
     monkeypatch.delenv("LOCAL_RANK")  # not by torchrun
     assert generate("--text=one") == 0
-
-
-def test_a_line_has_its_own_voice_or_the_common_one(generate, said):
-    assert generate(*said, "--batch-size=2") == 0
-    assert [len(batch) for batch, *_ in generate.asked] == [2, 1]
-    each = [request for batch, *_ in generate.asked for request in batch]
-    requests = {(one.text, one.metadata.get("speaker")): one for one in each}
-    assert set(requests) == {("one two", "ann"), ("two", None), ("one two", "bob")}
-    assert (requests["two", None].reference == 1).all()
-    generate.asked.clear()
-    assert generate("--text=one", "--out=a.wav") == 0
-    assert len(generate.asked[0][0][0].reference) == 0
 
 
 def test_what_a_line_takes_of_the_options_and_what_changes_its_speech(tmp_path):
