@@ -241,7 +241,7 @@ def test_an_export_starts_a_run_by_its_path_alone(trained, train, tmp_path, caps
         (folder, ["--data.conditioning="], "[data] conditioning"),
         (folder, ["--checkpoint.no-initial_load_model_only"], "no optimizer state"),
         (folder, ["--objective.prediction=noise"], "objective.prediction = 'noise'"),
-        (folder, ["--encoder.n_layers=2"], "does not fit this config's model"),
+        (folder, ["--encoder.n_layers=2"], "does not fit this config"),
         (trained, [], f"holds no weights; give the folder of one checkpoint, such as {trained}"),
         (tmp_path / "pickle", [], "model.pt, a pickle"),
         (tmp_path / "nowhere", [], "is not a folder"),

@@ -6,12 +6,10 @@ import os
 import signal
 
 import pytest
-import torch
 
 from tests.helpers.small_models import assert_equal
 from tests.helpers.tiny_runs import Folder, break_weights, killed
 from torchtitan.models.dit_tts.infra.divergence import StepStats
-from torchtitan.models.dit_tts.run import rollback
 from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter
 
 
@@ -40,25 +38,20 @@ def test_a_run_with_bad_steps_equals_one_without_their_batches(
 
 
 @pytest.mark.long
-def test_what_is_kept_of_a_bad_step_is_its_batch(tmp_path, train, bad_batches, monkeypatch):
-    """Of more than a maximum the report alone."""
-    monkeypatch.setattr(rollback, "_MAX_KEPT", 1)
+def test_what_is_reported_of_a_bad_step_is_its_batch(tmp_path, train, bad_batches):
     bad_batches.update({0: math.inf, 3: math.inf})
     assert train("run", "--training.steps=3") == 0
     run = Folder(tmp_path / "run")
     assert list(run.losses()) == [1, 2, 3]
-    kept = run.path / "divergence" / "step-1-batch-0"
-    report = json.loads((kept / "report.json").read_text())
+    kept = run.path / "divergence"
+    assert {path.name for path in kept.iterdir()} == {"step-1-batch-0", "step-3-batch-3"}
+    report = json.loads((kept / "step-1-batch-0/report.json").read_text())
     assert (report["step"], report["global_batch"], report["loss"]) == (1, 0, "inf")
     assert report["bad"] is True and report["loss_limit"] == "inf"
-    assert os.listdir(kept.with_name("step-3-batch-3")) == ["report.json"]
     ids = [sample["id"] for sample in report["samples"]]
     assert ids and not set(ids) & set(run.audit()[0]["ids"])
     peaks = [sample["max_abs"] for sample in report["samples"]]
-    assert peaks == sorted(peaks, reverse=True)
-    tensors = torch.load(kept / "rank0.pt")
-    assert {name.split(".")[0] for name in tensors} == {"0", "1"}  # its micro-batches
-    assert max(tensors[f"{m}.latents"].abs().max().item() for m in "01") == peaks[0]
+    assert peaks == sorted(peaks, reverse=True) and peaks[-1] > 0
 
 
 @pytest.mark.long

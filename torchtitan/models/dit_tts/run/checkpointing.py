@@ -242,7 +242,7 @@ class RunCheckpointer(CheckpointManager):
         try:
             storage.load_checkpoint(frozen, path)
         except (CheckpointException, RuntimeError) as error:
-            raise misfit(path, error, self.config.optimizer.name) or error from None
+            raise misfit(path, error) or error from None
         whole.load_state_dict(frozen)
 
     def roll_back(self) -> bool:
@@ -362,7 +362,7 @@ class RunCheckpointer(CheckpointManager):
         try:
             storage.load_checkpoint(states, path)
         except (CheckpointException, RuntimeError) as error:
-            raise misfit(path, error, self.config.optimizer.name) or error from None
+            raise misfit(path, error) or error from None
         self.states[MODEL].load_state_dict(states)
         if grown is not None:
             grown.load(self.states[MODEL].model[0], path)

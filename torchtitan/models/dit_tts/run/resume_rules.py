@@ -77,30 +77,19 @@ def check_trained_with(
             )
 
 
-def misfit(path: Path, error: BaseException, optimizer: str) -> InputError | None:
-    """The sentence for a checkpoint that has other tensors than this run, whose optimizer is named; None
-    for other errors."""
+def misfit(path: Path, error: BaseException) -> InputError | None:
+    """The sentence for a checkpoint that has other tensors than this run; None for other errors."""
     found = _MISFIT.search(str(error))
     if found is None:
         return None
-    what, name = found[0].rstrip("."), found["name"] or ""
-    if name.startswith("dataloader."):
-        return InputError(
-            f"{path} has no position in the data that this version can take, as with [checkpoint] last_save_model_only "
-            f"or of an earlier version; start a new run from its weights by [checkpoint] initial_load_path"
-        )
-    if name.startswith("optimizer."):
-        return InputError(
-            f"[optimizer] name = {optimizer!r}, but {path} was written with another optimizer, whose "
-            f"state this one cannot take; set name as it was, or start a new run from its weights by "
-            f"[checkpoint] initial_load_path"
-        )
     with suppress(InputError):
-        if rank := checkpoint_storage.read_manifest(path)["trained_with"].get("lora.rank"):
+        rank = checkpoint_storage.read_manifest(path)["trained_with"].get("lora.rank")
+        if rank and not (found["name"] or "").startswith(("dataloader.", "optimizer.")):
             return InputError(
                 f"{path} holds an adapter alone ([lora] rank = {rank}), not the weights that it is for; titan-tts export its "
                 f"run, and start from that folder"
             )
     return InputError(
-        f"{path} does not fit this config's model ({what}); set [model] and [encoder] as they were"
+        f"{path} does not fit this config ({found[0].rstrip('.')}); set [model], [encoder] and [optimizer] name as they "
+        f"were, or start a new run from its weights by [checkpoint] initial_load_path"
     )

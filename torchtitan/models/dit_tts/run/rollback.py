@@ -1,11 +1,10 @@
-"""Keeps the batch of a bad step, and counts how often a run goes back because of one."""
+"""Keeps a report of a bad step, and counts how often a run goes back because of one."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torchtitan.tools.logging import logger
 
@@ -15,24 +14,19 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.divergence import StepStats
 
-_MAX_KEPT = 20
-"""Bad steps whose tensors are kept; of later ones there is the report alone"""
-
 
 class DivergenceError(InputError):
     """Training does not get past bad steps."""
 
 
 def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: StepStats) -> Path:
-    """Loads a bad step's batch again and writes it to `divergence/step-N-batch-M`: `rankR.pt` with this
-    rank's tensors (micro-batch m's names begin with `m.`), and `report.json` with the step's figures and
+    """Loads a bad step's batch again and writes `divergence/step-N-batch-M/report.json`, with the step's figures and
     every sample, the largest latents first. A collective. Returns the folder."""
     folder = run_folder / "divergence" / f"step-{bad.step}-batch-{bad.global_batch}"
     rank = dist.get_rank()
-    tensors: dict[str, torch.Tensor] = {}
     samples: list[dict[str, Any]] = []
     try:
-        for number, (batch, _) in enumerate(loader.micro_batches(bad.global_batch)):
+        for batch, _ in loader.micro_batches(bad.global_batch):
             lengths = batch["frames"].tolist()[: len(batch["sample_id"])]
             latents = batch["latents"]
             parts = latents[0, : sum(lengths)].split(lengths) if "longest" in batch else latents
@@ -40,25 +34,18 @@ def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: StepStats) ->
                 peak = float(part.abs().max())
                 row = {"id": name, "rank": rank, "frames": frames, "max_abs": _number(peak)}
                 samples.append(row)
-            tensors |= {
-                f"{number}.{name}": value.contiguous()
-                for name, value in batch.items()
-                if isinstance(value, torch.Tensor)
-            }
     except (InputError, OSError, RuntimeError) as error:  # the other ranks wait for this one
         logger.error(f"the batch of {folder.name} could not be read again ({error})")
     every = [row for rows in gather_from_ranks(samples) for row in rows]
     every.sort(key=lambda row: -float(row["max_abs"]) if row["max_abs"] != "nan" else -math.inf)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if len(list(folder.parent.iterdir())) <= _MAX_KEPT:
-            torch.save(tensors, folder / f"rank{rank}.pt")
-        if rank == 0:
+    if rank == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
             stats = {name: _number(value) for name, value in vars(bad).items()}
             report = json.dumps({**stats, "samples": every}, indent=1)
             write_atomic(folder / "report.json", report + "\n")
-    except (OSError, RuntimeError) as error:  # torch.save raises either on a full disk
-        logger.error(f"{folder}: the bad step's batch could not be kept ({error})")
+        except OSError as error:
+            logger.error(f"{folder}: the bad step's report could not be written ({error})")
     return folder
 
 
