@@ -18,16 +18,10 @@ from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfi
     ("key", "value", "of_weights"),
     [
         ("model.flavor", "small", True),
-        ("model.text_positions", "absolute", True),
         ("objective.prediction", "noise", True),
         ("lora.rank", 7, False),
         ("ema.decays", [0.9], False),
-        ("megatron.fp8", True, False),
-        ("training.max_norm", 7.0, False),
-        ("encoder.frozen", False, False),
         ("training.steps", 7, None),
-        ("data.num_workers", 7, None),
-        ("validation.freq", 7, None),
         ("compile.enable", True, None),
     ],
 )
