@@ -59,10 +59,10 @@ def fixed_set(
     count: int = 64,
     batch_size: int = 4,
     tokenizer: UnitTokenizer | None = None,
-    features: Any = None,
+    whole_rows: bool = False,
     **changes: Any,
 ) -> FixedSet:
     data = data_section(folder, **changes)
     dataset: Dataset = open_training_data(data)
     tokenizer = tokenizer or UnitTokenizer(CONDITIONS)
-    return FixedSet(dataset, data, tokenizer, count, batch_size, features)
+    return FixedSet(dataset, data, tokenizer, count, batch_size, whole_rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.small_models import small_args
-from tests.helpers.tiny_runs import Folder, killed
+from tests.helpers.tiny_runs import Folder
 from titan_tts.speak.lengths import find_predictor, open_lengths
 from titan_tts.speak.load_run import load_run
 from titan_tts.speak.utterance import Utterance, Voice
@@ -87,20 +87,3 @@ def test_it_learns_text_and_voice_and_generation_finds_it(tmp_path, train, data)
     assert found == pytest.approx(alone, rel=1e-5)
     assert found[0] == pytest.approx(13, rel=0.15) and found[1] == pytest.approx(24, rel=0.15)
     assert found[2] > 35  # of 54, for a text more than twice as long as any in training
-
-
-def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step, data):
-    more = [*OPTIONS, f"--data.path={data}", "--training.steps=6"]
-    assert train("unbroken", *more) == 0
-
-    steps = {5: killed}
-    after_step(steps)
-    with pytest.raises(RuntimeError, match="killed"):
-        train("killed", *more)
-    fit = tmp_path / "killed/durations.json"
-    written = fit.read_text().replace("[", "[ ")
-    fit.write_text(written)
-    steps.clear()
-    assert train("killed", *more) == 0
-    assert Folder(tmp_path / "killed").losses() == Folder(tmp_path / "unbroken").losses()
-    assert fit.read_text() == written  # what the run has is kept

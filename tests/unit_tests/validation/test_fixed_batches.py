@@ -34,6 +34,8 @@ def test_every_sample_in_batches_of_similar_lengths(rows):
     assert first.rows.tolist() == [0, 1, 2] and second.rows.tolist() == [3, 4, 5]
     assert first.inputs["frames"].tolist() == [7, 9, 12]
     assert first.inputs["sample_id"] == [f"000000:utt{number}" for number in (5, 1, 2)]
+    whole = fixed_set(rows, batch_size=4, max_frames=64, whole_rows=True)  # as generation's
+    assert [whole.load(n).inputs["latents"].shape[1] for n in (0, 1)] == [64, 64]
     # No longer than a model's multiple above its longest.
     assert first.inputs["latents"].shape[1] < 32 and second.inputs["latents"].shape[1] == 32
     dataset = fixed.dataset

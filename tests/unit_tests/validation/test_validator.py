@@ -87,7 +87,7 @@ def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog, m
     # Throughput leaves it out.
     assert sum(excluded) >= sum(row["seconds"] for row in found) > 0
     assert caplog.text.count("validation at step ") == 3
-    assert "validation at step 8: held-out loss " in caplog.text
+    assert "validation at step 8: lowest of all weights " in caplog.text
     assert "held-out samples: " not in caplog.text  # nine were asked for
     # What is validated is logged.
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6, 8]  # 2, 4: saved
@@ -98,8 +98,8 @@ def test_a_row_in_words():
     row |= {"speaker_gain": None, "seconds_error": 0.1234, "within_10_percent": 0.256}
     row |= {"best_heldout_loss": 1.125, "wer": 0.0, "wer_raw": 1.0, "real_time_factor": 0.5}
     assert sentence(row, "validation") == (
-        "validation at step 7: held-out loss 1.2500, gap -0.2500, error of lengths in seconds 0.123, lengths within "
-        "10 % 26%, lowest of all weights 1.1250, WER 0.0%, real-time factor 0.500 with weights raw; 2.1 s"
+        "validation at step 7: lowest of all weights 1.1250, held-out loss 1.2500, gap -0.2500, error of lengths in "
+        "seconds 0.123, lengths within 10 % 26%, WER 0.0%, real-time factor 0.500 with weights raw; 2.1 s"
     )
 
 

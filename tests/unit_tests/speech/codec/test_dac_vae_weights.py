@@ -107,7 +107,6 @@ def test_one_fingerprint_for_the_same_weights_and_another_for_others(file, codec
 def test_safetensors_hold_the_same_codec_in_folded_weights(codec, tmp_path):
     out = tmp_path / "out.safetensors"
     write_safetensors(codec.network, out)
-    assert build_codec(str(out)).fingerprint == codec.fingerprint
     with safe_open(out, "pt") as export:
         assert json.loads(export.metadata()["kwargs"])["encoder_rates"] == [2, 8, 10, 12]
         assert not any("post" in name or "weight_g" in name for name in export.keys())

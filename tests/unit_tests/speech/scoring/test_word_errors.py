@@ -1,9 +1,7 @@
-"""Texts that say the same have no errors, whatever their writing, and errors are those of jiwer."""
+"""Texts that say the same have no errors, whatever their writing and errors are counted by hand."""
 
 import itertools
-import random
 
-import jiwer
 import pytest
 
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_errors, normalizer
@@ -61,16 +59,6 @@ def test_every_digit_is_a_word():
     for digits in itertools.product(range(10), repeat=2):
         said = " ".join(DIGITS[digit] for digit in digits)
         assert normalize(said).split() == [str(digit) for digit in digits]
-
-
-def test_rates_are_those_of_jiwer():
-    generator = random.Random(0)
-    words = "the cat sat on a red mat near it".split()
-    for _ in range(50):
-        text, heard = (" ".join(generator.choices(words, k=generator.randint(1, 9))) for _ in "ab")
-        found = count_errors(text, heard)
-        assert found.word_errors / found.words == jiwer.wer(text, heard)
-        assert found.character_errors / found.characters == jiwer.cer(text, heard)
 
 
 def test_spelling_of_a_checkpoint():

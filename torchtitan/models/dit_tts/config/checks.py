@@ -21,8 +21,7 @@ from torchtitan.models.dit_tts.config.speed_checks import (
     check_optimizer,
 )
 from torchtitan.models.dit_tts.config.validation_figures import (
-    HIGHER_IS_BETTER,
-    LOWER_IS_BETTER,
+    FIGURES,
     decay_name,
     is_higher_better,
     measured_figures,
@@ -116,8 +115,9 @@ def _check_validation(config: JobConfig) -> None:
     if figure not in ("", *measured_figures(config)) and (
         validation.enable or is_higher_better(figure) is None
     ):
+        allowed = ", ".join(name for name, (*_, better) in FIGURES.items() if better is not None)
         why = (
-            f"it is no figure that is measured; allowed are {', '.join((*LOWER_IS_BETTER, *HIGHER_IS_BETTER))}, "
+            f"it is no figure that is measured; allowed are {allowed}, "
             f"at one of times such as heldout_loss_at_0.9, of certain weights such as heldout_loss_raw, or an empty "
             f"string; figures of speech need [samples] freq and what measures them"
         )

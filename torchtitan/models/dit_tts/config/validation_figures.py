@@ -1,19 +1,28 @@
-"""The figures of validation.jsonl that `[validation] keep_best` may name, and names of averaged weights."""
+"""The figures of validation.jsonl, and names of averaged weights."""
 
 import re
 from collections.abc import Collection
 
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
 
-LOWER_IS_BETTER = ("best_heldout_loss", "heldout_loss", "wer", "cer", "seconds_error")
-HIGHER_IS_BETTER = (
-    "text_gain",
-    "speaker_gain",
-    "speaker_similarity",
-    "opinion",
-    "within_10_percent",
-)
-"""Prefixes: a suffix names a time or weights, as in heldout_loss_at_0.9 and wer_raw"""
+FIGURES: dict[str, tuple[str, str, bool | None]] = {
+    "best_heldout_loss": ("lowest of all weights", ".4f", False),
+    "heldout_loss": ("held-out loss", ".4f", False),
+    "training_loss": ("training samples", ".4f", None),
+    "gap": ("gap", "+.4f", None),
+    "text_gain": ("text gain", ".4f", True),
+    "speaker_gain": ("speaker gain", ".4f", True),
+    "seconds_error": ("error of lengths in seconds", ".3f", False),
+    "within_10_percent": ("lengths within 10 %", ".0%", True),
+    "wer": ("WER", ".1%", False),
+    "cer": ("CER", ".1%", False),
+    "speaker_similarity": ("speaker similarity", ".3f", True),
+    "opinion": ("opinion", ".2f", True),
+    "duration_error": ("duration error", ".1%", None),
+    "real_time_factor": ("real-time factor", ".3f", None),
+}
+"""Figure -> its words, its form, and whether more of it is better; None: no checkpoint is kept by it. In names of
+keep_best a suffix names a time or weights, as in heldout_loss_at_0.9 and wer_raw"""
 
 _ENTRY = re.compile(r"ema\.(decay-(\d+(?:\.\d+)?(?:e-\d+)?)\.)")
 
@@ -36,10 +45,10 @@ def saved_prefixes(names: Collection[str]) -> list[str]:
 
 def is_higher_better(figure: str) -> bool | None:
     """None for a name that is none of these figures."""
-    for higher, names in ((False, LOWER_IS_BETTER), (True, HIGHER_IS_BETTER)):
-        if any(figure == name or figure.startswith(f"{name}_") for name in names):
-            return higher
-    return None
+    return next(
+        (better for name, (*_, better) in FIGURES.items() if f"{figure}_".startswith(f"{name}_")),
+        None,
+    )
 
 
 def measured_figures(config: JobConfig) -> set[str]:

@@ -12,8 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.config.validation_figures import prefix
-from torchtitan.models.dit_tts.flow.duration import SECONDS_ERROR, WITHIN
+from torchtitan.models.dit_tts.config.validation_figures import FIGURES, prefix
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.stop_signal import Stopped
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -138,29 +137,11 @@ class Validator:
         logger.info(sentence(row, "samples" if group == "speech" else group))
 
 
-_FIGURES = {
-    "heldout_loss": ("held-out loss", ".4f"),
-    "training_loss": ("training samples", ".4f"),
-    "gap": ("gap", "+.4f"),
-    "text_gain": ("text gain", ".4f"),
-    "speaker_gain": ("speaker gain", ".4f"),
-    SECONDS_ERROR: ("error of lengths in seconds", ".3f"),
-    WITHIN: ("lengths within 10 %", ".0%"),
-    "best_heldout_loss": ("lowest of all weights", ".4f"),
-    "wer": ("WER", ".1%"),
-    "cer": ("CER", ".1%"),
-    "speaker_similarity": ("speaker similarity", ".3f"),
-    "opinion": ("opinion", ".2f"),
-    "duration_error": ("duration error", ".1%"),
-    "real_time_factor": ("real-time factor", ".3f"),
-}
-
-
 def sentence(row: dict[str, Any], kind: str) -> str:
     """A row of validation.jsonl in words; what was not measured is left out."""
     shown = [
         f"{words} {format(row[name], form)}"
-        for name, (words, form) in _FIGURES.items()
+        for name, (words, form, _) in FIGURES.items()
         if row.get(name) is not None
     ]
     about = f"with weights {row['weights']}; {row['seconds']:.1f} s"
