@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from titan_tts.overlay import call_in_overlay
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
@@ -48,12 +48,9 @@ class Failure(NamedTuple):
 Answer = dict[str, Any] | Failure
 
 
-class Runner(Protocol):
-    """Does jobs; yields (number of the job, its answer) as they end, in any order. `tick` is called while it waits."""
-
-    def __call__(
-        self, function: str, jobs: Sequence[tuple], tick: Callable[[], object]
-    ) -> Iterator[tuple[int, Answer]]: ...
+Runner = Callable[[str, Sequence[tuple], Callable[[], object]], Iterator[tuple[int, Answer]]]
+"""Does jobs by a function: yields (number of the job, its answer) as they end, in any order. The last argument is called
+while it waits."""
 
 
 @contextmanager
@@ -97,32 +94,23 @@ def attempt(function: str, job: tuple, device: str) -> Answer:
         return Failure("error", f"{kind}{first_line(error)}")
 
 
-class _Worker(Protocol):
-    """Says None once it is ready, then an answer for each job that it is given."""
-
-    def give(self, function: str, job: tuple) -> None: ...
-
-    def heard(self) -> Answer | None: ...
-
-    def end(self, at_once: bool) -> None: ...
-
-
 @dataclass(eq=False)
 class _Place:
     """A worker and its state; `job` is the number of the job that it has."""
 
-    start: Callable[[], _Worker]
-    worker: _Worker | None = None
+    start: Callable[[], "_Worker"]
+    worker: "_Worker | None" = None
     is_ready: bool = False
     job: int | None = None
 
 
 @contextmanager
 def _pool(
-    starts: Sequence[Callable[[], _Worker]],
+    starts: Sequence[Callable[[], "_Worker"]],
     wait_for: Callable[[list[Any], float], list[Any]],
 ) -> Iterator[Runner]:
-    """A runner over workers, which are started when there is a job for them."""
+    """A runner over workers, which are started when there is a job for them. A worker says None once it is ready, then
+    an answer for each job that it is given."""
     places = [_Place(start) for start in starts]
 
     def runner(
@@ -256,6 +244,9 @@ class _RayActor:
         import ray
 
         ray.kill(self._actor)
+
+
+_Worker = _Process | _RayActor
 
 
 def _wait_for_actors(workers: list[_RayActor], seconds: float) -> list[_RayActor]:

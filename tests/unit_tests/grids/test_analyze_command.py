@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from tests.helpers.analysis_table import check_page, check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.browser import dom_after_scripts
-from tests.helpers.pages import check_offline, table
+from tests.helpers.pages import check_offline, table, tables
 from titan_tts import cli
 from titan_tts.grids.labels import label
 from titan_tts.grids.plots import _curves, _scaling
@@ -135,6 +135,12 @@ def test_the_tables_as_people_read_them(tmp_path):
             write_run(folder, result, factors=levels, forecast=forecast, repeat=repeat)
     out = analyze(tmp_path / "grid", tmp_path / "out")
     page = (out / "index.html").read_text()
+    best = "16 GPUs, 4 nodes, batch 4, compile default"
+    assert [row[:3] for row in tables(page)[0][1:]] == [
+        *(["4 GPUs, 1 node, batch 2, compile default", "2", "240"], [best, "2", "960"])
+    ]
+    assert "1 of 8 steps" in page and "right for 24 of 24 runs" in page
+    assert "most by -20.0 %: 16 GPUs, 4 nodes, compile default, batch 4 to 8" in page
     rows = table(page, "efficiency")
     # MFU is throughput per GPU over 100: 2.00 x 1.2 = 60 % of the fastest on 4 GPUs.
     assert rows[1] == ["batch 4, compile default", "4", "1", "240", "100.0 %", "60", "60"]
@@ -146,7 +152,7 @@ def test_the_tables_as_people_read_them(tmp_path):
     assert rows[1][5:7] == ["+20.0 to +50.0 %", "6"]
     assert ["s/step", "1", "1", "3", "24"] in table(page, "measured / predicted")
     bars = (out / "plots" / "configurations.svg").read_text()
-    assert "16 GPUs, 4 nodes, batch 4, compile default" in bars
+    assert best in bars and best.replace("batch 4", "batch 8") not in bars
 
 
 def test_levels_as_people_read_them():

@@ -1,63 +1,56 @@
 """How a grid is continued, shared by two commands, and kept apart from what is no run of it."""
 
+import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from filelock import FileLock
 
-from tests.helpers.instant_runs import AXES, DEBUG, ROOT, order, start, states
+from tests.helpers.instant_runs import AXES, DEBUG, InstantRun, order, start, states
 from titan_tts.grids import runner
 from titan_tts.grids.grid_file import read_grid
 from titan_tts.grids.grid_run import GridRun
-from titan_tts.launch.supervisor import Outcome
+from titan_tts.launch.supervisor import Outcome, interrupt_on_signals
 from torchtitan.models.dit_tts.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("no_training")
 
-CHILD = """
-import json, sys, time
-time.sleep(0.7)
-folder = sys.argv[1]
-report = {"samples_per_second": 2.0, "mfu": None, "peak_reserved_gib": 1.0}
-json.dump(report, open(folder + "/benchmark.json", "w"))
-open(folder + "/../order.txt", "a").write(folder.rsplit("/")[-1] + "\\n")
-json.dump({"state": "completed", "time": time.time(), "error": ""}, open(folder + "/state.json", "w"))
-"""
 
-GRID = """
-# A shell starts what is in its background with SIGINT ignored.
-import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
-import sys; sys.path.insert(0, sys.argv[1])
-from titan_tts.overlay import install_overlay; install_overlay()
-from titan_tts.grids import runner
-runner.train_command = lambda config, *_, **__: [sys.executable, "-c", sys.argv[3], str(config.parent)]
-from titan_tts.cli import main; sys.exit(main(["ablate", sys.argv[2]]))
-"""
-
-
-@pytest.mark.long
-def test_a_grid_that_was_ended_continues(tmp_path):
+def test_a_grid_that_was_ended_continues(tmp_path, monkeypatch):
     """The run that it was at is run again; what was done before is not. tests/integration_tests kill a grid."""
-    start(tmp_path, AXES)  # writes the file
-    command = [sys.executable, "-c", GRID, str(ROOT), str(tmp_path / "mine.toml"), CHILD]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    while "[2/6]" not in process.stdout.readline():
-        assert process.poll() is None
-    time.sleep(0.3)  # in the third run
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) != 0
-    run = start(tmp_path, AXES)
-    records = {cell.name: run.runner.record(cell).get("state") for cell in run.all}
-    (stopped,) = [name for name, state in records.items() if state == "preempted"]
-    done = order(tmp_path)
-    assert run.run("") == 0
+    run, waits = start(tmp_path), []
+
+    def interrupted(self, seconds, until):
+        waits.append((seconds, until()))
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+        return True
+
+    with monkeypatch.context() as context:
+        context.setattr(InstantRun, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.run("")
+    assert waits == [(20 * 60, True)] * 3
+    found = [run.runner.record(cell).get("state") for cell in run.all]
+    assert found == ["completed", "completed", "preempted", None, None, None]
+    assert start(tmp_path).run("") == 0
+    names = [cell.name for cell in run.all]
+    assert order(tmp_path) == [*names[:3], *names[2:]]
     assert set(states(run).values()) == {"completed"}
-    left = order(tmp_path)[len(done) :]
-    assert not set(done[:2]) & set(left) and stopped in left
+
+
+def test_sigterm_interrupts_a_grid():
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        interrupt_on_signals()
+        for each in before:
+            with pytest.raises(KeyboardInterrupt, match=each.name):
+                os.kill(os.getpid(), each)
+                time.sleep(5)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def test_two_commands_share_a_grid(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Steps, runs and layouts: against the one measurement, and by hand."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -203,19 +204,28 @@ def test_layouts_are_compared_by_time_and_training_accepts_the_best():
 
 
 def test_the_command_answers_for_many_gpus(capsys):
-    assert main("plan 8b_megatron --gpu GH200 --gpus 64 --gpus-per-node 4 --price 2".split()) == 0
+    given = "plan 8b_megatron --gpu GH200 --gpus 64 --gpus-per-node 4 --inter-node-gbps 25"
+    assert main([*given.split(), "--price", "2", "--data-hours", "50"]) == 0
     printed = capsys.readouterr().out
     for words in (
         "8,238,706,816",
         "GPUs: 64 (16 x 4 GH200)",
         "TP 4 x FSDP2, replicas x shards = 1 x 16",
         "16 ranks x 8 samples x 8 accumulation steps = 1,024 samples",
+        "25 GB/s between nodes",
         "scaled to the GH200",
     ):
         assert words in printed, printed
     [best] = [line for line in printed.splitlines() if line.endswith("  best")]
     degree = best.split(" x ")[1].split()[0]
-    assert f"data_parallel_shard_degree = {degree}" in printed and "cost " in printed
+    assert f"data_parallel_shard_degree = {degree}" in printed
+
+    def figure(pattern: str) -> float:
+        return float(re.search(pattern, printed)[1].replace(",", ""))
+
+    assert figure(r"cost (.*)") == pytest.approx(2 * figure(r"(\S+) GPU hours"), abs=0.2)
+    hours, passes = figure(r"(\S+) hours of audio \("), figure(r"(\S+) passes over 50 hours")
+    assert passes == pytest.approx(hours / 50, abs=0.1)
     assert main("plan debug --gpus 1 --training.mixed_precision_param bfloat16 --json".split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["longest"]["fits"] and found["layouts"] == [] and found["largest"] > 100

@@ -35,21 +35,22 @@ AVERAGES = {"decays": [0.9, 0.99]}
 
 
 @pytest.mark.parametrize(
-    "layout, weights, optimizer, passing",
+    "name, layout, weights, optimizer, passing",
     [
         # 2 x 10, 3 x 6, 1 and 2 x 4 numbers. The root, the head and the last block stay gathered (83 numbers), the
         # first block comes and the next with it (2 x 60); its gradients in both dtypes.
-        (Layout(1, 4), 188, 2 * 188 + 16, {"gathered weights": 2 * 203, "gradients in flight": 360}),
+        ("FSDP2", Layout(1, 4), 188, 2 * 188 + 16, {"gathered weights": 2 * 203, "gradients in flight": 360}),
         # 3 x 10, 5 x 6, 2 and 3 x 4.
-        (Layout(2, 2), 296, 2 * 296 + 16, {"gathered weights": 2 * 203, "gradients in flight": 360}),
+        ("HSDP", Layout(2, 2), 296, 2 * 296 + 16, {"gathered weights": 2 * 203, "gradients in flight": 360}),
         # Of 3 x 10 and 10 x 3: 2 x 10 and 5 x 3; 2 and 3 x 4.
-        (Layout(1, 2, 2), 196, 2 * 196 + 16, {"gathered weights": 2 * 113, "gradients in flight": 180}),
-        (Layout(4, 1), 572, 2 * 572 + 16, {"second copy of weights": 572, "weights in the compute dtype": 286}),
-        (Layout(1, 1), 572, 2 * 572 + 16, {"weights in the compute dtype": 286}),
+        ("TP 2 x FSDP2", Layout(1, 2, 2), 196, 2 * 196 + 16, {"gathered weights": 2 * 113, "gradients in flight": 180}),
+        ("DDP", Layout(4, 1), 572, 2 * 572 + 16, {"second copy of weights": 572, "weights in the compute dtype": 286}),
+        ("one GPU", Layout(1, 1), 572, 2 * 572 + 16, {"weights in the compute dtype": 286}),
     ],
 )  # fmt: skip
-def test_bytes_of_a_layout(layout, weights, optimizer, passing):
+def test_bytes_of_a_layout(name, layout, weights, optimizer, passing):
     config = debug_config(ema=AVERAGES)
+    assert layout.name == name
     lasting = {"weights": weights, "gradients": weights, "optimizer": optimizer, "EMA": 2 * weights}
     assert lasting_bytes(config, MODEL, layout) == lasting
     assert passing_bytes(config, MODEL, layout) == passing
