@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titan_tts.prepare.source_error import SourceError, unreadable
+from titan_tts.prepare.formats import SourceError, unreadable
 from titan_tts.records.utterance import Utterance
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name
 from torchtitan.models.dit_tts.errors import InputError

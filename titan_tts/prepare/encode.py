@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
+from titan_tts.prepare.formats import SourceError
 from titan_tts.prepare.listing import items_of_chunk, unusable
 from titan_tts.prepare.processing import COUNTED, REASONS, Processed, length_reason, process
 from titan_tts.prepare.settings import AudioSettings, Options
-from titan_tts.prepare.source_error import SourceError
 from titan_tts.records.utterance import SPLITS, Utterance
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
@@ -33,8 +33,6 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import one_thread
 from torchtitan.models.dit_tts.speech.codec import build_codec
-
-RUN_NAME = "run.json"
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,11 @@ class Chunk:
 
 
 def write_run(folder: Path, run: Run) -> None:
-    write_atomic(folder / RUN_NAME, json.dumps(asdict(run)))
+    write_atomic(folder / "run.json", json.dumps(asdict(run)))
 
 
 def read_run(folder: Path) -> Run:
-    values = json.loads((folder / RUN_NAME).read_text())
+    values = json.loads((folder / "run.json").read_text())
     return Run(**values | {"options": Options.from_json(values["options"])})
 
 

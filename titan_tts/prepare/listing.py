@@ -18,9 +18,8 @@ import numpy as np
 import xxhash
 from tqdm import tqdm
 
-from titan_tts.prepare.formats import Reader
+from titan_tts.prepare.formats import Reader, SourceError, unreadable
 from titan_tts.prepare.settings import Options
-from titan_tts.prepare.source_error import SourceError, unreadable
 from titan_tts.records.utterance import TRAIN, Unusable, Utterance
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError

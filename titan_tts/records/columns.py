@@ -16,8 +16,8 @@ from torchtitan.models.dit_tts.files import nfc
 
 # The first of these that a row has is taken.
 AUDIO_NAMES = (
-    *("audio", "audio_file", "audio_filepath", "audio_path", "path", "file", "file_name"),
-    "filename",
+    *("audio", "audio_file", "audio_filepath", "audio_path"),
+    *("path", "file", "file_name", "filename"),
 )
 TEXT_NAMES = ("text", "normalized_text", "transcription", "transcript", "sentence")
 SPEAKER_NAMES = ("speaker", "speaker_id", "speaker_name", "client_id")
@@ -70,11 +70,9 @@ def make_utterance(
     text_name, text = _first(labels, columns.text_column, TEXT_NAMES)
     wanted = columns.text_column or " or ".join(TEXT_NAMES)
     if not text_name:
-        return Unusable(
-            id,
-            f"has the columns {', '.join(sorted(labels))}, but the text is needed as {wanted}: name its column with "
-            "--text-column",
-        )
+        there = f"has the columns {', '.join(sorted(labels))}"
+        needed = f"but the text is needed as {wanted}: name its column with --text-column"
+        return Unusable(id, f"{there}, {needed}")
     if not isinstance(text, str):
         return Unusable(id, f'has "{text_name}" = {text!r}, but a string is needed')
     speaker_name, speaker = _first(labels, columns.speaker_column, SPEAKER_NAMES)
@@ -89,17 +87,13 @@ def make_utterance(
         given = f'"{speaker_name}" = {speaker!r}' if speaker is not None else "no speaker"
         if speaker is None and columns.speaker_pattern:
             given += f" and --speaker-pattern = {columns.speaker_pattern!r} finds none in its key"
-        return Unusable(
-            id,
-            f"has {given}; a name or number is needed as {wanted}, or --speaker-pattern REGEX to find "
-            "it in the key, or --speaker NAME for all",
-        )
+        other = "or --speaker-pattern REGEX to find it in the key, or --speaker NAME for all"
+        return Unusable(id, f"has {given}; a name or number is needed as {wanted}, {other}")
     split = split_of(labels.get("split"))
     if split is None and labels.get("split") not in (None, ""):
+        allowed = f"train, or with {', '.join(HELDOUT_PREFIXES)} for held-out ones"
         return Unusable(
-            id,
-            f'has "split" = {labels["split"]!r}; allowed are names that begin with train, and with '
-            f"{', '.join(HELDOUT_PREFIXES)} for held-out ones",
+            id, f'has "split" = {labels["split"]!r}; allowed are names that begin with {allowed}'
         )
     if split is None:
         unit = speaker if columns.heldout_by == "speaker" else id

@@ -94,8 +94,15 @@ def test_a_name_that_is_there_twice(names, suffix, tmp_path):
 
 BYTES = [np.full((1, 128), np.nan, "<f2"), np.full((1, 128), 1e9, "<f4"), np.zeros((1, 127), "<f4")]
 BYTES = [SHARD_ROW | {"latents": [each.tobytes()]} for each in BYTES]
-CELLS = [[]], [[float("nan")] * 128], [[None] * 128], [[0.0] * 100]
-CELLS = [{"latents": pyarrow.array(each, pyarrow.list_(pyarrow.float32()))} for each in CELLS]
+CELLS = (
+    [[]],
+    [[float("nan")] * 128],
+    [[None] * 128],
+    [[0.0] * 100],
+    [[[0.0] * 64] * 2],
+    [[[0.0] * 128, [0.0]]],
+)
+CELLS = [{"latents": pyarrow.array(each)} for each in CELLS]
 
 
 @pytest.mark.parametrize(
@@ -105,10 +112,13 @@ CELLS = [{"latents": pyarrow.array(each, pyarrow.list_(pyarrow.float32()))} for 
         (BYTES[1], "not finite in float16"),
         (BYTES[2], "508 bytes for 1 frames of 128 channels"),
         (CELLS[0], "has no frame"),
-        (CELLS[1], "not finite"),
-        (CELLS[2], "nulls"),
-        (CELLS[3], "not a multiple of the 128"),
+        (CELLS[1], "missing or not finite"),
+        (CELLS[2], "missing or not finite"),
+        (CELLS[3], "frames of 128 numbers are needed"),
+        (CELLS[4], r"\(2, 64\); frames of 128 numbers are needed"),
+        (CELLS[5], "frames of 128 numbers are needed"),
         ({"latents": [3.0]}, "holds double"),
+        ({"latents": ["x"]}, "holds string"),
     ],
 )
 def test_bad_latents(columns, message, tmp_path):

@@ -4,6 +4,7 @@ A reader lists what a source holds, always in the same order, without decoding a
 format, write a class with the members of `Reader` and name it in `FORMATS`.
 """
 
+import errno
 import glob
 import importlib
 import os
@@ -22,7 +23,7 @@ class Reader(Protocol):
     """One corpus.
 
     Attributes:
-        root: folder that the items' paths are relative to.
+        root: folder that the paths of its utterances are relative to.
         self_contained: everything is in the files that `files` lists, audio included.
     """
 
@@ -30,17 +31,12 @@ class Reader(Protocol):
     self_contained: bool
 
     @classmethod
-    def recognizes(cls, source: str) -> bool:
-        """True if the layout at `source` is this format's."""
-        ...
+    def recognizes(cls, source: str) -> bool: ...
 
     def __init__(self, options: Options): ...
 
     def files(self) -> dict[str, str]:
-        """{name: path or URL} of the corpus's lists or containers.
-
-        Names do not change when the corpus moves, nor with a URL's signature.
-        """
+        """{name: path or URL} of its lists or containers; names stay when the corpus moves or a URL's signature changes."""
         ...
 
     def items(self) -> Iterator[Utterance | Unusable]: ...
@@ -60,10 +56,10 @@ def find_format(source: str, name: str = "auto") -> str:
     """The format of that name; for "auto" the one whose layout the source has."""
     there = is_remote(source) or has_pattern(source) or os.path.exists(source)
     require(there, f"{source}: does not exist; give a folder, a file or a glob of recordings")
-    if name in FORMATS:
-        return name
     kinds = "; ".join(f"{known}: {layout}" for known, (_, layout) in FORMATS.items())
-    require(name == "auto", f"--format = {name!r}, but known are auto, {kinds}")
+    require(name in ("auto", *FORMATS), f"--format = {name!r}, but known are auto, {kinds}")
+    if name != "auto":
+        return name
     if is_remote(source):
         return "webdataset"  # behind a URL only tars are read
     matching = [known for known in FORMATS if _reader_class(known).recognizes(source)]
@@ -107,6 +103,27 @@ def find_files(source: str, suffixes: tuple[str, ...], below: bool = False) -> l
         paths = [source]
     paths = [os.path.abspath(path) for path in paths if path.endswith(suffixes)]
     return sorted({path for path in paths if os.path.isfile(path)})
+
+
+# Errors of a path, not of the disk that it is on.
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+class SourceError(InputError):
+    """A disk or store fails: the recording may be valid, so it is never left out as a corrupt one."""
+
+
+def unreadable(path: str, error: OSError | ValueError) -> InputError:
+    """The error of an audio file: a `SourceError` unless the path itself is wrong."""
+    reason = getattr(error, "strerror", None) or error
+    sentence = f"the audio file {path!r} cannot be read ({reason})"
+    if "\\" in path:
+        sentence += (
+            "; it has backslashes, as on Windows: write paths with / and relative to the list"
+        )
+    if isinstance(error, OSError) and error.errno not in _NO_FILE:
+        return SourceError(f"{sentence}; check the disk and its rights and start again")
+    return InputError(sentence)
 
 
 def say_unlisted(error: OSError) -> None:

@@ -9,18 +9,16 @@ the sample's JSON. In a shard as `titan-tts data export` writes it they are floa
 import os
 import re
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import pyarrow
-import pyarrow.compute
 import pyarrow.parquet
 from pyarrow import types
 
-from titan_tts.prepare.formats import common_folder, find_files, has_pattern
+from titan_tts.prepare.formats import SourceError, common_folder, find_files, has_pattern
 from titan_tts.prepare.settings import Options
-from titan_tts.prepare.source_error import SourceError
 from titan_tts.records.columns import (
     AUDIO_NAMES,
     KEY_NAMES,
@@ -116,14 +114,10 @@ class TableCorpus:
 
 
 class Table:
-    """One Parquet or Arrow file.
+    """One Parquet or Arrow file of `groups` row groups or record batches.
 
-    Attributes:
-        groups: number of its row groups, or of its record batches.
-        payload: the column of the audio or the latents.
-        payload_is_path: it names files.
-        reference: the column of the references of latents, if any.
-        is_shard: it is a shard, whose latents are bytes.
+    `payload` is the column of the audio or the latents, and `reference` that of the references of latents, if any. In a
+    shard, `is_shard`, latents are bytes.
     """
 
     def __init__(self, path: str):
@@ -167,8 +161,7 @@ class Table:
         self, group: int, columns: list[str], rows_at_once: int
     ) -> Iterator["pyarrow.RecordBatch"]:
         """The rows of a group, a few at a time; an Arrow file's are views of the file."""
-        # The module may be gone when a generator is closed.
-        failures = (pyarrow.ArrowException, OSError)
+        failures = pyarrow.ArrowException, OSError  # pyarrow may be gone when a generator is closed
         try:
             if self._parquet is None:
                 yield self._batches[group].select(columns)
@@ -205,64 +198,46 @@ class TableCursor:
     """Rows of a table, read one at a time, mostly forwards: then no row is read twice."""
 
     def __init__(self, path: str, columns: tuple[str, ...]):
-        self.path, self.columns = path, columns
-        self._table = Table(path)
-        self._group = -1
-        self._first = self._stop = 0
-        self._batch: pyarrow.RecordBatch | None = None
-        self._rest: Iterator[pyarrow.RecordBatch] = iter(())
+        self.path, self.columns, self._table = path, columns, Table(path)
+        self._group, self._next = -1, 0
+        self._rows: Iterator[dict[str, pyarrow.Scalar]] = iter(())
 
     def row(self, group: int, row: int) -> dict[str, "pyarrow.Scalar"]:
         """{column: scalar} of a row of a group."""
-        if group != self._group or row < self._first:
-            self._rest = self._table.batches(group, list(self.columns), _ROWS_AT_ONCE)
-            self._group, self._first, self._stop = group, 0, 0
-        while row >= self._stop:
-            self._batch = next(self._rest, None)
-            if self._batch is None:
-                raise InputError(f"{self.path} ends before row {row} of group {group}; it changed")
-            self._first, self._stop = self._stop, self._stop + self._batch.num_rows
-        assert self._batch is not None
-        return {name: self._batch.column(name)[row - self._first] for name in self.columns}
+        if group != self._group or row < self._next:
+            self._group, self._next, self._rows = group, 0, self._read(group)
+        found = next(islice(self._rows, row - self._next, None), None)
+        self._next = row + 1
+        if found is None:
+            raise InputError(f"{self.path} ends before row {row} of group {group}; it changed")
+        return found
+
+    def _read(self, group: int) -> Iterator[dict[str, "pyarrow.Scalar"]]:
+        for batch in self._table.batches(group, list(self.columns), _ROWS_AT_ONCE):
+            for row in range(batch.num_rows):
+                yield {name: batch.column(name)[row] for name in self.columns}
 
 
 def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = None) -> np.ndarray:
-    """A cell's latents (T, channels) float32, from a list of lists of numbers or a flat list, or of a shard from the
+    """A cell's latents (T, channels) float32, from a list of frames or a flat list of numbers, or of a shard from the
     bytes of so many rows."""
-    if isinstance(cell, pyarrow.ExtensionScalar):
-        cell = cell.value
-    if not cell.is_valid:
-        raise InputError(f"column {name} is null")
+    value: Any = cell.as_py()
     if rows is not None:
-        data, values = cell.as_py(), rows * channels
-        kind = next((k for k in ("<f2", "<f4") if len(data) == values * int(k[2])), None)
-        if kind is None:
-            needed = f"{rows} frames of {channels} channels"
-            raise InputError(f"column {name} has {len(data)} bytes for {needed}")
-        return _finite(np.frombuffer(data, kind).astype(np.float32), channels, name)
-    if not isinstance(cell, pyarrow.ListScalar):
-        raise InputError(f"column {name} holds {cell.type}; lists of numbers are needed")
-    values = cell.values
-    if types.is_nested(values.type):
-        lengths = pyarrow.compute.list_value_length(values)  # type: ignore[attr-defined]
-        widths = set(lengths.to_pylist())
-        if widths - {channels}:
-            found = sorted(map(str, widths))
-            raise InputError(f"column {name} has frames of {found} values, not of {channels}")
-        values = values.flatten()
-    if values.null_count or not (types.is_floating(values.type) or types.is_integer(values.type)):
-        raise InputError(f"column {name} holds {values.type} with {values.null_count} nulls")
-    numbers = values.to_numpy(zero_copy_only=False).astype(np.float32)
-    if len(numbers) % channels:
-        found = f"{len(numbers)} values, not a multiple of the {channels} per frame"
-        raise InputError(f"column {name} has {found}")
-    return _finite(numbers, channels, name)
-
-
-def _finite(numbers: np.ndarray, channels: int, name: str) -> np.ndarray:
-    """Values as (T, channels)."""
-    if not np.isfinite(numbers).all() or np.abs(numbers).max(initial=0) > np.finfo(np.float16).max:
-        raise InputError(f"column {name} has values that are not finite in float16")
+        sizes = {rows * channels * int(kind[2]): kind for kind in ("<f4", "<f2")}
+        needed = f"{rows} frames of {channels} channels"
+        require(len(value) in sizes, f"column {name} has {len(value)} bytes for {needed}")
+        value = np.frombuffer(value, sizes[len(value)])
+    try:
+        numbers = np.array(value, np.float32)
+    except (TypeError, ValueError):  # texts, or frames of several lengths
+        numbers = np.zeros(())
+    flat = numbers.ndim == 1 and numbers.size % channels == 0
+    require(
+        flat or (numbers.ndim == 2 and numbers.shape[1] == channels),
+        f"column {name} holds {cell.type} {numbers.shape}; frames of {channels} numbers are needed",
+    )
+    finite = np.isfinite(numbers).all() and np.abs(numbers).max(initial=0) <= np.finfo("<f2").max
+    require(bool(finite), f"column {name} has values that are missing or not finite in float16")
     return numbers.reshape(-1, channels)
 
 
