@@ -25,10 +25,6 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS edits (id INTEGER PRIMARY KEY AUTOINCREMENT, segment TEXT NOT NULL, "
     "annotator TEXT NOT NULL, time REAL NOT NULL, action TEXT NOT NULL, text TEXT, text_verbatim TEXT, "
     "audio TEXT)",
-    *(
-        f"CREATE TRIGGER IF NOT EXISTS no_{change} BEFORE {change} ON edits BEGIN SELECT RAISE(ABORT, 'edits are kept'); END"
-        for change in ("UPDATE", "DELETE")
-    ),
     "CREATE TABLE IF NOT EXISTS access (one INTEGER PRIMARY KEY CHECK (one = 1), token TEXT)",
 )
 
@@ -105,7 +101,6 @@ def opened(path: Path, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Conne
     try:
         # Which rolls back what was not committed.
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
-            connection.execute("PRAGMA synchronous = FULL")
             connection.execute(begin)
             yield connection
             connection.execute("COMMIT")

@@ -41,7 +41,6 @@ class ReadyLatents:
 
     latents: np.ndarray
     reference: np.ndarray
-    replaced_reference: bool = False  # the table's was a part of the latents
 
 
 class Loader:

@@ -20,7 +20,7 @@ import torch
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from titan_tts.prepare.formats import SourceError
 from titan_tts.prepare.listing import items_of_chunk, unusable
-from titan_tts.prepare.processing import COUNTED, REASONS, Processed, length_reason, process
+from titan_tts.prepare.processing import COUNTED, REASONS, length_reason, process
 from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.records.utterance import SPLITS, Utterance
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
@@ -142,85 +142,75 @@ def _encode(
         seconds = 0.0
         try:
             loaded = loader.load(item.audio, run.channels)
-            seconds = _seconds(run, loaded)
-            outcome = _outcome(run, item, loaded)
-            references = _references(run, loader.references(item), device)
+            if isinstance(loaded, Recording):
+                seconds = len(loaded.samples) / loaded.rate
+                made = _of_recording(run, item, loaded, loader.references(item), device)
+            else:
+                seconds = len(loaded.latents) * run.hop_length / run.sample_rate
+                made = _of_latents(run, item, loaded, seconds)
         except SourceError:
             raise
         except InputError as error:
             if run.options.on_error == "raise":
                 raise unusable(run.options.source, item.id, error) from None
             chunk.problems.append([item.id, str(error)])
-            outcome = "undecodable"
-        if isinstance(outcome, str):
+            made = "undecodable"
+        if isinstance(made, str):
             longest = [(item.id, seconds)] if seconds else []
-            chunk.add(Chunk({}, {outcome: 1}, [], {}, {outcome: seconds}, longest))
+            chunk.add(Chunk({}, {made: 1}, [], {}, {made: seconds}, longest))
             continue
-        samples[item.split].append(_triplet(run, item, outcome, references, device))
-        for name in COUNTED:
-            if value := getattr(outcome, name, 0):
-                chunk.counts[name] = chunk.counts.get(name, 0) + value
+        triplet, counts = made
+        samples[item.split].append(triplet)
+        chunk.add(Chunk(counts={name: value for name, value in counts.items() if value}))
     chunk.samples = {split: len(triplets) for split, triplets in samples.items() if triplets}
     return chunk, samples
 
 
-def _seconds(run: Run, loaded: Recording | ReadyLatents) -> float:
-    if isinstance(loaded, Recording):
-        return len(loaded.samples) / loaded.rate
-    return len(loaded.latents) * run.hop_length / run.sample_rate
+# A sample and what is counted of it, see COUNTED; or the reason to leave it out.
+_Made = tuple[Triplet, dict[str, float]] | str
 
 
-def _outcome(
-    run: Run, item: Utterance, loaded: Recording | ReadyLatents
-) -> Processed | ReadyLatents | str:
-    settings = run.options.audio
-    if isinstance(loaded, Recording):
-        return process(loaded.samples, loaded.rate, run.sample_rate, item.text, settings)
-    if reason := length_reason(_seconds(run, loaded), item.text, settings):
-        return reason
-    arrays = loaded.reference, loaded.latents
-    if is_leak(*(array.astype(np.float16).astype(np.float32) for array in arrays)):  # as stored
-        return ReadyLatents(loaded.latents, loaded.reference[:0], replaced_reference=True)
-    return loaded
-
-
-def _references(run: Run, recordings: list[Recording], device: str) -> list[np.ndarray]:
-    """Latents (R, channels) of a sample's own references, each of an equal part of --max-reference-frames, so that no
-    speaker of several is lost."""
-    audio, latents = run.options.audio, list[np.ndarray]()
-    # No filters: the user chose these recordings.
+def _of_recording(
+    run: Run, item: Utterance, loaded: Recording, references: list[Recording], device: str
+) -> _Made:
+    audio, labels = run.options.audio, dict(item.labels)
+    done = process(loaded.samples, loaded.rate, run.sample_rate, item.text, audio)
+    # No filters for references: the user chose these recordings.
     settings = AudioSettings(loudness=audio.loudness, max_silence=audio.max_silence)
-    for recording in recordings:
-        found = process(recording.samples, recording.rate, run.sample_rate, "", settings)
-        if isinstance(found, str):
-            raise InputError(f"a recording of its reference is {REASONS[found]}; name another one")
-        frames = max(1, run.options.max_reference_frames // len(recordings))
-        latents.append(_latents(run, found.waveform[: frames * run.hop_length], device))
-    return latents
-
-
-def _triplet(
-    run: Run,
-    item: Utterance,
-    outcome: Processed | ReadyLatents,
-    references: list[np.ndarray],
-    device: str,
-) -> Triplet:
-    metadata = dict(item.labels)
-    if isinstance(outcome, ReadyLatents):
-        fps = run.sample_rate / run.hop_length
-        duration = metadata.get("target_duration")
-        # The source's figure is kept where it fits the frames.
-        if not isinstance(duration, (int, float)) or abs(duration * fps - len(outcome.latents)) > 1:
-            metadata["target_duration"] = len(outcome.latents) / fps
-        return Triplet(item.id, outcome.latents, outcome.reference, metadata)
-    metadata["target_duration"] = outcome.seconds
-    if outcome.gain_db is not None:
-        metadata["gain_db"] = outcome.gain_db
+    # Each has an equal part, so that no speaker of several is lost.
+    frames = max(1, run.options.max_reference_frames // max(1, len(references)))
+    parts = [np.zeros((0, run.channels), np.float16)]
+    for each in references:
+        said = process(each.samples, each.rate, run.sample_rate, "", settings)
+        if isinstance(said, str):
+            raise InputError(f"a recording of its reference is {REASONS[said]}; name another one")
+        parts.append(_latents(run, said.waveform[: frames * run.hop_length], device))
+    if isinstance(done, str):
+        return done
+    labels["target_duration"] = done.seconds
+    if done.gain_db is not None:
+        labels["gain_db"] = done.gain_db
     if len(references) > 1:
-        metadata[REFERENCE_PARTS] = [len(each) for each in references]
-    reference = np.concatenate([np.zeros((0, run.channels), np.float16), *references])
-    return Triplet(item.id, _latents(run, outcome.waveform, device), reference, metadata)
+        labels[REFERENCE_PARTS] = [len(each) for each in parts[1:]]
+    latents = _latents(run, done.waveform, device)
+    counts = {name: getattr(done, name) for name in COUNTED[:2]}
+    return Triplet(item.id, latents, np.concatenate(parts), labels), counts
+
+
+def _of_latents(run: Run, item: Utterance, loaded: ReadyLatents, seconds: float) -> _Made:
+    if reason := length_reason(seconds, item.text, run.options.audio):
+        return reason
+    latents, reference, labels = loaded.latents, loaded.reference, dict(item.labels)
+    # As they are stored.
+    is_part = is_leak(
+        *(each.astype(np.float16).astype(np.float32) for each in (reference, latents))
+    )
+    # The source's figure is kept where it fits the frames.
+    duration, fps = labels.get("target_duration"), run.sample_rate / run.hop_length
+    if not isinstance(duration, (int, float)) or abs(duration * fps - len(latents)) > 1:
+        labels["target_duration"] = len(latents) / fps
+    triplet = Triplet(item.id, latents, reference[:0] if is_part else reference, labels)
+    return triplet, {"replaced_reference": is_part}
 
 
 def _latents(run: Run, waveform: np.ndarray, device: str) -> np.ndarray:

@@ -36,7 +36,7 @@ FRAME_SECONDS = 0.01
 # raises the threshold, but never to less than 20 dB below the loud part.
 QUIET_DB, NOISY_DB, ABOVE_NOISE_DB = 40.0, 20.0, 6.0
 
-# Fields of `Processed` and `ReadyLatents` that are summed over a corpus.
+# What is summed over a corpus; the last counts references of a table that are a part of their own latents.
 COUNTED = ("peak_limited", "silence_cut_seconds", "replaced_reference")
 
 

@@ -36,9 +36,8 @@ def recording(
     key: str, speaker: str, split: str, samples: int = 8000, **more: object
 ) -> dict[str, bytes]:
     """The two members of a recording: a tone whose pitch depends on the key."""
-    audio = corpora.audio_bytes(
-        tone(samples / 16_000, hertz=60 + 3 * sum(key.encode())), 16_000, "FLAC"
-    )
+    sound = tone(samples / 16_000, hertz=60 + 3 * sum(key.encode()))
+    audio = corpora.audio_bytes(sound, 16_000, "FLAC")
     metadata = {"text": f"text of {key}", "speaker": speaker, "split": split, "language": "en"}
     return {f"{key}.flac": audio, f"{key}.json": json.dumps(metadata | more).encode()}
 
@@ -111,9 +110,8 @@ def test_references_of_two_speakers_are_joined(tmp_path):
     with pytest.raises(InputError, match="--references 0, but the reference of 'a' joins"):
         prepare(tmp_path / "m.jsonl", tmp_path / "none", references=0)
     (tmp_path / "short.wav").write_bytes(corpora.audio_bytes(np.zeros(8000), 16_000, "WAV"))
-    with pytest.raises(
-        InputError, match="a: a recording of its reference is quieter than -70 LUFS"
-    ):
+    silent = "a: a recording of its reference is quieter than -70 LUFS"
+    with pytest.raises(InputError, match=silent):
         prepare(tmp_path / "m.jsonl", tmp_path / "other")
 
 
@@ -168,30 +166,23 @@ def test_triplets_and_references(corpus, tmp_path, monkeypatch):
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert shard["bytes"] == len(content) and (tmp_path / "out" / f"{name}.idx").exists()
     assert "no other recording: 1 (12.5%)" in "\n".join(report.lines(summary))
-
-
-def test_no_references_are_stored_where_none_are_wanted(corpus, tmp_path):
-    record = prepare(corpus, tmp_path / "out", **SMALL, references=0)
-    assert record["summary"]["train"]["without_reference"] == 8
-    plain = prepare(corpus, tmp_path / "with", **SMALL)["summary"]["train"]
-    assert plain["frames"] == record["summary"]["train"]["frames"]
-    with_references = read_shards(tmp_path / "with/train")
-    for key, sample in read_shards(tmp_path / "out/train").items():
+    none = prepare(corpus, tmp_path / "none", **SMALL, references=0)["summary"]["train"]
+    assert (none["without_reference"], none["frames"]) == (8, sum(frames))
+    for key, sample in read_shards(tmp_path / "none/train").items():
         assert sample["ref.npy"].shape == (0, 128) and "reference_key" not in sample["json"]
-        np.testing.assert_array_equal(sample["npy"], with_references[key]["npy"])
+        np.testing.assert_array_equal(sample["npy"], train[key]["npy"])
 
 
 def test_another_array_comes_from_the_recording_to_the_shard(corpus, tmp_path, monkeypatch):
     """A line in the table of members, and its values where the triplet is made."""
     level = ArrayMember("level", "level.npy", length="frames", entry="level", width=1)
     monkeypatch.setattr(members_table, "ARRAYS", (*members_table.ARRAYS, level))
-    triplet = encode._triplet
+    triplet = encode.Triplet
 
-    def with_level(*args):
-        made = triplet(*args)
-        return replace(made, other_arrays={"level": made.latents[:, :1] + 1})
+    def with_level(key, latents, *others):
+        return triplet(key, latents, *others, {"level": latents[:, :1] + 1})
 
-    monkeypatch.setattr(encode, "_triplet", with_level)
+    monkeypatch.setattr(encode, "Triplet", with_level)
     prepare(corpus, tmp_path / "out", **SMALL)
     for sample in read_shards(tmp_path / "out/train").values():
         np.testing.assert_allclose(sample["level.npy"], sample["npy"][:, :1] + 1, atol=1e-2)
@@ -282,24 +273,20 @@ def test_every_reason_is_counted(tmp_path):
     filters = AudioSettings(None, None, 0.5, 2, 2, 40, 0.01)
     settings = SMALL | {"audio": filters, "where": "speaker=s"}
     out = tmp_path / "out"
-    with pytest.raises(
-        InputError,
-        match="c.tar: undecodable: the audio cannot.*\n.* --on-error skip$",
-    ):
+    one = "c.tar: undecodable: the audio cannot.*\n.* --on-error skip$"
+    with pytest.raises(InputError, match=one):
         prepare(source, out, **settings)
     with pytest.raises(InputError, match="1 of 9 recordings are corrupt.*0.1 allows .give 0.12"):
         prepare(source, out, **settings, on_error="skip", max_corrupt_fraction=0.1)
-    summary = prepare(source, out, **settings, on_error="skip", max_corrupt_fraction=1 / 9)[
-        "summary"
-    ]
+    skip = {"on_error": "skip", "max_corrupt_fraction": 1 / 9}
+    summary = prepare(source, out, **settings, **skip)["summary"]
     assert summary["dropped"] == dict.fromkeys(sorted(REASONS), 1)
     assert summary["train"]["samples"] == 2 and summary["problems"][0][0] == "undecodable"
     printed = report.lines(summary)
     assert "the first corrupt recordings:" in printed
     assert "  too_long: 1, 0.1 minutes (above --max-seconds)" in printed
-    assert (
-        summary["longest_dropped"][0] == ["too_long", 4.0] and len(summary["longest_dropped"]) == 5
-    )
+    longest = summary["longest_dropped"]
+    assert longest[0] == ["too_long", 4.0] and len(longest) == 5
     assert prepare(source, out, **settings, **SKIP)["reused"]
     settings["audio"] = replace(filters, min_seconds=9, max_seconds=10)
     with pytest.raises(InputError, match="no recording is left for train.*'too_short'"):
@@ -311,9 +298,8 @@ def test_corrupt_recordings_of_the_list_and_of_the_chunks_are_one_fraction():
     counted = Chunk({}, {"undecodable": 2}, problems)
     options = Options("in", "out", on_error="skip", max_corrupt_fraction=0.2)
     pipeline._check_corrupt(options, plan, counted)
-    with pytest.raises(
-        InputError, match="2 of 10 .* = 0.19 allows .give 0.21 or more, .*; the last is b: worse"
-    ):
+    many = "2 of 10 .* = 0.19 allows .give 0.21 or more, .*; the last is b: worse"
+    with pytest.raises(InputError, match=many):
         pipeline._check_corrupt(replace(options, max_corrupt_fraction=0.19), plan, counted)
 
 
@@ -324,12 +310,8 @@ def test_processing_is_recorded(tmp_path):
     samples = np.concatenate([silence, 0.1 * voice, silence])
     quiet = corpora.Speech("a", "x", "s", "train", samples)
     peak = np.where(np.arange(16_000) == 8000, np.float32(0.9), voice)
-    recordings = [
-        quiet,
-        replace(quiet, key="b", samples=voice),
-        replace(quiet, key="c", samples=peak),
-    ]
-    path = corpora.write_manifest(tmp_path / "m", recordings)
+    others = replace(quiet, key="b", samples=voice), replace(quiet, key="c", samples=peak)
+    path = corpora.write_manifest(tmp_path / "m", [quiet, *others])
     summary = prepare(path, tmp_path / "out")["summary"]
     first, second, third = read_shards(tmp_path / "out/train").values()
     assert summary["peak_limited"] == 1
@@ -367,18 +349,16 @@ def test_a_corpus_behind_a_url(corpus, tmp_path):
 
 
 def test_a_mistake_leaves_nothing_behind(corpus, tmp_path):
-    for change, message in (
-        ({"samples_per_shard": 0}, "--samples-per-shard = 0"),
-        ({"codec": "mp3"}, "known are: mel_dct"),
-        ({"device": "cuda:99"}, "cuda:99"),
+    heldout, out = tmp_path / "h.tar", tmp_path / "out"
+    write_corpus(heldout, recording("a", "ann", "heldout"))
+    for source, output, change, message in (
+        (corpus, out, {"samples_per_shard": 0}, "--samples-per-shard = 0"),
+        (corpus, out, {"codec": "mp3"}, "known are: mel_dct"),
+        (corpus, out, {"device": "cuda:99"}, "cuda:99"),
+        (heldout, out, {}, "holds 1 usable recordings, but none for training"),
+        (corpus, "/proc/nowhere/out", {}, "cannot be written"),
+        (corpus, "/proc/out", {}, "OUTPUT = /proc/out/prepare.json cannot be written"),
     ):
         with pytest.raises(InputError, match=message):
-            prepare(corpus, tmp_path / "out", **SMALL | change)
-    heldout = write_corpus(tmp_path / "h.tar", recording("a", "ann", "heldout"))
-    with pytest.raises(InputError, match="holds 1 usable recordings, but none for training"):
-        prepare(heldout, tmp_path / "out", **SMALL)
-    with pytest.raises(InputError, match="cannot be written"):
-        prepare(corpus, "/proc/nowhere/out", **SMALL)
-    with pytest.raises(InputError, match="OUTPUT = /proc/out/prepare.json cannot be written"):
-        prepare(corpus, "/proc/out", **SMALL)
+            prepare(source, output, **SMALL | change)
     assert sorted(os.listdir(tmp_path)) == ["corpus.tar", "h.tar"]
