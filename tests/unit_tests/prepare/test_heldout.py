@@ -33,11 +33,10 @@ def test_overlapping_segments_are_no_references_of_each_other(tmp_path):
     """Of a file of six seconds: each second one with the next, and one that all overlap."""
     sound = np.concatenate([one.samples for one in corpora.speech(3, ("slt",))])
     soundfile.write(tmp_path / "long.wav", sound[: 6 * corpora.RATE], corpora.RATE)
-    segments = [(start, 2) for start in range(4)] + [(0, 6)]
+    row = {"audio": "long.wav", "text": "x", "speaker": "s"}
     rows = [
-        {"audio": "long.wav", "text": "x", "speaker": "s", "key": f"{start}-{start + length}"}
-        | {"offset": start, "duration": length}
-        for start, length in segments
+        row | {"key": f"{start}-{start + length}", "offset": start, "duration": length}
+        for start, length in [*((start, 2) for start in range(4)), (0, 6)]
     ]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     output = tmp_path / "out"
