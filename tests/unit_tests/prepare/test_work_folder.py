@@ -13,6 +13,7 @@ from titan_tts.prepare import (
     audio_reader,
     encode,
     listing,
+    pack_shards,
     pipeline,
     report,
     work_folder,
