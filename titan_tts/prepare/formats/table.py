@@ -228,7 +228,7 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = 
         require(len(value) in sizes, f"column {name} has {len(value)} bytes for {needed}")
         value = np.frombuffer(value, sizes[len(value)])
     try:
-        numbers = np.array(value, np.float32)
+        numbers: np.ndarray = np.array(value, np.float32)
     except (TypeError, ValueError):  # texts, or frames of several lengths
         numbers = np.zeros(())
     flat = numbers.ndim == 1 and numbers.size % channels == 0
