@@ -88,9 +88,8 @@ def test_bad_input_is_one_sentence(folder, capsys, command):
 def test_doctor_of_valid_data(folder, capsys):
     assert data("doctor", "set") == 0
     printed = capsys.readouterr().out
-    assert "healthy" in printed
     name = f"outputs/{folder.name}-set-doctor.html"
-    assert f"page: {folder}/{name}" in printed
+    assert "healthy" in printed and f"page: {folder}/{name}" in printed
     page = (folder / name).read_text()
     # Not that every check passed: 24 texts tell nothing.
     for each in (printed, page):
@@ -118,10 +117,9 @@ def test_doctor_of_corrupt_data(folder, capsys):
     samples = sound_samples()
     evil = "<script>alert('x')</script> & $1$"
     samples[3] = changed(samples[3], latents=np.zeros((60, CHANNELS)))
-    for number in range(0, 24, 3):
-        samples[number] = changed(samples[number], metadata={"speaker": evil})
-    for number in range(1, 24, 3):
-        samples[number] = changed(samples[number], metadata={"speaker": "王小明"})
+    for number in range(24):
+        speaker = (evil, "王小明", "s2")[number % 3]
+        samples[number] = changed(samples[number], metadata={"speaker": speaker})
     write_shards(folder / "set", samples)
     os.truncate("set/shard-000001.tar", os.path.getsize("set/shard-000001.tar") - 30_000)
     assert data("doctor", "set", "--json", "--output", "page.html") == 1
@@ -131,10 +129,6 @@ def test_doctor_of_corrupt_data(folder, capsys):
     assert codes[:2] == ["corrupt_shard", "constant_latents"]
     severities = [finding["severity"] for finding in result["findings"]]
     assert severities == sorted(severities, key=["error", "warning", "note"].index)
-    assert (
-        result["read"]["samples"] == result["read"]["valid_samples"] == result["summary"]["samples"]
-    )
-
     page = (folder / "page.html").read_text()
     assert "shard-000000:utt003" in page and "王小明" in page
     assert evil not in page and evil in html.unescape(page)
