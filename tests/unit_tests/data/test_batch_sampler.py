@@ -191,15 +191,6 @@ def drawn(order, epochs):
     return counts
 
 
-def test_nothing_asked_is_every_sample_once():
-    assert draws([0, 0, 1]) is None
-    plain = GlobalBatchSampler([np.arange(50)], [8], 3)
-    ones = GlobalBatchSampler([np.arange(50)], [8], 3, [np.full(50, ONE)])
-    assert plain.samples_fingerprint() == ones.samples_fingerprint()
-    for number in range(40):
-        assert (plain.batch(number).samples == ones.batch(number).samples).all()
-
-
 def test_datasets_are_mixed_by_weight():
     source = np.repeat([0, 1], [300, 100])
     weights = draws(source, weights=[1, 3])

@@ -14,7 +14,6 @@ from tests.helpers.loaders import (
     SKIP,
     build,
     build_and_load,
-    samples_of,
     split,
     take,
 )
@@ -130,23 +129,6 @@ def test_any_split_and_any_resume_has_the_same_global_batches(folders, name):
         for ranks, accumulation in ((1, 2), (4, 1)):
             resumed = split(folder, ranks, accumulation, steps - step, state, **changes)
             assert resumed == [sample for sample in whole if sample[0] >= step]
-
-
-def test_given_batch_sizes(folder):
-    """The budget's own sizes are the same order, also to a checkpoint; others are another one."""
-    edges = {"bucket_frames": [24, 48, 200]}
-    budget = build(folder, **edges)
-    state = budget.state_dict()
-    same = build_and_load(folder, state, **edges, bucket_batch_sizes=list(budget.order.batch_sizes))
-    assert same.state_dict() == state
-    assert samples_of(take(same, 1)) == samples_of(take(budget, 1))
-    batches = [
-        inputs["latents"] for inputs, _ in take(build(folder, **SETTINGS["given sizes"]), 10)
-    ]
-    assert {(each.shape[1], len(each)) for each in batches} == {(24, 20), (48, 4), (200, 8)}
-    saved = build(folder, **SETTINGS["given sizes"]).state_dict()
-    with pytest.raises(ValueError, match="its batch_sizes is .20, 4, 8. and .* bucket_batch_sizes"):
-        build_and_load(folder, saved, **edges)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -195,6 +195,32 @@ def test_corruption_is_one_sentence_naming_the_tar(tmp_path, samples, corrupt, s
     refused(lambda: open_dataset(str(tmp_path), CHANNELS), "x.tar: ", sentence)
 
 
+@pytest.mark.parametrize(
+    "size", [b"-0000001000\0", b"-77777777777", b"0x000000010\0", b"1_000000000\0", b"\xff" * 12]
+)
+def test_sizes_that_no_tar_has(tmp_path, samples, size):
+    """With a checksum that agrees: a negative one must not be an endless loop."""
+    write_shard(tmp_path / "x.tar", samples)
+    data = bytearray((tmp_path / "x.tar").read_bytes())
+    data[124:136], data[148:156] = size, b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    (tmp_path / "x.tar").write_bytes(data)
+    refused(lambda: open_dataset(str(tmp_path), CHANNELS), "x.tar: ")
+    skipped = open_dataset(str(tmp_path), CHANNELS, on_error="skip", max_corrupt_fraction=1.0)
+    assert [skipped.key(n) for n in range(len(skipped))] == [each.key for each in samples[1:]]
+
+
+def test_a_huge_foreign_npy_is_not_read(tmp_path, samples):
+    write_shard(tmp_path / "x.tar", samples)
+    data = without_end((tmp_path / "x.tar").read_bytes())
+    info = tarfile.TarInfo("weights.npy")
+    info.size = 64 << 30
+    with open(tmp_path / "x.tar", "wb") as file:
+        file.write(data + info.tobuf(tarfile.GNU_FORMAT) + b"\x93NUMPY\x01\0")
+        file.truncate(len(data) + 512 + info.size + 1024)  # sparse
+    refused(lambda: open_dataset(str(tmp_path), CHANNELS), "'weights.npy'")
+
+
 def replaced(samples, name, data):
     """Members of the samples with other bytes for one, or without it where these are None."""
     members = {n: d for sample in samples for n, d in members_of(sample).items()} | {name: data}

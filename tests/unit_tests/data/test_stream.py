@@ -78,15 +78,6 @@ def test_the_limit_is_a_fraction_of_what_was_read(reads, left_out, allowed):
         counter.count(dataset, allowed, error)
 
 
-def test_each_shard_is_reported_once(monkeypatch):
-    lines, where = [], "torchtitan.models.dit_tts.data.corrupt_samples"
-    monkeypatch.setattr(f"{where}.logger.warning", lines.append)
-    counter = CorruptSampleCounter("skip", 0.01)
-    for sample in (0, 1, 9000, 2, 9001):
-        counter.count(TenThousandSamples(), sample, CorruptSampleError(f"bit {sample}"))
-    assert [line.split(".")[0] for line in lines] == ["bit 0", "bit 9000"]
-
-
 def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
     folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS, shards=4)
     (folder / "000002.tar").write_bytes(b"<html>not found</html>" * 99)

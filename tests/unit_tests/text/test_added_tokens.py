@@ -2,16 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.data_checks import check_text
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
-from torchtitan.models.dit_tts.text.aligner import fit_aligner
-from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, load_subword_tokenizer
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
@@ -97,48 +92,6 @@ def test_ids_beyond_those_of_a_pretrained_tokenizer(checkpoints, name):
     assert len(tokenizer.spoken(text)) == len("one # two# three")
     places = {i: span for i, span in zip(ids, tokenizer.spans(text).tolist(), strict=True)}
     assert places[513] == [4, 5] and places[514] == [9, 10]
-
-
-class Hears:
-    name = "ears"
-
-    def transcribe(self, sound, language=""):
-        return "hi"
-
-
-def test_neither_lengths_nor_errors_have_their_letters():
-    weights = np.zeros(257)
-    weights[[ord("h"), ord("i")]] = 2.0
-    for letter in "".join(TOKENS):
-        weights[ord(letter)] += 1.0
-    of_tokens = np.zeros(len(TOKENS))
-    of_tokens[TOKENS.index("(laugh)")] = 30.0
-    fit = LinearDurationModel(np.append(weights, of_tokens), {}, added=TOKENS)
-    assert fit.frames("[S1] hi", None) == fit.frames("hi", None) == 6
-    assert fit.frames("[S1] hi (laugh)", None) == 36  # which takes time
-    assert LinearDurationModel(weights, {}).frames("[S1] hi", None) > 6
-    sound, scorers = Sound(torch.zeros(10), 10), Scorers(Hears(), added=AddedTokens(TOKENS))
-    found = score(sound, "[S1] hi (laugh)", scorers).errors
-    assert (found.word_errors, found.words) == (0, 1)
-
-
-def test_what_sounds_has_a_place_of_its_own():
-    tokenizer, rng = tokenizer_of("chars"), np.random.default_rng(0)
-    sounds = {c: rng.standard_normal(8) * 3 for c in "ab" + tokenizer.added.characters[2]}
-
-    def latents(spoken):
-        return np.concatenate([np.tile(sounds[c], (6, 1)) for c in spoken])
-
-    recordings = []
-    for _ in range(60):
-        spoken = tokenizer.spoken("".join(rng.permutation(["a", "b", "(laugh)"])))
-        recordings.append((spoken, latents(spoken) + 0.1 * rng.standard_normal((18, 8))))
-    tokenizer.aligner = fit_aligner(recordings)
-    text = "a(laugh)b"
-    taken = tokenizer.aligned_frames(text, latents(tokenizer.spoken(text)))
-    assert np.abs(taken[1:-1] - 6).max() <= 1
-    positions = tokenizer.text_positions(text, taken)
-    np.testing.assert_allclose(positions[1:-1], [1 / 6, 1 / 2, 5 / 6], atol=0.06)
 
 
 def test_each_token_keeps_its_row_when_a_vocabulary_grows():
