@@ -19,9 +19,9 @@ from tests.helpers.loaders import (
 )
 from tests.helpers.tokens import byte_tokenizer
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
+from torchtitan.models.dit_tts.data.collate import trim_padding
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.errors import InputError
 
 ROOT = Path(__file__).parents[3]

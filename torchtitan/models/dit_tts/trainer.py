@@ -17,8 +17,8 @@ from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
+from torchtitan.models.dit_tts.data.collate import trim_padding
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.data.trim import trim_padding
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, Teacher, measure
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs

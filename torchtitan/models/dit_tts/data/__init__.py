@@ -13,5 +13,5 @@ The others serve one of these. For `dataset`: `members` (the table of a sample's
 `shard_writer` and `tar_reader` (one tar, written and walked), `shard` and `index` (where every sample lies; stored as a
 sidecar), `storage`, `local_reader`, `remote` and `range_reader` (files and URLs). For `batch_sampler`: `buckets` and
 `packed_rows` (static shapes, batch sizes and rows), `sampling_weights`. For `row_loader` and `collate`: `references`,
-`corrupt_samples`. For `dataloader`: `prefetch`. `heldout`, `leak`, `left_out` and `trim` answer one question each.
+`corrupt_samples`. For `dataloader`: `prefetch`. `heldout`, `leak` and `left_out` answer one question each.
 """

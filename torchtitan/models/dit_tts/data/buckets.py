@@ -78,13 +78,8 @@ class BatchPolicy:
 def select_samples(
     frames: np.ndarray, text_tokens: np.ndarray, data: Data, sample_name: Callable[[int], str] = str
 ) -> Selection:
-    """Crop, leave out or refuse, as `[data]` says, the samples that do not fit.
-
-    Args:
-        frames: (n,) over the dataset.
-        text_tokens: (n,) maximum tokens that each text can have.
-        sample_name: sample number -> its id, for the message.
-    """
+    """Crop, leave out or refuse, as `[data]` says, the samples that do not fit: frames (n,) and maximum tokens (n,) over
+    the dataset. `sample_name`: sample number -> its id, for the message."""
     max_frames, max_text_tokens = data.max_frames, data.max_text_tokens
     too_long = frames > max_frames
     fits_frames = ~too_long if data.on_too_long != "crop" else np.ones(len(frames), bool)
@@ -130,13 +125,8 @@ def make_batch_policy(
     text_tokens: np.ndarray,
     draws: np.ndarray | None = None,
 ) -> BatchPolicy:
-    """Choose the buckets that `[data]` sets for selected samples (see `select_samples`).
-
-    Args:
-        global_batch_size: samples of one global batch of the longest bucket.
-        frames, reference_frames, text_tokens: (n,) over the selected samples.
-        draws: (n,) how often each sample is drawn, in any unit; None: all alike.
-    """
+    """Choose the buckets that `[data]` sets for selected samples: frames, reference_frames, text_tokens (n,), and draws
+    (n,), how often each is drawn, in any unit (None: all alike). `global_batch_size`: samples in the longest bucket."""
     edges = list(data.bucket_frames) or choose_edges(
         frames, data.num_buckets, data.max_frames, draws
     )

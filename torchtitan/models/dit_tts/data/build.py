@@ -17,18 +17,15 @@ from torchtitan.models.dit_tts.data.references import DrawnReferences
 from torchtitan.models.dit_tts.data.row_loader import Tokenizer
 from torchtitan.models.dit_tts.data.sampling_weights import draws_per_epoch
 from torchtitan.models.dit_tts.data.storage import plain_name
-from torchtitan.models.dit_tts.errors import InputError, printable
+from torchtitan.models.dit_tts.errors import InputError, printable, require
 from torchtitan.tools.logging import logger
 
 
 def build_dataloader(
     dp_world_size: int, dp_rank: int, tokenizer: Tokenizer, job_config
 ) -> LatentDataLoader:
-    """The loader of data-parallel rank `dp_rank`, as upstream's `build_dataloader_fn`.
-
-    Reads `job_config.data` and the batch sizes of `job_config.training`. Every rank computes the same
-    order, so nothing is exchanged.
-    """
+    """The loader of data-parallel rank `dp_rank`, as upstream's `build_dataloader_fn`. Every rank computes the same
+    order, so nothing is exchanged."""
     data = job_config.data
     global_batch_size, accumulation_steps = batch_split(job_config.training, dp_world_size)
     dataset = open_training_data(data, (dp_rank, dp_world_size))
@@ -38,22 +35,15 @@ def build_dataloader(
     selection = training_samples(data, dataset, text_tokens)
     samples = selection.samples
     draws = sample_draws(data, dataset, selection)
-    policy = batch_policy(
-        data,
-        global_batch_size,
-        selection.frames,
-        dataset.reference_frames[samples],
-        text_tokens[samples],
-        draws,
-    )
+    lengths = selection.frames, dataset.reference_frames[samples], text_tokens[samples]
+    policy = batch_policy(data, global_batch_size, *lengths, draws)
     order = make_order(policy, samples, selection.frames, data.seed, draws)
     if data.epochs:
         # Upstream reads it after this call: for the schedule, the end and the log.
         job_config.training.steps = order.batches_before_epoch(data.epochs)
         if job_config.training.steps < 1:
             raise InputError(
-                f"[data] epochs = {data.epochs} of {len(samples)} samples are less than one global "
-                "batch; raise it or lower [training] global_batch_size"
+                f"[data] epochs = {data.epochs} of {len(samples)} samples are less than one global batch; raise it"
             )
     loader = LatentDataLoader(
         dataset,
@@ -92,9 +82,8 @@ def _refuse_heldout(dataset: Dataset) -> None:
     if any(held):
         folder = os.path.dirname(plain_name(dataset.tar_paths[held.index(True)]))
         raise InputError(
-            f"[data] path names shards of {folder}, which holds held-out recordings for "
-            "validation; give the folders of training recordings only, or train on all of it with "
-            "--data.allow-heldout"
+            f"[data] path names shards of {folder}, which holds held-out recordings for validation; give the folders "
+            "of training recordings only, or train on all of it with --data.allow-heldout"
         )
 
 
@@ -105,11 +94,10 @@ def training_samples(data: Data, dataset: Dataset, text_tokens: np.ndarray) -> S
     dropped = 1 - len(selection.samples) / total
     if dropped > data.max_dropped_fraction:
         raise InputError(
-            f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the "
-            f"{total} samples and max_text_tokens = {data.max_text_tokens} another "
-            f"{selection.too_much_text / total:.1%}; {sufficient_limits(dataset.frames, text_tokens, data)}, or "
-            f"accept the loss with [data] max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now "
-            f"{data.max_dropped_fraction:g})"
+            f"[data] max_frames = {data.max_frames} leaves out {selection.too_long / total:.1%} of the {total} samples "
+            f"and max_text_tokens = {data.max_text_tokens} another {selection.too_much_text / total:.1%}; "
+            f"{sufficient_limits(dataset.frames, text_tokens, data)}, or accept the loss with [data] "
+            f"max_dropped_fraction = {min(1.0, dropped + 0.005):.2f} (now {data.max_dropped_fraction:g})"
         )
     return selection
 
@@ -122,16 +110,15 @@ def sample_draws(data: Data, dataset: Dataset, selection: Selection) -> np.ndarr
         codes, values = dataset.labels(data.balance_by)
         if not values:
             raise InputError(
-                f"[data] balance_by = '{data.balance_by}', but no sample's JSON has this key; "
-                "prepare the data with it or leave balance_by empty"
+                f"[data] balance_by = '{data.balance_by}', but no sample's JSON has this key; leave it empty"
             )
         codes = codes[samples]
     weights = dataset.weight[samples] if data.use_sample_weights else None
     if weights is not None and np.isnan(weights).any():
         name = dataset.sample_id(int(samples[np.isnan(weights)][0]))
         raise InputError(
-            f"[data] use_sample_weights = true, but the \"weight\" in the JSON of sample '{name}' is no number "
-            "from 1e-6 to 1e6; correct it and prepare the data again, or set it to false"
+            f"[data] use_sample_weights = true, but the \"weight\" in the JSON of sample '{name}' is no number from "
+            "1e-6 to 1e6; correct it or set use_sample_weights = false"
         )
     return draws_per_epoch(data, dataset.source[samples], selection.frames, codes, weights)
 
@@ -141,58 +128,62 @@ def _drawn_references(data: Data, dataset: Dataset, samples: np.ndarray) -> Draw
         return None
     codes, _ = dataset.labels("speaker")
     drawn = DrawnReferences(samples, codes, dataset.frames, dataset.latents_hash)
-    if data.references != "drawn":
-        if drawn.samples_with_same_speaker:
-            raise InputError(
-                "[data] references = 'stored', but no sample has a stored reference, as titan-tts prepare --references "
-                "0 leaves them; set references = 'drawn', and [objective] speaker_dropout = 1 if the model is to have none"
-            )
-        return None
-    if not drawn.samples_with_same_speaker:
-        raise InputError(
-            "[data] references = 'drawn', but no two samples have the same speaker in their JSON; prepare "
-            "the data with speaker labels or set references = 'stored'"
+    if data.references == "drawn":
+        require(
+            bool(drawn.samples_with_same_speaker),
+            "[data] references = 'drawn', but no two samples have the same speaker in their JSON; prepare the data "
+            "with speaker labels or set references = 'stored'",
         )
-    return drawn
+        return drawn
+    require(
+        not drawn.samples_with_same_speaker,
+        "[data] references = 'stored', but no sample has a stored reference, as titan-tts prepare --references 0 leaves "
+        "them; set references = 'drawn', and [objective] speaker_dropout = 1 if the model is to have none",
+    )
+    return None
 
 
 def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -> list[str]:
     """The arithmetic of a run's data, as lines for the log."""
-    policy = loader.policy
-    blocks = loader.dp_world_size * loader.accumulation_steps
+    policy, ranks, steps = loader.policy, loader.dp_world_size, loader.accumulation_steps
     hours = int(selection.frames.sum()) / loader.frames_per_second / 3600
     low, high = min(policy.batch_sizes), max(policy.batch_sizes)
     lines = [
-        f"data: {len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} "
-        f"shards; left out: {selection.too_long} too long, {selection.too_much_text} with too "
-        f"much text; cropped: {selection.cropped}; problems skipped: {len(dataset.problems)}"
+        f"{len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} shards; left out: "
+        f"{selection.too_long} too long, {selection.too_much_text} with too much text; cropped: "
+        f"{selection.cropped}; problems skipped: {len(dataset.problems)}"
     ]
     counts = Counter(tar_path for tar_path, _ in dataset.problems)
     first = {tar_path: problem.sentence for tar_path, problem in reversed(dataset.problems)}
     for tar_path, count in counts.items():
         name, sentence = printable(plain_name(tar_path)), printable(first[tar_path])
-        lines.append(f"data: {name}: {count} problems left out, the first: {sentence}")
+        lines.append(f"{name}: {count} problems left out, the first: {sentence}")
     unit = "samples"
     if isinstance(policy, PackedPolicy):
         unit = f"packed rows of up to {policy.max_samples} samples"
-    lines.append("data: bucket  frames  text  speaker  samples  global batch  micro-batch")
-    for number, (T, L, R) in enumerate(policy.shapes):
-        size = policy.batch_sizes[number]
-        lines.append(
-            f"data: {number:6d}  {T:6d}  {L:4d}  {R:7d}  {policy.sample_counts[number]:7d}  "
-            f"{size:12d}  {size // blocks:11d}"
+    lines.append("bucket  frames  text  speaker  samples  global batch  micro-batch")
+    sizes = zip(policy.shapes, policy.sample_counts, policy.batch_sizes)
+    for number, ((T, L, R), count, size) in enumerate(sizes):
+        widths = (
+            (number, 6),
+            (T, 6),
+            (L, 4),
+            (R, 7),
+            (count, 7),
+            (size, 12),
+            (size // (ranks * steps), 11),
         )
+        lines.append("  ".join(f"{value:{width}d}" for value, width in widths))
     lines.append(
-        f"data: {low} to {high} {unit} per step = {loader.dp_world_size} ranks x "
-        f"{loader.accumulation_steps} accumulation steps x {low // blocks} to {high // blocks}; "
-        f"{loader.order.batches_per_epoch:.1f} steps per epoch; padding: "
+        f"{low} to {high} {unit} per step = {ranks} ranks x {steps} accumulation steps x {low // (ranks * steps)} "
+        f"to {high // (ranks * steps)}; {loader.order.batches_per_epoch:.1f} steps per epoch; padding: "
         f"{1 - policy.useful_fraction:.1%} of the frames, {1 - policy.useful_text_fraction:.1%} of the "
         f"text and {1 - policy.useful_reference_fraction:.1%} of the reference"
     )
     if loader.references is not None:
         drawn = loader.references.samples_with_same_speaker
         lines.append(
-            f"data: references are drawn anew for {drawn} samples of {loader.references.speakers} "
-            f"speakers; {len(selection.samples) - drawn} without another one by their speaker keep theirs"
+            f"references are drawn anew for {drawn} samples of {loader.references.speakers} speakers; "
+            f"{len(selection.samples) - drawn} without another one by their speaker keep theirs"
         )
-    return lines
+    return [f"data: {line}" for line in lines]

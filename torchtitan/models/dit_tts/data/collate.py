@@ -11,7 +11,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
-from torchtitan.models.dit_tts.data.buckets import round_up
+from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, round_up
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, reference_limits
 from torchtitan.models.dit_tts.data.references import (
@@ -280,3 +280,17 @@ class PackedCollator(Collator):
             row._replace(max_reference=size, reference=shortened(row.reference, size))
             for row, size in zip(rows, (patches * patch).tolist(), strict=True)
         ]
+
+
+def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
+    """Cuts off the padding that all rows share, for runs whose shapes need not be static: replaces the tensors of a
+    batch by views that end with the longest row's length, rounded up to `ALIGNMENT`. Returns the labels' view."""
+    longest = (int(batch[name].max()) for name in ("frames", "text_tokens", "speaker_frames"))
+    # At least one position: an empty stream is masked, not missing.
+    T, L, R = (round_up(max(1, length), ALIGNMENT) for length in longest)
+    padded = {"frames": T, "reference_frames": R}
+    ends = {member.entry: padded[member.length] for member in members.ARRAYS}
+    for name, end in (ends | {"text_ids": L, "text_positions": L}).items():
+        if name in batch:
+            batch[name] = batch[name][:, :end]
+    return labels[:, :T]

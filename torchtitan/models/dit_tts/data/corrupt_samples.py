@@ -19,12 +19,7 @@ _MIN_READS = 1000
 
 
 class CorruptSampleCounter:
-    """Counts one process's corrupt samples. Thread-safe.
-
-    Attributes:
-        on_error: "raise" or "skip".
-        reads: rows filled so far; a lost update between threads does no harm.
-    """
+    """Counts one process's corrupt samples. Thread-safe. `reads`: rows filled so far."""
 
     def __init__(self, on_error: str = "raise", max_corrupt_fraction: float = 0.01):
         self.on_error = on_error
@@ -68,11 +63,6 @@ def read_metadata(dataset: Dataset, samples: Sequence[int]) -> list[dict[str, An
     try:
         return list(dataset.metadata_of(samples))
     except CorruptSampleError:
-        return [_read_one(dataset, sample) for sample in samples]
-
-
-def _read_one(dataset: Dataset, sample: int) -> dict[str, Any] | None:
-    try:
-        return dataset.metadata(sample)
-    except CorruptSampleError:
-        return None
+        if len(samples) == 1:
+            return [None]
+        return [found for sample in samples for found in read_metadata(dataset, [sample])]

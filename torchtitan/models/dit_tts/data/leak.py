@@ -10,11 +10,8 @@ Digital silence gives equal frames in every recording, and a few more at its edg
 
 
 def is_leak(reference: np.ndarray, latents: np.ndarray) -> bool:
-    """True if a part of `reference` (R, C) is a part of `latents` (T, C), both float32.
-
-    A part is `LEAK_FRAMES` consecutive frames that all differ, or the complete reference where it is
-    shorter and not one frame repeated.
-    """
+    """True if a part of `reference` (R, C) is a part of `latents` (T, C), both float32: `LEAK_FRAMES` consecutive frames
+    that all differ, or the complete reference where it is shorter and not one frame repeated."""
     count = min(len(reference), LEAK_FRAMES)
     if not 0 < count <= len(latents):
         return False

@@ -1,17 +1,16 @@
 """The rows of packed batches: which whole samples stand one behind the other in each of them.
 
-A row has N latent frames, L text tokens and P reference frames. N is `longest_per_row` utterances of the
-longest length; L and P follow from the data, so that all three streams are about equally full. A global batch is
+A row has N latent frames, L text tokens and P reference frames. N is `longest_per_row` utterances of the longest
+length; L and P follow from the data, so that all three streams are about equally full. A global batch is
 G / longest_per_row rows, as many frames as in a global batch of the longest bucket.
 
-**Filling.** The rows of an epoch begin as equal numbers of samples of its permutation. Then, sweep by sweep,
-each row that is too long in any stream meets a random partner, and the two exchange those two samples (or a sample
-and an empty slot) that make them most alike in all three. Rows come near the mean in a few sweeps, so 1 % of slack
-is enough for rows of ten samples, and 2 s for a million samples.
+**Filling.** The rows of an epoch begin as equal numbers of samples of its permutation. Then, sweep by sweep, each row
+that is too long in any stream meets a random partner, and the two exchange those two samples (or a sample and an empty
+slot) that make them most alike in all three: 1 % of slack is enough for rows of ten samples, 2 s for a million samples.
 
-**Groups of epochs.** The samples of `epochs` epochs are placed together: one epoch, or where data are few as many
-as fill whole global batches. Within a group each sample comes as often as in its epochs, none is left over.
-Random numbers are raw words of a bit generator and all else is integers: the same on every machine.
+**Groups of epochs.** The samples of `epochs` epochs are placed together: one epoch, or where data are few as many as
+fill whole global batches. Within a group each sample comes as often as in its epochs. Random numbers are raw words of a
+bit generator and all else is integers: the same on every machine.
 """
 
 import hashlib
@@ -239,11 +238,8 @@ def fill_rows(
 def _exchange(
     table: np.ndarray, loads: np.ndarray, units: np.ndarray, left: np.ndarray, right: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Let each of the rows `left` exchange the slot with its partner in `right` that makes them most alike.
-
-    Moving δ = u[j] - u[i] from right to left makes the difference v of their loads v - 2δ, in each stream. Returns
-    the rows and slots that have exchanged.
-    """
+    """Let each of the rows `left` exchange the slot with its partner in `right` that makes them most alike: moving
+    δ = u[j] - u[i] makes the difference v of their loads v - 2δ, in each stream. Returns the rows and slots exchanged."""
     slots, pair = table.shape[1], np.arange(len(left))
     of_left, of_right = 2 * units[:, table[left]], 2 * units[:, table[right]]
     v = (loads[:, right] - loads[:, left]).clip(-4 * _UNITS, 4 * _UNITS)  # squares fit 32 bits
@@ -264,13 +260,8 @@ def _exchange(
 
 
 class PackedSampler(GlobalBatchSampler):
-    """Random access to the global batches of packed rows. The first batch of a group of epochs takes seconds
-    per million samples; two groups stay in memory.
-
-    Args:
-        samples: (n,) int64 numbers of the samples of `policy`.
-        draws: (n,) as `bucket_weights`.
-    """
+    """Random access to the global batches of packed rows: the first of a group of epochs takes seconds per million
+    samples. samples: (n,) int64 numbers of the samples of `policy`; draws: (n,) as `bucket_weights`."""
 
     def __init__(
         self, samples: np.ndarray, policy: PackedPolicy, seed: int, draws: np.ndarray | None = None

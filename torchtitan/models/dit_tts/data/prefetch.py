@@ -1,9 +1,5 @@
-"""Load numbered items ahead of their use, by threads, in order.
-
-Not `torchdata.nodes` (Prefetcher over ParallelMapper): its nodes count what they have loaded and must
-save that count, while here the position of the items handed out is the complete state, kept by the caller,
-and may be moved while items are under way.
-"""
+"""Load numbered items ahead of their use, by threads, in order. The position of the items handed out is the complete
+state, kept by the caller, which `torchdata.nodes` cannot do."""
 
 import weakref
 from collections import deque
@@ -15,13 +11,8 @@ T = TypeVar("T")
 
 
 class ThreadPrefetcher(Generic[T]):
-    """Hands out an item while its threads load the following ones.
-
-    Args:
-        load: the item at a position; called from several threads.
-        num_workers: threads; 0: the calling thread loads each item when it is asked for.
-        prefetch: items to load beyond the one that is handed out.
-    """
+    """Hands out an item while `num_workers` threads load the following ones, `prefetch` beyond it. `load`: the item at a
+    position; without threads it is called when one is asked for."""
 
     def __init__(self, load: Callable[[int], T], num_workers: int, prefetch: int):
         self._load = load

@@ -1,9 +1,6 @@
-"""References drawn anew at each draw of a sample, from its speaker's other utterances.
-
-A stored reference is one for ever: a model that meets few utterances of a speaker learns to know the sample
-by it. Drawn ones are one to three other utterances, joined, of which a part is taken. All follows from random
-words of (seed, global batch, row), so every split and every resume draws the same.
-"""
+"""References drawn anew at each draw of a sample, from its speaker's other utterances: one to three, joined, of which a
+part is taken, so that no model knows a sample by its reference. All follows from random words of (seed, global batch,
+row), so every split and every resume draws the same."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,8 +30,8 @@ class DrawnReferences:
 
     Args:
         samples: (n,) numbers of the samples that are used.
-        speakers: of all samples of the dataset, the speaker's code; -1 for none.
-        frames, hashes: of all samples, the frames and the hash of their latents.
+        speakers, frames, hashes: of all samples of the dataset, the speaker's code (-1 for none), the frames and the hash
+            of the latents.
 
     Attributes:
         samples_with_same_speaker: how many of `samples` have another utterance by their speaker.
@@ -119,11 +116,12 @@ class FixedReferences:
 
 def shortened(pieces: Sequence[Piece], frames: int) -> list[Piece]:
     """The first frames of a reference."""
-    ends = np.cumsum([piece.frames for piece in pieces]).tolist()
-    cut = (
-        each._replace(frames=each.frames - max(0, end - frames)) for each, end in zip(pieces, ends)
-    )
-    return [piece for piece in cut if piece.frames > 0]
+    kept = []
+    for piece in pieces:
+        if frames > 0:
+            kept.append(piece._replace(frames=min(piece.frames, frames)))
+        frames -= piece.frames
+    return kept
 
 
 def _cut(samples: list[int], frames: list[int], start: int, stop: int) -> list[Piece]:

@@ -27,10 +27,8 @@ def draws_per_epoch(
     """Draws per epoch of each sample, int64 in units of 2**-WEIGHT_BITS; None where each is 1.
 
     Args:
-        source: (n,) number of the dataset of each sample.
-        frames: (n,) latent frames.
-        label_codes: (n,) class of each sample, -1 for none (a class of its own); None: no
-            balancing.
+        source, frames: (n,) number of the dataset, and latent frames, of each sample.
+        label_codes: (n,) class of each sample, -1 for none (a class of its own); None: no balancing.
         sample_weights: (n,) positive; None: all alike.
     """
     weights, alpha, beta = data.weights, data.duration_alpha, data.balance_beta

@@ -183,12 +183,10 @@ def _refuse_parquet(tables: list[str]) -> None:
 
 def _instead(piece: str) -> str:
     """What to do about an entry without shards."""
-    path = "" if is_remote(piece) else local_path(piece)
-    below = []
-    if os.path.isdir(path):
-        below = matching_shards(os.path.join(glob.escape(path), "*", "*"))
-    if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
-        return f"folders in it have some, so give {' or '.join(folders)}"
+    if not is_remote(piece) and os.path.isdir(local_path(piece)):
+        below = matching_shards(os.path.join(glob.escape(local_path(piece)), "*", "*"))
+        if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
+            return f"folders in it have some, so give {' or '.join(folders)}"
     if "spoken_digits" in piece:
         return "scripts/main_job.sh prepares the spoken digits, in the repository"
     return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
@@ -216,12 +214,8 @@ def _find_remote(piece: str, suffix: str) -> list[str]:
         # Web pages also link to what lies elsewhere.
         names = [name for name in names if name.rpartition("/")[0].strip("/") == path.strip("/")]
     # A hidden file is somebody's unfinished or foreign one.
-    shards = [
-        name
-        for name in names
-        if name.endswith(suffix) and not name.rpartition("/")[2].startswith(".")
-    ]
-    return urls_of(piece, shards)
+    shown = [name for name in names if not name.rpartition("/")[2].startswith(".")]
+    return urls_of(piece, [name for name in shown if name.endswith(suffix)])
 
 
 def urls_of(url: str, names: list[str]) -> list[str]:

@@ -32,14 +32,8 @@ _AGAIN = "copy or write it again"
 
 
 class Member(NamedTuple):
-    """One regular file in a tar, or a link to one.
-
-    Attributes:
-        name: path within the tar; bytes that are not utf-8 are escaped.
-        offset: of its data, in bytes from the start of the tar.
-        size: bytes of data.
-        is_link: it names another member and has no data of its own.
-    """
+    """One regular file in a tar, or a link (which has no data): its name, with bytes that are not utf-8 escaped, and where
+    its data lie, in bytes from the start of the tar."""
 
     name: str
     offset: int

@@ -1,12 +1,10 @@
 """Finds where in a recording each character of its text is spoken, by a forced alignment.
 
-A hidden Markov model has one state per character of the text, in its order, and one before and one after
-them for what is no speech there. A state's frames are drawn from the Gaussian of its character, with a diagonal
-covariance, over latents that are normalised per recording. It is trained on the recordings themselves by
-alternating the best path (Viterbi) and the Gaussians of its frames, from texts spread evenly over their recordings
-(segmental k-means, Juang and Rabiner 1990). Nothing else is needed: no phones, no dictionary, no trained recognizer.
-
-At 25 frames per second a character may be shorter than a frame, so a path may leave out one or two.
+A hidden Markov model has one state per character of the text, in its order, and one before and one after them. A state's
+frames are drawn from the Gaussian of its character, with a diagonal covariance, over latents that are normalised per
+recording. It is trained on the recordings themselves by alternating the best path (Viterbi) and the Gaussians of its
+frames (segmental k-means, Juang and Rabiner 1990): no phones, no dictionary, no trained recognizer. At 25 frames per
+second a character may be shorter than a frame, so a path may leave out one or two.
 """
 
 import io

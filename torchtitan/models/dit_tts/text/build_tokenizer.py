@@ -49,14 +49,12 @@ _PHONE_TEXTS = 5000
 def build_tokenizer(
     config: JobConfig, find_aligner: Callable[[ConditionedTokenizer], Aligner] | None = None
 ) -> ConditionedTokenizer:
-    """The run's tokenizer, as upstream's `build_tokenizer_fn`: from the run's own files, from the files of
-    its initial weights, or from its data and its encoder.
+    """The run's tokenizer, as upstream's `build_tokenizer_fn`: from the run's own files, from the files of its initial
+    weights, or from its data and its encoder. Every rank builds the same one by itself; rank 0 writes the files where there
+    are no weights yet. The number of ids is written to `config.encoder.vocab_size`, by which upstream sizes the model.
 
-    Every rank builds the same one by itself. Rank 0 writes the files where there are no weights
-    yet. Upstream sizes the model from the config right after this call and hands nothing else on,
-    so the number of ids is written to `config.encoder.vocab_size`. `find_aligner`: called on every rank
-    at once where there are no weights yet and [model] text_positions = "aligned", with the tokenizer without one;
-    None: the tokenizer has none.
+    `find_aligner` is called on every rank at once, with the tokenizer without an aligner, where there are no weights yet
+    and [model] text_positions = "aligned"; None: the tokenizer has none.
     """
     import torch.distributed as dist
 
@@ -87,8 +85,7 @@ def build_tokenizer(
     given = config.encoder.vocab_size
     if given not in (0, vocabulary.size):
         raise InputError(
-            f"[encoder] vocab_size = {given}, but the tokenizer has {vocabulary.describe()}; set it to 0 "
-            f"to take the tokenizer's"
+            f"[encoder] vocab_size = {given}, but the tokenizer has {vocabulary.describe()}; set it to 0"
         )
     tokenizer = _tokenizer_of(vocabulary, text, config, aligner)
     if weights != folder and rank == 0:
@@ -106,12 +103,8 @@ def build_tokenizer(
 def _text_tokenizer(
     model: str, weights: Path | None, trained: Vocabulary | None
 ) -> tuple[TextTokenizer | None, Subwords | None]:
-    """(the text tokenizer to use, the ids that [encoder] model has now), for a pretrained encoder.
-
-    Args:
-        weights: the folder of the run that the weights come from, if there are any.
-        trained: its vocabulary.
-    """
+    """(the text tokenizer to use, the ids that [encoder] model has now), for a pretrained encoder. `weights`: the folder
+    of the run that the weights come from, `trained` its vocabulary."""
     if unit_of(model) != SUBWORDS:
         return None, None
     if trained is None or weights is None:
@@ -149,12 +142,8 @@ def _tokenizer_of(
 def data_vocabulary(
     config: JobConfig, part: tuple[int, int] = (0, 1), subwords: Subwords | None = None
 ) -> Vocabulary:
-    """The vocabulary that the config asks for. The data is opened only if the vocabulary depends on it.
-
-    Args:
-        part: as in `open_dataset`.
-        subwords: the ids of text of a pretrained encoder.
-    """
+    """The vocabulary that the config asks for, with these ids of a pretrained encoder. The data is opened (`part` as in
+    `open_dataset`) only if the vocabulary depends on it."""
     data, unit = config.data, unit_of(config.encoder.model)
     added, convention = config.encoder.added_tokens, config.encoder.convention
     labels = [name for name in data.conditioning if name != "duration"]
@@ -214,8 +203,7 @@ def load_text_tokenizer(folder: Path, vocabulary: Vocabulary) -> TextTokenizer:
     if text.fingerprint != vocabulary.subwords.text_fingerprint:
         raise InputError(
             f"{path} is not the tokenizer that the run wrote: its fingerprint is {text.fingerprint}, but "
-            f"{TOKENIZER_FILE} has {vocabulary.subwords.text_fingerprint}; restore it, as the weights know "
-            f"only its ids"
+            f"{TOKENIZER_FILE} has {vocabulary.subwords.text_fingerprint}; restore it"
         )
     return text
 
@@ -226,17 +214,14 @@ def _read(path: Path) -> str:
 
 
 def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
-    """The tokenizer of the trained run in `folder`, from the run's files alone. `config`: the run's
-    resolved config.
-    """
+    """The tokenizer of the trained run in `folder`, from the run's files and resolved config."""
     vocabulary = load_vocabulary(folder)
     model = config.encoder.model
     wanted = [vocabulary.model if unit_of(model) == SUBWORDS else model, *config.data.conditioning]
     if [vocabulary.model, *vocabulary.conditioning] != wanted or vocabulary.unit != unit_of(model):
         raise InputError(
-            f"{folder / TOKENIZER_FILE} has {vocabulary.describe()}, or is missing, where the run's "
-            f"config.toml has [encoder] model = {config.encoder.model!r} and [data] conditioning = "
-            f"{config.data.conditioning}; restore the file that the run wrote"
+            f"{folder / TOKENIZER_FILE} has {vocabulary.describe()}, or is missing, where config.toml has [encoder] "
+            f"model = {model!r} and [data] conditioning = {config.data.conditioning}; restore the run's file"
         )
     text = load_text_tokenizer(folder, vocabulary) if vocabulary.subwords else None
     aligner = load_aligner(folder) if config.model.text_positions == "aligned" else None

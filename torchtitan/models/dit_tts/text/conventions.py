@@ -8,15 +8,8 @@ from collections.abc import Callable
 
 ECHO, IRODORI = "echo", "irodori"
 
-_ECHO_REPLACED = {
-    "…": "...",
-    "’": "'",
-    "”": '"',  # its opening counterpart stays: their code names this one twice
-    "\n": " ",
-    ":": ",",
-    ";": ",",
-    "—": ", ",
-}
+# The opening counterpart of ” stays: their code names this one twice.
+_ECHO = str.maketrans(dict(zip("…’”\n:;—", ("...", "'", '"', " ", ",", ",", ", "))))
 _ECHO_SPEAKER = "[S1] "
 """tag of the first speaker, which begins every text that names no speaker"""
 
@@ -30,8 +23,7 @@ _BRACKETS = dict(zip("「『（【(", "」』）】)", strict=True))
 
 
 def _echo_text(text: str) -> str:
-    for old, new in _ECHO_REPLACED.items():
-        text = text.replace(old, new)
+    text = text.translate(_ECHO)
     tagged = text.startswith(("[", "(")) or "S1" in text or "S2" in text
     return text if tagged else _ECHO_SPEAKER + text
 

@@ -1,10 +1,8 @@
 """The time that a text takes to say: a least-squares fit of frames on the bytes of the text.
 
-Generation needs a length before there is any sound. Over the training shards, frames are fitted as a
-weighted sum of the text's (or its phones') byte counts and of its added tokens (a laugh takes time, its letters do not)
-plus a constant, with ridge regularisation; each speaker's rate
-is the ratio of real to fitted frames over that speaker's utterances. A run's folder keeps it, so that no
-training data are needed to speak.
+Over the training shards, frames are fitted as a weighted sum of the byte counts of the text (or its phones) and of its
+added tokens (a laugh takes time, its letters do not) plus a constant, with ridge regularisation; each speaker's rate is
+the ratio of real to fitted frames. A run's folder keeps it, so that no training data are needed to speak.
 """
 
 import json
@@ -77,11 +75,9 @@ class LinearDurationModel:
 
     def unseen(self, text: str) -> list[str]:
         """The text's characters, each once, that no training text had: they count for no length."""
-        return [
-            character
-            for character in dict.fromkeys(self._count.spoken(text))
-            if not all(self.weights[byte] for byte in character.encode("utf-8", "replace"))
-        ]
+        known = [bool(weight) for weight in self.weights]
+        spoken = dict.fromkeys(self._count.spoken(text))
+        return [c for c in spoken if not all(known[byte] for byte in c.encode("utf-8", "replace"))]
 
     def frames(self, text: str, speaker: str | None) -> int:
         """Latent frames for the text, at least 1."""
@@ -94,13 +90,8 @@ class LinearDurationModel:
 
     def to_json(self) -> str:
         """All of it, to the bit."""
-        content = {
-            "weights": self.weights.tolist(),
-            "speaker_scale": self.speaker_scale,
-            "explained": self.explained,
-            "language": self.language,
-            "added": self.added,
-        }
+        names = ("speaker_scale", "explained", "language", "added")
+        content = {"weights": self.weights.tolist()} | {name: getattr(self, name) for name in names}
         return json.dumps(content) + "\n"
 
 
@@ -136,12 +127,11 @@ def stored_durations(folder: Path) -> LinearDurationModel:
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
         explained, language = float(content["explained"]), str(content.get("language", ""))
         added = tuple(map(str, content.get("added", ())))
-    needed = 257 + len(added)
-    if weights.shape == (257,):  # as written before tokens counted
-        weights = np.append(weights, np.zeros(len(added)))
-    finite = np.isfinite([*weights.flat, *scale.values(), explained]).all()
-    if weights.shape != (needed,) or not finite:
-        raise InputError(f"{path} holds no {needed} finite weights; restore the file")
+        if weights.shape == (257,):  # as written before tokens counted
+            weights = np.append(weights, np.zeros(len(added)))
+        finite = np.isfinite([*weights.flat, *scale.values(), explained]).all()
+        if weights.shape != (257 + len(added),) or not finite:
+            raise ValueError(f"it holds no {257 + len(added)} finite weights")
     return LinearDurationModel(weights, scale, explained, language, added)
 
 
@@ -162,11 +152,8 @@ def _shrunk(
 
 
 def fits(features: np.ndarray, frames: np.ndarray) -> np.ndarray:
-    """(samples,) bool, false where text and speech cannot belong together: one transcript of a whole book
-    for one sentence would otherwise bend the fit of all others.
-
-    They are found by a fit of their own, whose ridge lets letters in less than 1 % of the texts explain little.
-    """
+    """(samples,) bool, false where text and speech cannot belong together, as one transcript of a book for one sentence.
+    They are found by a fit of their own, whose ridge lets letters in less than 1 % of the texts explain little."""
     rows, targets = _shrunk(features, frames, 1.0)
     distances = np.abs(targets - rows @ solve(rows, targets, max(_RIDGE, len(rows) / 100)))
     # Not below a frame: a fit that is exact for most is no reason to leave out a rounding.

@@ -50,13 +50,8 @@ def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
 def check_mode(
     folder: Path, source: HFEncoderSpec, encoder: Encoder, resumes: bool, model_only: bool
 ) -> bool:
-    """True if the weights to load lack the text encoder that is now trained.
-
-    Args:
-        folder: of the run that trained the weights.
-        resumes: that run continues; otherwise a new run starts from its weights.
-        model_only: only the model is loaded, without optimizer and averaged weights.
-    """
+    """True if the weights to load, of the run in `folder`, lack the text encoder that is now trained. `resumes`: that run
+    continues; otherwise a new one starts from its weights, from the model alone if `model_only`."""
     record = read_record(folder)
     if record is None or record["frozen"] == encoder.frozen:
         return False

@@ -104,8 +104,8 @@ class HFEncoderSpec:
                 if isinstance(getattr(config, name, None), int):
                     return getattr(config, name)
         raise InputError(
-            f"[encoder] model = {self.model!r}: its config ({self.config.model_type}) has no "
-            f"{' or '.join(names)}; use an encoder with a last_hidden_state, such as T5Gemma2 or T5"
+            f"[encoder] model = {self.model!r}: its config ({self.config.model_type}) has no {' or '.join(names)}; use "
+            "an encoder such as T5Gemma2 or T5"
         )
 
     def build(self) -> nn.Module:
@@ -157,8 +157,7 @@ class HFEncoderSpec:
                     f"[encoder] model = {self.model!r} needs transformers 5, but {transformers.__version__} is installed"
                 ) from error
             # The text encoder alone does not know its model's end-of-image token.
-            parent = getattr(self.config, "encoder", self.config)
-            token = getattr(parent, "eoi_token_index", None)
+            token = getattr(getattr(self.config, "encoder", self.config), "eoi_token_index", None)
             options = {} if token is None else {"eoi_token_index": token}
             return T5Gemma2TextEncoder, options, {r"^model\.encoder\.(text_model\.)?": ""}
         kind: Any = type(self.config)

@@ -40,12 +40,8 @@ class TextTokenizer:
         first_id: int = 0,
         convention: str = "",
     ):
-        """
-        Args:
-            serialized: JSON of the `tokenizers` library; raises ValueError where it is not valid.
-            added: tokens of the text beyond the model's own, with ids from `first_id` on.
-            convention: [encoder] convention, whose rules every text goes through.
-        """
+        """serialized: JSON of the `tokenizers` library; raises ValueError where it is not valid. added: tokens beyond the
+        model's own, with ids from `first_id` on. convention: [encoder] convention."""
         from tokenizers import AddedToken, Tokenizer
 
         contents = parse_json(serialized)
@@ -212,12 +208,8 @@ class SubwordTokenizer(ConditionedTokenizer):
 
 
 def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordTokenizer:
-    """The tokenizer of a pretrained encoder, without conditioning.
-
-    Args:
-        model: hub name or folder, behind LEARNED_SUBWORDS where only its tokenizer is used.
-        download: whether the hub may be asked for what this machine does not have.
-    """
+    """The tokenizer of a pretrained encoder, without conditioning. `model`: hub name or folder, behind LEARNED_SUBWORDS
+    where only its tokenizer is used. `download`: whether the hub may be asked."""
     if is_pretrained(model):
         source = find_source(model, download=download)
         model, size = source.model, source.vocab_size

@@ -11,12 +11,8 @@ import numpy as np
 
 from torchtitan.models.dit_tts.text.durations import Counter, fits, solve
 
-MATCH, NOT_COMPARED, LITTLE_EXPLAINED, OF_OTHERS = (
-    "",
-    "texts_not_compared",
-    "texts_explain_little",
-    "texts_of_others",
-)
+MATCH, NOT_COMPARED = "", "texts_not_compared"
+LITTLE_EXPLAINED, OF_OTHERS = "texts_explain_little", "texts_of_others"
 """verdicts, with the doctor's codes, the worst last"""
 
 # The least correlation to expect of right texts: nothing can be told from less, nor from single words.
@@ -123,11 +119,8 @@ def _shift(texts: list[str], missed: np.ndarray, shifts: list[int]) -> int:
 
 
 def _expected_correlation(characters: np.ndarray, frames: np.ndarray) -> float:
-    """The correlation, 0 to 0.8, that the spreads of text lengths (k,) and frames (k,) let expect of right texts.
-
-    A character's time differs by half of the mean, which hides small differences of short texts; the rest of the
-    frames' spread is the speakers'.
-    """
+    """The correlation, 0 to 0.8, that the spreads of text lengths (k,) and frames (k,) let expect of right texts: a
+    character's time differs by half of the mean; the rest of the frames' spread is the speakers'."""
     if not len(frames) or characters.mean() < _MIN_CHARS or not characters.std():
         return 0.0
     told = (characters.std() / characters.mean()) ** 2 - 0.25 / characters.mean()

@@ -117,12 +117,7 @@ def pack_rows(
 
 
 def _fewest_padded(order: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
-    """Texts of each row, at several lengths of a row; the layout with the fewest tokens in all.
-
-    Args:
-        order: text numbers by falling length.
-        lengths: tokens of each text.
-    """
+    """Texts (numbers by falling length) of each row, at several lengths of a row; the layout with the fewest tokens."""
     total, longest = int(lengths.sum()), int(lengths.max(initial=0))
     fewest = max(1, -(-total // ROW_TOKENS))
     # Many texts fit together at any length; of a few, one length wastes a third and the next nothing.

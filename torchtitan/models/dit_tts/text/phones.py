@@ -34,22 +34,15 @@ class Phonemizer:
     """A text's phones in one language, with stress and punctuation; from any thread."""
 
     def __init__(self, language: str, added: AddedTokens | None = None):
-        """
-        Args:
-            language: espeak-ng's name, such as "en-us" or "de".
-            added: tokens of the text, which are no phones but a character each.
-
-        Raises:
-            InputError: the library is not installed, or does not know the language.
-        """
+        """language: espeak-ng's name, such as "en-us". added: tokens of the text, which are a character each. Raises InputError
+        where the library is not installed, or does not know the language."""
         try:
             import espeakng_loader
             from phonemizer.backend import EspeakBackend
             from phonemizer.backend.espeak.wrapper import EspeakWrapper
         except ImportError as error:
             raise InputError(
-                f"[encoder] model = 'phones:{language}' needs espeak-ng; install it with: pip install "
-                f"'titan-tts[phones]'"
+                f"[encoder] model = 'phones:{language}' needs espeak-ng: pip install 'titan-tts[phones]'"
             ) from error
         EspeakWrapper.set_library(espeakng_loader.get_library_path())
         EspeakWrapper.set_data_path(espeakng_loader.get_data_path())

@@ -16,15 +16,10 @@ from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.packing import RowGroup, TextRows, pack_rows
 
-"""tokens of one forward pass of `encode`"""
-
 
 class PretrainedTextEncoder(nn.Module):
-    """Ids (B, L) to features (B, L, h); zero where there is no text token.
-
-    Always in evaluation mode, also when it is trained: dropout would make the loss depend on the
-    layout of ranks and on resumes, and fine-tuning at a small learning rate does not need it.
-    """
+    """Ids (B, L) to features (B, L, h); zero where there is no text token. Always in evaluation mode, also when it is
+    trained: dropout would make the loss depend on the layout of ranks and on resumes."""
 
     def __init__(self, source: HFEncoderSpec, core: nn.Module | None = None):
         """core: with weights; None: built on torch's default device, without."""
@@ -69,8 +64,8 @@ class PretrainedTextEncoder(nn.Module):
         limit = self.source.max_tokens
         if limit is not None and ids.shape[1] > limit:
             raise InputError(
-                f"a text of {ids.shape[1]} tokens is longer than the {limit} that {self.source.model} "
-                f"has positions for; shorten it, or lower [data] max_text_tokens"
+                f"a text of {ids.shape[1]} tokens is longer than the {limit} that {self.source.model} has positions for; "
+                "shorten it, or lower [data] max_text_tokens"
             )
         if not self.packs:
             # One text per row: positions are the model's own, and an empty row has one key.
@@ -136,12 +131,8 @@ def _window(width: int, config, device: torch.device) -> torch.Tensor:
 def load_text_encoder(
     encoder: Encoder, device: torch.device | str, folder: Path | None = None
 ) -> PretrainedTextEncoder:
-    """A frozen encoder with its weights on `device`.
-
-    Args:
-        encoder: the config's [encoder].
-        folder: a run's folder that has its own copy of the encoder's config.
-    """
+    """A frozen encoder, as [encoder] has it, with its weights on `device`. `folder`: of a run that has its own copy of the
+    encoder's config."""
     source = find_source(encoder.model, folder=folder)
     core = source.load(TORCH_DTYPE_MAP[encoder.dtype])
     return PretrainedTextEncoder(source, core).requires_grad_(False).to(device)

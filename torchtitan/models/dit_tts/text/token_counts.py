@@ -27,14 +27,8 @@ def count_text_tokens(
     dataset: Dataset, tokenizer: Counter, part: tuple[int, int] = (0, 1)
 ) -> np.ndarray:
     """Tokens (n,) int32 of each sample's text, or of the longer of both where its verbatim text may stand in for it,
-    counted once per shard and stored beside its index.
-
-    A bound from the length of the text would be several times as high: good samples would be left
-    out, and the text of every batch padded. A text that is corrupt counts its bytes; the loader
-    decides what to do about it. `part`: (number, count) of processes that start together: each
-    begins with other shards and reads what the others have stored meanwhile. The first shows
-    progress.
-    """
+    counted once per shard and stored beside its index. A corrupt text counts its bytes; the loader decides what to do
+    about it. `part`: as of `open_dataset`; others' stored counts are read."""
     number, parts = part
     shards = len(dataset.tar_paths)
     first = np.searchsorted(dataset.shard, np.arange(shards + 1))

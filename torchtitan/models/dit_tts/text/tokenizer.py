@@ -52,23 +52,13 @@ def unicode_bytes(text: str, encoding: str = "utf-8") -> bytes:
         return text.encode(encoding)
     except UnicodeEncodeError as error:
         raise InputError(
-            f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate "
-            f"pair; write the text as valid Unicode"
+            f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate pair"
         ) from error
 
 
-def check_fits(row: np.ndarray, tokens: int) -> None:
-    """Raises InputError where a row (L,) is shorter than its ids."""
-    if tokens > len(row):
-        raise InputError(f"the text has {tokens} tokens, but at most {len(row)} fit")
-
-
 class ConditionedTokenizer(BaseTokenizer):
-    """A tokenizer of text that also gives ids of conditioning tokens, in the config's order.
-
-    A condition that is missing, dropped, or of a value that the vocabulary does not have, becomes its
-    field's unknown token. The state never changes, so any thread may use it.
-    """
+    """A tokenizer of text that also gives ids of conditioning tokens, in the config's order; from any thread. A condition
+    that is missing, dropped, or of an unknown value, becomes its field's unknown token."""
 
     pad_id = PAD_ID
 
@@ -78,11 +68,7 @@ class ConditionedTokenizer(BaseTokenizer):
         conditioning_dropout: float = 0.0,
         aligner: Aligner | None = None,
     ):
-        """
-        Args:
-            conditioning_dropout: probability at which `dropped` drops each condition.
-            aligner: of the run, for [model] text_positions = "aligned".
-        """
+        """conditioning_dropout: probability at which `dropped` drops each condition. aligner: of the run."""
         super().__init__()
         self.vocabulary = vocabulary
         self.aligner = aligner
@@ -92,11 +78,14 @@ class ConditionedTokenizer(BaseTokenizer):
         self.fields = tuple(vocabulary.conditioning)
         self.n_conditions = len(self.fields)
         """conditioning tokens in each row"""
+        unknown = vocabulary.unknown_ids()
         self._conditions = [
-            (name, {value: unknown + 1 + i for i, value in enumerate(values)}, unknown)
-            for (name, values), unknown in zip(
-                vocabulary.conditioning.items(), vocabulary.unknown_ids().values(), strict=True
+            (
+                name,
+                {value: number for number, value in enumerate(values, unknown[name] + 1)},
+                unknown[name],
             )
+            for name, values in vocabulary.conditioning.items()
         ]
 
     def get_vocab_size(self) -> int:
@@ -106,7 +95,7 @@ class ConditionedTokenizer(BaseTokenizer):
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
-        """Ids of one sample; see `encode_into`."""
+        """Ids of one sample. `metadata`: its JSON; `drop`: for each of `fields`, whether it becomes unknown; empty: none."""
 
     def encode_into(
         self,
@@ -115,15 +104,10 @@ class ConditionedTokenizer(BaseTokenizer):
         metadata: Mapping[str, Any] = NOTHING,
         drop: Sequence[bool] = (),
     ) -> int:
-        """Writes a sample's ids to the start of `row` and leaves the rest as it is.
-
-        Args:
-            row: (L,) int64.
-            metadata: the sample's JSON: speaker, language, quality, class, target_duration (seconds).
-            drop: for each of `fields`, whether it becomes unknown; empty: none.
-        """
+        """Writes a sample's ids to the start of `row` (L,) int64 and leaves the rest as it is; arguments as of `encode`."""
         ids = self.encode(text, metadata, drop)
-        check_fits(row, len(ids))
+        if len(ids) > len(row):
+            raise InputError(f"the text has {len(ids)} tokens, but at most {len(row)} fit")
         row[: len(ids)] = ids
         return len(ids)
 
@@ -150,39 +134,24 @@ class ConditionedTokenizer(BaseTokenizer):
         return self.aligner.frames(self.spoken(text), latents)
 
     def text_positions(self, text: str, frames: np.ndarray | None = None) -> np.ndarray:
-        """The place in the speech of the middle of each token, or where it is to be expected.
-
-        Args:
-            frames: `aligned_frames` of its recording; None: those that the aligner expects.
-
-        Returns:
-            (tokens,) float32 in (0, 1) for each id of `encode`; -1 for special and conditioning tokens.
-        """
+        """(tokens,) float32 in (0, 1), -1 for special and conditioning tokens: where in the speech the middle of each id
+        of `encode` is. `frames`: `aligned_frames` of its recording; None: those that the aligner expects."""
         if frames is None:
             assert self.aligner is not None
             frames = self.aligner.expected_frames(self.spoken(text))
         ends = np.maximum(frames, MIN_FRAMES).cumsum()
         begin, end = self.spans(text).T
         of_character = np.arange(len(ends) - 1)
-        middles = (
-            np.interp(begin, of_character, ends[:-1]) + np.interp(end, of_character, ends[:-1])
-        ) / 2
-        return np.where(begin < end, middles / ends[-1], -1.0).astype(np.float32)
+        first, last = (np.interp(each, of_character, ends[:-1]) for each in (begin, end))
+        return np.where(begin < end, (first + last) / 2 / ends[-1], -1.0).astype(np.float32)
 
     @abstractmethod
     def unknown_characters(self, text: str) -> list[str]:
         """The text's characters that the vocabulary does not have or that phones lose, each once."""
 
     def dropped(self, seed: int, global_batch: int, rows: np.ndarray) -> np.ndarray:
-        """Which conditions training drops: a pure function of a sample's position in the stream.
-
-        Args:
-            global_batch: number of the global batch in training.
-            rows: (B,) rows in the global batch.
-
-        Returns:
-            (B, fields) bool.
-        """
+        """(B, fields) bool: which conditions training drops in these rows (B,) of a global batch, a pure function of their
+        position in the stream."""
         found = np.zeros((len(rows), len(self.fields)), bool)
         if self.conditioning_dropout:
             position = torch.tensor(global_batch), torch.as_tensor(rows, dtype=torch.int64)
@@ -202,16 +171,12 @@ class ConditionedTokenizer(BaseTokenizer):
 
     def unknown_values(self, metadata: Mapping[str, Any]) -> dict[str, str]:
         """The sample's values that the vocabulary does not have, by field."""
-        values = {name: self.value_of(metadata, name) for name in self.fields}
+        values = ((name, self.value_of(metadata, name)) for name in self.fields)
         known = self.vocabulary.conditioning
-        return {
-            name: value
-            for name, value in values.items()
-            if value is not None and value not in known[name]
-        }
+        return {name: each for name, each in values if each is not None and each not in known[name]}
 
     def condition_ids(self, metadata: Mapping[str, Any], drop: Sequence[bool]) -> list[int]:
-        """One for each of `fields`; see `encode_into`."""
+        """One for each of `fields`; see `encode`."""
         ids = []
         for column, (name, known, unknown) in enumerate(self._conditions):
             value = None if len(drop) and drop[column] else self.value_of(metadata, name)
@@ -239,11 +204,11 @@ class UnitTokenizer(ConditionedTokenizer):
         language = vocabulary.language
         self._phones = Phonemizer(language, self.added) if language else None
         # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
-        points = [ord(character) for character in vocabulary.characters + self.added.characters]
+        points = list(map(ord, vocabulary.characters + self.added.characters))
         self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
         self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
-        numbered = enumerate(self.added.tokens, vocabulary.first_added_id)
-        self._id_of_added = {token: number for number, token in numbered}
+        first = vocabulary.first_added_id
+        self._id_of_added = {token: first + n for n, token in enumerate(self.added.tokens)}
 
     def spoken(self, text: str) -> str:
         if self._phones is None:
@@ -289,22 +254,6 @@ class UnitTokenizer(ConditionedTokenizer):
     ) -> list[int]:
         ids = self._ids(text).tolist()
         return [BEGIN_ID, *self.condition_ids(metadata, drop), *ids, *self._end]
-
-    def encode_into(
-        self,
-        row: np.ndarray,
-        text: str,
-        metadata: Mapping[str, Any] = NOTHING,
-        drop: Sequence[bool] = (),
-    ) -> int:
-        ids, first = self._ids(text), 1 + self.n_conditions
-        end = first + len(ids)
-        check_fits(row, end + len(self._end))
-        row[0], row[end : end + len(self._end)] = BEGIN_ID, self._end
-        if self._conditions:
-            row[1:first] = self.condition_ids(metadata, drop)
-        row[first:end] = ids
-        return end + len(self._end)
 
     def decode(self, ids: Sequence[int]) -> str:
         first = self.vocabulary.first_added_id

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -128,11 +129,9 @@ class Vocabulary:
 
     def unknown_ids(self) -> dict[str, int]:
         """The id of each field's unknown token. The field's values follow it."""
-        ids, following = {}, self.first_added_id + len(self.added)
-        for name, values in self.conditioning.items():
-            ids[name] = following
-            following += 1 + len(values)
-        return ids
+        sizes = [1 + len(values) for values in self.conditioning.values()]
+        firsts = accumulate(sizes, initial=self.first_added_id + len(self.added))
+        return dict(zip(self.conditioning, firsts))
 
     def duration_bin(self, seconds: float) -> str:
         """The number of a duration's bin, as the field's value. The last bin is open."""
@@ -141,14 +140,16 @@ class Vocabulary:
 
     def describe(self) -> str:
         """One line for the log."""
-        parts = [f"{len(self.added)} added tokens"] if self.added else []
-        parts += [f"{len(values)} values of {name}" for name, values in self.conditioning.items()]
         if self.subwords:
             units = f"{self.subwords.base} of {self.model}"
+        elif self.unit == "bytes":
+            units = "256 bytes"
         else:
             kind = f"phones of {self.language}" if self.language else "characters"
-            units = "256 bytes" if self.unit == "bytes" else f"{len(self.characters)} {kind}"
-        return f"{self.size} ids: " + ", ".join([units, *parts])
+            units = f"{len(self.characters)} {kind}"
+        parts = [units, *([f"{len(self.added)} added tokens"] if self.added else [])]
+        parts += [f"{len(values)} values of {name}" for name, values in self.conditioning.items()]
+        return f"{self.size} ids: " + ", ".join(parts)
 
 
 def make_vocabulary(
@@ -167,8 +168,7 @@ def make_vocabulary(
     """The vocabulary of some data, the same whatever the order of its samples.
 
     Args, others as in `Vocabulary`:
-        characters: all characters of the texts or of their phones; "bytes" does not read them.
-        conditioning: names from CONDITIONING_FIELDS, in the order of their tokens.
+        characters: of the texts or their phones; "bytes" does not read them.
         values: the values of each field but duration.
         max_seconds: the longest duration with a bin of its own; longer ones have the last.
     """
@@ -201,14 +201,8 @@ def language_of(model: str) -> str:
 
 
 def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool = False) -> None:
-    """Raises InputError unless every token of the config and its data is one of `run`'s.
-
-    Args:
-        run: the vocabulary that the weights were trained with.
-        data: the vocabulary of the config and its data.
-        where: what `run` belongs to, for messages.
-        may_grow: tokens beyond those of `run` are allowed.
-    """
+    """Raises InputError unless every token of the config and its data is one of `run`'s, the vocabulary that the weights
+    of `where` were trained with. `may_grow`: tokens beyond those are allowed."""
     is_same = (data.unit, data.language) == (run.unit, run.language)
     for key, wanted, had in (
         # Another name of the same tokenizer will do.
@@ -257,20 +251,15 @@ def grown(run: Vocabulary, data: Vocabulary) -> Vocabulary:
         name: had if name == "duration" else tuple(sorted({*had, *data.conditioning[name]}))
         for name, had in run.conditioning.items()
     }
-    return replace(
-        run,
-        characters="".join(sorted({*run.characters, *data.characters})),
-        conditioning=fields,
-        added=tuple(dict.fromkeys((*run.added, *data.added))),
-    )
+    characters = "".join(sorted({*run.characters, *data.characters}))
+    added = tuple(dict.fromkeys((*run.added, *data.added)))
+    return replace(run, characters=characters, conditioning=fields, added=added)
 
 
 def rows_in(run: Vocabulary, new: Vocabulary) -> np.ndarray:
     """(rows,) int64: for each row of the learned embedding of `new` the row of `run`'s with the same meaning. A new
-    character or value begins as the unknown one, a new token without any is -1.
-
-    The rows of the learned encoder are all ids; those of a pretrained encoder begin after its own ids.
-    """
+    character or value begins as the unknown one, a new token without any is -1. A pretrained encoder's own ids are not
+    in it."""
     known = {meaning: row for row, meaning in enumerate(_meanings(run))}
     found = (known.get(each, known.get((each[0], None), -1)) for each in _meanings(new))
     return np.fromiter(found, np.int64)
@@ -301,11 +290,8 @@ def named(values: Sequence[str], count: int = 5) -> str:
 
 def to_json(vocabulary: Vocabulary) -> str:
     """The content of a run's tokenizer.json."""
-    contents = {
-        **_contents(vocabulary),
-        "vocab_size": vocabulary.size,
-        "fingerprint": vocabulary.fingerprint,
-    }
+    contents = _contents(vocabulary)
+    contents |= {"vocab_size": vocabulary.size, "fingerprint": vocabulary.fingerprint}
     if vocabulary.subwords:
         contents["model"] = vocabulary.model
     text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
