@@ -14,7 +14,7 @@ from tools.harness import runs
 from tools.harness.synthetic import DIGITS, make_samples
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 
-STEPS = 5
+STEPS = 6
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_degree=2"]
 TRAINED = ["--encoder.no-frozen"]
