@@ -16,7 +16,14 @@ from tests.helpers.small_models import small_args
 from tools.gpu_check import block, measuring, numerics, telemetry
 from tools.gpu_check.__main__ import pack, unpack
 from tools.gpu_check.items import ROOT, Item, Settings
-from tools.gpu_check.models import EAGER, INDUCTOR_OPTIONS, Mode, built, random_weights
+from tools.gpu_check.models import (
+    CHECKPOINTING,
+    EAGER,
+    INDUCTOR_OPTIONS,
+    Mode,
+    built,
+    random_weights,
+)
 from tools.gpu_check.supervisor import Supervisor
 from torchtitan.models.dit_tts.model import model as model_module
 
@@ -107,8 +114,7 @@ def test_numerics_pass_and_see_a_nan_and_one_key_too_many(tmp_path, monkeypatch)
     monkeypatch.setattr(numerics, "SIZES", TINY)
     monkeypatch.setattr(numerics, "SHAPE", (5, 24, 8, 8))
     plain, varlen, flex = (replace(mode, precision="float32") for mode in EAGER[:3])
-    checkpointed = Mode("full", {"activation_checkpoint.mode": "full"})
-    for mode in (plain, varlen, EAGER[1], checkpointed):
+    for mode in (plain, varlen, EAGER[1], CHECKPOINTING[0]):
         values = numerics.check(mode, settings(tmp_path))
         assert values["passed"] and values["gradient_error"] > 0, (mode.name, values)
     outcome, nan = numerics.outcome, float("nan")
@@ -148,7 +154,7 @@ def test_the_measured_block_keeps_no_gradients_and_has_full_lengths():
 
 
 def test_options_of_inductor_are_on_while_their_mode_is_measured():
-    mode = Mode("options", {"compile.enable": True}, INDUCTOR_OPTIONS)
+    mode = Mode("options", ("--compile.enable",), INDUCTOR_OPTIONS)
     before = torch._inductor.config.get_config_copy()
     with built(TINY, mode, "cpu", random_weights(TINY)):
         inside = torch._inductor.config.get_config_copy()

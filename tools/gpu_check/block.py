@@ -14,7 +14,7 @@ import torch
 from tools.gpu_check.items import Item, Settings, Turn, Values
 from tools.gpu_check.measuring import peak_gib, profiled, tflops
 from tools.gpu_check.models import (
-    COMPILED_MODES,
+    COMPILED,
     EAGER,
     ENGINE,
     Mode,
@@ -92,9 +92,9 @@ def measure(flavor: str, mode: Mode, settings: Settings, turn: Turn) -> Values:
 
 
 def items(settings: Settings) -> list[Item]:
-    modes = [*COMPILED_MODES[:2], EAGER[0], *COMPILED_MODES[2:], *ENGINE]
+    modes = [*COMPILED[:2], EAGER[0], *COMPILED[2:], *ENGINE]
     if settings.tiny:
-        modes = [COMPILED_MODES[0], EAGER[1]]
+        modes = [COMPILED[0], EAGER[1]]
     return [
         Item("block", f"{flavor} block {mode}", partial(measure, flavor, mode, settings))
         for flavor in settings.flavors

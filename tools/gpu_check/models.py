@@ -1,6 +1,5 @@
 """Models in every mode, built as the trainer builds them."""
 
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,8 @@ from torch import nn
 from torchtitan.distributed import ParallelDims
 
 from tools.gpu_check.items import NotMeasured
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, JobConfig
+from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.kernels import build_model
@@ -35,8 +35,8 @@ class Mode:
     """One way to run the same model."""
 
     name: str
-    keys: dict[str, Any] = field(default_factory=dict)
-    """of the config, with their values"""
+    arguments: tuple[str, ...] = ()
+    """of the config"""
 
     options: dict[str, Any] = field(default_factory=dict)
     """of Inductor while it compiles"""
@@ -48,64 +48,54 @@ class Mode:
         return f"{self.precision}, {self.name}"
 
 
-COMPILED = {"compile.enable": True, "compile.components": ["model"]}
-CHECKPOINTING: dict[str, dict[str, Any]] = {
-    "full checkpointing": {"activation_checkpoint.mode": "full"},
-    **{
-        f"checkpointing {how}": {
-            "activation_checkpoint.mode": "selective",
-            "activation_checkpoint.selective_ac_option": how,
-        }
-        for how in ("2", "op")
-    },
-}
-_BACKENDS = {name: {"attention.backend": name} for name in ("varlen", "flex")}
-_FP8 = {
-    f"fp8 {recipe}": {
-        "model.converters": ["float8"],
-        "quantize.linear.float8.recipe_name": recipe,
-    }
-    for recipe in ("rowwise", "tensorwise")
-}
-_BUDGET = {
-    "activation_checkpoint.mode": "memory_budget",
-    "activation_checkpoint.memory_budget": 0.9,
-}
-EAGER = [Mode(name, keys) for name, keys in {"eager": {}, **_BACKENDS, **_FP8}.items()]
+def _modes(name: str, common: tuple[str, ...], key: str, *values: str) -> list[Mode]:
+    return [Mode(f"{name}{value}", (*common, f"--{key}={value}")) for value in values]
+
+
+_COMPILED = ("--compile.enable", "--compile.components=model")
+_ENGINE = ("--megatron.transformer_impl=transformer_engine",)
+_FP8 = "--model.converters=float8", "quantize.linear.float8.recipe_name", "rowwise", "tensorwise"
+_BUDGET = (
+    "--activation_checkpoint.memory_budget=0.9",
+    "--activation_checkpoint.mode=memory_budget",
+)
+_SELECTIVE = ("--activation_checkpoint.mode=selective",)
+CHECKPOINTING = [
+    Mode("checkpointing full", ("--activation_checkpoint.mode=full",)),
+    *_modes("checkpointing ", _SELECTIVE, "activation_checkpoint.selective_ac_option", "2", "op"),
+]
+EAGER = [
+    Mode("eager"),
+    *_modes("", (), "attention.backend", "varlen", "flex"),
+    *_modes("fp8 ", _FP8[:1], *_FP8[1:]),
+]
 """The plain one first"""
 
-_ENGINE = {"megatron.transformer_impl": "transformer_engine"}
 ENGINE = [
     Mode("TransformerEngine", _ENGINE),
-    Mode("TransformerEngine, fp8", _ENGINE | {"megatron.fp8": True}),
-    Mode(
-        "TransformerEngine, its attention",
-        _ENGINE | {"megatron.use_te_attn": True, "attention.backend": "varlen"},
+    Mode("TransformerEngine fp8", (*_ENGINE, "--megatron.fp8")),
+    *_modes(
+        "TransformerEngine's ", (*_ENGINE, "--megatron.use_te_attn"), "attention.backend", "varlen"
     ),
 ]
-COMPILED_MODES = [
-    Mode("compiled", COMPILED),
-    Mode("compiled, all options of Inductor", COMPILED, INDUCTOR_OPTIONS),
-    *(Mode(f"compiled, {name}", COMPILED, {name: on}) for name, on in INDUCTOR_OPTIONS.items()),
-    *(Mode(f"compiled, {name}", COMPILED | keys) for name, keys in (_BACKENDS | _FP8).items()),
-    Mode("compiled, memory budget", COMPILED | _BUDGET),
-    *(
-        Mode(f"compiled, {mode}", COMPILED | {"compile.mode": mode})
-        for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+COMPILED = [
+    Mode("compiled", _COMPILED),
+    Mode("compiled, all options of Inductor", _COMPILED, INDUCTOR_OPTIONS),
+    *(Mode(f"compiled, {name}", _COMPILED, {name: on}) for name, on in INDUCTOR_OPTIONS.items()),
+    *_modes("compiled ", _COMPILED, "attention.backend", "varlen", "flex"),
+    *_modes("compiled fp8 ", (*_COMPILED, _FP8[0]), *_FP8[1:]),
+    Mode("compiled, memory budget", (*_COMPILED, *_BUDGET)),
+    *_modes(
+        "compiled ", _COMPILED, "compile.mode", *CUDA_GRAPH_MODES, "max-autotune-no-cudagraphs"
     ),
 ]
 """Those that say most first"""
 
 
 def job_config(mode: Mode, device: str) -> JobConfig:
-    config = JobConfig()
-    config.activation_checkpoint.mode = "none"
-    config.attention.backend = "sdpa"
-    config.quantize.linear.float8.emulate = device == "cpu"
-    for key, value in mode.keys.items():
-        section, _, name = key.rpartition(".")
-        setattr(operator.attrgetter(section)(config), name, value)
-    return config
+    emulated = ("--quantize.linear.float8.emulate",) if device == "cpu" else ()
+    plain = ("--activation_checkpoint.mode=none", "--attention.backend=sdpa")
+    return load_config([*plain, *emulated, *mode.arguments])
 
 
 @contextmanager

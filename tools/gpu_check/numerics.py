@@ -20,7 +20,7 @@ import torch
 from tools.gpu_check.items import Item, NotMeasured, Settings, Turn, Values
 from tools.gpu_check.models import (
     CHECKPOINTING,
-    COMPILED_MODES,
+    COMPILED,
     EAGER,
     ENGINE,
     Mode,
@@ -112,14 +112,13 @@ def errors(found: Found, expected: Found) -> tuple[float, float, str]:
 
 def check(mode: Mode, settings: Settings, turn: Turn = lambda: None) -> Values:
     """The errors of a mode beside their bars. Nothing is timed, so it waits for no turn."""
-    cuda = settings.device != "cpu"
-    if mode.keys.get("attention.backend") == "varlen" and mode.precision == "float32" and cuda:
+    if (mode.name, mode.precision, settings.device) == ("varlen", "float32", "cuda"):
         raise NotMeasured("the packed kernel takes half precision only")
     weights, plain = random_weights(SIZES), DiTTTSModel(SIZES)
     plain.load_state_dict(weights)
     batch, in_float64 = make_batch(SHAPE, SIZES), replace(EAGER[0], precision="float64")
     expected = outcome(plain.double(), batch, in_float64, "cpu")
-    replays = mode.keys.get("compile.mode") in CUDA_GRAPH_MODES
+    replays = mode.name.rpartition(" ")[2] in CUDA_GRAPH_MODES
     with built(SIZES, mode, settings.device, weights) as model:
         for draw in range(2 if replays else 0):
             outcome(model, make_batch(SHAPE, SIZES, 1 + draw), mode, settings.device)
@@ -139,9 +138,8 @@ def check(mode: Mode, settings: Settings, turn: Turn = lambda: None) -> Values:
 
 def items(settings: Settings) -> list[Item]:
     """Plain modes first."""
-    plain = [replace(mode, precision="float32") for mode in EAGER[:3]]
-    plain += [Mode(name, keys, precision="float32") for name, keys in CHECKPOINTING.items()]
-    modes = [*plain, *EAGER, *ENGINE, *COMPILED_MODES]
+    plain = [replace(mode, precision="float32") for mode in (*EAGER[:3], *CHECKPOINTING)]
+    modes = [*plain, *EAGER, *ENGINE, *COMPILED]
     if settings.tiny:
         modes = [plain[0], EAGER[1], EAGER[-1]]
     return [Item("numerics", str(mode), partial(check, mode, settings), 2.0) for mode in modes]
