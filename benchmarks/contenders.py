@@ -47,14 +47,11 @@ WEBDATASET = "webdataset"
 
 @dataclass(frozen=True)
 class Archives:
-    """The samples as every contender finds them.
-
-    Attributes:
-        tar_paths: shards of triplets.
-        policy: buckets and rows a batch.
-    """
+    """The samples as every contender finds them."""
 
     tar_paths: list[str]
+    """shards of triplets"""
+
     policy: BatchPolicy
 
 

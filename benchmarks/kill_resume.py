@@ -1,17 +1,11 @@
 """Ends training runs at random moments, many times over, and compares with an unbroken one.
 
     python benchmarks/kill_resume.py --runs 20
-    python benchmarks/kill_resume.py --runs 20 --data everything
-    python benchmarks/kill_resume.py --runs 20 --data packed
+    python benchmarks/kill_resume.py --runs 20 --data everything     # or packed
     python benchmarks/kill_resume.py --runs 50 --ends SIGKILL SIGTERM SIGUSR1 corrupt "full disk" "second start"
 
-The data are one local dataset or, with `everything`, a local and a remote one mixed by weight, with
-balanced speakers, weighted durations, cropped and corrupt samples and conditioning tokens; with `packed` the
-same in packed batches. Each run lives
-on 1, 2 (FSDP2, async checkpoints), 4 (HSDP 2x2) and again 1 process, with 0 to 3 loader threads, one life in turn
-started as a user starts it and the others forked, and is ended in every life but the last, by an end drawn
-from `--ends`. A full disk needs root, which mounts a tmpfs of limited size. Writes
-benchmarks/results/kill_resume.json, or with the data or "ends" in its name.
+What the data and the lives of a run are is in benchmarks/README.md. A full disk needs root, which mounts a tmpfs of
+limited size. Writes benchmarks/results/kill_resume.json, or with the data or "ends" in its name.
 """
 
 import argparse
@@ -53,13 +47,10 @@ def main() -> int:
         help="signals, or "
         + "; ".join(f"'{name}': {what}" for name, what in kill_resume.OTHER_ENDS.items()),
     )
-    parser.add_argument(
-        "--output", help="default: benchmarks/results/kill_resume[_everything].json"
-    )
     options = parser.parse_args()
     name = "kill_resume" if options.data == "plain" else f"kill_resume_{options.data}"
     name += "_ends" if options.ends != ["SIGKILL"] else ""
-    output = Path(options.output or ROOT / f"benchmarks/results/{name}.json")
+    output = ROOT / f"benchmarks/results/{name}.json"
 
     began = time.monotonic()
     outcomes = []

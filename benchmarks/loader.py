@@ -43,6 +43,8 @@ from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # 
 
 COMPARED = ("latents", "speaker", "text_ids", "text_tokens", "speaker_frames", "frames", "labels")
 AIM_WEBDATASET, AIM_COPY = 6.0, 1.3
+WORKERS = (0, 2)
+BATCH_SIZE = 32  # rows of the longest bucket
 UNITS = ("cpu_us", "wall_us")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -176,19 +178,11 @@ def table(summary: dict[str, dict[str, Any]]) -> str:
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--samples", type=int, default=4000)
-    parser.add_argument("--batch-size", type=int, default=32, help="rows of the longest bucket")
     parser.add_argument("--rounds", type=int, default=7, help="of every contender")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", default=None, help="where the data goes for the while")
     parser.add_argument("--output", type=Path, default=RESULTS / "loader.json")
     options = parser.parse_args(args)
-    if options.samples < SAMPLES_A_SHARD * max(options.workers):
-        parser.error(
-            f"--samples {options.samples} is less than one shard of {SAMPLES_A_SHARD} for each of "
-            f"{max(options.workers)} workers, and webdataset shares out whole shards; give more"
-        )
-
+    if options.samples < SAMPLES_A_SHARD * max(WORKERS):
+        parser.error(f"--samples: webdataset's workers share out shards of {SAMPLES_A_SHARD}")
     torch.set_num_threads(1)
     tqdm.monitor_interval = 0  # no thread of its own while worker processes are forked
     if importlib.util.find_spec(WEBDATASET) is None:
@@ -196,15 +190,15 @@ def main(args: list[str]) -> int:
             "webdataset is not installed: pip install --no-deps -r benchmarks/requirements.txt"
         )
     runs, differences = [], []
-    with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        tar_paths = write_archives(folder / "tar", options.samples, options.seed)
-        loader = make_ours(folder / "tar", options.batch_size, 0)
+        tar_paths = write_archives(folder / "tar", options.samples, 0)
+        loader = make_ours(folder / "tar", BATCH_SIZE, 0)
         archives = Archives(tar_paths, loader.policy)
         contenders = {
-            workers: make_contenders(archives, folder / "tar", options.batch_size, workers)
+            workers: make_contenders(archives, folder / "tar", BATCH_SIZE, workers)
             # The most workers first: processes are forked before there are threads.
-            for workers in sorted(options.workers, reverse=True)
+            for workers in sorted(WORKERS, reverse=True)
         }
         with tqdm(total=3 * len(contenders) * (1 + options.rounds)) as progress:
             expected = expected_rows(contenders[min(contenders)][OURS], options.samples)

@@ -14,11 +14,12 @@ import argparse
 import gc
 import os
 import statistics
+import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,13 @@ MODES = ("eager", "compiled")
 STEP_AIMS = {"eager": 1.15, "compiled": 1.3}
 SAMPLING_AIM = 1.2
 
+SIZES = (4, 192, 72, 192)
+"""samples, latent frames, characters and reference frames of the batch of equal lengths"""
 
-@dataclass(frozen=True)
-class Sizes:
-    step: tuple[int, int, int, int] = (4, 192, 72, 192)
-    """samples, latent frames, characters and reference frames of the batch of equal lengths"""
+ROWS = (1, 4)
+"""sentences that are sampled at once"""
 
-    rows: tuple[int, ...] = (1, 4)
-    """sentences that are sampled at once"""
-
-    sampling_steps: int = 8
+SAMPLING_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -154,11 +152,9 @@ def build(wanted: Iterable[Variant]) -> dict[Variant, Contender]:
 # ---- what is compared
 
 
-def step(
-    names: list[str], precision: str, sizes: Sizes, rounds: int, progress: tqdm
-) -> dict[str, Any]:
+def step(names: list[str], precision: str, rounds: int, progress: tqdm) -> dict[str, Any]:
     """A training step on one batch without padding."""
-    batch = make_batch(*sizes.step)
+    batch = make_batch(*SIZES)
     contenders = build(variants(names))
     steps = {v: trainer(each, precision) for v, each in contenders.items()}
     seconds = interleaved({v: lambda s=s: s(batch) for v, s in steps.items()}, rounds, progress)
@@ -172,17 +168,17 @@ def step(
 
 
 def sampling(
-    names: list[str], precision: str, rows: int, sizes: Sizes, rounds: int, progress: tqdm
+    names: list[str], precision: str, rows: int, rounds: int, progress: tqdm
 ) -> dict[str, Any]:
     """Sentences of one length by Euler steps, text and speaker guided in the first half of the time:
     the same number of rows through the network."""
-    batch = make_batch(rows, *sizes.step[1:])
+    batch = make_batch(rows, *SIZES[1:])
     contenders = build(variants(name for name in names if name != F5))
     work = {}
     for variant, contender in contenders.items():
         randomize(contender.module.parameters())
         contender.module.to(torch.bfloat16 if precision == "bf16" else torch.float32).eval()
-        work[variant] = lambda c=contender: c.sample(batch, sizes.sampling_steps, 3.0, 5.0)
+        work[variant] = lambda c=contender: c.sample(batch, SAMPLING_STEPS, 3.0, 5.0)
     seconds = interleaved(work, rounds, progress)
     return compared(seconds) | {"seconds": {str(v): spread(s) for v, s in seconds.items()}}
 
@@ -207,10 +203,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--irodori", type=Path, help="checkout of Irodori-TTS")
     parser.add_argument("--f5", type=Path, help="checkout of F5-TTS")
-    parser.add_argument("--only", choices=["step", "sampling"])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="whether it works, not how fast")
-    parser.add_argument("--out", type=Path, help="JSON to write; without choices, the results")
+    parser.add_argument("--out", type=Path, help="JSON to write; with both peers, the results")
     options = parser.parse_args()
     checkouts = {IRODORI: options.irodori, F5: options.f5}
     names = [OURS]
@@ -225,17 +219,12 @@ def main() -> int:
         raise InputError("there is no peer to compare with; give --irodori, --f5 or both")
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    sizes = Sizes(step=(2, 32, 12, 32), rows=(1,), sampling_steps=2)
-    sizes = sizes if options.tiny else Sizes()
     cases: dict[str, Callable[[tqdm], dict[str, Any]]] = {}
     for precision in PRECISIONS:
-        common = (sizes, options.rounds)
-        if options.only != "sampling":
-            cases[f"step, {precision}"] = partial(step, names, precision, *common)
-        if options.only != "step" and IRODORI in names:
-            for rows in sizes.rows:
-                case = partial(sampling, names, precision, rows, *common)
-                cases[f"sampling, {precision}, {rows} at once"] = case
+        cases[f"step, {precision}"] = partial(step, names, precision, options.rounds)
+        for rows in ROWS if IRODORI in names else ():
+            case = partial(sampling, names, precision, rows, options.rounds)
+            cases[f"sampling, {precision}, {rows} at once"] = case
     found: dict[str, Any] = {}
     for name, measure_case in cases.items():
         with tqdm(desc=name, unit="turn") as bar:
@@ -243,14 +232,11 @@ def main() -> int:
         for mode, found_ratios in found[name]["ratios_to_all"].items():
             for variant, ratio in found_ratios.items():
                 print(f"{name}, ours {mode}: {cell(ratio)} to {variant}", flush=True)
-    some = options.only or options.tiny or len(names) < 3
-    out = options.out or (None if some else RESULTS / "peers.json")
+    out = options.out or (RESULTS / "peers.json" if len(names) == 3 else None)
     if out:
-        places = ("irodori", "f5", "out")
-        given = {key: value for key, value in vars(options).items() if key not in places}
         report = {
-            "options": given,
-            "sizes": asdict(sizes),
+            "rounds": options.rounds,
+            "sizes": {"step": SIZES, "rows": ROWS, "sampling_steps": SAMPLING_STEPS},
             "commits": {n: commit_of(c) for n, c in checkouts.items() if c is not None},
             "cases": found,
         }
@@ -261,11 +247,8 @@ def main() -> int:
 
 
 def commit_of(checkout: Path) -> str:
-    head = (checkout / ".git/HEAD").read_text().strip()
-    if not head.startswith("ref: "):
-        return head
-    reference = checkout / ".git" / head.removeprefix("ref: ")
-    return reference.read_text().strip() if reference.exists() else head
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

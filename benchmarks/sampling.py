@@ -11,7 +11,6 @@ evaluations that fit, so a dearer guidance or a solver of second order has fewer
 - solvers: euler, midpoint and heun by even, sway and EPSS times, with the run's guidance;
 - guidance: modes, intervals and CFG-Zero* by the run's solver and schedule; the scale of the speaker is that of
   the text where both are guided;
-- knobs: truncation, score rescaling and the speaker's keys and values;
 - savings: one after the other, from float32 and independent guidance of text and speaker on.
 
 A difference from the first case of the same group and budget whose 95 % interval holds 0 is a tie. The
@@ -45,9 +44,9 @@ BUDGETS = (48, 24, 12, 8)
 """network passes per utterance; at the first with even times only, as EPSS has 16 intervals at most"""
 
 GUIDED_BUDGETS = (24, 12)
-"""of the groups guidance and knobs"""
+"""of guidance"""
 
-GROUPS = ("solvers", "guidance", "knobs", "savings")
+GROUPS = ("solvers", "guidance", "savings")
 FIGURES = ("wer", "speaker_similarity")
 
 
@@ -110,17 +109,9 @@ def cases(base: Sampling, dtype: str) -> Iterator[Case]:
         "text, zero-init": {"zero_init_steps": 1},
         "text, CFG-Zero* and zero-init": {**star, "zero_init_steps": 1},
     }
-    knobs: dict[str, dict[str, Any]] = {
-        "text": {},
-        "truncation 0.9": {"truncation_factor": 0.9},
-        "rescaling k 1.2": {"rescale_k": 1.2},
-        "speaker K and V x 1.2": {"speaker_kv_scale": 1.2},
-    }
     for budget in GUIDED_BUDGETS:
         for name, settings in modes.items():
             yield from fitted("guidance", name, budget, **settings)
-    for name, settings in knobs.items():
-        yield from fitted("knobs", name, GUIDED_BUDGETS[0], **settings)
     saved = replace(base, **both, solver="euler", schedule="linear", guidance="independent")
     savings: list[tuple[str, str, dict[str, Any]]] = [
         ("float32, text and speaker", "float32", {}),
@@ -144,7 +135,6 @@ def parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=2, help="of the noise")
     parser.add_argument("--utterances", type=int, default=0, help="0: all")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--tiny", action="store_true", help="two cases per group")
     parser.add_argument(
         "--report", action="store_true", help="the tables of --out, measures nothing"
     )
@@ -321,8 +311,6 @@ def main(args: list[str]) -> int:
     base = replace(meter.config.sampling, speaker_scale=0.0, guidance="independent")
     every = list(cases(base, options.dtype))
     chosen = [case for case in every if case.group in options.only]
-    if options.tiny:
-        chosen = [case for group in GROUPS for case in [c for c in chosen if c.group == group][:2]]
     rows = measure_all(meter, chosen)
     report = {
         "run": {"name": Path(options.run).name, "step": run.step, "weights": run.weights},

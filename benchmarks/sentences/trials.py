@@ -45,20 +45,12 @@ COMMON = {
     "ema.decays": "0.99,0.999",
     "lr_scheduler.decay_ratio": 1.0,
 }
-# Rates are debug's by width; encoders are those of `small` and `one_gpu`, which these flavors are for.
+# Rates are debug's by width; the encoder is that of `small`, which 18M is for.
 FLAVORS: dict[str, dict[str, Any]] = {
     "debug": {},
     "18M": {"encoder.n_layers": 3, "encoder.n_heads": 3, "optimizer.base_dim": 192},
-    "60M": {"encoder.n_layers": 4, "encoder.n_heads": 4, "optimizer.base_dim": 192},
 }
-PHONES = {"encoder.model": "phones:en-us"}
-RECIPES: dict[str, dict[str, Any]] = {
-    "phones": PHONES,
-    "letters": {},
-    "phones, muon": {**PHONES, "optimizer.name": "Muon"},
-    "phones, logit_mean_0": {**PHONES, "objective.logit_mean": 0.0},
-    "letters, no positions": {"model.text_positions": "none"},
-}
+RECIPES: dict[str, dict[str, Any]] = {"phones": {"encoder.model": "phones:en-us"}, "letters": {}}
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -81,8 +73,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        recipe = self.recipe.replace(", ", "_").replace(" ", "_")
-        return f"{self.flavor}-{recipe}-{self.size}-{self.steps}-seed-{self.seed}"
+        return f"{self.flavor}-{self.recipe}-{self.size}-{self.steps}-seed-{self.seed}"
 
 
 def train_arguments(trial: Trial, corpus: Path, runs: Path) -> list[str]:
