@@ -1,1 +1,1 @@
-"""Grids of benchmark runs, and the search for the largest batch that fits."""
+"""Grids of benchmark runs, and their analysis."""

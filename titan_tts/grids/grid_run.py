@@ -14,8 +14,8 @@ from titan_tts.grids.cells import Cell, Cells
 from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.runner import FINAL, TRIAL_SETTINGS, Runner, TrialError, figures
-from titan_tts.grids.search import largest_that_fits, smaller
 from titan_tts.launch.supervisor import Outcome
+from titan_tts.plan.search import largest_that_fits
 from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
@@ -148,7 +148,7 @@ class GridRun:
             record = self.runner.run(found, self.forecaster.forecast(found))
             if record["state"] != "oom":
                 return record
-            batch = smaller(batch)
+            batch -= max(1, batch // 16)  # a longer run may need more than a trial
         outcome = Outcome("skipped", "not even a batch of 1 fits", 0.0)
         return self.runner.keep(cell, outcome, forecast)
 

@@ -32,8 +32,9 @@ def short_name(figure: str) -> str:
 
 def figure_text(name: str, value: float | None) -> str:
     """A figure in the unit of UNITS."""
-    percent = value is not None and UNITS.get(name, "").endswith("%")
-    return number(100 * value if percent else value)
+    if value is not None and UNITS[name].endswith("%"):
+        value *= 100
+    return number(value)
 
 
 def _level(name: str, value: Any) -> str:

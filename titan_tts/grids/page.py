@@ -126,12 +126,13 @@ def _verdicts(content: Content) -> Iterator[tuple[str, str]]:
 
 def _peaks(content: Content) -> str:
     """The dense bf16 peaks over which the benchmarks count MFU."""
-    found = Counter(
-        f"{row['device']}: {'not known' if row['peak_tflops'] is None else '{:g} TFLOP/s'.format(row['peak_tflops'])}"
-        for row in content["all"]
-        if row["device"] is not None
-    )
-    peaks = (f"{text} ({counted(count, 'run')})" for text, count in found.items())
+    rows = [row for row in content["all"] if row["device"] is not None]
+    peaks = []
+    for (device, peak), count in Counter(
+        (row["device"], row["peak_tflops"]) for row in rows
+    ).items():
+        text = "not known" if peak is None else f"{peak:g} TFLOP/s"
+        peaks.append(f"{device}: {text} ({counted(count, 'run')})")
     return f"Peaks: {'; '.join(peaks) or 'none'}."
 
 

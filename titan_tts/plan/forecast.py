@@ -14,11 +14,11 @@ from titan_tts.plan.memory import (
     activation_bytes,
     capacity,
     encoder_bytes,
-    largest_micro_batch,
     lasting_bytes,
     passing_bytes,
 )
 from titan_tts.plan.parameters import Model, describe_model
+from titan_tts.plan.search import largest_that_fits
 from titan_tts.plan.step_time import (
     Batches,
     Transfer,
@@ -119,9 +119,11 @@ class Planner:
 
     def largest(self, batches: Batches) -> int:
         """The largest micro-batch of this shape that fits."""
-        return largest_micro_batch(
-            lambda samples: self.step(replace(batches, micro_batch=samples)).fits
-        )
+
+        def fits(samples: int) -> bool:
+            return self.step(replace(batches, micro_batch=samples)).fits
+
+        return largest_that_fits(fits, batches.micro_batch)
 
     def buckets(self) -> list[tuple[float, Batches]]:
         """(fraction of the steps, batches) of each length bucket, shortest first. Raises as `synthetic_data`."""

@@ -1,8 +1,6 @@
 """Bytes of one GPU: lasting states exactly, gathered weights as FSDP2 gathers, activations from measured constants."""
 
-import bisect
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -21,8 +19,6 @@ from torchtitan.models.dit_tts.run.factors import layout_name
 _FLOAT32 = 4
 _8BIT_BLOCK = 256
 """numbers of an 8-bit moment that share a scale"""
-
-_MAX_SAMPLES = 4096
 
 
 @dataclass(frozen=True)
@@ -207,9 +203,3 @@ def capacity(device: Device) -> int:
     """Maximum bytes of allocations."""
     usable = device.memory_gib * 2**30 * (1 - measured.FRAGMENTED_FRACTION)
     return int(usable) - measured.CONTEXT_BYTES
-
-
-def largest_micro_batch(fits: Callable[[int], bool]) -> int:
-    """The largest number of samples for which `fits(samples)` holds; 0 where one is too many."""
-    samples = range(1, _MAX_SAMPLES + 1)
-    return bisect.bisect_left(samples, True, key=lambda number: not fits(number))

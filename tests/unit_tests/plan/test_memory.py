@@ -13,7 +13,6 @@ from titan_tts.plan.memory import (
     activation_bytes,
     capacity,
     encoder_bytes,
-    largest_micro_batch,
     lasting_bytes,
     passing_bytes,
 )
@@ -166,5 +165,3 @@ def test_activations_of_encoders():
 def test_a_micro_batch_fits_up_to_the_last_byte():
     # 1.5 GiB of context, and 4 % that the allocator cannot use.
     assert capacity(replace(H200, memory_gib=100.0)) == pytest.approx(94.5 * 2**30, abs=1)
-    for largest, found in ((0, 0), (1, 1), (77, 77), (9999, 4096)):
-        assert largest_micro_batch(lambda samples, n=largest: samples <= n) == found

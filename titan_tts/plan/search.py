@@ -1,4 +1,4 @@
-"""Searches the largest batch that fits in few trials."""
+"""Searches the largest batch that fits in few trials, which may be runs or forecasts."""
 
 from collections.abc import Callable
 
@@ -22,8 +22,3 @@ def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_
         if not low < trial < high:  # enclosed
             trial = (low + high) // 2
     return low
-
-
-def smaller(batch: int) -> int:
-    """The batch to try after one that a short trial found to fit and a longer run did not."""
-    return batch - max(1, batch // 16)
