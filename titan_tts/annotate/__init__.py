@@ -1,1 +1,1 @@
-"""To listen to collected segments and correct their texts: a page, its server and the history of edits."""
+"""A page to listen to segments and correct their texts, its server, and the history of edits."""

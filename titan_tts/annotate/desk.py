@@ -1,4 +1,4 @@
-"""Which segment comes next: those on which the recognizers agree least come first, skipped ones come last."""
+"""The next segment to decide about: the recognizers' least agreement comes first, skipped segments last."""
 
 import sqlite3
 import time

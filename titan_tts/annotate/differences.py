@@ -1,4 +1,4 @@
-"""Where two recognizers' texts of one segment differ."""
+"""The differences between two recognizers' texts of one segment."""
 
 import re
 from difflib import SequenceMatcher

@@ -32,7 +32,7 @@ class Segment(Utterance):
 
     @property
     def place(self) -> str:
-        """Where the audio is: its file, and which part of it."""
+        """The place of the audio: its file, and which part of it."""
         parts = ("file", "offset", "seconds")
         return json.dumps({name: self.audio[name] for name in parts if name in self.audio})
 
@@ -79,7 +79,7 @@ def read_segments(target: Path) -> dict[str, Segment]:
 
 def _read(path: Path) -> Iterator[Segment]:
     """The rows by the rules of `titan-tts prepare`: the same names of columns, the same ids."""
-    # A row that nobody has given a speaker can be annotated, too.
+    # A row without a speaker can be annotated as well.
     manifest = Manifest(Options(source=str(path), output="", speaker="unknown"))
     lines = [line for line in text_lines(str(path), newline="") if line.strip()]
     for line, item in zip(lines, manifest.items(), strict=True):

@@ -1,4 +1,4 @@
-"""What was decided, in SQLite: one append-only table of edits, from which every state is derived.
+"""The decisions, in SQLite: one append-only table of edits, from which every state is derived.
 
     id  segment             action  text     text_verbatim
     1   1f..-00000-00004    accept  Hello.   uh hello
@@ -46,7 +46,7 @@ class History:
 
     Attributes:
         counting: {segment: edits that were not undone, oldest first}.
-        of_other_audio: segments with edits that do not count, as their audio was another one.
+        of_other_audio: segments with edits that do not count, because they are about other audio.
     """
 
     def __init__(self, audio: Mapping[str, str]):
@@ -89,7 +89,7 @@ class History:
 
 
 def database_path(target: Path) -> Path:
-    """Where the edits of a collected folder or of a manifest are: OUTPUT/annotations.sqlite, NAME.annotations.sqlite."""
+    """The database of a collected folder, OUTPUT/annotations.sqlite, or of a manifest, NAME.annotations.sqlite."""
     if target.suffix == MANIFEST_SUFFIX:
         return target.with_suffix(".annotations.sqlite")
     return target / "annotations.sqlite"

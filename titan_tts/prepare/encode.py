@@ -183,7 +183,7 @@ def _of_recording(
     for each in references:
         said = process(each.samples, each.rate, run.sample_rate, "", settings)
         if isinstance(said, str):
-            raise InputError(f"a recording of its reference is {REASONS[said]}; name another one")
+            raise InputError(f"a recording of its reference is {REASONS[said]}; replace it")
         parts.append(_latents(run, said.waveform[: frames * run.hop_length], device))
     if isinstance(done, str):
         return done

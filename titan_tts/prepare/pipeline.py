@@ -43,7 +43,7 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     The record gets "reused": True where the output was complete already and nothing was done.
     """
     options.check()
-    # Through links: the work folder lies beside the output itself, and is renamed to it.
+    # Through links: the work folder lies next to the output itself, and is renamed to it.
     output = Path(os.path.realpath(options.output))
     devices = codec_devices(options.device, options.engine)
     codec = build_codec(options.codec, "cpu" if options.engine == "ray" else devices[0])
@@ -109,7 +109,7 @@ def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str
         raise InputError(f"{output}: {why}; pass --overwrite to replace it at the end, {other}")
     if foreign := {path.name for path in output.iterdir()} - work_folder.OUTPUT_NAMES:
         raise InputError(
-            f"{output}: holds {min(foreign)}, which --overwrite would remove, too; move it away {other}"
+            f"{output}: holds {min(foreign)}, which --overwrite would remove; move it away {other}"
         )
     return None
 

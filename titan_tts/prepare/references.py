@@ -1,4 +1,4 @@
-"""Which utterance is a sample's speaker reference, and which part of it.
+"""Chooses a sample's speaker reference: an utterance, and a part of it.
 
 A reference never comes from its own target: neither the sample nor a copy of it (equal latents) is
 drawn. Training samples get other training utterances of their speaker; held-out samples other

@@ -1,4 +1,4 @@
-"""The folder a preparation works in, OUTPUT.partial beside OUTPUT, and how it takes OUTPUT's place.
+"""A preparation works in OUTPUT.partial, next to OUTPUT, and renames it to OUTPUT at the end.
 
     .OUTPUT.lock               held by the process that works here
     OUTPUT.partial/

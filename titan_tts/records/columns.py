@@ -27,7 +27,7 @@ KEY_NAMES = ("key", "id", "utt_id", "utterance_id")
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Which columns of a source mean what, and what holds for rows that lack one."""
+    """The meaning of a source's columns, and defaults for rows that lack one."""
 
     text_column: str = ""
     """Column of the text, if its name is not text or another usual one."""
@@ -61,7 +61,7 @@ def make_utterance(
     columns: Columns,
     references: Sequence[str] = (),
 ) -> Utterance | Unusable:
-    """An utterance out of a source's columns; every column goes into the labels, too."""
+    """An utterance out of a source's columns; every column goes into the labels as well."""
     try:
         labels = {str(name): plain(value) for name, value in row.items() if value is not None}
         json.dumps(labels, ensure_ascii=False).encode()

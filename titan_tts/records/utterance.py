@@ -64,6 +64,6 @@ class Utterance:
 
 
 def reference_text(labels: dict[str, Any]) -> str:
-    """What is said in the reference, as the column of that name has it."""
+    """The text of the reference, as the column of that name has it."""
     text = labels.get("reference_text")
     return text if isinstance(text, str) else ""

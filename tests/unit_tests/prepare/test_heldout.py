@@ -9,11 +9,8 @@ import soundfile
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.sentences import refused
-from titan_tts.doctor.checks import check_dataset
-from titan_tts.doctor.findings import Limits
-from titan_tts.doctor.scan import choose_samples, measure
 from titan_tts.records.columns import drawn
-from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 AS_IS = {"audio": corpora.AS_IS}
 
@@ -23,14 +20,8 @@ def by_key(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray, dict]]:
     return {dataset.key(n): (*dataset.read(n), dataset.metadata(n)) for n in range(len(dataset))}
 
 
-def codes_of(*folders: Path) -> set[str]:
-    dataset: Dataset = open_dataset([str(folder) for folder in folders], on_error="report")
-    found = measure(dataset, choose_samples(len(dataset), 0), 1)
-    return {finding.code for finding in check_dataset(dataset, found, Limits())}
-
-
 def test_overlapping_segments_are_no_references_of_each_other(tmp_path):
-    """Of a file of six seconds: each second one with the next, and one that all overlap."""
+    """A file of six seconds: four segments overlap their neighbours, and a fifth overlaps all."""
     sound = np.concatenate([one.samples for one in corpora.speech(3, ("slt",))])
     soundfile.write(tmp_path / "long.wav", sound[: 6 * corpora.RATE], corpora.RATE)
     row = {"audio": "long.wav", "text": "x", "speaker": "s"}
@@ -42,7 +33,6 @@ def test_overlapping_segments_are_no_references_of_each_other(tmp_path):
     output = tmp_path / "out"
     record = corpora.prepare(tmp_path / "list.jsonl", output, **AS_IS)
     assert record["summary"]["train"]["without_reference"] == 1
-    assert "reference_from_target" not in codes_of(output / "train")
     others = {"0-2": {"2-4", "3-5"}, "1-3": {"3-5"}, "2-4": {"0-2"}, "3-5": {"0-2", "1-3"}}
     for key, (_, reference, metadata) in by_key(output / "train").items():
         name = metadata.get("reference_key")

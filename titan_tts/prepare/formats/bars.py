@@ -123,7 +123,7 @@ class Bars:
         for place in self._places:
             path = path_on_disk(root, os.path.join(place[0], name + place[1]))
             if os.path.isfile(os.path.join(root, path)):
-                self._places.sort(key=lambda each: each != place)  # that of the others, too
+                self._places.sort(key=lambda each: each != place)  # the others lie there as well
                 return path
         return None
 

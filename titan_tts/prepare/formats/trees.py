@@ -1,4 +1,4 @@
-"""Folders of recordings with their texts beside them: LibriTTS-R."""
+"""Folders of recordings with a text file for each: LibriTTS-R."""
 
 import os
 from collections.abc import Callable, Iterator
