@@ -181,6 +181,7 @@ BAD_SOURCES = [
     ("m.csv", 'audio,text,speaker\na.wav,"Hi," he said,s\n', "m.csv line 2: is not CSV"),
     ("m.csv", 'audio,text,speaker\na.wav,"x,s\na.wav,y",s\n', "line 2: has a line break"),
     ("c.tar", {"x.json": b"[1]"}, "KEY.json that is not a JSON object"),
+    ("c.tar", {"x.json": b" " * (16 << 20) + ROW.encode()}, "KEY.json that is not a JSON object"),
     ("c.tar", {"x.flac": None}, "lacks an audio member"),
     ("c.tar", {"x.WAV": b"RIFF"}, "more than one audio member"),
     ("c.tar", {"x.flac": None, "x.json": None, "x.png": b""}, "holds no recording"),

@@ -14,6 +14,7 @@ from titan_tts.prepare.settings import Options
 from titan_tts.records.columns import TEXT_NAMES, make_utterance, sample_key
 from titan_tts.records.json_lines import NOT_UTF8, json_object
 from titan_tts.records.utterance import Unusable, Utterance
+from torchtitan.models.dit_tts.bounded import MAX_LINE
 from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_source, plain_name
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import require
@@ -62,7 +63,7 @@ class WebDataset:
             kind = "audio" if suffix.lower() in AUDIO_SUFFIXES else suffix.lower()
             if stem and kind in ("audio", "json", "txt"):
                 # Here, so that a remote tar is read once, from front to back.
-                is_read = kind != "audio" and not member.is_link
+                is_read = kind != "audio" and not member.is_link and member.size <= MAX_LINE
                 content = source.pread(member.size, member.offset) if is_read else b""
                 recording = recordings.setdefault(folder + slash + stem, {})
                 recording.setdefault(kind, []).append((member, content))
