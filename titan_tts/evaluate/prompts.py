@@ -17,12 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from titan_tts.evaluate.options import Options as EvaluateOptions
-from titan_tts.evaluate.prompt_lists import (
-    LIBRISPEECH_PC,
-    SEED_TTS,
-    find_list_format,
-    read_list,
-)
+from titan_tts.evaluate.prompt_lists import LIBRISPEECH_PC, SEED_TTS, find_list_format, read_list
 from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats import FORMATS, find_format, open_corpus
 from titan_tts.prepare.listing import Plan, usable_items

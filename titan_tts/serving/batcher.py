@@ -30,11 +30,7 @@ class Batcher:
     """
 
     def __init__(
-        self,
-        synthesizer: Synthesizer,
-        max_batch: int = 16,
-        max_waiting: int = 64,
-        seed: int = 0,
+        self, synthesizer: Synthesizer, max_batch: int = 16, max_waiting: int = 64, seed: int = 0
     ):
         self.synthesizer = synthesizer
         self.max_batch, self.max_waiting, self.seed = max_batch, max_waiting, seed

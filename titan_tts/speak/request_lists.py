@@ -70,8 +70,7 @@ class Request(Utterance):
             f"{where} has {count} characters, but at most {MAX_CHARACTERS} are allowed at once; make a list of its chapters",
         )
         require(
-            not (files and self.speaker),
-            f"{where}: give either a reference or a speaker, not both",
+            not (files and self.speaker), f"{where}: give either a reference or a speaker, not both"
         )
         missing = next((path for path in files if not os.path.isfile(path)), None)
         require(missing is None, f"{where}: reference = {missing}, but there is no such file")

@@ -84,9 +84,7 @@ class SamplingOptions(ModelOptions):
 
 
 def load_synthesizer(
-    options: SamplingOptions,
-    run: "OpenRun | None" = None,
-    refit: bool = False,
+    options: SamplingOptions, run: "OpenRun | None" = None, refit: bool = False
 ) -> "Synthesizer":
     """Loads the run, the codec of its latents, its lengths of texts and its voices.
 

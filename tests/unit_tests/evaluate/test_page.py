@@ -10,7 +10,6 @@ import pytest
 import soundfile
 
 from tests.helpers import sampled_run
-from tests.helpers.browser import dom_after_scripts
 from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC, DurationRecognizer
 from tests.helpers.evaluated_run import (
     RATE,
@@ -105,29 +104,20 @@ def test_marks_are_in_the_units_of_the_recognizer(tmp_path, shards, monkeypatch)
     assert '<span class="missing">sx</span>' in one
 
 
-@pytest.mark.long
-def test_the_page_in_a_browser(evaluated, tmp_path):
-    """Its scripts run, its title is its own, its figures are those of the JSON."""
-    dom = dom_after_scripts(evaluated / "evaluation.html", tmp_path / "profile")
+def test_the_figures_are_those_of_the_json(evaluated):
+    page = (evaluated / "evaluation.html").read_text()
     found = json.loads((evaluated / "evaluation.json").read_text())
-    assert "<title>Evaluation of a@5, a@7</title>" in dom and dom.count("<audio") == 3 * 5
-    found_table = table(dom, "WER")
-    head, *rows = found_table
+    head, *rows = table(page, "WER")
     assert head[1:] == [*HEADS.values(), "real-time factor"]
-    assert len(set(re.findall('<audio [^>]*aria-label="(.+?: .+?)"', dom))) == 3 * 5
     figures = {row["name"]: row["figures"] for row in found["rows"]}
     assert [row[0] for row in rows] == ["recordings", "codec", "a@5", "a@7"] == [*figures]
     for name, *cells in rows:
         shown = dict(zip(HEADS, (cell.split(" | ")[0] for cell in cells), strict=False))
-        for figure, factor, digits in (("wer", 100, 1), ("pitch", 1, 0), ("cer", 100, 1)):
-            estimate = figures[name][figure]
-            if estimate is None:  # no voiced frame was found
-                assert figure == "pitch" and shown[figure] == "-"
-                continue
-            wanted = round(factor * estimate["value"], digits)
+        for figure in ("wer", "cer"):
+            wanted = round(100 * figures[name][figure]["value"], 1)
             assert float(shown[figure].removesuffix(" %")) == wanted
         assert (shown["duration_error"] == "-") is (name in ("recordings", "codec"))
     wer = {row: each["wer"]["value"] for row, each in figures.items()}
     assert wer["a@5"] > wer["a@7"] == wer["codec"] == wer["recordings"]
-    differences = {row[1]: row[2:] for row in table(dom, "difference")[1:]}
+    differences = {row[1]: row[2:] for row in table(page, "difference")[1:]}
     assert differences["WER"][0] == f"{100 * (wer['a@5'] - wer['a@7']):+.1f} %"

@@ -3,12 +3,7 @@
 from pathlib import Path
 
 from tests.helpers.sentences import refused
-from titan_tts.evaluate.prompt_lists import (
-    LIBRISPEECH_PC,
-    SEED_TTS,
-    find_list_format,
-    read_list,
-)
+from titan_tts.evaluate.prompt_lists import LIBRISPEECH_PC, SEED_TTS, find_list_format, read_list
 
 SEED = (
     "c1-c2|We asked: why?|prompt-wavs/c1.wav|Get the fund.\r\n"

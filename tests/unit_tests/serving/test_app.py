@@ -76,7 +76,7 @@ def ask(url, body=None, key=""):
 
 
 def speech(url, **body):
-    body = {"model": "tiny", "input": "one two", "voice": "ann", "response_format": "wav"} | body
+    body = {"model": "tiny", "input": "one two", "voice": "ann"} | body
     return ask(f"{url}/v1/audio/speech", body)
 
 
@@ -90,7 +90,7 @@ def said(synthesizer, text="one two", voice="ann", **more):
 @pytest.mark.long
 def test_it_says_what_generate_says(server, synthesizer):
     url, _ = server()
-    status, headers, content = speech(url)
+    status, headers, content = speech(url, response_format="wav")
     assert status == 200 and headers["Content-Type"] == "audio/wav"
     samples, rate = soundfile.read(io.BytesIO(content), dtype="float32")
     wanted = said(synthesizer)
@@ -98,14 +98,11 @@ def test_it_says_what_generate_says(server, synthesizer):
     assert abs(torch.from_numpy(samples) - wanted).max() < 1e-4
     fast = said(synthesizer, speed=2.0)
     assert len(speech(url, speed=2.0, response_format="pcm")[2]) == 2 * len(fast)
-    for kind, media in (("flac", "audio/flac"), ("mp3", "audio/mpeg"), ("opus", "audio/ogg")):
-        _, headers, content = speech(url, response_format=kind)
+    for kind, media in (("flac", "audio/flac"), (None, "audio/mpeg"), ("opus", "audio/ogg")):
+        _, headers, content = speech(url, **({"response_format": kind} if kind else {}))
         sound, rate = soundfile.read(io.BytesIO(content))
         assert headers["Content-Type"] == media
         assert len(sound) / rate == pytest.approx(len(wanted) / 100, abs=0.2)
-    assert ask(f"{url}/v1/audio/speech", {"model": "tiny", "input": "one"})[1]["Content-Type"] == (
-        "audio/mpeg"  # by default
-    )
     # A stream starts with a short piece.
     text = "One two one two one. Two."
     whole = Utterance(text, synthesizer.speaker("ann"))
@@ -125,7 +122,7 @@ def test_long_texts_are_streamed_in_pieces(server, synthesizer, monkeypatch):
     synthesizer.run.config.data.max_frames = 8
     url, batcher = server()
     text = "One two one two. Two one. One two."
-    status, headers, content = speech(url, input=text)
+    status, headers, content = speech(url, input=text, response_format="wav")
     assert status == 200 and headers["Transfer-Encoding"] == "chunked"
     assert headers["X-Sample-Rate"] == "100"
     assert batches[0] == 1 and len(batches) == 2  # the first alone, the others together
@@ -171,12 +168,12 @@ def test_nothing_is_said_to_who_has_gone(synthesizer):
 
     futures: list[Future] = []
 
+    async def gone():
+        return {"type": "http.disconnect"}
+
     def submit(pieces):
         futures.append(Future())
         return futures[-1:]
-
-    async def gone():
-        return {"type": "http.disconnect"}
 
     silent = SimpleNamespace(admitted=lambda _: nullcontext(), submit=submit)
     service = SpeechService(Served(synthesizer, {}, 4096), silent, "tiny")
@@ -214,8 +211,8 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
     monkeypatch.setattr(synthesizer, "synthesize", breaks)
     answers = [ask(f"{url}/v1/nothing"), ask(f"{url}/v1/audio/speech"), speech(url)]
     batcher.close()
-    answers.append(speech(url))
-    assert [status for status, *_ in answers] == [404, 405, 500, 503]
+    answers += [speech(url), ask(f"{url}/health")]
+    assert [status for status, *_ in answers] == [404, 405, 500, 503, 503]
     for status, _, content in answers:
         error = json.loads(content)["error"]
         assert set(error) == {"message", "type", "param", "code"} and error["message"]
@@ -223,7 +220,7 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
 
 
 def test_models_health_and_the_key(server):
-    url, batcher = server(api_key="secret")
+    url, _ = server(api_key="secret")
     for path in ("/v1/models", "/v1/nothing"):
         assert ask(url + path)[0] == 401 and ask(url + path, key="Secret")[0] == 401
     assert speech(url)[0] == 401
@@ -231,9 +228,6 @@ def test_models_health_and_the_key(server):
     [model] = json.loads(content)["data"]
     assert status == 200 and model["id"] == "tiny" and model["voices"] == ["ann", "bob", "mine"]
     assert json.loads(ask(f"{url}/health")[2]) == {"status": "ok", "waiting": 0}
-    batcher.close()
-    status, _, content = ask(f"{url}/health")
-    assert status == 503 and json.loads(content)["error"]["type"] == "server_error"
 
 
 OURS = ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.8.9.1", "[::1]:8000")
@@ -285,23 +279,6 @@ def test_a_body_has_a_limit(server, chunked):
     assert json.loads(body)["error"]["code"] == "request_too_large"
 
 
-def test_a_server_ends_though_an_answer_does_not(monkeypatch):
-    """As one to a client that does not read it."""
-    from titan_tts.serving import serve_command
-
-    monkeypatch.setattr(serve_command, "GRACE_SECONDS", 1)
-    asked = threading.Event()
-
-    async def app(scope, receive, send):
-        assert scope["type"] == "http"
-        asked.set()
-        await asyncio.sleep(100)
-
-    with listening_with(app) as address, socket.create_connection(address) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
-        assert asked.wait(20)
-
-
 def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     from titan_tts.serving import app, demo_command, serve_command, served
 
@@ -329,15 +306,13 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
     numbers = "--host localhost --port 0 --max-batch 3 --max-waiting 5 --max-characters 60 --seed 7"
     numbers += " --voice d=c.npy --voice e=a=b.npy --voice f=c.npy,a=b.npy"
-    options = tyro.cli(serve_command.Options, args=["run", "--model-name=it", *numbers.split()])
+    options = tyro.cli(serve_command.Options, args=["outputs/voice/", *numbers.split()])
     assert serve_command.run(options) == 0
-    assert arrived == [3, 5, 7, "it", 60, "secret", "localhost", {"d": 3, "e": 2, "f": 5}]
-    assert capsys.readouterr().out.endswith("/v1, with a key\n")
+    assert arrived == [3, 5, 7, "voice", 60, "secret", "localhost", {"d": 3, "e": 2, "f": 5}]
+    assert capsys.readouterr().out.startswith("voice at http://localhost:")
     monkeypatch.delenv(serve_command.KEY_VARIABLE)
-    assert serve_command.run(serve_command.Options(run="outputs/voice/", port=0)) == 0
-    line = capsys.readouterr().out
-    assert line.startswith("voice at http://127.0.0.1:") and line.endswith(", without a key\n")
-    assert arrived[8:] == [16, 64, 0, "voice", 4096, "", "127.0.0.1", {}]
+    assert serve_command.run(serve_command.Options(run="a", port=0, model_name="it")) == 0
+    assert arrived[11:14:2] == ["it", ""] and "without a key" in capsys.readouterr().out
     for given, words in (
         ({"voice": ["d=c.npy", "e"]}, "--voice = e, but it must be NAME=FILE"),
         ({"voice": ["d=gone"]}, "--voice = d=gone, but there is no such file"),
