@@ -38,11 +38,7 @@ def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
     except Exception as error:  # the libraries' validators raise kinds of their own
         of_a_size = spec.startswith("faster") and "/" not in name
         hub = f"Systran/faster-whisper-{name}" if of_a_size else name
-        advice = (
-            f"give a folder, or download it on a machine with network access: hf download {hub}"
-        )
-        if os.path.isdir(name):
-            advice = "give a folder that holds the complete model, as it was downloaded"
-        elif name.startswith((".", "/", "~")):
-            advice = "there is no such folder"
+        advice = "give a folder that holds the complete model, as it was downloaded"
+        if not os.path.isdir(name) and not name.startswith((".", "/", "~")):
+            advice = f"give a folder, or download it where there is a network: hf download {hub}"
         raise InputError(f"'{spec}' cannot be loaded ({first_line(error)}); {advice}") from error

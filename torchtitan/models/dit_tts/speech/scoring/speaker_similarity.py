@@ -13,7 +13,6 @@ from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub, load_model
 
-_REFERENCES = 1024  # embeddings that are kept
 _MIN_SECONDS = 0.5  # for an x-vector; a shorter sound is repeated
 
 
@@ -46,8 +45,6 @@ class EmbeddingScorer:
                 digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
         key = (digest.digest(), reference.sample_rate)
         if key not in self.references:
-            if len(self.references) >= _REFERENCES:
-                self.references.clear()
             self.references[key] = self._embedding(reference)
         return self.references[key]
 
