@@ -47,8 +47,8 @@ speaker_kv_min_t=0.0 codec="mel_dct"
 [parallelism] backend="torchtitan" tensor_parallel_degree=1 fsdp_blocks_per_unit=1
 fsdp_prefetch_units=0
 [megatron] transformer_impl="local" sequence_parallel=false use_te_attn=false fp8=false
-[compile] enable=false components=["model","encoders"] mode="default" cache_folder=""
-[metrics] log_freq=10 enable_tensorboard=true enable_wandb=false wandb_project=""
+[compile] components=["model","encoders"] mode="default" cache_folder=""
+[metrics] enable_tensorboard=true enable_wandb=false wandb_project=""
 peak_tflops=0.0
 [benchmark] enable=false duration_seconds=0.0 steps=0 warmup_steps=3
 lengths="mixed" mean_seconds=9.0 sigma=0.5

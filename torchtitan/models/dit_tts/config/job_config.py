@@ -120,7 +120,7 @@ class JobConfig(titan.JobConfig):
 
 
 UPSTREAM: dict[Bounds | Mark, str] = {
-    POSITIVE: "checkpoint.interval comm.*_timeout_seconds optimizer.eps training.max_norm training.steps",
+    POSITIVE: "metrics.log_freq checkpoint.interval comm.*_timeout_seconds optimizer.eps training.max_norm training.steps",
     NOT_NEGATIVE: "checkpoint.keep_latest_k lr_scheduler.warmup_steps optimizer.lr optimizer.weight_decay",
     FRACTION: "activation_checkpoint.memory_budget lr_scheduler.decay_ratio lr_scheduler.min_lr_factor optimizer.beta?",
     Bounds(1): "parallelism.data_parallel_replicate_degree",

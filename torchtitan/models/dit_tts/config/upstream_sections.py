@@ -46,9 +46,6 @@ class Model(titan.Model):
 
 @dataclass
 class Metrics(titan.Metrics):
-    log_freq: PositiveInt = 10
-    """Steps from one logged step to the next"""
-
     enable_tensorboard: bool = True
     """Writes TensorBoard events to the run's tb/ folder"""
 
@@ -76,9 +73,6 @@ class Checkpoint(titan.Checkpoint):
 
 @dataclass
 class Compile(titan.Compile):
-    enable: bool = False
-    """Compiles the components, one graph for each static shape"""
-
     components: Annotated[list[Literal["model", "encoders", "loss"]], WORKLOAD] = field(
         default_factory=lambda: ["model", "encoders"]  # type: ignore[assignment]
     )
