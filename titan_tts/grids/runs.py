@@ -130,13 +130,13 @@ def _read(folder: Path, name: str) -> Run:
     said, forecast = record or state, record.get("forecast") or {}
     run = Run(
         str(folder),
-        record.get("name") or report.get("run_name") or name,
-        said.get("state", "completed" if report else "unknown"),
+        str(record.get("name") or report.get("run_name") or name),
+        str(said.get("state", "completed" if report else "unknown")),
         _line(said.get("reason") or said.get("error") or state.get("error") or ""),
-        record.get("grid") or "",
+        str(record.get("grid") or ""),
         record.get("repeat"),
         _plain(record.get("factors") or {}),
-        predicted={n: forecast[n] for n in PREDICTED if forecast.get(n) is not None},
+        predicted={n: v for n in PREDICTED if isinstance(v := forecast.get(n), int | float)},
     )
     if run.factors.get("batch") == AUTO:  # none was found
         run.factors["batch"] = None
@@ -148,6 +148,10 @@ def _read(folder: Path, name: str) -> Run:
             run.state = "completed"
     elif run.state == "completed":
         run.reason = run.reason or "it has no figures"
+    for name in ("gpus", "nodes", "batch"):
+        value = run.factors.get(name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} = {value!r}, but it must be a whole number above 0")
     return run
 
 
@@ -161,7 +165,7 @@ def _take_report(run: Run, report: dict[str, Any]) -> None:
     for name, value in run.figures.items():
         if not math.isfinite(value):
             raise ValueError(f"{name} = {value}, but it must be finite")
-    run.factors |= report["factors"]
+    run.factors |= _plain(report["factors"])
     run.factors["device"] = report.get("environment", {}).get("device", "unknown")
     config = flat(report.get("config", {}))
     run.workload = _plain({key: config[key] for key in _WORK if config.get(key) is not None})
