@@ -27,6 +27,7 @@ from torchtitan.models.dit_tts import metrics
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.forward_pass import measure
 from torchtitan.models.dit_tts.infra import gradient_noise
+from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.infra.divergence import StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -98,6 +99,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     trainer.run_folder = RunFolder(tmp_path, 0)
     logged = []
     trainer.metrics_processor.metrics_file = SimpleNamespace(append=logged.append)
+    trainer.metrics_processor.compiles = -1
 
     reference = copy.deepcopy(model)
     parameters = dict(reference.named_parameters())
@@ -125,7 +127,7 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
         average = weights if step == 1 else [0.1 * b + 0.9 * w for b, w in zip(before, weights)]
 
         row = logged[-1]
-        assert row["loss"] == pytest.approx(loss, rel=1e-5)
+        assert row["loss"] == pytest.approx(loss, rel=1e-5) and row["compiles"] == compiled_graphs()
         assert row["grad_norm"] == pytest.approx(norm, rel=1e-4)
         assert row["lr"] == pytest.approx(lr)
         moved = max((new - old).abs().max().item() for new, old in zip(weights, before))

@@ -26,10 +26,6 @@ from torchtitan.models.dit_tts.streams import PackedStreams, Stream
 BACKENDS = ("auto", "sdpa", "matmul", "varlen", "flex")
 """Values of [attention] backend"""
 
-AUTO = {("cpu", torch.bfloat16): "matmul"}
-"""Backend that "auto" selects for a device type and dtype; sdpa for others. On a CPU SDPA converts
-bfloat16 in each block of its kernel. On an H200 SDPA's, of cuDNN, was the fastest (docs/speed.md)."""
-
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -332,7 +328,9 @@ def guided_keys(
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     """Resolves "auto", and replaces varlen by sdpa where flash attention does not take the dtype."""
     if backend == "auto":
-        backend = AUTO.get((device.type, dtype), "sdpa")
+        # On a CPU SDPA converts bfloat16 in each block of its kernel; on an H200 cuDNN's was the fastest (docs/speed.md).
+        by_matmul = device.type == "cpu" and dtype == torch.bfloat16
+        backend = "matmul" if by_matmul else "sdpa"
     if backend == "varlen" and device.type == "cuda" and dtype not in _FLASH_DTYPES:
         return "sdpa"
     return backend

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
-from torchtitan.models.dit_tts.model.initialization import copy_parameter, initialize
+from torchtitan.models.dit_tts.model.initialization import initialize
 from torchtitan.models.dit_tts.model.layers import RMSNorm, embedding
 from torchtitan.models.dit_tts.streams import PackedStreams, valid_mask
 from torchtitan.protocols.model import ModelProtocol
@@ -87,7 +87,7 @@ class ConditionedModel(ModelProtocol):
             self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
         self.speaker_encoder = SpeakerEncoder(args)
         # Sharding replaces it by a function that writes a rank's part of a full value.
-        self.write_parameter: Callable[[nn.Parameter, torch.Tensor], None] = copy_parameter
+        self.write_parameter: Callable[[nn.Parameter, torch.Tensor], Any] = torch.Tensor.copy_
 
     @torch.no_grad()
     def init_weights(self, buffer_device: torch.device | None = None) -> None:

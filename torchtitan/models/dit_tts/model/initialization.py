@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,10 +16,6 @@ def plain_name(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
-
-
-def copy_parameter(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    parameter.copy_(value)
 
 
 def initial_value(
@@ -48,7 +45,7 @@ def initialize(
     model: nn.Module,
     n_layers: int,
     seed: int,
-    write_parameter: Callable[[nn.Parameter, torch.Tensor], None],
+    write_parameter: Callable[[nn.Parameter, torch.Tensor], Any],
     skip: Iterable[nn.Parameter] = (),
 ) -> None:
     """Fills every parameter of the model that is not in `skip`. A generator seeded with (seed, name) draws each

@@ -127,6 +127,13 @@ class TransformerBlock(WithOperations):
         return ops.add_gated(x, gate[:, 1], self.mlp(h), packed)
 
 
+def _kept(mask: torch.Tensor, keep: torch.Tensor | None, packed: Stream | None) -> torch.Tensor:
+    """The mask (B, L) without the rows, or `packed` samples, whose `keep` (B,) is false."""
+    if keep is None:
+        return mask
+    return mask & (keep[:, None] if packed is None else keep[packed.segment])
+
+
 class DiTTTSModel(ConditionedModel):
     """Diffusion transformer over audio latents with joint attention to text and speaker.
 
@@ -145,9 +152,8 @@ class DiTTTSModel(ConditionedModel):
         self.rotated = rotated_groups(args.n_heads)
 
     def _text_rope(self, conditions: Conditions, frames: torch.Tensor) -> torch.Tensor | None:
-        """Rotary table of the text's keys, at position·T - 1/2 of utterances of T frames, (B, 1) or of each token
-        (B, L): if all L tokens
-        take the same time, token i is at (i + 1/2)·T/L - 1/2, the frame in its middle. After LARoPE (arXiv
+        """Rotary table of the text's keys, at position·T - 1/2 of utterances of T frames, (B, 1) or of each token (B, L): if
+        all L tokens take the same time, token i is at (i + 1/2)·T/L - 1/2, the frame in its middle. After LARoPE (arXiv
         2509.11084), which scales both axes to a constant instead. Tokens that are not text are not rotated."""
         args = self.args
         if args.text_positions == "none":
@@ -187,21 +193,14 @@ class DiTTTSModel(ConditionedModel):
         packed: PackedStreams | None = None,
     ) -> torch.Tensor:
         """The network's output for encoded conditions; see `ConditionedModel.forward` for the arguments."""
-        text_mask, speaker_mask = conditions.text_mask, conditions.speaker_mask
         x = self.input(latents.to(self.input.weight.dtype))
+        text_mask = _kept(conditions.text_mask, keep_text, packed and packed.text)
+        speaker_mask = _kept(conditions.speaker_mask, keep_speaker, packed and packed.patches)
         if packed is not None:
-            if keep_text is not None:
-                text_mask = text_mask & keep_text[packed.text.segment]
-            if keep_speaker is not None:
-                speaker_mask = speaker_mask & keep_speaker[packed.patches.segment]
             masks = frame_mask, text_mask, speaker_mask
             keys = prepare_packed_keys(self.args.attention, packed, masks)
             frames = packed.frames.starts.diff()[packed.text.segment]
             return self._decode(x, t, keys, conditions, frames[None], packed=packed.frames)
-        if keep_text is not None:
-            text_mask = text_mask & keep_text[:, None]
-        if keep_speaker is not None:
-            speaker_mask = speaker_mask & keep_speaker[:, None]
         # A row without any valid frame attends to all of its frames: no softmax is empty.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
