@@ -97,20 +97,18 @@ def test_mistakes_are_refused(tree, capsys, arguments, sentence):
 
 
 def test_codecs_are_compared_by_what_they_are(monkeypatch):
-    """Two exports of one codec have its weights in folders of their own."""
+    """Two exports of one codec have its weights in folders of their own; d was copied without prepare.json."""
 
     def config(folder):
         codec = "mel_dct" if str(folder) == "d" else f"{folder}/codec/weights.safetensors"
         data, sampling = SimpleNamespace(path=str(folder)), SimpleNamespace(codec=codec)
         return SimpleNamespace(data=data, sampling=sampling)
 
-    def records(path):  # d was copied without prepare.json
-        number = {"a": "1", "b": "1", "c": "2"}.get(path)
-        return [RecordedCodec(path, "dac_vae", number, {})] if number else []
-
+    numbers = {"a": "1", "b": "1", "c": "2"}
+    records = {path: [RecordedCodec(path, "dac_vae", n, {})] for path, n in numbers.items()}
     monkeypatch.setattr(manager, "load_run_config", config)
     monkeypatch.setattr(hub, "find_folder", Path)
-    monkeypatch.setattr(record, "recorded_codecs", records)
+    monkeypatch.setattr(record, "recorded_codecs", lambda path: records.get(path, []))
     options = SimpleNamespace(codec="")
     assert [each.data.path for each in read_configs(options, ["a", "b"])] == ["a", "b"]
     for other in ("c", "d"):

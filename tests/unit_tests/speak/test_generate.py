@@ -3,13 +3,10 @@
 from dataclasses import dataclass, field, replace
 
 import pytest
-import torch
 
 from tests.helpers.sentences import refused
 from titan_tts.speak.generate import Narrator
-from titan_tts.speak.joining import join
 from titan_tts.speak.request_lists import Request
-from titan_tts.speak.synthesizer import by_text
 from titan_tts.speak.utterance import Utterance
 
 
@@ -50,32 +47,15 @@ def test_candidates_count_in_batches_and_a_first_piece_is_said_alone(short, monk
     batches, speak = [], short.speak
     monkeypatch.setattr(short, "speak", lambda r, *a: batches.append(len(r)) or speak(r, *a))
     narrator = Narrator(short, batch_size=5, candidates=2)
-    pieces = [Utterance("one", short.speaker("ann"))] * 5
+    words = ("one two one", "a", "two two two two", "one", "one two")
+    pieces = [Utterance(each, short.speaker("ann")) for each in words]
     for low_latency, expected in ((False, [4, 4, 2]), (True, [2, 4, 4])):
-        assert len(list(narrator.stream(pieces, low_latency))) == 5
+        said = list(narrator.stream(pieces, low_latency))  # in order, whatever the lengths
+        assert [len(each.latents) for each in said] == short.frames(pieces)
         assert batches == expected
         batches.clear()
     few = Narrator(short, batch_size=1, candidates=2).stream(pieces[:2])
     assert len(list(few)) == 2 and batches == [1] * 4
-
-
-def test_alone_as_among_many(short):
-    """A text's speech is the same by itself, in a stream, and with others."""
-    texts = ["One two one. " * 3 + "Two two one. " * 3, "One.", "Two two two two. " * 4]
-    narrator, voice = Narrator(short, batch_size=3), short.speaker("bob")
-    pieces = [short.pieces(Utterance(text, voice)) for text in texts]
-    assert [len(each) > 1 for each in pieces] == [True, False, True]
-    flat = [piece for each in pieces for piece in each]
-    many = dict(by_text(pieces, narrator.synthesize(flat)))
-    assert sorted(many) == [0, 1, 2]
-    for index, each in enumerate(pieces):
-        alone = list(narrator.stream(each))
-        assert len(alone) == len(each)
-        sound, together = (
-            join([one.waveform for one in all_], 100) for all_ in (alone, many[index])
-        )
-        torch.testing.assert_close(together, sound, atol=1e-5, rtol=0)
-        assert len(sound) == short.samples(each)
 
 
 def test_what_exceeds_a_wav_is_told_before_it_is_said(short, monkeypatch):

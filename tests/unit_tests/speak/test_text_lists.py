@@ -12,7 +12,6 @@ import torch
 
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
-from tests.helpers.sentences import refused
 from titan_tts.cli import main
 from titan_tts.records.utterance import Reference
 from titan_tts.speak.request_lists import Request, read_requests
@@ -81,25 +80,6 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     assert generate(*said) == 2 and "000001.flac is there from another" in capsys.readouterr().err
     assert generate(*said, "--overwrite") == 0
     assert (new / "000001.flac").stat().st_mtime_ns != before
-
-
-def test_references_of_two_speakers(generate, said, tmp_path, capsys):
-    """Repeated, or a list in a line; what is asked of the model has both in their order."""
-    other = tmp_path / "lists" / "other.npy"
-    np.save(other, np.full((4, CHANNELS), 2, np.float16))
-    both = [f"--reference={tmp_path}/lists/voice.npy", f"--reference={other}"]
-    assert generate("--text=one", "--out=a.wav", *both) == 0
-    path = tmp_path / "lists" / "two.jsonl"
-    path.write_text('{"text": "one", "reference": ["other.npy", "voice.npy"]}\n')
-    assert generate("--text-list", path, "--out=two", "--speaker=bob") == 0
-    asked = [requests[0].reference[:, 0].tolist() for requests, *_ in generate.asked]
-    assert asked == [[1, 1, 1, 2, 2, 2], [2, 2, 2, 1, 1, 1]]
-    assert generate("--text=one", "--out=a.wav", *both, "--reference-text=one") == 2
-    assert "reference text with 2 references" in capsys.readouterr().err
-    assert generate("--text=one", f"--out={other}.wav", both[0], "--reference=gone.npy") == 2
-    assert "reference = gone.npy, but there is no such file" in capsys.readouterr().err
-    path.write_text('{"text": "one", "reference": ["other.npy", 3]}\n')
-    refused(lambda: read_requests(str(path), NOTHING), "it must be a path or a list")
 
 
 def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said, tmp_path, capsys):
@@ -185,14 +165,15 @@ def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
 
 
 def test_what_a_line_takes_of_the_options_and_what_changes_its_speech(tmp_path):
-    (tmp_path / "v.npy").touch()
+    for name in "vw":
+        (tmp_path / f"{name}.npy").touch()
     path, conditions = tmp_path / "list", {"speaker": "bob", "language": "de"}
     common = replace(NOTHING, speaker="ann", seconds=600.0, labels=conditions)
     own = '"speaker": "eve", "seconds": 3, "conditions": {"language": "en"}'
-    reference = '"reference": "v.npy", "reference_text": "t", "name": "n"'
+    reference = '"reference": ["w.npy", "v.npy"], "reference_text": "t", "name": "n"'
     lines = f'\n{{"text": "a"}}\n{{"text": "b", {own}}}\n{{"text": "c", {reference}}}'
     path.write_text(lines, encoding="utf-8-sig")
-    voice = Reference((str(tmp_path / "v.npy"),), "t")
+    voice = Reference((str(tmp_path / "w.npy"), str(tmp_path / "v.npy")), "t")
     found = read_requests(str(path), common)
     first = replace(common, where=f"{path} line 2", text="a", id="000001")
     other = Request("000002", "b", "eve", {"language": "en"}, {}, Reference(()), seconds=3.0)
@@ -221,6 +202,8 @@ LINES = {
     '{"text": "a", "seconds": 1' + 400 * "0" + "}": "but a JSON object",
     '{"text": "a", "reference": "' + 300 * "b" + '"}': "no such file",
     '{"text": "b", "speaker": "eve"}': "line 2: --speaker = eve",
+    '{"text": "a", "reference": ["good.npy", 3]}': "it must be a path or a list of them",
+    '{"text": "a", "reference": ["good.npy", "gone.npy"]}': "gone.npy, but there is no such file",
     '{"text": "a\\ud800"}': "line 2: ",
     '{"text": "a", "reference": "good.npy", "reference_text": "\\ud800"}': "line 2: the text has",
     '{"text": "a", "reference": "wide.npy"}': "latents (frames, 8) are needed",
