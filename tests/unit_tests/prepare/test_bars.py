@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.corpus_items import items_of, problems_of, write_tone
+from tests.helpers.corpus_items import items_of, write_tone
 from titan_tts.prepare.formats import open_corpus
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.errors import InputError
@@ -105,17 +105,3 @@ def test_what_no_list_says_is_asked_for(tmp_path):
     (tmp_path / "list.txt").write_text(plain(*[row[:2] for row in last]))
     with pytest.raises(InputError, match="--speaker NAME"):
         items_of(tmp_path / "list.txt")
-
-
-@pytest.mark.parametrize("name", ["metadata.csv", "m.csv", "m.jsonl"])
-def test_backslashes_are_named(name, tmp_path):
-    write_tone(tmp_path / "wavs/0.wav")
-    path, text = "D:\\clips\\0.wav", "one"
-    content = {
-        "metadata.csv": f"wavs/0.wav|one\n{path}|{text}\n",
-        "m.csv": f"audio,text,speaker\n{path},{text},s\n",
-        "m.jsonl": '{"audio": "D:\\\\clips\\\\0.wav", "text": "one", "speaker": "s"}\n',
-    }[name]
-    (tmp_path / name).write_text(content)
-    [problem] = problems_of(tmp_path if name == "metadata.csv" else tmp_path / name)
-    assert "has backslashes" in problem.sentence

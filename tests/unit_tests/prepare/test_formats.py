@@ -172,6 +172,7 @@ BAD_SOURCES = [
     ("m.jsonl", '{"audio": "a.wav", "text": "x"}', "no speaker.*--speaker NAME"),
     ("m.jsonl", ROW.replace('"s"}', '"s", "split": "all"}'), "'all'"),
     ("m.jsonl", ROW.replace("a.wav", "b.wav"), "b.wav' cannot be read"),
+    ("m.jsonl", ROW.replace("a.wav", "D:\\\\clips\\\\0.wav"), "has backslashes"),
     ("m.jsonl", ROW.replace('"s"}', '"s", "offset": "soon"}'), "'soon'"),
     ("m.jsonl", f"{ROW}\n{ROW}", "more than one rec"),
     ("m.jsonl", ROW.replace('"x"', '"\\ud800"'), "utf-8 cannot encode"),
@@ -310,6 +311,13 @@ def test_a_signature_is_no_part_of_a_key(tmp_path):
 def test_the_digest_tells_size_and_time_of_each_file(tmp_path):
     write_tar(tmp_path / "c.tar", good_members().items())
     corpora.write_tones(tmp_path, "ab", speaker="s")
+    tree = tmp_path / "tree/train/s/1"
+    write_tone(tree / "a.wav")
+    of_texts = set()
+    for text in ("one", "two"):  # of one length
+        (tree / "a.normalized.txt").write_text(text)
+        of_texts.add(source_digest(open_corpus(Options(f"{tmp_path}/tree", ""))))
+    assert len(of_texts) == 2
     for source, name in (("c.tar", "c.tar"), ("list.jsonl", "b.wav")):
         file, found = tmp_path / name, set()
         for longer, time in ((0, 5), (0, 6), (10_240, 6)):
