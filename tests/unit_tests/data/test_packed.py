@@ -1,8 +1,6 @@
 """Packed batches: rows that all samples fill evenly, the same on any split, with the samples' own contents."""
 
-import json
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from torchtitan.models.dit_tts.data.packed_rows import (
     fill_rows,
 )
 from torchtitan.models.dit_tts.data.references import WORDS
-from torchtitan.models.dit_tts.run import rollback
 from torchtitan.models.dit_tts.text.aligner import choose_recordings, fit_aligner
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
@@ -264,17 +261,3 @@ def test_a_stored_reference_stands_in_for_a_corrupt_drawn_one(tmp_path):
     for (_, _, name), found in others.items():
         stored = dataset.read(number[name])[1].astype(np.float32).tobytes()
         assert len(others) > 20 and found in stored
-
-
-def test_a_bad_step_lists_its_samples(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(rollback.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(rollback, "gather_from_ranks", lambda rows: [rows])
-    loader = build(folder, accumulation=2, **PACKED)
-    where = rollback.save_bad_step(tmp_path, loader, SimpleNamespace(step=5, global_batch=3))
-    listed = json.loads((where / "report.json").read_text())["samples"]
-    wanted = {}
-    for sample in loader.order.batch(3).samples.tolist():
-        latents = loader.dataset.read(sample)[0]
-        wanted[loader.dataset.sample_id(sample)] = len(latents), float(np.abs(latents).max())
-    assert {row["id"]: (row["frames"], row["max_abs"]) for row in listed} == wanted
-    assert len(listed) == len(loader.order.batch(3).samples)

@@ -120,20 +120,6 @@ def test_conditions_come_first_and_round_trip(model):
     assert loaded.subwords.pad_id == tokenizer.pad_id
 
 
-def test_a_token_is_as_wide_as_its_characters(model):
-    """Beside the library's offsets, which do not count the mark of the first word."""
-    tokenizer = conditioned(model)
-    for text in ("one two three four", "nine " * 20):
-        positions = tokenizer.text_positions(text, np.ones(len(text) + 2))
-        offsets = np.array(tokenizer.text._backend.encode(text).offsets)
-        middles = np.where(
-            np.ptp(offsets, axis=1) > 0, (1 + offsets.mean(1)) / (len(text) + 2), -1.0
-        )
-        assert (middles == -1).sum() == 1  # begin or end
-        np.testing.assert_allclose(positions, [-1, -1, -1, *middles], rtol=1e-6)
-        assert (np.diff(positions[positions >= 0]) > 0).all()
-
-
 def test_texts_and_rows_that_are_refused(model, tmp_path):
     tokenizer = conditioned(model)
     ids = tokenizer.encode("one two", {"speaker": "awb"})

@@ -171,7 +171,7 @@ def test_features_inside_the_model(checkpoints, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("where", ("trained", "frozen", "stored"))
+@pytest.mark.parametrize("where", ("trained", "frozen"))
 def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
     """Losses and gradients are those of the padded batch, in which one text is of conditioning tokens only."""
     options = ["--encoder.no-frozen"] if where == "trained" else []
@@ -192,9 +192,6 @@ def test_texts_of_a_packed_batch(checkpoints, tmp_path, name, where):
         **{"global_batch": torch.tensor(4), "global_batch_size": torch.tensor(3)},
         **{"row": torch.arange(3)},
     }
-    if where == "stored":
-        in_text = (ids < 512) & (torch.arange(6) < lengths[:, None])
-        batch["text_features"], frozen = frozen(ids, in_text), None
     config = load_config(["--data.latent_channels=8", f"--job.dump_folder={tmp_path}"])
     found = []
     for each in (batch, packed_batch(batch, 5, 40)):

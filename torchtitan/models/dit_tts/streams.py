@@ -6,19 +6,19 @@ import torch
 
 
 class Stream(NamedTuple):
-    """Where the samples of one row of L positions are; it may have padding behind the last one."""
+    """Where the samples of one row of L positions are; it may have padding behind the last one.
+
+    Attributes:
+        segment: (L,) int64, sample of each position, in padding the last one.
+        position: (L,) int64, index in the sample.
+        starts: (S + 1,) int32, where each sample begins, and where the last one ends.
+        longest: positions that a sample can have at most.
+    """
 
     segment: torch.Tensor
-    """(L,) int64: sample of each position, in padding the last one"""
-
     position: torch.Tensor
-    """(L,) int64: index in the sample"""
-
     starts: torch.Tensor
-    """(S + 1,) int32: where each sample begins, and where the last one ends"""
-
     longest: int
-    """positions that a sample can have at most"""
 
     @property
     def samples(self) -> int:

@@ -138,9 +138,7 @@ def _complete(key: str, found: dict[str, Any], channels: int | None) -> StoredSa
         where = f"the .{member.suffix} of sample '{key}'"
         width = member.width or channels or latents.width
         if array.width != width:
-            raise InvalidSample(
-                f"{where} is {array.width} wide, but {width} is needed, as in all samples of a dataset"
-            )
+            raise InvalidSample(f"{where} is {array.width} wide, but {width} is needed")
         if member.length == "frames" and array.rows != latents.rows:
             raise InvalidSample(
                 f"{where} has {array.rows} rows for {latents.rows} latent frames; write it again"

@@ -55,19 +55,19 @@ class Counter:
 
 @dataclass(frozen=True)
 class LinearDurationModel:
-    """Fitted weights (257 + added tokens,) and the speaking rate of each speaker, 1 for an unknown one."""
+    """Fitted weights (257 + added tokens,) and the speaking rate of each speaker, 1 for an unknown one.
+
+    Attributes:
+        explained: fraction of the variance of the lengths that the fit explains (R²).
+        language: of the phones whose bytes count; empty: those of the text count.
+        added: [encoder] added_tokens.
+    """
 
     weights: np.ndarray
     speaker_scale: dict[str, float]
-
     explained: float = 1.0
-    """Fraction of the variance of the lengths that the fit explains (R²)"""
-
     language: str = ""
-    """of the phones whose bytes count; empty: those of the text count"""
-
     added: tuple[str, ...] = ()
-    """[encoder] added_tokens"""
 
     @cached_property
     def _count(self) -> Counter:

@@ -30,21 +30,21 @@ _SHIFT_SIGMAS = 5.0
 
 @dataclass(frozen=True)
 class Match:
-    """The fit of the texts of one language to the lengths of their recordings."""
+    """The fit of the texts of one language to the lengths of their recordings.
+
+    Attributes:
+        explained: fraction of the variance of the lengths, less what as many letters explain of any lengths.
+        expected: the least fraction that right texts explain whose lengths are spread like these.
+        told: true where there are enough texts, of lengths that differ enough.
+        shift: rows between a recording and the text that fits it better than its own; 0: its own does.
+    """
 
     language: str
     count: int
     explained: float
-    """Fraction of the variance of the lengths, less what as many letters explain of any lengths"""
-
     expected: float
-    """The least fraction that right texts explain whose lengths are spread like these"""
-
     told: bool
-    """whether there are enough texts, of lengths that differ enough"""
-
     shift: int
-    """Rows between a recording and the text that fits it better than its own; 0: its own does"""
 
     @property
     def verdict(self) -> str:

@@ -26,16 +26,17 @@ _LENGTHS_TRIED = 4
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows that go through the encoder together. R rows of W tokens."""
+    """Rows that go through the encoder together, R of W tokens.
+
+    Attributes:
+        token: (R, W) int64, index into the flattened (B·L) ids; 0 at padding.
+        segment: (R, W) int64, number of the text within its row from 1; 0 at padding.
+        position: (R, W) int64, index in the text from 0.
+    """
 
     token: torch.Tensor
-    """(R, W) int64, index into the flattened (B·L) ids; 0 at padding"""
-
     segment: torch.Tensor
-    """(R, W) int64, number of the text within its row from 1; 0 at padding"""
-
     position: torch.Tensor
-    """(R, W) int64, index in the text from 0"""
 
     @cached_property
     def same_segment(self) -> torch.Tensor:
@@ -46,13 +47,11 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class TextRows:
-    """The rows in which the texts of a batch (B, L) go through an encoder, and where their features come back."""
+    """The rows in which the texts of a batch (B, L) go through an encoder, and where their features come back.
+    `origin`: (B, L) int64, index into the groups' flattened and concatenated rows; at padding one past the last."""
 
     groups: tuple[RowGroup, ...]
-
     origin: torch.Tensor
-    """(B, L) int64, index into the groups' flattened and concatenated rows; at padding one past the
-    last"""
 
     def to(self, device: torch.device | str) -> "TextRows":
         def moved(tensor: torch.Tensor) -> torch.Tensor:

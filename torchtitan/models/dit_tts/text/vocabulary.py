@@ -52,48 +52,43 @@ _BIN_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Subwords:
-    """The ids of text of a pretrained encoder."""
+    """The ids of text of a pretrained encoder.
+
+    Attributes:
+        base: rows of the encoder's embedding; the tokenizer may use fewer.
+        text_fingerprint: of the tokenizer alone.
+        pad_id: the model's own; a mask hides it.
+        model: the [encoder] model that has these ids.
+    """
 
     base: int
-    """rows of the encoder's embedding; the tokenizer may use fewer"""
-
     text_fingerprint: str
-    """of the tokenizer alone"""
-
     pad_id: int = field(default=0, compare=False)
-    """the model's own; a mask hides it"""
-
     model: str = field(default="", compare=False)
-    """the [encoder] model that has these ids"""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The units of text and the conditioning fields with their values."""
+    """The units of text and the conditioning fields with their values.
+
+    Attributes:
+        unit: one of UNITS.
+        characters: for "chars" and "phones": the known ones, ascending by code point, each once.
+        conditioning: fields in the order of their tokens, with their known values; for duration the numbers of the bins.
+        duration_token_seconds: width of a duration bin; 0 without the duration field.
+        subwords: for the unit "subwords".
+        language: for "phones", espeak-ng's name of it.
+        added, convention: [encoder] added_tokens and convention.
+    """
 
     unit: str = "bytes"
-    """one of UNITS"""
-
     characters: str = ""
-    """for "chars" and "phones": the known ones, ascending by code point, each once"""
-
     conditioning: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """fields in the order of their tokens, with their known values; for duration the numbers of the bins"""
-
     duration_token_seconds: float = 0.0
-    """width of a duration bin in seconds; 0 without the duration field"""
-
     subwords: Subwords | None = None
-    """for the unit "subwords" """
-
     language: str = ""
-    """for "phones": espeak-ng's name of it"""
-
     added: tuple[str, ...] = ()
-    """[encoder] added_tokens"""
-
     convention: str = ""
-    """[encoder] convention"""
 
     @property
     def model(self) -> str:
