@@ -113,18 +113,15 @@ def test_one_recognizer_and_a_recording_without_speech(settings):
     assert analyzer.analyze(np.zeros((0, 1), np.float32), RATE) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_settings_out_of_range_are_refused():
+    Settings(recognizer="words:one", verbatim_recognizer="whisper:tiny").check()
+    for change, words in (
         ({"min_seconds": 0.0}, "--min-seconds = 0.0"),
         ({"min_seconds": 16.0}, "at least twice --min-seconds"),
         ({"max_seconds": 500.0}, "--max-seconds = 500.0"),
         ({"pause_seconds": 0.0}, "--pause-seconds"),
         ({"speaker_threshold": 1.0}, "--speaker-threshold"),
         ({"batch_size": 0}, "--batch-size"),
-        ({"recognizer": "words:one,two"}, "hears one of its words in any sound"),
         ({"recognizer": "words:one", "verbatim_recognizer": "words:one,two"}, "in any sound"),
-    ],
-)
-def test_settings_out_of_range_are_refused(change, words):
-    refused(lambda: Settings(**change).check(), words)
+    ):
+        refused(lambda: Settings(**change).check(), words)

@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from filelock import FileLock
 
 from tests.helpers.collecting import COUNT, STAND_IN, read_rows, seconds, tree
 from titan_tts.collect import collection, sources
@@ -143,27 +143,23 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     assert "--attempts = 0" in error(source, output, "--attempts", "0")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--speaker-encoder", "resemblyzer"], "pip install --no-deps resemblyzer"),
-        (["--speaker-encoder", "encoder_of_mine:Voices"], "No module named 'not_there'"),
-        (["--recognizer", "whisperr"], "'whisperr' names no model"),
-        (["--analyzer", "not_there:mine"], "No module named 'not_there'"),
-    ],
-)
 def test_a_model_that_cannot_be_opened_is_told_before_recordings_are_read(
-    source, output, collect, monkeypatch, tmp_path, capsys, options, words
+    source, output, collect, monkeypatch, tmp_path, capsys
 ):
     (tmp_path / "encoder_of_mine.py").write_text("import not_there")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "content_id", lambda path: pytest.fail("read"))
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "resemblyzer" else 1)
     others = {"--speaker-encoder": "json:loads", "--recognizer": "json:loads", "--analyzer": ""}
-    chosen = others | {options[0]: options[1]}
-    given = [part for pair in chosen.items() for part in pair]
-    assert collect(source, output, *given) == 2
-    assert words in capsys.readouterr().err
+    for option, value, words in (
+        ("--speaker-encoder", "resemblyzer", "pip install --no-deps resemblyzer"),
+        ("--speaker-encoder", "encoder_of_mine:Voices", "No module named 'not_there'"),
+        ("--recognizer", "whisperr", "'whisperr' names no model"),
+        ("--analyzer", "not_there:mine", "No module named 'not_there'"),
+    ):
+        given = [part for pair in (others | {option: value}).items() for part in pair]
+        assert collect(source, output, *given) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_any_text_is_one_line(source, output, collect, monkeypatch):
@@ -203,24 +199,16 @@ def test_speakers_of_recordings_that_come_back_keep_their_names(source, output, 
     assert collected(0, 1, 2, 3) == first | {"003.wav": "s0004"}
 
 
-def test_one_at_a_time_makes_the_collection(source, output, collect, monkeypatch):
+def test_one_at_a_time_makes_the_collection(source, output, collect):
     collect(source, output)
-    at_work, most = [], []
-
-    def slow(folder):
-        at_work.append(1)
-        most.append(len(at_work))
-        time.sleep(0.1)
-        at_work.pop()
-        return {}
-
-    monkeypatch.setattr(collection, "annotations", slow)
-    threads = [threading.Thread(target=write_collection, args=(output,)) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    assert most == [1, 1, 1]
+    (output / "collection.jsonl").unlink()
+    making = threading.Thread(target=write_collection, args=(output,))
+    with FileLock(output / ".collection.lock"):
+        making.start()
+        making.join(0.3)
+        assert making.is_alive() and not (output / "collection.jsonl").exists()
+    making.join(60)
+    assert len(read_rows(output)) > COUNT
 
 
 def test_annotations_change_their_own_rows_and_nothing_else(source, output, collect, monkeypatch):

@@ -58,29 +58,36 @@ def test_of_any_recording(some):
                     assert not (far and begin - end >= limits.pause), seed
 
 
-def test_cut_at_pauses_with_a_little_silence():
-    regions = [(1000, 3000), (3300, 5000), (5600, 8000), (12_000, 14_000)]
-    assert cut_quiet(regions, 20_000) == [
-        (1000 - PADDING, 5000 + PADDING),
-        (5600 - PADDING, 8000 + PADDING),
-        (12_000 - PADDING, 14_000 + PADDING),
-    ]
+LONGER = Limits(2000, 10_000, 500)
 
 
-def test_no_padding_where_the_pause_is_shorter_than_it():
-    assert cut_quiet([(1000, 3000), (3080, 5000)], 6000, [3040]) == [
-        (1000 - PADDING, 3040),
-        (3040, 5000 + PADDING),
-    ]
-
-
-def test_the_longest_pause_is_cut_where_both_cannot_be():
-    """Cuts at 3000 and 4200 are less than two seconds apart."""
-    limits = Limits(2000, 10_000, 500)
-    regions = [(0, 2500), (3500, 3700), (4700, 8000)]
-    assert cut_quiet(regions, 8000, limits=limits) == [(0, 2500 + PADDING), (3500 - PADDING, 8000)]
-    regions = [(0, 2500), (3500, 3700), (4701, 8000)]
-    assert cut_quiet(regions, 8000, limits=limits) == [(0, 3700 + PADDING), (4701 - PADDING, 8000)]
+@pytest.mark.parametrize(
+    ("regions", "duration", "changes", "limits", "wanted"),
+    [
+        # At pauses, with a little silence on both sides; no padding where the pause is shorter than it.
+        (
+            [(1000, 3000), (3300, 5000), (5600, 8000), (12_000, 14_000)],
+            *(20_000, [], LIMITS),
+            [(940, 5060), (5540, 8060), (11_940, 14_060)],
+        ),
+        ([(1000, 3000), (3080, 5000)], 6000, [3040], LIMITS, [(940, 3040), (3040, 5060)]),
+        # The longest pause where both cannot be cut: 3000 and 4200 are less than two seconds apart.
+        ([(0, 2500), (3500, 3700), (4700, 8000)], 8000, [], LONGER, [(0, 2560), (3440, 8000)]),
+        ([(0, 2500), (3500, 3700), (4701, 8000)], 8000, [], LONGER, [(0, 3760), (4641, 8000)]),
+        # A word in silence is filled up.
+        ([(5000, 5200)], 10_000, [], LIMITS, [(4600, 5600)]),
+        ([(100, 300)], 10_000, [], LIMITS, [(0, 1000)]),
+        ([(9800, 10_000)], 10_000, [], LIMITS, [(9000, 10_000)]),
+        ([(0, 900)], 900, [], LIMITS, []),
+        ([], 10_000, [], LIMITS, []),
+        # Changes of speaker are cut before pauses: 3.3 s and the second change are too near to the first one.
+        ([(0, 6000)], 6000, [2500], LIMITS, [(0, 2500), (2500, 6000)]),
+        ([(0, 3000), (3600, 6000)], 6000, [2500, 2000], LIMITS, [(0, 2500), (2500, 6000)]),
+    ],
+)
+def test_by_hand(regions, duration, changes, limits, wanted):
+    assert PADDING == 60
+    assert cut_quiet(regions, duration, changes, limits) == wanted
 
 
 @pytest.mark.parametrize(
@@ -124,13 +131,6 @@ def test_what_is_too_long_is_cut_at_a_short_pause_or_the_quietest_place():
     regions = [(0, 3000), (3200, 14_000)]
     assert [stop for _, stop in cut_quiet(regions, 14_000, power=power)][0] == 3000 + PADDING
     assert cut_quiet(regions, 14_000, power=power)[1][0] == 3200 - PADDING
-
-
-def test_speakers_are_separated_before_pauses_are_cut():
-    assert cut_quiet([(0, 6000)], 6000, [2500]) == [(0, 2500), (2500, 6000)]
-    # The pause at 3.3 s is too near the change at 2.5 s, and the second change too near the first.
-    regions = [(0, 3000), (3600, 6000)]
-    assert cut_quiet(regions, 6000, [2500, 2000]) == [(0, 2500), (2500, 6000)]
 
 
 def test_quietest():
