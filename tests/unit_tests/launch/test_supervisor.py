@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -114,16 +113,18 @@ def test_the_first_error_of_several_ranks_is_kept(tmp_path, monkeypatch):
 
 
 def test_a_run_may_save_before_it_is_killed(in_folder, monkeypatch):
-    """And it inherits no rank."""
+    """And it inherits all but a rank, and has segments that grow."""
     monkeypatch.setenv("RANK", "3")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     save = leaves({"state": "preempted", "error": "SIGTERM"}, "sys.exit(143)")
     code = (
         f"import os, signal, time; signal.signal(15, lambda *_: exec({save!r}));"
-        "print(os.environ.get('RANK'), os.environ['X'], flush=True); time.sleep(99)"
+        "names = 'RANK', 'X', 'PYTORCH_ALLOC_CONF';"
+        "print(*map(os.environ.get, names), flush=True); time.sleep(99)"
     )
     monkeypatch.setenv("X", "x")
     run = start(in_folder, code)
-    assert run.wait(60, until=lambda: run.log.read_text() == "None x\n")
+    assert run.wait(60, until=lambda: run.log.read_text() == "None x expandable_segments:True\n")
     assert not run.completed() and not run.wait(0.1)
     run.end(grace_seconds=60)
     assert run.outcome().state == "preempted" and run.process.returncode == 143
@@ -132,15 +133,16 @@ def test_a_run_may_save_before_it_is_killed(in_folder, monkeypatch):
     assert stubborn.process.returncode == -signal.SIGKILL
 
 
-def test_processes_in_sessions_of_their_own_are_killed_too():
+def test_processes_in_sessions_of_their_own_are_killed_too(in_folder):
     code = (
-        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]],"
-        "start_new_session=True); print(child.pid, flush=True); child.wait()"
+        "import subprocess, sys, time; sleep = [sys.executable, '-c', 'import time; time.sleep(99)'];"
+        "print(subprocess.Popen(sleep, start_new_session=True).pid, flush=True); time.sleep(99)"
     )
-    command = [sys.executable, "-c", code, "import time; time.sleep(1000)"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    status = Path(f"/proc/{int(process.stdout.readline())}/stat")
-    kill_tree(process)
+    run = start(in_folder, code)
+    assert run.wait(60, until=lambda: run.log.read_text().endswith("\n"))
+    status = Path(f"/proc/{int(run.log.read_text())}/stat")
+    assert status.exists()
+    kill_tree(run.process)
 
     def ended() -> bool:  # or nobody waits for it
         return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
