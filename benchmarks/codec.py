@@ -1,11 +1,10 @@
 """How fast the DAC-VAE encodes and decodes: several recordings at once against one at a time.
 
     OMP_NUM_THREADS=1 python benchmarks/codec.py                 # 2 minutes of one core
-    python benchmarks/codec.py --device cuda --seconds 10 --rounds 7
 
 The network has the released widths and random weights, which take the same time as trained ones; the sound is noise.
-Rounds run every size once, in rotated order, all rows in the network at once. On a CPU the time is this process's CPU
-time over its number of threads, on a GPU wall time. Writes benchmarks/results/codec.json.
+Rounds run every size once, in rotated order, all rows in the network at once; the time is this process's CPU time over
+its number of threads. Writes benchmarks/results/codec.json.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,6 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
@@ -33,18 +30,7 @@ SIZES = (1, 2, 4, 8)
 """recordings at once"""
 
 
-def seconds_of(device: str, work: Callable[[], Tensor]) -> float:
-    if device == "cpu":
-        began = time.process_time()
-        work()
-        return (time.process_time() - began) / torch.get_num_threads()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    work()  # ends with a copy to the CPU, which waits
-    return time.perf_counter() - began
-
-
-def measure(codec: DacVaeCodec, device: str, frames: int, rounds: int) -> dict[str, Any]:
+def measure(codec: DacVaeCodec, frames: int, rounds: int) -> dict[str, Any]:
     """Seconds of audio per second by way and size, and the ratio to one recording within a round."""
     codec.frames_at_once = sys.maxsize
     waveforms = 0.3 * torch.randn(max(SIZES), frames * codec.hop_length)
@@ -55,7 +41,9 @@ def measure(codec: DacVaeCodec, device: str, frames: int, rounds: int) -> dict[s
         for number in range(rounds):
             for size in rotated(SIZES, number):
                 for way, (run, given) in ways.items():
-                    took = seconds_of(device, lambda: run(given[:size]))
+                    began = time.process_time()
+                    run(given[:size])
+                    took = (time.process_time() - began) / torch.get_num_threads()
                     speed[way][size].append(size * frames / codec.frames_per_second / took)
                 progress.update()
     return {
@@ -72,7 +60,6 @@ def measure(codec: DacVaeCodec, device: str, frames: int, rounds: int) -> dict[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=0.4, help="of a recording")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS / "codec.json")
@@ -80,10 +67,10 @@ def main() -> int:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         path = write_dac_vae(Path(folder) / "weights.pth", RELEASED, watermark=None)
-        codec = load_dac_vae(str(path), options.device)
+        codec = load_dac_vae(str(path), "cpu")
     codec.decode(codec.encode(torch.zeros(codec.hop_length)))  # the first call sets libraries up
     frames = round(options.seconds * codec.frames_per_second)
-    batches = measure(codec, options.device, frames, options.rounds)
+    batches = measure(codec, frames, options.rounds)
     write_report(
         options.output,
         {"recording_frames": frames, "rounds": options.rounds, "batches": batches},

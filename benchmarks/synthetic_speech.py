@@ -13,6 +13,7 @@ LONGEST_SECONDS = 30.0
 LONGEST_REFERENCE_FRAMES = 384
 CHARACTERS_PER_SECOND = 14
 SAMPLES_A_SHARD = 1000
+MEAN_SECONDS = 9.0
 # Standard deviation of the logarithm of an utterance's length.
 SIGMA = 0.5
 # Latents are cut out of this many random frames; drawing each anew would take longer than the rest.
@@ -20,18 +21,13 @@ _POOL_FRAMES = 1 << 16
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 
 
-def lognormal_frames(
-    generator: np.random.Generator, n: int, mean_seconds: float, sigma: float = SIGMA
-) -> np.ndarray:
-    """(n,) int64 latent frames of utterances of 1 to 30 s.
-
-    Seconds are log-normal with this mean; draws outside the range are drawn again, as a run leaves
-    out what is too long.
-    """
-    mu = np.log(mean_seconds) - sigma**2 / 2
+def lognormal_frames(generator: np.random.Generator, n: int) -> np.ndarray:
+    """(n,) int64 latent frames of utterances of 1 to 30 s, log-normal; draws outside the range are drawn again, as a
+    run leaves out what is too long."""
+    mu = np.log(MEAN_SECONDS) - SIGMA**2 / 2
     seconds = np.empty(0)
     while len(seconds) < n:
-        draws = generator.lognormal(mu, sigma, n)
+        draws = generator.lognormal(mu, SIGMA, n)
         seconds = np.concatenate([seconds, draws[(draws >= 1) & (draws <= LONGEST_SECONDS)]])
     return np.ceil(seconds[:n] * FRAMES_PER_SECOND).astype(np.int64)
 
@@ -76,9 +72,9 @@ def random_samples(frames: np.ndarray, seed: int) -> Iterator[Triplet]:
         )
 
 
-def write_archives(folder: Path, n: int, seed: int, mean_seconds: float = 9.0) -> list[str]:
+def write_archives(folder: Path, n: int, seed: int) -> list[str]:
     """Write ``n`` triplets in shards of 1000 tars to ``folder``; returns the tars' paths."""
-    frames = lognormal_frames(np.random.default_rng(seed), n, mean_seconds)
+    frames = lognormal_frames(np.random.default_rng(seed), n)
     samples = random_samples(frames, seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

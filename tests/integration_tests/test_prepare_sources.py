@@ -105,7 +105,7 @@ def test_two_workers_give_the_same_bytes_as_one(engine, tmp_path):
 
 def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
     """Killed as a whole while it encodes and while it writes shards."""
-    corpus = corpora.write_webdataset(tmp_path / "wds", corpora.speech(each=45))
+    corpus = corpora.write_webdataset(tmp_path / "wds", corpora.speech(each=25))
     found = []
     for name in ("unbroken", "killed"):
         output, log = tmp_path / name, tmp_path / f"{name}.log"
@@ -119,4 +119,4 @@ def test_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
         assert forked.start_titan_tts(*given, log=log).wait() == 0, forked.tail(log)
         tars = output.glob("*/*.tar")
         found.append({str(path.relative_to(output)): path.read_bytes() for path in tars})
-    assert found[0] == found[1] and len(found[0]) >= 92
+    assert found[0] == found[1] and len(found[0]) >= 52
