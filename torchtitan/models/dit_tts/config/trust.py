@@ -6,57 +6,44 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.factories import is_factory
 
 _SHIPPED = {
-    "recognizer": ("words:", "whisper:", "faster-whisper:"),
-    "speaker_scorer": ("own", "resemblyzer", "xvector:"),
-    "opinion": ("dnsmos",),
+    "samples.recognizer": ("words:", "whisper:", "faster-whisper:"),
+    "samples.speaker_scorer": ("own", "resemblyzer", "xvector:"),
+    "samples.opinion": ("dnsmos",),
 }
-"""Key of [samples] -> our own scorers, which are no function of a user's; anything may follow a colon"""
+"""Key -> our own scorers, which are no function of a user's; anything may follow a colon"""
 
 
 def chosen_scorer(name: str, given: str, of_run: str) -> str:
     """What scores: `given` on the command line, else what the run's [samples] has under `name`, which must
     not be package.module:factory: a folder that is read may be a stranger's."""
-    if given or not of_run or is_shipped(name, of_run):
-        return given or of_run
-    option = name.replace("_", "-")
-    raise InputError(
-        f"the run's [samples] {name} = {of_run!r} is a function, which is not called because a loaded "
-        f"folder names it; if you trust it give --{option} {of_run}, else another --{option}"
-    )
-
-
-def is_shipped(name: str, spec: str) -> bool:
-    """True if a spec under a key of [samples] is one of the program's own, and no function of a user's."""
-    kind, colon, _ = spec.partition(":")
-    return kind + colon in _SHIPPED[name]
+    if not given:
+        _refuse_function(f"samples.{name}", of_run, "the run", f"give --{name.replace('_', '-')}")
+    return given or of_run
 
 
 def refuse_function_as_codec(codec: str, where: str, option: str) -> None:
     """Raises InputError where a config that was read, which may be a stranger's, names a function as its codec."""
-    if is_factory(codec):
-        raise InputError(
-            f"{where}: [sampling] codec = {codec!r} is a function, which is not called because a loaded folder names "
-            f"it; if you trust it give {option} {codec}"
-        )
+    _refuse_function("sampling.codec", codec, where, f"give {option}")
 
 
 def check_export_runs_nothing(sections: dict[str, Any], path: str) -> None:
     """Raises InputError where a config that lies in an exported folder, which may be a stranger's, names a
     function to call or a folder of compiled code."""
-    samples, compiling = sections.get("samples", {}), sections.get("compile", {})
-    sampling = sections.get("sampling", {})
-    codec = sampling.get("codec") if isinstance(sampling, dict) else None
-    if isinstance(codec, str):
-        refuse_function_as_codec(codec, path, "--sampling.codec")
-    for name in _SHIPPED:
-        spec = samples.get(name) if isinstance(samples, dict) else None
-        if spec and isinstance(spec, str) and not is_shipped(name, spec):
-            raise InputError(
-                f"{path}: [samples] {name} = {spec!r} is a function, which is not called because an exported "
-                f"folder names it; remove the line, and give it as --samples.{name} if you trust it"
-            )
-    if isinstance(compiling, dict) and compiling.get("cache_folder"):
+    for key in (*_SHIPPED, "sampling.codec", "compile.cache_folder"):
+        section, _, name = key.partition(".")
+        values = sections.get(section)
+        given = values.get(name) if isinstance(values, dict) else None
+        if isinstance(given, str):
+            _refuse_function(key, given, path, f"remove the line, and give --{key}")
+
+
+def _refuse_function(key: str, given: str, where: str, remedy: str) -> None:
+    kind, colon, _ = given.partition(":")
+    runs = is_factory(given) if key == "sampling.codec" else given != ""
+    if runs and kind + colon not in _SHIPPED.get(key, ()):
+        section, _, name = key.partition(".")
+        what = "a folder of compiled code" if section == "compile" else "a function"
         raise InputError(
-            f"{path}: [compile] cache_folder is a folder of compiled code, which is not used because an exported "
-            f"folder names it; remove the line, and give it as --compile.cache_folder if you trust it"
+            f"{where}: [{section}] {name} = {given!r} is {what}, which is not run because a loaded folder names it; "
+            f"if you trust it {remedy} {given}"
         )
