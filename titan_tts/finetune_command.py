@@ -129,13 +129,6 @@ def run(options: Options) -> int:
 
     for shards in filter(None, (options.keep, options.keep_test)):
         find_shards(shards)
-    run_folder = Path(options.out, "run")
-    if (run_folder / "config.toml").is_file():
-        had = "lora" if _config_of(run_folder).lora.rank else "full"
-        require(
-            had == options.method,
-            f"OUT = {options.out} holds a run of --method {had}; give another OUT",
-        )
     try:
         _finetune(options)
     except _Ended as end:
@@ -149,7 +142,8 @@ def _finetune(options: Options) -> None:
     from torchtitan.models.dit_tts.config.exported import is_exported
     from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 
-    given = base = find_folder(options.base)
+    base = find_folder(options.base)
+    _remember(base, out, options.method)
     if not is_exported(base):
         # The weights that would speak, and all that they need, whatever becomes of the run.
         exported, of_run = out / "base", ("export", str(base), str(out / "base"))
@@ -157,7 +151,6 @@ def _finetune(options: Options) -> None:
             best = (base / "validation.jsonl").is_file() and _config_of(base).validation.keep_best
             _titan_tts(*of_run, *(("--step", "best") if best else ()), *_codec(options))
         base = exported
-    _remember(given, out)
     if not options.codec:
         refuse_function_as_codec(_config_of(base).sampling.codec, str(base), "--codec")
     data = _prepared(options, base)
@@ -172,16 +165,16 @@ def _finetune(options: Options) -> None:
     _compare(options, base, data)
 
 
-def _remember(base: Path, out: Path) -> None:
-    """Refuses a folder that holds a fine-tune of another base, which would go on instead."""
-    record, this = out / _RECORD_NAME, str(base.resolve())
-    had = read_json(record, base=str).get("base", this)
-    require(
-        had == this or not Path(had).exists(),  # it may have moved
-        f"OUT = {out} holds a fine-tune of {had}, not of {base}; give another OUT",
-    )
+def _remember(base: Path, out: Path, method: str) -> None:
+    """Refuses a folder that holds a fine-tune of another base or by another method, which would go on instead."""
+    record, this = out / _RECORD_NAME, {"base": str(base.resolve()), "method": method}
+    had = this | read_json(record, base=str)
+    another = had["base"] != this["base"] and Path(had["base"]).exists()  # it may have moved
+    of = f"OUT = {out} holds a fine-tune"
+    require(not another, f"{of} of {had['base']}, not of {base}; give another OUT")
+    require(had["method"] == method, f"{of} by --method {had['method']}; give another OUT")
     check_writable(record, "OUT")
-    write_atomic(record, json.dumps({"base": this}) + "\n")
+    write_atomic(record, json.dumps(this) + "\n")
 
 
 def _voice(data: Path, run: Path) -> list[tuple[str, str]]:

@@ -133,7 +133,7 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch
     assert status == 0, said
     assert read_config(tmp_path / "kept/run")["data"]["weights"] == [1.0, 1.0]
     status, said = finetune(*again, "--method=lora")
-    assert status == 2 and "holds a run of --method full" in said
+    assert status == 2 and "holds a fine-tune by --method full" in said
     status, said = finetune(out / "base", *arguments[1:])
     assert status == 2 and f"holds a fine-tune of {base}, not of {out / 'base'}" in said
 

@@ -60,6 +60,18 @@ def test_the_first_of_several_speakers_is_named(finetune, capsys):
     assert "--speaker" not in capsys.readouterr().out
 
 
+def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
+    finetune(SECONDS, 1.0, "--method=lora")
+    assert main(["finetune", "base", "data", "out"]) == 2
+    (tmp_path / "base").mkdir()
+    assert main(["finetune", "other", "data", "out", "--method=lora"]) == 2
+    (tmp_path / "base").rmdir()  # it has moved
+    assert main(["finetune", "other", "data", "out", "--method=lora"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("give another OUT") == 2 and "by --method lora" in said
+    assert f"holds a fine-tune of {tmp_path / 'base'}, not of other" in said
+
+
 @pytest.mark.parametrize(
     "minutes, method, steps, lr",
     [

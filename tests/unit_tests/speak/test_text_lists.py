@@ -28,7 +28,7 @@ def said(tmp_path, generate):
     rows = [
         {"text": "one\ntwo", "speaker": "ann"},
         {"text": "two", "name": "a/b", "reference": "voice.npy"},
-        {"text": "one two", "seconds": 0.4, "conditions": {"speaker": "bob"}},
+        {"text": "one two", "seconds": 0.4, "conditions": {"speaker": "ann"}},
     ]
     path = tmp_path / "lists" / "texts.jsonl"
     path.write_text("\n" + "\n".join(map(json.dumps, rows)) + "\n\n")
@@ -47,10 +47,15 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     monkeypatch.setattr("titan_tts.speak.synthesizer.time", clock)
     assert generate(*said, "--format=flac", "--batch-size=2") == 0
     new = tmp_path / "new"
-    requests = {one.text: one for batch, *_ in generate.asked for one in batch}
     assert [len(batch) for batch, *_ in generate.asked] == [2, 1]
-    assert [one.metadata.get("speaker") for one in requests.values()].count(None) == 1
-    assert (requests["two"].reference == 1).all()  # and not bob's
+    voices = {
+        (one.text, one.frames == 10): (one.metadata.get("speaker"), float(one.reference.mean()))
+        for batch, *_ in generate.asked
+        for one in batch
+    }
+    # The reference of ann is 12 in every value, that of bob, who is common to all, 13.
+    assert voices[("one two", False)] == ("ann", 12) and voices[("two", False)] == (None, 1)
+    assert voices[("one two", True)] == ("ann", 13)
     assert sorted(each.name for each in new.iterdir()) == [
         *("000001.flac", "000001.json", "000003.flac", "000003.json", "a_b.flac", "a_b.json")
     ]
