@@ -32,10 +32,16 @@ class _Whisper:
     def check_texts(self, texts: Sequence[str], languages: Sequence[str] = ()) -> None:
         """Raises InputError for other than Latin letters, and other languages, if it was trained on
         English alone."""
-        if self.of_english:
-            _check_latin(texts, self.name)
-            for language in languages:
-                _check_english(language_code(language), self.name)
+        for text in texts if self.of_english else ():
+            letters = [c for c in text if c.isalpha()]
+            latin = [c for c in letters if unicodedata.name(c, "").startswith("LATIN")]
+            if 2 * len(latin) < len(letters):
+                raise InputError(
+                    f"{self.name} was trained on English alone and cannot write a text such as '{text[:40]}'; take "
+                    "a multilingual one"
+                )
+        for language in languages if self.of_english else ():
+            _check_english(language_code(language), self.name)
 
 
 class WhisperRecognizer(_Whisper):
@@ -203,15 +209,3 @@ def _check_english(code: str, name: str) -> None:
         raise InputError(
             f"{name} was trained on English alone and the language is {code}; take a multilingual one"
         )
-
-
-def _check_latin(texts: Sequence[str], name: str) -> None:
-    for text in texts:
-        foreign = [
-            c for c in text if c.isalpha() and not unicodedata.name(c, "").startswith("LATIN")
-        ]
-        if 2 * len(foreign) > sum(map(str.isalpha, text)):
-            raise InputError(
-                f"{name} was trained on English alone and cannot write a text such as '{text[:40]}'; take "
-                "a multilingual one"
-            )
