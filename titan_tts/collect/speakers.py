@@ -28,10 +28,9 @@ def speaker_changes(
     threshold: float,
     longest_pause: int,
 ) -> list[int]:
-    """Times (ms) at which another speaker goes on after a pause shorter than `longest_pause` or none, the surest first.
-
-    The speech before a place and after it, pauses left out, are compared: at every short pause and every 0.4 s of
-    speech. Changes less than 0.8 s apart are not told apart.
+    """Times (ms) at which another speaker goes on after a pause shorter than `longest_pause` (ms) or none, the surest
+    first. The speech before a place and after it, pauses left out, are compared: at every short pause and every 0.4 s
+    of speech. Changes less than 0.8 s apart are not told apart.
 
     Args:
         waveform: (m,) at 16 kHz, with `power` (frames,) of 10 ms each.

@@ -153,11 +153,11 @@ def unspoken(metadata: dict[str, Any]) -> str:
 
 
 def _measure_metadata(row: np.void, metadata: dict[str, Any]) -> None:
-    text, duration = metadata["text"], metadata.get("target_duration")
+    text, duration = metadata["text"], metadata.get("target_duration", 0)
     row["blank_text"] = not text.strip()
     row["decomposed"] = bool(decomposed(metadata))
     row["unspoken"] = bool(unspoken(metadata))
     spoken = f"{metadata.get('speaker')}\0{text}".encode("utf-8", "replace")
     row["text_hash"] = xxhash.xxh3_64_intdigest(spoken)
-    is_number = type(duration) in (int, float) and 0 < duration < float("inf")
+    is_number = type(duration) in (int, float) and 0 < duration < np.inf
     row["duration"] = duration if is_number else np.nan

@@ -94,11 +94,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot, and lines in its place on a terminal."""
+    """A plot; a terminal shows nothing of it."""
 
     title: str
-    svg: str = ""
-    lines: Sequence[str] = ()
+    svg: str
 
     @property
     def element(self) -> str:
@@ -223,8 +222,6 @@ def _lines(parts: Sequence[Part]) -> Iterator[str]:
                 yield from ("", part.title) if part.title else [""] * bool(part.head)
                 yield from aligned([[*part.head], *rows] if part.head else rows, part.left)
                 yield from filter(None, [part.more(part.on_terminal)])
-            case Figure(title, _, lines) if lines:
-                yield from ("", title, *lines)
             case Section(title, inner, True) if inner:
                 inside = dropwhile(lambda line: not line, _lines(inner))
                 yield from ("", title, *(f"  {line}".rstrip() for line in inside))

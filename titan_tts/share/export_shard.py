@@ -111,7 +111,9 @@ def _rows(dataset: Dataset, drop: bool, left_out: set[str]) -> Iterator[dict[str
         values = json.loads(metadata)
         public = _public(values, left_out)
         where = f"sample '{dataset.sample_id(sample)}'"
-        row = {name: int(getattr(dataset, name)[sample]) for name in members.length_columns()}
+        row: dict[str, Any] = {
+            name: int(getattr(dataset, name)[sample]) for name in members.length_columns()
+        }
         if drop:
             require(
                 members.REFERENCE_PARTS not in values,
