@@ -8,7 +8,7 @@ from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 from titan_tts.grids.cells import Cell
-from titan_tts.plan.devices import Cluster, check_device, device_of, find_device, with_peak
+from titan_tts.plan.devices import Cluster, check_device, device_of, find_device
 from titan_tts.plan.forecast import Planner
 from titan_tts.plan.parameters import Model
 from torchtitan.models.dit_tts.errors import InputError
@@ -37,16 +37,15 @@ class Forecaster:
     def _unless_it_fails(self, predict: Callable[[Planner], Any], cell: Cell) -> Any:
         if self.device is None or cell.refused:
             return None
-        device = with_peak(self.device, cell.config)
         try:
-            check_device(cell.config, device)
+            check_device(cell.config, self.device)
         except InputError:
             return None
         sections = {name: dict(cell.content[name]) for name in _OF_THE_MODEL}
         for name in _OF_BATCHES:
             del sections["data"][name]
         key = json.dumps(sections, sort_keys=True)
-        cluster = Cluster(device, cell.gpus // cell.nodes, cell.nodes)
+        cluster = Cluster(self.device, cell.gpus // cell.nodes, cell.nodes)
         try:
             own = Planner(cell.config, cluster, self._models.get(key))
             self._models[key] = own.model

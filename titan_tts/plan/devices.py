@@ -3,7 +3,7 @@
 The dense bf16 peaks come from `metrics`, which divides by them for MFU.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require
@@ -98,11 +98,6 @@ def check_device(config: JobConfig, device: Device) -> None:
 def runs_fp8(config: JobConfig) -> bool:
     """Returns whether the blocks' matmuls run in 8 bits, not emulated."""
     return bool(config.model.converters) and not config.quantize.linear.float8.emulate
-
-
-def with_peak(device: Device, config: JobConfig) -> Device:
-    """The device with the peak that the config gives it, if it gives one."""
-    return replace(device, peak_tflops=config.metrics.peak_tflops)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,9 @@ class Planner:
     """Forecasts for configs with the same model on a cluster."""
 
     def __init__(self, config: JobConfig, cluster: Cluster, model: Model | None = None):
-        self.ranks, self.cluster = Layout.of(config, cluster.gpus).ranks, cluster
+        self.ranks = Layout.of(config, cluster.gpus).ranks
+        device = replace(cluster.device, peak_tflops=config.metrics.peak_tflops)
+        self.cluster = replace(cluster, device=device)
         self.config = upstream_view(config, run_folder_path(config), self.ranks)
         self.model = model or describe_model(self.config)
 

@@ -15,7 +15,6 @@ from titan_tts.plan.devices import (
     check_device,
     device_of,
     find_device,
-    with_peak,
 )
 from titan_tts.plan.forecast import Forecast, Planner, Run, Settings, compare_layouts
 from titan_tts.plan.memory import capacity
@@ -39,7 +38,6 @@ def print_plan(path: Path, options: Any) -> None:
     device = find_device(options.gpu)
     given = parse_config([f"--job.config_file={path}", *options.config_args])
     config = with_teacher(resolve(given))
-    device = with_peak(device, config)
     in_node = options.gpus_per_node or device.gpus_per_node
     cluster = Cluster.of(device, options.gpus or in_node, in_node, options.inter_node_gbps)
     validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
@@ -69,7 +67,7 @@ def print_dry_run(config_args: list[str], gpus: int) -> None:
     device = device_of(utils.device_module.get_device_name()) or find_device(measured.DEVICE)
     in_node = device.gpus_per_node if gpus % device.gpus_per_node == 0 else gpus
     validate_config(config, gpus, list(model_flavors()))
-    planner = Planner(config, Cluster.of(with_peak(device, config), gpus, in_node))
+    planner = Planner(config, Cluster.of(device, gpus, in_node))
     print("\n".join(_report_lines(title, planner, planner.run())))
 
 

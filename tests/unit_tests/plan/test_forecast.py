@@ -85,6 +85,8 @@ def test_fp8_speeds_up_products_only_and_another_gpu_is_scaled_by_its_peak_and_b
     assert fp8.time["matmuls and attention"] == pytest.approx(attention + products / 1.7)
     ratios = [other.time[name] / plain.time[name] for name in list(plain.time)[:4]]
     assert ratios == pytest.approx([989 / 312, 4800 / 2039, 1, 4800 / 2039])
+    given = debug_planner("--metrics.peak_tflops=500").step(Batches(LENGTHS, 12, 1))
+    assert given.mfu(2.0) == pytest.approx(plain.mfu(2.0) * 989 / 500)
 
 
 def test_the_optimizer_moves_its_states():
