@@ -151,7 +151,7 @@ def unusable(source: str, key: str, problem: object) -> InputError:
 def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
     """List the corpus into `folder`; plan.json comes last: with it the list is complete."""
     plan = Plan()
-    starts, position = [], 0
+    starts: list[int] = []
     items = usable_items(reader, options.source, options.on_error, plan, options.where)
     progress = tqdm(items, "listing", unit="recording", mininterval=1.0)
     language, lost = language_of(options.encoder), {}
@@ -159,18 +159,17 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
     with atomic_file(folder / ITEMS_NAME) as file:
         for number, item in enumerate(progress):
             if number % options.chunk_items == 0:
-                starts.append(position)
-            line = item.to_json().encode() + b"\n"
-            file.write(line)
-            position += len(line)
+                starts.append(file.tell())
+            file.write(item.to_json().encode() + b"\n")
             if phones and (letters := phones.lost(item.text)):
                 lost[item.id] = letters
         if phones and lost:
             raise lost_letters_error("--encoder", phones, lost, plan.items)
         _check_splits(options, plan)
+        end = file.tell()
     plan.chunks = len(starts)
     with atomic_file(folder / STARTS_NAME) as file:
-        np.save(file, np.array([*starts, position], dtype=np.int64))
+        np.save(file, np.array([*starts, end], dtype=np.int64))
     with atomic_file(folder / PLAN_NAME) as file:
         file.write(json.dumps(asdict(plan)).encode())
     return plan

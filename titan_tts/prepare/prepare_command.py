@@ -32,14 +32,14 @@ def run(options: Options) -> int:
         command = ["titan-tts", "evaluate", "RUN", "--test", options.output]
         print(f"test on it:   {shlex.join(command)}")
         return 0
-    held_out = record["summary"]["heldout"]["samples"]
+    held_out, of_finetune = record["summary"]["heldout"]["samples"], OF_FINETUNE in os.environ
     if 0 < held_out < FEW_SAMPLES:
         print(
             f"warning: only {held_out} recordings are held out, by which a training chooses its best step; give a larger "
-            f"--heldout-fraction (and {'another OUT' if OF_FINETUNE in os.environ else '--overwrite'})",
+            f"--heldout-fraction (and {'another OUT' if of_finetune else '--overwrite'})",
             file=sys.stderr,
         )
-    if OF_FINETUNE in os.environ:
+    if of_finetune:
         return 0
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
