@@ -146,9 +146,8 @@ class Meter:
     """Says the texts by a case and scores them: the parts of `titan-tts evaluate`, one run for all."""
 
     def __init__(self, options: argparse.Namespace):
-        from titan_tts.evaluate.evaluate_command import read_tests
         from titan_tts.evaluate.options import Options, scorer_specs
-        from titan_tts.evaluate.prompts import encode_prompts
+        from titan_tts.evaluate.prompts import encode_prompts, read_prompts
         from titan_tts.evaluate.systems import own_voice
         from titan_tts.speak.lengths import FIT, open_lengths
         from titan_tts.speak.load_run import load_run
@@ -180,7 +179,7 @@ class Meter:
             max_utterances=options.utterances,
         )
         self.codec = build_codec(self.config.sampling.codec, str(run.device))
-        _, self.tests = read_tests(evaluated, self.config)
+        self.tests = read_prompts(evaluated, self.config.data)
         encode_prompts(self.tests, self.codec, reference_settings(self.config.data.path))
         durations = open_speech_data(run.folder, run.config).durations
         self.lengths = open_lengths(FIT, 1.0, run, lambda: durations)

@@ -12,7 +12,6 @@ from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
 if TYPE_CHECKING:
-    from titan_tts.evaluate.prompts import PromptSet
     from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 
@@ -24,6 +23,7 @@ def run(options: Options) -> int:
     from titan_tts.evaluate import report
     from titan_tts.evaluate.evaluate import Evaluation, output_folder
     from titan_tts.evaluate.page import evaluation_page, shown_utterances
+    from titan_tts.evaluate.prompts import read_prompts
     from titan_tts.evaluate.systems import find_checkpoints
     from titan_tts.report.words import size_text
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
@@ -38,7 +38,7 @@ def run(options: Options) -> int:
     config = configs[0]
     specs: Any = scorer_specs(options, config)
     samples = replace(config.samples, **specs)
-    kind, tests = read_tests(options, config)
+    tests = read_prompts(options, config.data)
     scorers = open_scorers(
         samples,
         AddedTokens(config.encoder.added_tokens),
@@ -55,7 +55,7 @@ def run(options: Options) -> int:
         about = {
             "test": {
                 "source": options.test,
-                "format": kind,
+                "format": tests.kind,
                 "utterances": len(tests.prompts),
                 "left_out": tests.left_out,
                 "without_reference": sum(prompt.voice is None for prompt in tests.prompts),
@@ -85,14 +85,3 @@ def is_training_data(options: Options, config: "JobConfig") -> bool:
     """True if --test is a run's [data] path, as far as their names tell."""
     paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
     return Path(options.test).resolve() in {Path(path).resolve() for path in paths if path}
-
-
-def read_tests(options: Options, config: "JobConfig") -> tuple[str, "PromptSet"]:
-    """The kind of --test, and its prompts."""
-    from titan_tts.evaluate.prompts import add_recordings, find_kind, read_prompts
-
-    kind = find_kind(options.test, options.test_format)
-    tests = read_prompts(options, kind, config.data)
-    if options.recordings:
-        add_recordings(tests, options.recordings, options.test, options.speaker)
-    return kind, tests

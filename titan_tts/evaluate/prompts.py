@@ -78,6 +78,8 @@ class PromptSet:
 
     prompts: list[Prompt]
     left_out: dict[str, int] = field(default_factory=dict)
+    kind: str = ""
+    """see `find_kind`"""
 
 
 def find_kind(source: str, name: str = "auto") -> str:
@@ -145,14 +147,11 @@ def _spread(count: int, wanted: int, start: float = 0.0) -> list[int]:
     return [int((n + start) * count / wanted) for n in range(wanted)]
 
 
-def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
-    """The texts of --test. Audio is not decoded yet; latents of a prepared folder are read.
-
-    Args:
-        kind: see `find_kind`.
-        data: the run's; a prepared folder is read as its path would be.
-    """
+def read_prompts(options: EvaluateOptions, data: Data) -> PromptSet:
+    """The texts of --test, with the recordings of --recordings. Audio is not decoded yet; latents of a prepared folder
+    are read. `data`: the run's; a prepared folder is read as its path would be."""
     source, wanted = options.test, options.max_utterances
+    kind = find_kind(source, options.test_format)
     if kind == PREPARED:
         found = _prepared(replace(data, path=_shards_of(source)), wanted)
     elif kind in FORMATS:
@@ -174,6 +173,9 @@ def read_prompts(options: EvaluateOptions, kind: str, data: Data) -> PromptSet:
         found.prompts[place] = replace(prompt, id=key, file_name=name, text=nfc(prompt.text))
         if options.language and not prompt.language:
             prompt.labels["language"] = options.language
+    if options.recordings:
+        _add_recordings(found, options)
+    found.kind = kind
     return found
 
 
@@ -292,21 +294,22 @@ def _decode(where: str, path: str) -> Sound:
     return Sound(torch.from_numpy(to_mono(samples)), rate)
 
 
-def add_recordings(found: PromptSet, source: str, test: str, speaker: str = "") -> None:
+def _add_recordings(found: PromptSet, options: EvaluateOptions) -> None:
     """Sets the original recordings of a prepared folder's samples, from their corpus, by key. The corpus is read as
-    the prepare.json beside `test` says."""
-    settings = next((record.settings for record in recorded_codecs(_shards_of(test))), {})
+    the prepare.json beside --test says."""
+    records = recorded_codecs(_shards_of(options.test))
+    settings = next((record.settings for record in records), {})
     columns = {name: settings[name] for name in _COLUMNS if settings.get(name)}
-    corpus = Corpus(source, **columns | ({"speaker": speaker} if speaker else {}))
+    own = {"speaker": options.speaker} if options.speaker else {}
+    corpus = Corpus(options.recordings, **columns | own)
     items = {item.id: item for item in corpus.items}
     missing = [prompt.id for prompt in found.prompts if prompt.id not in items]
     if missing:
         unusable = "".join(f" ({key}: {why})" for key, why in corpus.problems[:1])
-        kept = (
-            "" if settings else f", and keep the {RECORD_NAME} that names its columns beside --test"
-        )
+        kept = f", and keep the {RECORD_NAME} that names its columns beside --test"
+        kept = "" if settings else kept
         raise InputError(
-            f"--recordings {source}: lacks {len(missing)} of the {len(found.prompts)} utterances of --test, the first "
+            f"--recordings {options.recordings}: lacks {len(missing)} of the {len(found.prompts)} utterances of --test, the first "
             f"is {missing[0]}{unusable}; give the corpus that it was prepared from{kept}"
         )
     found.prompts = [

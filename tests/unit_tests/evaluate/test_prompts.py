@@ -16,7 +16,6 @@ from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import (
     PREPARED,
     Corpus,
-    add_recordings,
     encode_prompts,
     evenly,
     find_kind,
@@ -28,7 +27,7 @@ from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
 def read(source, max_utterances=0, **options):
     given = Options(run="", test=str(source), max_utterances=max_utterances, **options)
-    return read_prompts(given, find_kind(given.test), Data(latent_channels=CHANNELS))
+    return read_prompts(given, Data(latent_channels=CHANNELS))
 
 
 def test_held_out_utterances_are_read_with_what_is_theirs(shards):
@@ -153,14 +152,14 @@ def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
     latents = np.ones((3, CHANNELS), np.float16)
     samples = [Triplet(key, latents, latents, {"text": "one"}) for key in reversed(keys)]
     write_shard(tmp_path / "a.tar", samples)
-    found = read(tmp_path / "a.tar")
-    add_recordings(found, str(tree), str(tmp_path / "a.tar"))
+    found = read(tmp_path / "a.tar", recordings=str(tree))
     for prompt in found.prompts:
         frames = round(25 * prompt.load_recording().seconds)
         assert frames == frames_of(keys.index(prompt.id))
-    found.prompts[1] = replace(found.prompts[1], id="other")
+    samples[1] = replace(samples[1], key="other")
+    write_shard(tmp_path / "a.tar", samples)
     words = "lacks 1 of the 5 utterances of --test, the first is other"
-    refused(lambda: add_recordings(found, str(tree), str(tmp_path / "a.tar")), words)
+    refused(lambda: read(tmp_path / "a.tar", recordings=str(tree)), words)
 
 
 def test_recordings_are_read_by_the_columns_that_the_shards_were_prepared_with(tmp_path):
@@ -177,12 +176,11 @@ def test_recordings_are_read_by_the_columns_that_the_shards_were_prepared_with(t
     record = tmp_path / "ready/prepare.json"
     record.write_text(json.dumps({"settings": settings}))
     for test in (tmp_path / "ready", shard.parent, shard):
-        found = read(test)
-        add_recordings(found, str(table), str(test))
+        found = read(test, recordings=str(table))
         assert found.prompts[0].load_recording().seconds == 1.5
     record.unlink()
     words = ("lacks 1 of the 1", "the columns Satz, Wer", "keep the prepare.json")
-    refused(lambda: add_recordings(read(shard), str(table), str(shard)), *words)
+    refused(lambda: read(shard, recordings=str(table)), *words)
 
 
 def test_kinds_and_even_selections(tmp_path):
