@@ -76,7 +76,7 @@ def test_a_terminal_gets_the_same_without_what_only_a_browser_can_show():
             Section("Unseen", ["words"], on_terminal=False),
             Section("Empty", []),
             Details("Worst", ["advice"], "error", "error", "1,000"),
-            Figure("Lengths", "<svg></svg>", ["1 ###"]),
+            Figure("Lengths", "<svg></svg>"),
             Table(("c",), [["y"]], on_terminal=0),
         ],
         {"runs": "3"},
@@ -84,7 +84,7 @@ def test_a_terminal_gets_the_same_without_what_only_a_browser_can_show():
         "good",
         "All was read.",
     )
-    expected = "Title|healthy: All was read.||runs 3||First|a b|x 1 (0 to 2)|error 1,000 Worst|advice||Lengths|1 ###"
+    expected = "Title|healthy: All was read.||runs 3||First|a b|x 1 (0 to 2)|error 1,000 Worst|advice"
     assert words_of(page.text()) == expected.split("|")
     content = page.html()
     assert "small print" in content and "words" in content and "<h2>Empty" not in content
