@@ -84,7 +84,9 @@ def test_a_terminal_gets_the_same_without_what_only_a_browser_can_show():
         "good",
         "All was read.",
     )
-    expected = "Title|healthy: All was read.||runs 3||First|a b|x 1 (0 to 2)|error 1,000 Worst|advice"
+    expected = (
+        "Title|healthy: All was read.||runs 3||First|a b|x 1 (0 to 2)|error 1,000 Worst|advice"
+    )
     assert words_of(page.text()) == expected.split("|")
     content = page.html()
     assert "small print" in content and "words" in content and "<h2>Empty" not in content
