@@ -10,8 +10,8 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from titan_tts.convert.convert_command import Options
 from titan_tts.convert.layout import conversion_table, to_ours, to_theirs
+from titan_tts.convert.options import Options
 from titan_tts.convert.projects import (
     ECHO,
     IRODORI,

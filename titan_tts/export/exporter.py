@@ -14,8 +14,8 @@ import tomli_w
 import torch
 from safetensors.torch import save
 
-from titan_tts.export.export_command import Options
 from titan_tts.export.model_card import model_card
+from titan_tts.export.options import Options
 from titan_tts.speak.adapters import write_adapter
 from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run

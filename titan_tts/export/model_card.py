@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from titan_tts.export.export_command import Options
+from titan_tts.export.options import Options
 from titan_tts.report.words import counted
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards

@@ -1,43 +1,7 @@
 """`titan-tts data export`: shards as Parquet files for other tools, or as tars of compressed audio."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from tyro.conf import Positional, arg
-
+from titan_tts.share.options import Options
 from torchtitan.models.dit_tts.errors import require_modules, show
-
-
-@dataclass(frozen=True)
-class Options:
-    """Write shards as Parquet files for other tools, or as tars of compressed audio."""
-
-    data: Annotated[Positional[str], arg(metavar="DATA")]
-    """Output of titan-tts prepare, or shards as in [data] path."""
-
-    out: Annotated[Positional[str], arg(metavar="OUT")]
-    """Folder to write; the same command again writes only what is missing."""
-
-    to: Literal["parquet", "audio-tars"]
-    """Parquet files of latents, or tars of KEY.mp3 (or KEY.flac) and KEY.json."""
-
-    references: Literal["keep", "drop"] = "keep"
-    """Keep the stored references in Parquet files; drop is for [data] references = "drawn"."""
-
-    audio: Literal["mp3", "flac"] = "mp3"
-    """Audio of the tars: mp3 of 64 kb/s, or flac of 16 bits."""
-
-    codec: str = ""
-    """Codec that decodes for audio tars; empty: the one in prepare.json."""
-
-    device: str = "auto"
-    """Device of the codec: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
-
-    workers: int = 0
-    """Processes; 0: one per core or GPU."""
-
-    engine: Literal["local", "ray"] = "local"
-    """What runs the processes: this machine, or a Ray cluster whose nodes see DATA and OUT under the same paths."""
 
 
 def run(options: Options) -> int:

@@ -24,7 +24,7 @@ from titan_tts.share.contents import (
     read_state,
     shards_of,
 )
-from titan_tts.share.export_command import Options
+from titan_tts.share.options import Options
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import check_writable, write_atomic

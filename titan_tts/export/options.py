@@ -1,0 +1,37 @@
+"""Options of `titan-tts export`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import tyro
+
+from titan_tts.speak.sampling_options import ModelOptions
+
+
+@dataclass(kw_only=True)
+class Options(ModelOptions):
+    """Write a trained model to a folder that needs neither its run nor its data, and publish it."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder, outputs/NAME."""
+
+    out: tyro.conf.Positional[str]
+    """Folder to write, a new or an empty one."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of model.safetensors: as trained, or half its size."""
+
+    voices: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
+    """A speaker of the training shards whose reference is exported, too, for --speaker; may be repeated."""
+
+    adapter: bool = False
+    """Write what an adapter's run has trained alone, some megabytes that `titan-tts serve --voice` adds to its base."""
+
+    license: str = "unknown"
+    """Licence of the weights for the model card, such as apache-2.0."""
+
+    push: str = ""
+    """OWNER/NAME of a repository of the Hugging Face hub, to upload the folder to."""
+
+    private: bool = False
+    """Make the repository private if --push creates it."""
