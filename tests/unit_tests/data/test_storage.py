@@ -178,7 +178,7 @@ def test_http_mistakes_are_one_sentence(server):
 
 
 @pytest.mark.parametrize("secret", ["HIDDEN", "HID/DEN"])
-def test_a_password_in_a_bucket_s_url_is_not_repeated(s3, secret):
+def test_a_password_in_a_bucket_s_url_is_not_repeated(secret):
     for call in (open_source, lambda url: find_shards(url.rpartition("/")[0])):
         sentence = sentence_of(call, f"s3://KEY:{secret}@corpus/train/shard-000001.tar")
         assert "a user or a password" in sentence

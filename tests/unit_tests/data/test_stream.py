@@ -85,15 +85,9 @@ def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
         build(folder, on_error="skip", max_corrupt_fraction=0.2)
     assert len(build(folder, on_error="skip", max_corrupt_fraction=0.25).dataset) == 90
     # As many as a usual one: of 1, 30 and 30 the median.
-    whole = (folder / "000000.tar").read_bytes()
     write_shard(folder / "000000.tar", make_samples(1, channels=CHANNELS))
     with pytest.raises(ValueError, match="about 30 corrupt samples and 61 valid ones"):
         build(folder, on_error="skip", max_corrupt_fraction=0.2)
-    (folder / "000000.tar").write_bytes(whole)
-    torn = (folder / "000001.tar").read_bytes()
-    (folder / "000001.tar").write_bytes(torn[: len(torn) // 50])
-    with pytest.raises(ValueError, match="about (59|60) corrupt samples"):
-        build(folder, on_error="skip", max_corrupt_fraction=0.3)
 
 
 def test_a_bucket_without_a_valid_sample_is_an_error(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,8 +21,6 @@ from torchtitan.models.dit_tts.text.build_tokenizer import (
     build_tokenizer,
     load_tokenizer,
 )
-from torchtitan.models.dit_tts.text.hf_tokenizer import TextTokenizer
-from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 CONDITIONED = ["--encoder.model=chars", "--data.conditioning=speaker,duration"]
 INITIAL = "--checkpoint.initial_load_path"
@@ -219,23 +216,14 @@ def test_a_run_outlives_its_pretrained_model(data, t5, tmp_path):
 
 
 @pytest.mark.long
-def test_files_of_a_run_that_are_old_or_corrupt(data, t5, tmp_path):
+def test_files_of_a_run_that_are_corrupt(data, t5, tmp_path):
     def config():
         return config_of(data, tmp_path, f"--encoder.model={t5}")
 
-    first = build_tokenizer(config())
+    build_tokenizer(config())
     add_checkpoint(tmp_path)
     text_file, file = tmp_path / TEXT_TOKENIZER_FILE, tmp_path / TOKENIZER_FILE
     stored, vocabulary = text_file.read_text(), file.read_text()
-    # Versions of the library before 0.20 stored the same tokenizer otherwise.
-    contents = json.loads(stored)
-    contents["model"]["merges"] = [" ".join(pair) for pair in contents["model"]["merges"]]
-    old = TextTokenizer(json.dumps(contents))
-    text_file.write_text(json.dumps(contents))
-    subwords = replace(first.vocabulary.subwords, text_fingerprint=old.fingerprint)
-    file.write_text(to_json(replace(first.vocabulary, subwords=subwords)))
-    assert build_tokenizer(config()).text_fingerprint == old.fingerprint != first.text_fingerprint
-    file.write_text(vocabulary)
     calls = (lambda: build_tokenizer(config()), lambda: load_tokenizer(tmp_path, config()))
     # The last one is valid, and gives other ids.
     other = json.dumps(json.loads(stored) | {"normalizer": {"type": "Lowercase"}})

@@ -53,10 +53,8 @@ def test_the_layout_without_an_inner_text_model_loads_too(checkpoints, tmp_path)
     path = changed(checkpoints["t5gemma2"], tmp_path / "model", toggle)
     assert len(moved) == 6 * 13 + 3
     texts = [list(range(3, 3 + length)) for length in (5, 30, 1, 17)]
-    for one, other in zip(
-        encoded(load(path), texts), encoded(load(checkpoints["t5gemma2"]), texts)
-    ):
-        assert torch.equal(one, other)
+    found = (encoded(load(each), texts) for each in (path, checkpoints["t5gemma2"]))
+    assert all(map(torch.equal, *found))
 
 
 def test_what_cannot_be_had(tmp_path, monkeypatch):

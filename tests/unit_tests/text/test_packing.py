@@ -25,15 +25,6 @@ def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
     assert (rows.origin[~valid] == group.token.numel()).all()
 
 
-def test_the_longest_text_of_a_row_comes_first():
-    [group] = pack_rows(mask_of([2, 3])).groups
-    assert group.token.tolist() == [[3, 4, 5, 0, 1]]
-    assert group.position.tolist() == [[0, 1, 2, 0, 1]]
-    assert group.segment.tolist() == [[1, 1, 1, 2, 2]]
-    blocks = torch.block_diag(torch.ones(3, 3), torch.ones(2, 2)).bool()
-    assert torch.equal(group.same_segment[0, 0], blocks)
-
-
 def test_texts_that_stand_in_one_row():
     """One token of conditioning before a text of 2 tokens, before none, and before 3; two places are empty."""
     valid = np.array([[0, 1, 1, 0, 0, 1, 1, 1, 0, 0]], bool)
@@ -42,6 +33,8 @@ def test_texts_that_stand_in_one_row():
     assert group.token[group.segment > 0].tolist() == [5, 6, 7, 1, 2]
     assert group.segment[0, :5].tolist() == [1, 1, 1, 2, 2]
     assert group.position[0, :5].tolist() == [0, 1, 2, 0, 1]
+    blocks = torch.block_diag(*(torch.ones(3, 3), torch.ones(2, 2))).bool()
+    assert torch.equal(group.same_segment[0, 0, :5, :5], blocks)
     last = group.token.numel()
     assert rows.origin.tolist() == [[last, 3, 4, last, last, 0, 1, 2, last, last]]
 

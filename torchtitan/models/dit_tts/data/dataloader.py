@@ -92,8 +92,9 @@ class LatentDataLoader(BaseDataLoader):
         row_loader = RowLoader(dataset, tokenizer, self.corrupt_samples, data.frames_per_second)
         pin_memory, verbatim = torch.cuda.is_available(), data.verbatim_fraction
         given = row_loader, policy.shapes, order, references, pin_memory, verbatim
-        is_packed = isinstance(policy, PackedPolicy)
-        self._collator = PackedCollator(policy, data, *given) if is_packed else Collator(*given)
+        is_packed, self._collator = False, Collator(*given)
+        if isinstance(policy, PackedPolicy):
+            is_packed, self._collator = True, PackedCollator(policy, data, *given)
         self._order_lock = threading.Lock()
         self._global_batch = lru_cache(4)(order.batch)
         self._order_parts = {

@@ -171,7 +171,8 @@ def build_index(source: ShardFile) -> ShardIndex:
         columns,
         b"".join(keys),
         labels,
-        *characters,
+        characters[0],
+        characters[1],
         tuple(problems),
     )
 

@@ -22,7 +22,7 @@ _MAX_NPY_HEADER_BYTES = 4096
 _MAX_JSON_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 256 << 20
 # Dtypes that are read, and their exponent bits: all set, they are an infinity or NaN.
-_EXPONENTS = {"<f2": np.uint16(0x7C00), "<f4": np.uint32(0x7F800000)}
+_EXPONENTS: dict[str, Any] = {"<f2": np.uint16(0x7C00), "<f4": np.uint32(0x7F800000)}
 _header = lru_cache(1024)(
     npy_header
 )  # numpy evaluates it as a literal, which is slow; most are alike

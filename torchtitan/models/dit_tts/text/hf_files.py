@@ -18,8 +18,10 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 _T5GEMMA2 = {"model_type": "t5gemma2_text", "head_dim": 256, "query_pre_attn_scalar": 256}
-_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_SIZES += ("num_key_value_heads", "sliding_window", "vocab_size")
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "sliding_window", "vocab_size"),
+)
 KNOWN_SIZES: dict[str, dict[str, Any]] = {
     f"google/t5gemma-2-{name}-{name}": _T5GEMMA2 | dict(zip(_SIZES, (*sizes, 262_144), strict=True))
     for name, sizes in {

@@ -210,12 +210,11 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool =
             raise InputError(
                 f"{key} = {wanted!r}, but {where} was trained with {had!r}; set it back, or {_NEW}"
             )
-    if data.subwords and run.subwords and data.subwords != run.subwords:
-        wanted, had = data.subwords, run.subwords
+    now, then = data.subwords, run.subwords
+    if now and then and now != then:
         raise InputError(
-            f"[encoder] model = {wanted.model!r} has {wanted.base} ids by the tokenizer {wanted.text_fingerprint}, but "
-            f"{where} was trained with {had.model!r}, which had {had.base} by {had.text_fingerprint}; restore its files, "
-            f"or {_NEW}"
+            f"[encoder] model = {now.model!r} has {now.base} ids by the tokenizer {now.text_fingerprint}, but {where} was "
+            f"trained with {then.model!r}, which had {then.base} by {then.text_fingerprint}; restore its files, or {_NEW}"
         )
     if not may_grow and (missing := missing_tokens(run, data)):
         raise InputError(
@@ -311,7 +310,7 @@ def from_json(text: str, where: str) -> Vocabulary:
         subwords = None
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
-        options = {name: contents.get(name, "") for name in ("language", "convention")}
+        options: dict[str, Any] = {n: contents.get(n, "") for n in ("language", "convention")}
         options["added"] = tuple(contents.get("added", ()))
         units = contents["unit"], contents["characters"]
         vocabulary = Vocabulary(*units, fields, width, subwords, **options)
