@@ -97,28 +97,35 @@ def speak(synthesizer, voices, text="one two three"):
     return [each.latents for each in found]
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_voices_of_one_model_speak_as_the_merged_models_do(made, tmp_path, compiled):
-    """In one batch, and compiled without another graph."""
-    other = made.adapt("other-rank", "--lora.rank=5", "--data.seed=9")
-    adapted = {"lora": made.lora, "other": other}
-    for name, run in adapted.items():
-        export(run, tmp_path / f"{name}-alone", "--adapter", "--weights=raw")
+OPTIONS = {"dtype": "float32", "sampling_steps": 2, "speaker_scale": 2.0}
+
+
+@pytest.fixture(scope="module")
+def alone(made):
+    """Adapters of two ranks in folders NAME-alone, their reference, and what each merged model and the base say."""
+    folder, other = made.folder, made.adapt("other-rank", "--lora.rank=5", "--data.seed=9")
     reference = torch.randn(8, 128, generator=torch.Generator().manual_seed(1))
-    options = {"dtype": "float32", "sampling_steps": 2, "speaker_scale": 2.0}
-    alone = {
-        "base": from_pretrained(made.base, **options),
-        **{n: from_pretrained(run, weights="raw", **options) for n, run in adapted.items()},
-    }
-    expected = {name: speak(model, [reference])[0] for name, model in alone.items()}
-    assert (expected["lora"] - expected["base"]).abs().max() > 1e-3
-    assert (expected["lora"] - expected["other"]).abs().max() > 1e-3
-    served = from_pretrained(made.base, **options)
+    np.save(folder / "reference.npy", reference.numpy())
+    expected = {"base": speak(from_pretrained(made.base, **OPTIONS), [reference])[0]}
+    for name, run in {"lora": made.lora, "other": other}.items():
+        export(run, folder / f"{name}-alone", "--adapter", "--weights=raw")
+        merged = from_pretrained(run, weights="raw", **OPTIONS)
+        expected[name] = speak(merged, [reference])[0]
+    for one, two in (("lora", "base"), ("lora", "other")):
+        assert (expected[one] - expected[two]).abs().max() > 1e-3
+    return folder, reference, expected
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_voices_of_one_model_speak_as_the_merged_models_do(made, alone, tmp_path, compiled):
+    """In one batch, and compiled without another graph."""
+    folder, reference, expected = alone
+    recording = folder / "reference.npy"
+    served = from_pretrained(made.base, **OPTIONS)
     if compiled:
         compile_for_any_lengths(served.run.model, "default", "eager")
-    recording = tmp_path / "reference.npy"
-    np.save(recording, reference.numpy())
-    lora, other = (served.adapted(n, tmp_path / f"{n}-alone", recording) for n in adapted)
+    names = ("lora", "other")
+    lora, other = (served.adapted(n, folder / f"{n}-alone", recording) for n in names)
     plain = served.voice(reference)
     speak(served, [plain, plain]), speak(served, [plain])
     graphs = compiled_graphs()
@@ -130,7 +137,7 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made, tmp_path, compi
         torch.testing.assert_close(found[-1], expected["base"], atol=1e-5, rtol=0)
     assert compiled_graphs() == graphs
     # One that does not fit, and another of a name that is there.
-    broken = shutil.copytree(tmp_path / "lora-alone", tmp_path / "broken")
+    broken = shutil.copytree(folder / "lora-alone", tmp_path / "broken")
     values = load_file(broken / "adapter.safetensors")
     values.popitem()
     save_file(values, broken / "adapter.safetensors")
@@ -138,7 +145,7 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made, tmp_path, compi
     with pytest.raises(InputError, match="does not fit"):
         served.adapted("broken", broken)
     torch.testing.assert_close(speak(served, [plain])[0], expected["base"], atol=1e-5, rtol=0)
-    again = served.adapted("lora", tmp_path / "other-alone", recording)
+    again = served.adapted("lora", folder / "other-alone", recording)
     torch.testing.assert_close(speak(served, [again])[0], expected["other"], atol=1e-5, rtol=0)
 
 

@@ -182,7 +182,7 @@ KINDS = {
 }
 
 
-COMPILED_KINDS = ("ours, an odd number of heads", "Echo-TTS", "bidirectional with partial patches")
+COMPILED_KINDS = ("ours, an odd number of heads", "bidirectional with partial patches")
 
 
 @pytest.mark.parametrize(
