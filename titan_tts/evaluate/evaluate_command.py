@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_tts.evaluate.options import Options, check_options, read_configs, scorer_specs
+from titan_tts.evaluate.options import Options, check_options, scorer_specs
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
@@ -26,7 +26,9 @@ def run(options: Options) -> int:
     from titan_tts.evaluate.prompts import read_prompts
     from titan_tts.evaluate.systems import find_checkpoints
     from titan_tts.report.words import size_text
+    from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
+    from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
 
@@ -34,7 +36,7 @@ def run(options: Options) -> int:
     checkpoints = find_checkpoints((options.run, *options.more), options.step, options.weights)
     folder = output_folder(options, checkpoints)
     check_writable(folder / "evaluation.json", "--out")
-    configs = read_configs(options, [each.folder for each in checkpoints])
+    configs = [load_run_config(find_folder(each.folder)) for each in checkpoints]
     config = configs[0]
     specs: Any = scorer_specs(options, config)
     samples = replace(config.samples, **specs)

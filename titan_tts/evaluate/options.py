@@ -7,7 +7,7 @@ import tyro
 
 from titan_tts.speak.sampling_options import SamplingOptions
 from torchtitan.models.dit_tts.config.trust import chosen_scorer
-from torchtitan.models.dit_tts.errors import InputError, check_range
+from torchtitan.models.dit_tts.errors import check_range, require
 
 if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -86,27 +86,6 @@ def check_options(options: Options) -> None:
     check_range("--on-page", options.on_page, 0, 500)
 
 
-def read_configs(options: Options, folders: list[str]) -> list["JobConfig"]:
-    """The runs' configs. Raises InputError where their codecs differ."""
-    from titan_tts.speak.hub import find_folder
-    from torchtitan.models.dit_tts.config.manager import load_run_config
-    from torchtitan.models.dit_tts.speech.codec.interface import codec_kind
-    from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
-
-    configs = [load_run_config(find_folder(folder)) for folder in folders]
-    codecs: dict[str, str] = {}
-    for folder, config in zip(folders, configs, strict=True):
-        for record in recorded_codecs(config.data.path):
-            codecs.setdefault(record.fingerprint, f"{folder}: {record.kind}")
-    kinds = {codec_kind(options.codec or config.sampling.codec) for config in configs}
-    if len(codecs) > 1 or len(kinds) > 1:
-        raise InputError(
-            f"the runs have different codecs ({', '.join([*codecs.values()] or sorted(kinds))}); evaluate "
-            "them apart"
-        )
-    return configs
-
-
 def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
     """Names of the scorers: of the options, else of the run's [samples]."""
     names = ("recognizer", "speaker_scorer", "opinion")
@@ -114,10 +93,9 @@ def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
         name: chosen_scorer(name, getattr(options, name), getattr(config.samples, name))
         for name in names
     }
-    if not specs["recognizer"]:
-        raise InputError(
-            "--recognizer is not given, and the run's [samples] names none; give whisper:large-v3 (or "
-            "another size, or a folder), faster-whisper:large-v3, package.module:factory, or "
-            "words:one,two,... where every word of the texts is one of these"
-        )
+    require(
+        bool(specs["recognizer"]),
+        "--recognizer is not given, and the run's [samples] names none; give whisper:large-v3, or another of "
+        "docs/evaluate.md, or words:one,two,... where every word of the texts is one of these",
+    )
     return specs

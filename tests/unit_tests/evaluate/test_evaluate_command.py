@@ -10,15 +10,11 @@ import soundfile
 
 from tests.helpers.duration_recognizer import LOUD_SPEC, SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import RATE, UTTERANCES, evaluate, frames_of, set_up, write_tree
-from tests.helpers.sentences import refused
 from titan_tts.evaluate import evaluate as evaluate_module
 from titan_tts.evaluate.evaluate_command import is_training_data
-from titan_tts.evaluate.options import read_configs, scorer_specs
+from titan_tts.evaluate.options import scorer_specs
 from titan_tts.evaluate.report import warnings
-from titan_tts.speak import hub
 from torchtitan.models.dit_tts.config import manager
-from torchtitan.models.dit_tts.speech.codec import record
-from torchtitan.models.dit_tts.speech.codec.record import RecordedCodec
 
 
 @pytest.fixture
@@ -94,27 +90,6 @@ def test_mistakes_are_refused(tree, capsys, arguments, sentence):
     assert evaluate("run", *arguments, *given, "--test", tree) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1 and not Path("out").exists()
-
-
-def test_codecs_are_compared_by_what_they_are(monkeypatch):
-    """Two exports of one codec have its weights in folders of their own; d was copied without prepare.json."""
-
-    def config(folder):
-        codec = "mel_dct" if str(folder) == "d" else f"{folder}/codec/weights.safetensors"
-        data, sampling = SimpleNamespace(path=str(folder)), SimpleNamespace(codec=codec)
-        return SimpleNamespace(data=data, sampling=sampling)
-
-    numbers = {"a": "1", "b": "1", "c": "2"}
-    records = {path: [RecordedCodec(path, "dac_vae", n, {})] for path, n in numbers.items()}
-    monkeypatch.setattr(manager, "load_run_config", config)
-    monkeypatch.setattr(hub, "find_folder", Path)
-    monkeypatch.setattr(record, "recorded_codecs", lambda path: records.get(path, []))
-    options = SimpleNamespace(codec="")
-    assert [each.data.path for each in read_configs(options, ["a", "b"])] == ["a", "b"]
-    for other in ("c", "d"):
-        refused(lambda other=other: read_configs(options, ["a", other]), "different codecs")
-    options.codec = "mel_dct"  # of all runs
-    assert read_configs(options, ["d", "a"])[0].data.path == "d"
 
 
 def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
