@@ -30,6 +30,8 @@ def test_recordings_that_fail_or_have_no_segment_are_listed(
     calls, decode = [], worker.decode
     monkeypatch.setattr(worker, "decode", lambda path: calls.append(path) or decode(path))
     assert collect(source, output, "--attempts", "2") == 1
+    sizes = [os.path.getsize(path) for path in calls[:10]]
+    assert sizes == sorted(sizes, reverse=True)  # the shortest fill the gaps at the end
     said = " ".join(capsys.readouterr().out.split())
     assert "recordings 8 of 10 without a segment 2 hours in" in said
     assert "broken.mp3: the audio cannot be decoded" in said
