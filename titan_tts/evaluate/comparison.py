@@ -4,16 +4,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from titan_tts.evaluate.page import differences_table, figures_table
+from titan_tts.evaluate.prompts import read_sound
 from titan_tts.evaluate.report import SYSTEM, warnings
 from titan_tts.evaluate.systems import wav_path
 from titan_tts.report.page import Audio, Note, Page, Part, Section
 from titan_tts.report.sound import with_spectrograms
 from torchtitan.models.dit_tts.bounded import read_json
-from torchtitan.models.dit_tts.speech.audio import decode, to_mono
-from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 _HEARD = 8
 """texts of each set"""
@@ -50,8 +47,6 @@ def _heard(folder: Path, found: Mapping[str, Any]) -> Iterator[Part]:
         "and wavs/ beside it."
     )
     for utterance in worst:
-        sounds = []
-        for name in names:
-            samples, rate = decode(str(wav_path(folder, names, name, seed, utterance["file"])))
-            sounds.append((name, Sound(torch.from_numpy(to_mono(samples)), rate)))
+        paths = ((name, wav_path(folder, names, name, seed, utterance["file"])) for name in names)
+        sounds = [(name, read_sound(path)) for name, path in paths]
         yield Audio(utterance["text"], utterance["key"], with_spectrograms(sounds))

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from titan_tts.evaluate.prompts import Prompt, decoded
+from titan_tts.evaluate.prompts import Prompt, decoded, read_sound
 from titan_tts.evaluate.report import (
     CODEC,
     FIGURES,
@@ -21,7 +20,6 @@ from titan_tts.evaluate.report import (
 from titan_tts.report.page import Audio, Cell, Note, Page, Part, Section, Table
 from titan_tts.report.sound import with_spectrograms
 from titan_tts.report.words import counted
-from torchtitan.models.dit_tts.speech.audio import decode, to_mono
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound as Waveform
 from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language, normalizer
 
@@ -210,8 +208,7 @@ def _sounds(
         yield "codec", decoded(evaluation.codec, prompt.latents), CODEC
     for system in systems:
         path = evaluation.wav(system["name"], system["seeds"][seed], prompt)
-        samples, rate = decode(str(path))
-        yield system["name"], Waveform(torch.from_numpy(to_mono(samples)), rate), system["name"]
+        yield system["name"], read_sound(path), system["name"]
 
 
 def marks(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -288,9 +289,13 @@ def _listed(source: str, line: Utterance) -> Prompt:
 
 def _decode(where: str, path: str) -> Sound:
     try:
-        samples, rate = decode(path)
+        return read_sound(path)
     except InputError as error:
         raise InputError(f"{where}: {path}: {error}; replace it") from None
+
+
+def read_sound(path: str | Path) -> Sound:
+    samples, rate = decode(str(path))
     return Sound(torch.from_numpy(to_mono(samples)), rate)
 
 
