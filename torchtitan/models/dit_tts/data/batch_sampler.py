@@ -55,13 +55,8 @@ WEIGHT_BITS = 16
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """One step's samples.
-
-    Attributes:
-        number: the batch's position in training, from 0.
-        samples: (G_b,) int64 sample numbers, in row order.
-        starts: (rows + 1,) where the rows of a packed batch begin in them; None: each sample is a row.
-    """
+    """One step's samples: (G_b,) int64 numbers in row order, as global batch `number` of training, from 0. `starts`:
+    (rows + 1,) where the rows of a packed batch begin in them; None: each sample is a row."""
 
     number: int
     epoch: int

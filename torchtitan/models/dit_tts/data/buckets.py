@@ -33,11 +33,9 @@ class Selection:
     """Which samples a run uses.
 
     Attributes:
-        samples: (n,) int64 numbers in the dataset, ascending.
-        frames: (n,) int64 of their frames that are used: at most `max_frames`.
-        too_long: samples left out for more than `max_frames` frames.
+        samples, frames: (n,) int64 numbers in the dataset, ascending, and of their frames those used.
+        too_long, too_much_text: samples left out for their frames, and of the others for their tokens.
         cropped: samples of which only the first `max_frames` frames are used.
-        too_much_text: samples left out (of the others) for more than `max_text_tokens` tokens.
     """
 
     samples: np.ndarray
@@ -55,11 +53,9 @@ class BatchPolicy:
         edges: maximum latent frames of a sample in the bucket; also T of its shape.
         shapes: (T frames, L text tokens, R reference frames) of every batch of the bucket.
         batch_sizes: samples in one global batch.
-        sample_counts: samples of the dataset that fall in the bucket; may be 0 where the
-            edges were given.
-        useful_fraction: valid latent frames over all latent frames, expected over an epoch.
-        useful_text_fraction, useful_reference_fraction: the same of text tokens and of reference frames,
-            which are counted after cropping.
+        sample_counts: samples of the dataset that fall in the bucket; may be 0 where the edges were given.
+        useful_fraction, useful_text_fraction, useful_reference_fraction: valid over all latent frames, text tokens and
+            reference frames (after cropping), expected over an epoch.
     """
 
     edges: tuple[int, ...]

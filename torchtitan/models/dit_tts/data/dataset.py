@@ -67,15 +67,14 @@ def open_dataset(
     part: tuple[int, int] = (0, 1),
     verbatim: bool = False,
 ) -> "Dataset":
-    """Open the shards at `path` and make indexes where none are stored.
+    """Open the shards at `path` (as of `find_shards`, or several) and make indexes where none are stored.
 
     Args:
-        path: as of `find_shards`, or several of them.
         latent_channels: width C that the stored latents must have.
-        on_error: "raise"; "skip" leaves corrupt samples out; "report" does so even if no sample is left.
-        max_corrupt_fraction: above which "skip" raises, too.
-        part: (number, count) of processes that start together: each begins with other shards, so
-            that together they make every missing index about once. The first shows progress.
+        on_error: "raise"; "skip" leaves corrupt samples out, and raises above `max_corrupt_fraction` of them; "report"
+            leaves them out even if no sample is left.
+        part: (number, count) of processes that start together: each begins with other shards, so that together they
+            make every missing index about once. The first shows progress.
         verbatim: see `Dataset`.
     """
     entries = [path] if isinstance(path, str) else list(path) or [""]

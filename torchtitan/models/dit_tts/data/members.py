@@ -25,8 +25,7 @@ class ArrayMember:
     """An array of every sample, stored as float16 or float32 (rows, width).
 
     Attributes:
-        name: of its index columns `NAME_offset`, `NAME_hash`, `NAME_item_bytes`, and in messages.
-        suffix: of its tar member, `KEY.SUFFIX`.
+        name, suffix: of its index columns, and of its tar member, `KEY.SUFFIX`.
         length: index column with its number of rows: "frames", as many as the latents, cropped and padded with them
             to T of the batch; or "reference_frames", padded to R, or cropped to R consecutive ones from any start.
         entry: name in the batch, where it is (B, T or R, width) float32, zero at padding.

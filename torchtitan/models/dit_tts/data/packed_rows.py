@@ -51,8 +51,8 @@ class PackedPolicy(BatchPolicy):
     """One shape, (N, L, P) of a row, and rows as `batch_sizes`.
 
     Attributes:
-        lengths: (n, 3) int64, frames, text tokens and reference frames of each selected sample, those of
-            drawn references in the mean; references in whole patches.
+        lengths: (n, 3) int64, frames, text tokens and reference frames (in whole patches, the mean of drawn ones) of
+            each selected sample.
         longest: frames, text tokens and reference frames that one sample can have at most.
         max_samples: of a row.
         slack: thousandths by which a row is larger than the mean one, at least.
@@ -343,7 +343,8 @@ def _leave_out(
     table: np.ndarray, too_long: np.ndarray, lengths: np.ndarray, capacity: tuple[int, int, int]
 ) -> np.ndarray:
     """The rows without the last samples of those that are too long."""
+    none = len(lengths)
     lengths = np.concatenate([lengths, np.zeros((1, 3), np.int64)])
     over = (lengths[table[too_long]].cumsum(1) > capacity).any(2)
-    table[too_long] = np.where(over, len(lengths) - 1, table[too_long])
+    table[too_long] = np.where(over, none, table[too_long])
     return table

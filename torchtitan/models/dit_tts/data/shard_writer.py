@@ -28,8 +28,7 @@ class Triplet:
 
     Attributes:
         key: name within its shard; no dot in its last path component.
-        latents: (T, C) floating point, T > 0 frames; stored as float16.
-        reference: (R, C) floating point; R = 0 means "no reference"; stored as float16.
+        latents, reference: (T, C) and (R, C) floating point, T > 0, R may be 0; stored as float16.
         metadata: JSON-serialisable; "text" (str) is required, other keys are kept.
         other_arrays: by name, what `members.ARRAYS` has besides these two.
     """

@@ -34,14 +34,8 @@ _PARQUET = ".parquet"  # as `titan-tts data export` writes them
 
 
 class ShardFile(Protocol):
-    """The bytes of one tar, for any thread.
-
-    Attributes:
-        path: absolute local path or URL.
-        size: of the tar in bytes.
-        version: changes with the content: the modification time in ns locally; of a remote tar
-            a hash of its ETag or modification time, 0 where its store gives neither.
-    """
+    """The bytes of one tar, for any thread: `path` (absolute local path or URL), `size` in bytes, and a `version` that
+    changes with the content (modification time in ns; of a remote tar as of `remote.Stat`)."""
 
     path: str
     size: int

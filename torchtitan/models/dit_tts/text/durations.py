@@ -180,10 +180,10 @@ def fit_durations(
     base: LinearDurationModel | None = None,
     read: tuple[list[dict[str, Any]], np.ndarray] | None = None,
 ) -> LinearDurationModel:
-    """Fit on texts and lengths. Those that are far too long or short for each other are left out.
+    """Fit on texts and lengths, with the phones that the encoder has. Those that are far too long or short for each other
+    are left out.
 
     Args:
-        encoder: of the run, whose phones count instead of letters if it has them.
         base: the fit of the weights that the run starts from. Few texts leave it as it was, and its voices keep their
             rates: that of new recordings belongs to their speakers, and is every voice's only if these have no names
             or are more than the base's.

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import Encoder
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.hf_encoder import (
     CONFIG_FILE,
@@ -36,15 +36,16 @@ def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
     record = read_record(folder)
     if record is None or not (record["frozen"] and encoder.frozen):
         return
-    for name, had, now in (
-        ("dtype", record["dtype"], encoder.dtype),
-        ("weights", record["fingerprint"], fingerprint),
-    ):
-        if had != now:
-            raise InputError(
-                f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with {name} {had}, but now has "
-                f"{now}; restore that encoder"
-            )
+    pairs = {
+        "dtype": (record["dtype"], encoder.dtype),
+        "weights": (record["fingerprint"], fingerprint),
+    }
+    for name, (had, now) in pairs.items():
+        require(
+            had == now,
+            f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with {name} {had}, but now has {now}; "
+            "restore that encoder",
+        )
 
 
 def check_mode(

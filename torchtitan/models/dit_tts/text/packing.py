@@ -1,9 +1,6 @@
-"""Packs the texts of a batch into few rows of an encoder, with several texts and little padding per row.
-
-A text sees only itself: tokens attend where their segments are equal, and positions count from the
-start of each text. Rows are packed on the CPU with the batch, so the accelerator never waits for a
-length.
-"""
+"""Packs the texts of a batch into few rows of an encoder, with several texts and little padding per row. A text sees
+only itself: tokens attend where their segments are equal, and positions count from the start of each text. Rows are
+packed on the CPU with the batch, so the accelerator never waits for a length."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,14 +68,9 @@ class TextRows:
 def pack_rows(
     valid: np.ndarray, packed: bool = True, samples: np.ndarray | None = None
 ) -> TextRows:
-    """Lays out the texts of a batch.
-
-    Args:
-        valid: (B, L) bool, true at the tokens that the encoder reads.
-        packed: several texts per row, by best fit in order of falling length; else one text per row
-            in SORTED_GROUPS groups of similar lengths.
-        samples: (S,) lengths of the samples, with conditioning tokens, that stand in the one row of `valid`.
-    """
+    """Lays out the texts of a batch: `valid` (B, L) bool is true at the tokens that the encoder reads. `packed`: several
+    texts per row; else one, in SORTED_GROUPS groups of similar lengths. `samples`: (S,) lengths of the samples, with
+    conditioning tokens, that stand in the one row of `valid`."""
     batch, padded = valid.shape
     if samples is None:
         lengths = valid.sum(1)
