@@ -1,8 +1,7 @@
-"""Corrupt samples that a run meets while it reads: counted, reported once per shard, refused when too
-many.
+"""Corrupt samples that a run meets while it reads: counted, reported once per shard, refused when too many.
 
-`GlobalBatchSampler.replacement` gives the sample that replaces one, so that every rank, number of threads
-and resume sees the same batches as long as the same samples are corrupt.
+`GlobalBatchSampler.replacement` gives the sample that replaces one, so that every rank, number of threads and resume
+sees the same batches as long as the same samples are corrupt.
 """
 
 import threading
@@ -43,8 +42,7 @@ class CorruptSampleCounter:
             if shard not in self._reported:
                 self._reported.add(shard)
                 logger.warning(
-                    f"{error}. Another sample replaces it, or none in packed batches; further ones of this shard "
-                    "are counted silently"
+                    f"{error}. Another sample replaces it, or none in packed batches; further ones of this shard are counted"
                 )
             found, total = len(self._corrupt), len(dataset)
             # Later passes read the same samples again: they make no fraction smaller.
@@ -52,9 +50,8 @@ class CorruptSampleCounter:
             left_out = dataset.corrupt_samples / (dataset.corrupt_samples + total)
             if found / judged + left_out > self.max_corrupt_fraction:
                 raise InputError(
-                    f"{found} corrupt samples among {judged} of this process, in addition to {left_out:.1%} that "
-                    "were left out at the start, are more than [data] max_corrupt_fraction = "
-                    f"{self.max_corrupt_fraction:g}; the last: {error}"
+                    f"{found} corrupt samples among {judged} of this process, beside {left_out:.1%} left out at the start, "
+                    f"are more than [data] max_corrupt_fraction = {self.max_corrupt_fraction:g}; the last: {error}"
                 )
 
 

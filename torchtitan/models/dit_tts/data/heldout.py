@@ -9,9 +9,7 @@ from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.files import is_remote, matching_shards
 
 HELDOUT_PREFIXES = ("held", "dev", "val", "eval", "test")
-HELDOUT_FOLDER = "heldout"
-"""as titan-tts prepare names the folder of the held-out shards"""
-
+HELDOUT_FOLDER = "heldout"  # as titan-tts prepare names it
 FEW_SAMPLES = 10
 """Held-out samples below which prepare and training warn"""
 

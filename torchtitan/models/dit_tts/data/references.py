@@ -9,12 +9,9 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
 
-MAX_JOINED = 3
-"""utterances in one reference"""
-MIN_FRAMES = 25
-"""Shortest length that is drawn, about a second; the utterances themselves may be shorter"""
-WORDS = 3 + MAX_JOINED
-"""random 64-bit numbers that a draw takes"""
+MAX_JOINED = 3  # utterances in one reference
+MIN_FRAMES = 25  # the shortest length that is drawn, about a second; utterances may be shorter
+WORDS = 3 + MAX_JOINED  # random 64-bit numbers that a draw takes
 
 
 class Piece(NamedTuple):

@@ -56,7 +56,7 @@ class Row(NamedTuple):
         number: of the row in the global batch, from 0.
         drop: which of the conditioning tokens are dropped.
         crop: which part of a stored reference is taken, as in `fill`.
-        verbatim: whether the verbatim text is taken.
+        verbatim: true where the verbatim text is taken.
         words: random numbers by which a reference is drawn; None: it is not drawn at random.
         max_reference: frames that the reference may have.
         reference: pieces of a drawn reference; none: the stored one.

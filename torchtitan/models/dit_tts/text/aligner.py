@@ -30,17 +30,13 @@ EDGE, UNKNOWN, FIRST_SYMBOL = 0, 1, 2
 MIN_FRAMES = 0.05
 """of a character in a position: one that takes no frame still keeps its place in the order"""
 
-_MAX_RECORDINGS = 3000
-_MAX_FRAMES = 500_000
-"""of the recordings from which the states are learned: 5.5 hours, 0.5 GB"""
+_MAX_RECORDINGS, _MAX_FRAMES = 3000, 500_000  # from which the states are learned: 5.5 hours, 0.5 GB
 _ITERATIONS = 5
-_PRIOR_FRAMES = 50
-"""of all recordings, by whose variance that of a symbol is smoothed"""
+_PRIOR_FRAMES = 50  # of all recordings, by whose variance that of a symbol is smoothed
 _MIN_VARIANCE = 0.05
 # Neighbouring frames are much alike, and the channels depend on each other: their likelihoods are not independent.
 _LIKELIHOOD_SCALE = 0.3
-_SKIP_COST = 2.0
-"""for each character that a path leaves out"""
+_SKIP_COST = 2.0  # for each character that a path leaves out
 _MAX_STEP = 3
 _IMPOSSIBLE = np.float32(-1e9)
 

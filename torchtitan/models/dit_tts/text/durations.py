@@ -27,12 +27,10 @@ DURATIONS_FILE = "durations.json"
 
 _RIDGE = 1.0
 _MAX_SAMPLES = 20_000
-_OUTLIER = 6.0
-"""robust standard deviations (1.4826 times the median distance) from the fit"""
-_MAX_LENGTH = 4.0
-"""of a text in the fit, in median lengths"""
+_OUTLIER = 6.0  # robust standard deviations (1.4826 times the median distance) from the fit
+_MAX_LENGTH = 4.0  # of a text in the fit, in median lengths
+# For so many texts the fit of a base stands where a run starts from it: a minute of a new voice has a dozen.
 _BASE_TEXTS = 100.0
-"""for so many the fit of a base stands where a run starts from it: a minute of a new voice has a dozen texts"""
 
 
 class Counter:

@@ -15,9 +15,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.token_counts import read_texts
 from torchtitan.models.dit_tts.text.vocabulary import named
 
-_KEPT = 2**18
-"""texts whose phones stay in memory, about 60 MB: a text comes again in every epoch"""
-
+_KEPT = 2**18  # texts whose phones stay in memory, about 60 MB: a text comes again in every epoch
 _TEXTS_AT_ONCE = 1024
 
 _UNREAD = "𐌰ⲁߒ"
