@@ -167,12 +167,7 @@ def main() -> None:
     default = Path(__file__).resolve().parent.parent / "assets/spoken_digits/spoken_digits.tar"
     parser.add_argument("--output", type=Path, default=default)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--compression-level",
-        type=float,
-        default=0.95,
-        help="of Opus: 0 is the largest, 1 the smallest",
-    )
+    parser.add_argument("--compression-level", type=float, default=0.95, help="of Opus, 0 to 1")
     arguments = parser.parse_args()
     if shutil.which("flite") is None:
         sys.exit(
