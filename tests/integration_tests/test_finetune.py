@@ -87,12 +87,8 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch
     status, said = finetune(*arguments)
     assert status == 0, said
     assert "--overwrite" not in said and "titan-tts train small" not in said
-    assert (
-        "not compared: give --recognizer" in said
-        and "minutes of speech to train on: 4 steps" in said
-    )
-    speak = f"speak:   titan-tts generate {out / 'run'} --step best"
-    assert f"{speak} --speaker me --text" in said and f"{speak} --reference VOICE.wav" in said
+    assert "not compared: give --recognizer" in said and "train on: 4 steps" in said
+    assert f"speak:   titan-tts generate {out / 'run'} --step best --speaker me --text" in said
     config = read_config(out / "run")
     assert config["optimizer"]["lr"] == pytest.approx(0.001) and config["training"]["steps"] == 4
     assert "new for the weights" in said and "'T'" in said
@@ -132,10 +128,6 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch
     status, said = finetune(*again)
     assert status == 0, said
     assert read_config(tmp_path / "kept/run")["data"]["weights"] == [1.0, 1.0]
-    status, said = finetune(*again, "--method=lora")
-    assert status == 2 and "holds a fine-tune by --method full" in said
-    status, said = finetune(out / "base", *arguments[1:])
-    assert status == 2 and f"holds a fine-tune of {base}, not of {out / 'base'}" in said
 
 
 @pytest.mark.parametrize("package", ["resemblyzer", "swift_f0"])
