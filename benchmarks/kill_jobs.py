@@ -1,6 +1,7 @@
 """Ends commands that do many jobs by SIGKILL at random moments, and compares what they make.
 
     python benchmarks/kill_jobs.py                       # prepare, collect, export and grids, 20 kills of each
+    python benchmarks/kill_jobs.py --ray                 # all but grids, on a local Ray cluster of two nodes
     python benchmarks/kill_jobs.py --kills 3 --commands collect
 
 A worker is killed, after which the command goes on, the command alone, or all of its processes, at a moment of the time
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ batch = [1, 2, 3]
 """
 
 
-def arguments(command: str, folder: Path, output: Path) -> list[str]:
+def arguments(command: str, folder: Path, output: Path, engine: str) -> list[str]:
     """Arguments of titan-tts that make `output`."""
-    many = ["--workers", "2"]
+    many = ["--workers", "2", "--engine", engine]
     if command == "prepare":
         return ["prepare", CORPUS, str(output), *PREPARE, *many]
     if command == "collect":
@@ -90,12 +91,12 @@ def start(given: list[str], log: Path) -> subprocess.Popen:
 
 
 def workers(process: int) -> list[int]:
-    """Processes that do jobs: children of the command."""
-    found = []
-    for each in descendants(process):
+    """Processes that do jobs: children of the command, or Ray's actors."""
+    found, own = [], descendants(process)
+    for each in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with suppress(OSError):
             line = Path(f"/proc/{each}/cmdline").read_bytes()
-            if b"spawn_main" in line:
+            if line.startswith(b"ray::Actor") or (b"spawn_main" in line and each in own):
                 found.append(each)
     return found
 
@@ -123,9 +124,9 @@ def kill_until_it_ends(begin: Callable[[], subprocess.Popen], most: float, rng: 
             return
 
 
-def measure(command: str, folder: Path, kills: int) -> dict[str, Any]:
+def measure(command: str, folder: Path, engine: str, kills: int) -> dict[str, Any]:
     def begin(output: Path) -> subprocess.Popen:
-        return start(arguments(command, folder, output), output.with_suffix(".log"))
+        return start(arguments(command, folder, output, engine), output.with_suffix(".log"))
 
     began, whole = time.monotonic(), folder / f"{command}_whole"
     assert begin(whole).wait() == 0, whole.with_suffix(".log").read_text()[-4000:]
@@ -147,18 +148,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=20, help="of each command, at least")
     parser.add_argument("--commands", nargs="+", default=["prepare", "collect", "export", "grids"])
+    parser.add_argument("--ray", action="store_true", help="on a local Ray cluster of two nodes")
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/kill_jobs.json"))
     options = parser.parse_args()
     report: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        if options.ray:
+            from ray.cluster_utils import Cluster
+
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+            stack.callback(cluster.shutdown)
+            cluster.add_node(num_cpus=1)
+            os.environ["RAY_ADDRESS"] = cluster.address
+            options.commands = [name for name in options.commands if name != "grids"]
+        folder, engine = Path(temporary), "ray" if options.ray else "local"
         write_recordings(folder / "recordings", 40)
         given = ["prepare", CORPUS, str(folder / "data"), *PREPARE]
         assert start(given, folder / "data.log").wait() == 0
         for name in options.commands:
-            report[name] = measure(name, folder, options.kills)
+            report[name] = measure(name, folder, engine, options.kills)
     good = all(each["same"] == each["rounds"] for each in report.values())
-    report |= {"conditions": environment()}
+    report |= {"engine": engine, "conditions": environment()}
     write_atomic(options.output, json.dumps(report, indent=2) + "\n")
     print(f"{'passed' if good else 'FAILED'}: {options.output}")
     return 0 if good else 1
