@@ -139,8 +139,8 @@ def _public(metadata: dict[str, Any], left_out: set[str]) -> dict[str, Any]:
 
 
 def _without_reference(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Without what tells of a stored reference, and without the hashes of what was stored."""
-    left_out = {"reference_key", "reference_keys", members.REFERENCE_PARTS, members.HASHES_KEY}
+    """Without what tells of a stored reference."""
+    left_out = {"reference_key", "reference_keys", members.REFERENCE_PARTS}
     return {name: value for name, value in metadata.items() if name not in left_out}
 
 

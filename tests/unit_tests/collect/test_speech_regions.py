@@ -71,6 +71,7 @@ def test_regions():
     assert spans("sssss...sssss") == [(0, 13)]  # a short pause
     assert spans("sssss....sssss") == [(0, 5), (9, 14)]
     assert spans("....sss....") == []  # short speech
+    assert spans("....sss..sss....") == [(4, 12)]  # short pauses are closed first
     assert spans("sss........ssss") == [(11, 15)]
     assert spans(".sssss..") == [(1, 6)]  # the start and the end are no pauses
     assert spans("..sssss", duration=220) == [(2, 220 / 32)]

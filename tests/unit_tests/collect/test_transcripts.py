@@ -78,6 +78,7 @@ def test_what_cannot_be_paired_or_compared_is_refused(monkeypatch):
         ("one two three", "one two three four", 0.75),
         ("five cats sleep", "um, five cats sleep", 1.0),  # hesitation is no word
         ("alpha beta", "gamma delta epsilon zeta", 0.0),
+        ("extraordinary tests", "a b c d", 0.0),  # the longer one has more words, not letters
         ("a cat", "", 0.0),
         ("", "a cat", 0.0),
         ("", "...", 0.0),

@@ -47,6 +47,7 @@ def test_huge_float32_values_do_not_overflow(tmp_path):
     found = measure(open_dataset(str(tmp_path), CHANNELS), np.arange(1), 1)
     assert found.rows["std"][0] == pytest.approx(latents.astype(np.float64).std(), rel=1e-4)
     assert (choose_samples(1000, 100) // 10 == np.arange(100)).all()
+    assert choose_samples(250, 100)[-1] >= 247  # a part that is no whole number of samples
     assert choose_samples(5, 0).tolist() == choose_samples(5, 9).tolist() == [0, 1, 2, 3, 4]
 
 

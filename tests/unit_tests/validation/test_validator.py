@@ -257,6 +257,8 @@ def test_the_best_steps_checkpoint_outlives_the_others(tmp_path, train, options,
     assert run.checkpoints() == {"step-16", "step-17", "step-18"}
     # A better one that is a regular save takes its place, and stays when others come.
     planned.update({19: 6.0, 20: 0.5} | dict.fromkeys(range(21, 29), 6.0))
+    assert train("run", *options, *KEEP, "--training.steps=20") == 0
+    assert "step-20" in run.checkpoints() and "step-18" not in run.checkpoints()
     assert train("run", *options, *KEEP, "--training.steps=28") == 0
     assert run.checkpoints() == {"step-20", "step-24", "step-28"}
 
