@@ -61,7 +61,7 @@ def folder(tmp_path):
 def test_the_first_and_the_last_speaker_may_have_one_utterance(folder):
     """And the one without a speaker is nobody's."""
     samples = sound_samples()
-    for number, speaker in ((0, "a"), (23, "z"), (5, None)):
+    for number, speaker in ((0, "a"), (23, "z"), (5, None), (1, "two"), (22, "two")):
         samples[number] = changed(samples[number], metadata={"speaker": speaker})
     write_shards(folder, samples)
     findings = examine(folder)
