@@ -144,7 +144,7 @@ def usable_items(
 def unusable(source: str, key: str, problem: object) -> InputError:
     """The error of a recording that cannot be used where none may be left out."""
     return InputError(
-        f"{source}: {key}: {problem}\ncorrect it, or leave such recordings out with --on-error skip"
+        f"{source}: {key}: {problem}; correct it, or leave such recordings out with --on-error skip"
     )
 
 
