@@ -48,16 +48,16 @@ def test_a_line_in_the_table_brings_an_array_from_the_tar_to_the_batch(tmp_path,
 def test_an_index_of_another_table_is_made_anew(tmp_path, samples, monkeypatch):
     write_shard(tmp_path / "a.tar", samples.values())
     with monkeypatch.context() as patch:
-        patch.setattr(members, "ARRAYS", members.ARRAYS[:2])
-        assert len(open_dataset(str(tmp_path), CHANNELS).load(0).arrays) == 2
-    f0 = open_dataset(str(tmp_path), CHANNELS).load(0).arrays[2]
+        patch.setattr(members, "ARRAYS", members.ARRAYS[:-1])
+        assert len(open_dataset(str(tmp_path), CHANNELS).load(0).arrays) == len(members.ARRAYS)
+    f0 = open_dataset(str(tmp_path), CHANNELS).load(0).arrays[-1]
     np.testing.assert_array_equal(f0, f0_of(samples["a:utt000000"]))
 
 
 def test_the_array_is_checked_like_the_others(tmp_path, samples):
     tar, chosen = tmp_path / "a.tar", samples["a:utt000003"]
     for array, words in ((f0_of(chosen)[:-1], "f0 of .* has .* rows for"), (None, "has no f0")):
-        chosen.other_arrays.update(f0=array) if array is not None else chosen.other_arrays.clear()
+        chosen.other_arrays.update(f0=array) if array is not None else chosen.other_arrays.pop("f0")
         with pytest.raises(ValueError, match=words):
             write_shard(tar, samples.values())
     chosen.other_arrays["f0"] = f0_of(chosen)

@@ -31,12 +31,15 @@ class Reader(Protocol):
     self_contained: bool
 
     @classmethod
-    def recognizes(cls, source: str) -> bool: ...
+    def recognizes(cls, source: str) -> bool:
+        """True if the layout at `source` can only be this format's; of two that claim it the user has to choose."""
+        ...
 
     def __init__(self, options: Options): ...
 
     def files(self) -> dict[str, str]:
-        """{name: path or URL} of its lists or containers; names stay when the corpus moves or a URL's signature changes."""
+        """{name: path or URL} of its lists or containers; names stay when the corpus moves or a URL's signature changes.
+        Not a file per recording: their content is in the items."""
         ...
 
     def items(self) -> Iterator[Utterance | Unusable]: ...

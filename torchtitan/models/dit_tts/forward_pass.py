@@ -120,7 +120,8 @@ class ForwardPass:
             if self.teacher is not None:
                 target = self.teacher.target(batch, *given, keep)
         prediction = self.predict(batch, *given, keep)
-        return self.loss_fn(prediction, target, frame_mask, *in_frames).sum()
+        losses = self.loss_fn(prediction, target, frame_mask, *in_frames)
+        return losses.sum()
 
     def _with_features(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch with the `text_features` (B, L, h) of a text encoder outside the model."""

@@ -22,7 +22,7 @@ import xxhash
 
 @dataclass(frozen=True)
 class ArrayMember:
-    """An array of every sample, stored as float16 or float32 (rows, width).
+    """An array of every sample, (rows, width): written as float16, and read as float16 or float32 of other writers.
 
     Attributes:
         name, suffix: of its index columns, and of its tar member, `KEY.SUFFIX`.

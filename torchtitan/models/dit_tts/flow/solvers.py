@@ -45,12 +45,17 @@ History = list[tuple[Step, torch.Tensor]]
 
 
 class Solver(NamedTuple):
-    times: Callable[[float, float], tuple[float, ...]]
-    """(begin, end) of a step to the times at which the velocity is evaluated, the begin first; as many as
-    EVALUATIONS_PER_STEP says"""
+    """How a step is taken.
 
+    Attributes:
+        times: (begin, end) of a step to the times at which the velocity is evaluated, the begin first; as many as
+            EVALUATIONS_PER_STEP says.
+        advance: (velocity, x, step, history) to x (B, T, C) at the step's end. `history` is a list that is empty before
+            the first step and that no one else changes.
+    """
+
+    times: Callable[[float, float], tuple[float, ...]]
     advance: Callable[[Velocity, torch.Tensor, Step, History], torch.Tensor]
-    """(velocity, x, step, history) to x (B, T, C) at the step's end"""
 
 
 def _runge_kutta(velocity: Velocity, x: torch.Tensor, step: Step, history: History) -> torch.Tensor:
