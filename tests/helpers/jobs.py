@@ -19,7 +19,7 @@ def do(folder: str, name: str, device: str) -> dict[str, Any]:
         if "input" in name:
             raise InputError(f"{name} is wrong")
         if "error" in name:
-            raise RuntimeError("CUDA error")
+            raise RuntimeError(f"CUDA error{name.partition('error')[2]}")
         if "disk" in name:
             raise OSError(28, "No space left on device", "/full")
     return {"name": name, "pid": os.getpid()}

@@ -17,6 +17,7 @@ from titan_tts.evaluate.systems import (
     speak,
     untrained_tokens,
 )
+from titan_tts.records.utterance import Reference
 from titan_tts.speak import open_run
 from titan_tts.speak.lengths import Lengths
 from titan_tts.speak.synthesizer import Synthesizer
@@ -34,13 +35,14 @@ def prompt(number: int) -> Prompt:
         SPEAKERS[number % 2],
         {"speaker": SPEAKERS[number % 2], "target_duration": 99.0},
         {},
+        Reference((), "x" * (number % 5)),
         latents=torch.zeros(99, CHANNELS),
         voice=reference if number % 4 else None,
     )
 
 
-def fitted(text: str, speaker: str) -> int:
-    return 2 + len(text) + 20 * SPEAKERS.index(speaker)
+def fitted(text: str, speaker: str, reference_text: str) -> int:
+    return 2 + len(text) + 20 * SPEAKERS.index(speaker) + 3 * len(reference_text)
 
 
 def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded, monkeypatch):
@@ -58,7 +60,12 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded, monkeyp
             return row
 
         codec = SimpleNamespace(decode=decode, sample_rate=25)
-        lengths = Lengths("", lambda said: [fitted(u.text, u.voice.speaker) for u in said])
+        # The speakers are known, so that nothing but the estimate hears the reference's text.
+        lengths = Lengths(
+            "",
+            lambda said: [fitted(u.text, u.voice.speaker, u.voice.text) for u in said],
+            known_speakers=SPEAKERS,
+        )
         sampling = Sampling(steps=2, text_scale=0.0)
         run = replace(loaded, model=model)
         system = Synthesizer(run, codec, None, sampling, lambda: lengths)
@@ -73,7 +80,7 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded, monkeyp
 
     noise = speech(Still())
     for each, start, found in zip(prompts, noise, speech(RowModel()), strict=True):
-        frames = fitted(each.text, each.speaker)
+        frames = fitted(each.text, each.speaker, each.reference_text)
         conditions = {"speaker": each.speaker, "target_duration": frames / 25}
         reference = torch.zeros(0, CHANNELS) if each.voice is None else each.voice[:limit]
         assert found.shape == (frames, CHANNELS)

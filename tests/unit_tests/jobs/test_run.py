@@ -49,7 +49,7 @@ def check(runner, tmp_path, kills: bool = True) -> None:
     assert [number for name, number, _ in noted if name == "input"] == [1, 2, 3]
     reasons = {name: reason for name, _, reason in noted}
     assert reasons["input"] == "input is wrong"
-    assert reasons["error once"] == "RuntimeError: CUDA error"
+    assert reasons["error once"] == "RuntimeError: CUDA error once"
     # What was tried before has fewer attempts left, and the bounds hold without `failed`, too.
     run(runner, tmp_path / "again", "input", "a", failed=failed, tried=1, attempts=2)
     assert attempts_of(tmp_path / "again") == {"input": 1, "a": 1}
@@ -69,9 +69,9 @@ def test_in_this_process(tmp_path):
 
         assert "a" in alike(lambda *_: None)  # something was done
         words = "each job fails alike (RuntimeError: CUDA error)"
-        names = [f"{number} error" for number in range(5)]
+        names = ["a error", "b error", "error 2", *(f"{number} error" for number in range(5))]
         refused(lambda: run(runner, tmp_path / "y", *names, failed=lambda *_: None), words)
-        assert attempts_of(tmp_path / "y") == dict.fromkeys(names[:3], 1)
+        assert attempts_of(tmp_path / "y") == dict.fromkeys(names[:6], 1)
 
 
 def test_in_processes_that_are_replaced(tmp_path):
