@@ -172,7 +172,8 @@ def test_the_largest_batch_is_searched(tmp_path):
     run = start(tmp_path, f"{axes}2", "repeats = 2")
     assert run.run("") == 0
     records = [run.runner.record(cell) for cell in run.all]
-    assert [record["factors"]["batch"] for record in records] == [2, 2]
+    found = [(each["factors"]["batch"], each["repeat"], each["name"][-3:]) for each in records]
+    assert found == [(2, 0, "_r0"), (2, 1, "_r1")]
     assert {record["state"] for record in records} == {"completed"}
     trials = {path.name for path in (tmp_path / "mine" / "trials").glob("*/bs*")}
     assert trials == {f"bs{n}" for n in (8, 7, 5, 1, 3, 2)}

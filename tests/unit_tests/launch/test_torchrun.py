@@ -60,8 +60,12 @@ def test_a_signal_to_every_process_waits_for_the_save(launched):
     ("end", "status"), [("os.kill(os.getpid(), 9)", 128 + 9), ("sys.exit(3)", 3), ("pass", 0)]
 )
 def test_the_command_ends_with_the_status_of_torchrun(monkeypatch, end, status):
-    monkeypatch.setattr(torchrun, "_AGENT", f"import os, sys; {end}")
-    assert cli.main(["train", "debug", "--nproc", "2"]) == status
+    """Of several machines, each starts its own processes."""
+    own = "'--nnodes 3', '--nproc_per_node 2', '--rdzv_endpoint host:7'"
+    check = f"all(each in ' '.join(sys.argv) for each in ({own})) or sys.exit(99)"
+    monkeypatch.setattr(torchrun, "_AGENT", f"import os, sys; {check}; {end}")
+    machines = ["--nodes", "3", "--rendezvous", "host:7"]
+    assert cli.main(["train", "debug", "--nproc", "2", *machines]) == status
 
 
 @pytest.mark.long

@@ -80,11 +80,13 @@ def read_shards(folder: Path) -> dict[str, dict]:
 
 
 def test_references_of_two_speakers_are_joined(tmp_path):
-    """In the order of the list, each cut to an equal part of the limit; one that is named alone has all of it."""
+    """In the order of the list, each cut to an equal part of the limit; one that is named alone has all of it. Of their
+    0.2 s of silence as much is kept as of a sample's."""
     codec, sounds = build_codec("mel_dct"), {}
     for name, seconds in (("long", 0.8), ("short", 0.12), ("said", 0.4)):
-        sounds[name] = tone(seconds, hertz=100 + 1000 * seconds)
-        audio = corpora.audio_bytes(sounds[name], 16_000, "WAV", "FLOAT")
+        silent = np.concatenate([np.zeros(3200, "f4"), tone(seconds, hertz=100 + 1000 * seconds)])
+        sounds[name] = silent[3200 - 640 :]
+        audio = corpora.audio_bytes(silent, 16_000, "WAV", "FLOAT")
         (tmp_path / f"{name}.wav").write_bytes(audio)
     named = {"a": ["long.wav", "short.wav"], "b": ["short.wav", "long.wav"], "c": "long.wav"}
     rows = [
@@ -93,7 +95,7 @@ def test_references_of_two_speakers_are_joined(tmp_path):
     ]
     (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
     # The filter is not for references.
-    filtered = AudioSettings(loudness=None, max_silence=None, min_seconds=0.3)
+    filtered = AudioSettings(loudness=None, max_silence=0.04, min_seconds=0.3)
     prepare(tmp_path / "m.jsonl", tmp_path / "out", audio=filtered, max_reference_frames=10)
     long, short = (codec.encode(torch.from_numpy(sounds[name])) for name in ("long", "short"))
     found = read_shards(tmp_path / "out/train")

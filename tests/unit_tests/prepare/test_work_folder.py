@@ -18,9 +18,11 @@ from titan_tts.prepare import (
     report,
     work_folder,
 )
+from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.codec import build_codec
 
 SMALL = {"samples_per_shard": 2, "chunk_items": 2, "audio": AS_IS}
 OTHER = SMALL | {"seed": 1}
@@ -62,7 +64,7 @@ def killed(monkeypatch, place, name, corpus, out, **options) -> None:
         prepare(corpus, out, **options)
 
 
-def test_second_run_does_nothing_and_a_change_is_refused(corpus, out):
+def test_second_run_does_nothing_and_a_change_is_refused(corpus, out, monkeypatch):
     first = prepare(corpus, out, **SMALL)
     before, shard = shards(out), out / "train/shard-000000.tar"
     inode = shard.stat().st_ino
@@ -73,6 +75,12 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, out):
     with pytest.raises(InputError, match="lacks shards.*--overwrite"):
         prepare(corpus, out, **SMALL)
     assert not prepare(corpus, out, **SMALL, overwrite=True)["reused"] and shards(out) == before
+    other = build_codec(Options.codec)
+    other.fingerprint = "of other weights"
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "build_codec", lambda *_: other)
+        with pytest.raises(InputError, match="codec_fingerprint was .* is 'of other weights'"):
+            prepare(corpus, out, **SMALL)
 
     with pytest.raises(InputError, match=r"other settings \(seed was 0, is 1\)"):
         prepare(corpus, out, **OTHER)
