@@ -1,5 +1,6 @@
 """What `titan-tts finetune` asks of the other commands, which are not run here, and what it says at the end."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from titan_tts import finetune_command
 from titan_tts.cli import main
-from torchtitan.models.dit_tts.config import manager
+from torchtitan.models.dit_tts.config import exported, manager
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
 CHANNELS = 8
@@ -22,6 +23,8 @@ def finetune(tmp_path, monkeypatch):
     monkeypatch.setattr(manager, "load_run_config", lambda folder, args=(): config)
     monkeypatch.setattr(finetune_command, "_titan_tts", lambda *a: commands.__setitem__(a[0], a))
     monkeypatch.chdir(tmp_path)
+    audio = {"loudness": -20.0, "max_silence": None}
+    monkeypatch.setattr(exported, "read_exported", lambda folder: {"audio": audio})
     commands: dict[str, tuple[str, ...]] = {}
     (tmp_path / "out/base").mkdir(parents=True)
     (tmp_path / "out/base/fine_tune.toml").write_text("[optimizer]\nlr = 0.02\n")
@@ -42,9 +45,10 @@ def finetune(tmp_path, monkeypatch):
             "summary": {"train": {"hours": hours}},
         }
         (tmp_path / "data/prepare.json").write_text(json.dumps(record))
-        assert main(["finetune", "base", "data", "out", *more]) == 0
+        assert main(["finetune", "base", call.recordings, "out", *more]) == 0
         return commands
 
+    call.recordings = "data"
     return call
 
 
@@ -73,17 +77,22 @@ def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "minutes, method, steps, lr",
+    "minutes, method, given, steps, lr",
     [
-        (5.0, "full", 100, 0.002),
-        (5.1, "full", 300, 0.002),
-        (20.1, "full", 1000, 0.002),
-        (20.0, "lora", 100, 0.006),
-        (21.0, "lora", 333, 0.006),
+        (5.0, "full", 0, 100, 0.002),
+        (5.1, "full", 0, 300, 0.002),
+        (20.1, "full", 0, 1000, 0.002),
+        (20.0, "lora", 0, 100, 0.006),
+        (21.0, "lora", 0, 333, 0.006),
+        (21.0, "full", 450, 450, 0.002),
+        (21.0, "lora", 450, 450, 0.006),
     ],
 )
-def test_steps_follow_the_minutes_and_the_rate_the_method(finetune, minutes, method, steps, lr):
-    train = finetune(SECONDS, minutes / 60, f"--method={method}", "--data.seed=3")["train"]
+def test_steps_follow_the_minutes_and_the_rate_the_method(
+    finetune, minutes, method, given, steps, lr
+):
+    options = f"--method={method}", f"--steps={given}", "--data.seed=3"
+    train = finetune(SECONDS, minutes / 60, *options)["train"]
     keys = dict(zip(train[2:-1:2], train[3:-1:2], strict=True))
     assert train[1] == "out/base/fine_tune.toml" and train[-1] == "--data.seed=3"
     assert (int(keys["--training.steps"]), float(keys["--optimizer.lr"])) == (steps, lr)
@@ -91,3 +100,24 @@ def test_steps_follow_the_minutes_and_the_rate_the_method(finetune, minutes, met
     assert keys["--lora.rank"] == ("16" if method == "lora" else "0")
     assert keys["--checkpoint.initial_load_path"] == "out/base"
     assert int(keys["--validation.freq"]) == steps // 5
+
+
+@pytest.mark.parametrize("wanted, held", [(12, 4), (20, 5), (70, 7)])
+def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
+    """A tenth, at least five, or a third of few; of those that --where takes, as `prepare` draws them."""
+    keys = [f"k{number}" for number in range(wanted + 30)]
+    row = {"text": "one", "speaker": "ann"}
+    rows = [
+        row | {"audio": f"{key}.wav", "key": key, "quality": "low" if number < 30 else "high"}
+        for number, key in enumerate(keys)
+    ]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "out/data").symlink_to(tmp_path / "data")
+    finetune.recordings = "list.jsonl"
+    prepare = finetune(SECONDS, 1.0, "--where=quality=high")["prepare"]
+    given = dict(zip(prepare[3::2], prepare[4::2], strict=True))
+    expected = {"--where": "quality=high", "--loudness": "-20.0", "--max-silence": "off"}
+    assert given | expected == given
+    fraction = float(given["--heldout-fraction"])
+    digests = (hashlib.sha256(f"0\0{key}".encode()).digest() for key in keys[30:])
+    assert sum(int.from_bytes(each[:8], "little") < fraction * 2**64 for each in digests) == held

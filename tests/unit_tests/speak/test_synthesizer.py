@@ -143,6 +143,8 @@ def test_long_texts_are_said_in_pieces(synthesizer):
     assert " ".join(piece.text for piece in pieces).split() == whole.text.split()
     unmeasured = [replace(piece, frames=None) for piece in pieces]
     assert synthesizer.frames(unmeasured) == synthesizer.frames(pieces)
+    slow, fast = (synthesizer.pieces(replace(whole, speed=speed)) for speed in (0.5, 2.0))
+    assert len(slow) > len(pieces) > len(fast) and max(synthesizer.frames([*slow, *fast])) <= 8
     data.max_frames, data.max_text_tokens = 10_000, 20
     asked, estimate = [], synthesizer.lengths.estimate
     synthesizer.lengths = replace(
