@@ -5,11 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.helpers.pretrained_checkpoints import write_tiny_t5
+from tests.helpers.sentences import refused
 from tests.helpers.small_models import one_rank
 from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import text_encoder
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
+from torchtitan.models.dit_tts.text.hf_encoder import read_record
 
 
 def test_texts_longer_than_the_encoders_positions_are_refused(monkeypatch, tmp_path):
@@ -19,3 +22,25 @@ def test_texts_longer_than_the_encoders_positions_are_refused(monkeypatch, tmp_p
     monkeypatch.setattr(text_encoder, "find_source", lambda *_, **__: source)
     with pytest.raises(InputError, match="max_text_tokens = 192, but some/encoder .* 191 tokens"):
         build_frozen_encoder(settings, one_rank(), torch.device("cpu"))
+
+
+@pytest.mark.long
+def test_weights_go_with_the_encoder_that_their_own_run_has_recorded(tmp_path, one_process_group):
+    first, other = (str(write_tiny_t5(tmp_path / f"t5-{seed}", seed)) for seed in range(2))
+
+    def build(name, model, weights=""):
+        settings = JobConfig(encoder=Encoder(model=model))
+        settings.job.dump_folder = str(tmp_path / name)
+        settings.checkpoint.initial_load_path = weights
+        return build_frozen_encoder(settings, one_rank(), torch.device("cpu"))
+
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    assert build("before", first).width == 48
+    weights = str(tmp_path / "before/checkpoint/step-2")
+    refused(lambda: build("after", other, weights), "before was trained with weights")
+    assert read_record(tmp_path / "after") is None
+    build("after", first, weights)
+    records = [read_record(tmp_path / name) for name in ("before", "after")]
+    assert records[0] == records[1] and records[0]["fingerprint"]

@@ -209,6 +209,9 @@ def test_a_duration_predictor_reads_neither_the_utterance_nor_a_hidden_voice():
     found = model(**batch)
     other = batch | {name: torch.rand(2, 5) for name in ("latents", "t", "frame_mask")}
     assert torch.equal(model(**other), found)
+    alone = {name: each[:1] for name, each in batch.items()}
+    alone |= {name: each[:, :4] for name, each in alone.items() if name.startswith("text")}
+    torch.testing.assert_close(model(**alone), found[:1])  # padding has no say
     denoised = model.denoise(
         batch["latents"], batch["t"], batch["frame_mask"], encoded(model, batch)
     )

@@ -140,6 +140,7 @@ def options(speech_data) -> list[str]:
         "--validation.times=0.5",
         "--samples.freq=2",
         "--samples.count=4",
+        "--validation.samples=3",  # fewer than the prompts, which are of all that fit
         "--sampling.steps=2",
         "--sampling.codec=mel_dct",
         "--training.steps=3",
