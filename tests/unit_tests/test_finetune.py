@@ -19,7 +19,7 @@ SECONDS = {"cat": [3, 4], "bob": [9, 8, 7], "ann": [2]}
 @pytest.fixture
 def finetune(tmp_path, monkeypatch):
     """`titan-tts finetune base data out`: the arguments of each command, by its name."""
-    config = manager.load_config([f"--data.latent_channels={CHANNELS}"])
+    config = manager.load_config([f"--data.latent_channels={CHANNELS}", "--data.max_frames=500"])
     monkeypatch.setattr(manager, "load_run_config", lambda folder, args=(): config)
     monkeypatch.setattr(finetune_command, "_titan_tts", lambda *a: commands.__setitem__(a[0], a))
     monkeypatch.chdir(tmp_path)
@@ -91,11 +91,12 @@ def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
 def test_steps_follow_the_minutes_and_the_rate_the_method(
     finetune, minutes, method, given, steps, lr
 ):
-    options = f"--method={method}", f"--steps={given}", "--data.seed=3"
+    options = f"--method={method}", f"--steps={given}", "--nproc=2", "--data.seed=3"
     train = finetune(SECONDS, minutes / 60, *options)["train"]
     keys = dict(zip(train[2:-1:2], train[3:-1:2], strict=True))
     assert train[1] == "out/base/fine_tune.toml" and train[-1] == "--data.seed=3"
     assert (int(keys["--training.steps"]), float(keys["--optimizer.lr"])) == (steps, lr)
+    assert keys["--nproc"] == "2"
     assert keys["--data.path"] == "data/train" and keys["--validation.path"] == "data/heldout"
     assert keys["--lora.rank"] == ("16" if method == "lora" else "0")
     assert keys["--checkpoint.initial_load_path"] == "out/base"
@@ -114,9 +115,11 @@ def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "out/data").symlink_to(tmp_path / "data")
     finetune.recordings = "list.jsonl"
-    prepare = finetune(SECONDS, 1.0, "--where=quality=high")["prepare"]
+    options = "--where=quality=high", "--language=de"
+    prepare = finetune(SECONDS, 1.0, *options)["prepare"]
     given = dict(zip(prepare[3::2], prepare[4::2], strict=True))
     expected = {"--where": "quality=high", "--loudness": "-20.0", "--max-silence": "off"}
+    expected |= {"--language": "de", "--max-seconds": "20"}  # 500 frames, 25 of which are a second
     assert given | expected == given
     fraction = float(given["--heldout-fraction"])
     digests = (hashlib.sha256(f"0\0{key}".encode()).digest() for key in keys[30:])

@@ -166,8 +166,10 @@ def test_the_list_comes_as_it_is_planned_and_ends_with_totals(tmp_path, monkeypa
     assert "by the plan: 7 runs, 0.6 hours, 1.2 GPU hours, cost 3.50" in waiting
 
 
-def test_the_largest_batch_is_searched(tmp_path):
+def test_the_largest_batch_is_searched(tmp_path, monkeypatch):
     """Of 2 ranks with 2·n > 4 out of memory; the repeats share the trials. One that fails does not end the grid."""
+    forecast = lambda self, cell: {"fits": True, "of": cell.batch} if cell.batch else None  # noqa: E731
+    monkeypatch.setattr(grid_run.Forecaster, "forecast", forecast)
     axes = '[axes]\nbatch = ["auto"]\n[settings]\ndebug.seed = '
     run = start(tmp_path, f"{axes}2", "repeats = 2")
     assert run.run("") == 0
@@ -175,6 +177,7 @@ def test_the_largest_batch_is_searched(tmp_path):
     found = [(each["factors"]["batch"], each["repeat"], each["name"][-3:]) for each in records]
     assert found == [(2, 0, "_r0"), (2, 1, "_r1")]
     assert {record["state"] for record in records} == {"completed"}
+    assert [record["forecast"]["of"] for record in records] == [2, 2]
     trials = {path.name for path in (tmp_path / "mine" / "trials").glob("*/bs*")}
     assert trials == {f"bs{n}" for n in (8, 7, 5, 1, 3, 2)}
     assert start(tmp_path, f"{axes}2", "repeats = 2").run("") == 0
