@@ -102,6 +102,8 @@ def test_audio_is_what_the_codec_decodes(prepared, tmp_path, kind, monkeypatch):
     tars = sorted(out.rglob("*.tar"))
     names = ["heldout-shard-000000", *(f"train-shard-00000{n}" for n in range(3))]
     assert [path.stem for path in tars] == names
+    other = "--audio=" + ("flac" if kind == "mp3" else "mp3"), "--to=audio-tars", "--workers=1"
+    assert main(["data", "export", str(prepared), str(out), *other]) == 2
     for path in tars:
         with tarfile.open(path) as tar:
             for member in tar:
@@ -170,6 +172,7 @@ def test_a_stopped_export_is_continued(prepared, tmp_path, monkeypatch, capsys):
     assert main(arguments) == 0 and path.read_bytes() == before and len(calls) == 6
     # Another export does not mix with it, nor with a folder of something else.
     assert main([*arguments, "--references=drop"]) == 2
+    assert main([*arguments[:2], str(prepared / "train"), *arguments[3:]]) == 2
     assert main([*arguments, "--to=audio-tars"]) == 2
     assert "to was 'parquet', is 'audio-tars');" in capsys.readouterr().err
     assert main(["data", "export", str(prepared), str(prepared), "--to=parquet"]) == 2
