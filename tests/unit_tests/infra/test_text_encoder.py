@@ -1,5 +1,6 @@
 """The frozen text encoder of a run."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -44,3 +45,9 @@ def test_weights_go_with_the_encoder_that_their_own_run_has_recorded(tmp_path, o
     build("after", first, weights)
     records = [read_record(tmp_path / name) for name in ("before", "after")]
     assert records[0] == records[1] and records[0]["fingerprint"]
+    # Once it has weights of its own, its record is theirs, wherever the encoder now is.
+    (tmp_path / "after/checkpoint/step-1").mkdir(parents=True)
+    (tmp_path / "after/checkpoint/step-1/.metadata").touch()
+    refused(lambda: build("after", other), "after was trained with weights")
+    build("after", str(shutil.move(first, tmp_path / "moved")))
+    assert read_record(tmp_path / "after") == records[0]
