@@ -3,6 +3,7 @@
 import json
 import os
 import pkgutil
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run.trackers import Trackers
+from torchtitan.models.dit_tts.speech.codec import build_codec
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
 from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
@@ -265,6 +267,18 @@ def test_what_cannot_be_asked_is_refused_before_the_run(
     error = capsys.readouterr().err
     assert all(word in error for word in words), error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.long
+def test_latents_of_another_codec_are_refused(tmp_path, train, options, speech_data, capsys):
+    own, other = (shutil.copytree(speech_data, tmp_path / name) for name in ("own", "other"))
+    for folder, fingerprint in ((own, build_codec("mel_dct").fingerprint), (other, "0" * 16)):
+        record = {"settings": {"codec": "mel_dct", "codec_fingerprint": fingerprint}}
+        (folder / "prepare.json").write_text(json.dumps(record))
+    for trained, words in ((own, "names another codec"), (other, "is not the one that")):
+        paths = f"--data.path={trained}/train", f"--validation.path={other}/heldout"
+        assert train("run", *options, *paths) == 2
+        assert words in capsys.readouterr().err
 
 
 def recognizer(device: str):
