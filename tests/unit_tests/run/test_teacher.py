@@ -11,7 +11,7 @@ from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
 from titan_tts.plan.devices import Cluster, find_device
 from titan_tts.plan.forecast import Planner
-from torchtitan.models.dit_tts.config.exported import CONFIG, read_exported
+from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, read_exported
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.model.flops import training_flops
 from torchtitan.models.dit_tts.run.teacher import distillation, with_teacher
@@ -108,6 +108,10 @@ def test_what_a_student_has_of_its_teacher(teacher):
     found = again
     assert with_teacher(found) == found  # as in the run's config.toml
     assert with_teacher(load_config([])) == load_config([])
+    weights, content = teacher / WEIGHTS, read_exported(teacher)
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    as_by_a_stranger(teacher, CONFIG, content)
+    assert with_teacher(config(teacher)).distill.fingerprint != found.distill.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_a_frozen_runs_encoder_must_be_the_same(runs, source, tmp_path):
     other = find_source(str(write_tiny_t5(tmp_path / "other", seed=1)))
     arguments = (folder / "frozen", other, replace(encoder, frozen=False), False, True)
     refused(lambda: check_mode(*arguments), "is not the encoder that the run")
+    elsewhere = replace(encoder, model=other.model)
+    refused(lambda: load_run_encoder(folder / "frozen", elsewhere, "cpu"), "trained with weights")
 
 
 @pytest.mark.parametrize(
