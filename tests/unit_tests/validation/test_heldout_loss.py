@@ -46,7 +46,7 @@ def deaf(batch, noisy, t, conditions) -> torch.Tensor:
 
 
 def measurer(
-    folders, network: Callable = denoise, batch_size: int = 2, objective=None, seed=3, **ranks: int
+    folders, network: Callable = denoise, batch_size: int = 2, objective=None, seed=3, **more: Any
 ) -> HeldoutLoss:
     sets = [fixed_set(folder, batch_size=batch_size) for folder in folders]
     objective = objective or FlowMatching()
@@ -63,7 +63,7 @@ def measurer(
         teacher=None,
     )
     validation = Validation(times=TIMES, seed=seed)
-    return HeldoutLoss(*sets, validation, objective, forward_pass, **ranks)
+    return HeldoutLoss(*sets, validation, objective, forward_pass, **more)
 
 
 def by_hand(folder, network, prediction: str, stream: int, kind: str = "") -> list[float]:
@@ -114,6 +114,14 @@ def test_against_its_definition(folders, prediction):
         "heldout_loss",
         "training_loss",
     }
+
+
+def test_a_figure_of_rows_is_their_mean(folders):
+    """Rows count alike, however long they are."""
+    more = {"seconds": lambda output, mask: mask.sum(1) / 25}
+    found = measurer(folders, row_figures=more).measure(gains=True)
+    lengths = [frames for *_, frames, _ in HELDOUT]
+    assert found["seconds"].tolist() == pytest.approx([sum(lengths) / len(lengths) / 25] * 3)
 
 
 def test_a_network_without_ears_for_the_text_gains_exactly_nothing(folders):
