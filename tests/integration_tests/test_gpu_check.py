@@ -92,7 +92,9 @@ def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, mon
     supervisor = Supervisor(settings(tmp_path), items, 3, 8.5, time.time() + 60, keep)
     supervisor.run()
     rows = {entry.item.name: entry.row for entry in supervisor.entries}
-    failed, unmeasured = ("dies", "raises", "over its bar"), ("absent", "never ends", "behind it")
+    failed, unmeasured = ("dies", "raises", "over its bar"), ("absent", "never ends")
+    behind = rows.pop("behind it")  # a fast machine still has time for it
+    assert behind.status == "measured" or behind.why.startswith("time:")
     assert {name: row.status for name, row in rows.items()} == {
         **{"good": "measured", "too large": "oom", "within its bar": "passed"},
         **dict.fromkeys(failed, "failed"),
@@ -101,11 +103,10 @@ def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, mon
     assert "status -9" in rows["dies"].why
     assert rows["raises"].why == "ValueError: no such thing"
     assert rows["over its bar"].why == "2 is over 1" and rows["good"].values == {"tflops": 1.5}
-    assert rows["behind it"].why.startswith("time:") and set(kept[-1]) == set(rows)
+    assert set(kept[-1]) == {*rows, "behind it"}
     order = [line.rpartition(" ")[0] for line in (tmp_path / "order").read_text().splitlines()]
-    assert order[::2][:7] == order[1::2][:7] and sorted(order[::2]) == sorted(
-        set(rows) - {"behind it"}
-    )
+    assert order[::2][:7] == order[1::2][:7]
+    assert sorted({*order[::2]} - {"behind it"}) == sorted(rows)
     assert "] within its bar: passed: error 0.5" in capsys.readouterr().out
 
 

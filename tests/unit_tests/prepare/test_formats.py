@@ -268,7 +268,7 @@ def test_lists_without_the_text_s_column(tmp_path):
         write_plan(open_corpus(options), options, tmp_path)
     # A reason that all have is told once.
     path.write_text("\n".join(["audio,text,key", *(f"a.wav,x,{n}" for n in range(25))]))
-    with pytest.raises(InputError, match="--speaker NAME for all\n24 more .* reason\n"):
+    with pytest.raises(InputError, match="--speaker NAME for all\n24 more .* reason; correct"):
         items_of(path)
 
 

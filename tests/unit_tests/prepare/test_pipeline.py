@@ -275,7 +275,7 @@ def test_every_reason_is_counted(tmp_path):
     filters = AudioSettings(None, None, 0.5, 2, 2, 40, 0.01)
     settings = SMALL | {"audio": filters, "where": "speaker=s"}
     out = tmp_path / "out"
-    one = "c.tar: undecodable: the audio cannot.*\n.* --on-error skip$"
+    one = "c.tar: undecodable: the audio cannot.*; .* --on-error skip$"
     with pytest.raises(InputError, match=one):
         prepare(source, out, **settings)
     with pytest.raises(InputError, match="1 of 9 recordings are corrupt.*0.1 allows .give 0.12"):
