@@ -169,7 +169,7 @@ def test_the_loss_is_divided_by_the_frames_of_all_ranks(monkeypatch):
 
 
 def test_the_measures_of_a_packed_batch():
-    """Of its samples, or of nothing where all were corrupt; two of the six slots are empty."""
+    """The figures of its samples, or none where all were corrupt; two of the six slots are empty."""
     [(batch, _), *_] = loaded(rows=4)
     packed = packed_batch(batch, 6, 64)
     found = measure(packed, None)

@@ -1,4 +1,4 @@
-"""What the sections declare of a key is as recorded: the defaults that matter, bounds and marks.
+"""The sections declare each key as recorded: the defaults that matter, bounds and marks.
 
 A default that changes is another run for whoever does not give the key, and for a checkpoint that is older
 than the key it is what it was trained with.

@@ -167,7 +167,7 @@ def test_the_list_comes_as_it_is_planned_and_ends_with_totals(tmp_path, monkeypa
 
 
 def test_the_largest_batch_is_searched(tmp_path, monkeypatch):
-    """Of 2 ranks with 2·n > 4 out of memory; the repeats share the trials. One that fails does not end the grid."""
+    """Two ranks with 2·n > 4 out of memory; the repeats share the trials. One that fails does not end the grid."""
     forecast = lambda self, cell: {"fits": True, "of": cell.batch} if cell.batch else None  # noqa: E731
     monkeypatch.setattr(grid_run.Forecaster, "forecast", forecast)
     axes = '[axes]\nbatch = ["auto"]\n[settings]\ndebug.seed = '

@@ -60,7 +60,7 @@ def test_a_signal_to_every_process_waits_for_the_save(launched):
     ("end", "status"), [("os.kill(os.getpid(), 9)", 128 + 9), ("sys.exit(3)", 3), ("pass", 0)]
 )
 def test_the_command_ends_with_the_status_of_torchrun(monkeypatch, end, status):
-    """Of several machines, each starts its own processes."""
+    """Each of several machines starts its own processes."""
     own = "'--nnodes 3', '--nproc_per_node 2', '--rdzv_endpoint host:7'"
     check = f"all(each in ' '.join(sys.argv) for each in ({own})) or sys.exit(99)"
     monkeypatch.setattr(torchrun, "_AGENT", f"import os, sys; {check}; {end}")

@@ -48,7 +48,7 @@ class Solver(NamedTuple):
     """How a step is taken.
 
     Attributes:
-        times: (begin, end) of a step to the times at which the velocity is evaluated, the begin first; as many as
+        times: (start, end) of a step to the times at which the velocity is evaluated, the start first; as many as
             EVALUATIONS_PER_STEP says.
         advance: (velocity, x, step, history) to x (B, T, C) at the step's end. `history` is a list that is empty before
             the first step and that no one else changes.
