@@ -2,16 +2,18 @@
 
     python -m recipes.base_voice.speech /work/corpus --hours 16 --jobs 2
 
-Makes OUT/flac/*.flac (16 kHz), OUT/recordings.jsonl (training and the held-out sentences in every voice), and
-OUT/rms.jsonl, OUT/rms_heldout.jsonl of the voice that the base never hears. What is there is not spoken again.
+Makes OUT/flac/*.flac (16 kHz), OUT/recordings.jsonl (training, and held-out sentences in four voices), and
+OUT/new_voice.tar, 20 minutes of a voice that the base never hears. What is there is not spoken again.
 Joe's network draws its own noise, so that a second corpus has other sound for the same sentences.
 """
 
 import argparse
+import io
 import json
 import random
 import subprocess
 import sys
+import tarfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -59,6 +61,7 @@ VOICES = (
 )
 NEW_VOICE = Voice("rms", "rms", 0.0)
 NEW_VOICE_MINUTES = 20.0
+NEW_VOICE_TESTS = 60
 
 _JOINED = 0.2
 """of the utterances are two sentences, so that pauses and longer speech are heard"""
@@ -158,7 +161,7 @@ def planned(hours: float, seed: int) -> tuple[list[Utterance], list[Utterance]]:
     ]
     new_tests = [
         Utterance(f"rms-heldout-{index:03d}", text, NEW_VOICE, "test")
-        for index, text in enumerate(heldout)
+        for index, text in enumerate(heldout[:NEW_VOICE_TESTS])
     ]
     return base + tests, new + new_tests
 
@@ -171,6 +174,20 @@ def _row(job: tuple[Utterance, Path]) -> dict[str, Any]:
     return {**about, "speaker": utterance.voice.name, "audio": audio, "seconds": seconds}
 
 
+def write_archive(rows: list[dict[str, Any]], folder: Path, path: Path) -> None:
+    """The recordings as Opus with their texts, in the layout of webdataset."""
+    with tarfile.open(path, "w") as tar:
+        for row in rows:
+            sound = io.BytesIO()
+            samples, rate = soundfile.read(folder / row["audio"], dtype="float32")
+            soundfile.write(sound, samples, rate, format="OGG", subtype="OPUS")
+            about = json.dumps({name: row[name] for name in ("text", "speaker", "split")})
+            for suffix, content in (("ogg", sound.getvalue()), ("json", about.encode())):
+                member = tarfile.TarInfo(f"{row['key']}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
@@ -181,14 +198,16 @@ def main(args: list[str]) -> int:
     folder = options.out / "flac"
     folder.mkdir(parents=True, exist_ok=True)
     base, new = planned(options.hours, options.seed)
-    lists = {"new_voice": new, "recordings": base}
+    found: dict[str, list[dict[str, Any]]] = {}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for name, utterances in lists.items():
+        for name, utterances in {"new_voice": new, "recordings": base}.items():
             jobs = [(utterance, folder) for utterance in utterances]
             rows = list(tqdm(pool.map(_row, jobs, chunksize=16), name, len(jobs), unit="utt"))
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomic(options.out / f"{name}.jsonl", lines)
             print(f"{name}: {sum(row['seconds'] for row in rows) / 3600:.2f} h, {len(rows)} files")
+            found[name] = rows
+    lines = "".join(json.dumps(row) + "\n" for row in found["recordings"])
+    write_atomic(options.out / "recordings.jsonl", lines)
+    write_archive(found["new_voice"], options.out, options.out / "new_voice.tar")
     return 0
 
 

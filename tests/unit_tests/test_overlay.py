@@ -154,7 +154,7 @@ WITHOUT_TRITON = 'sys.modules["triton"] = None'
 
 
 def check_command(found: dict, ours: Path, upstream: Path = UPSTREAM) -> None:
-    assert found["flavors"] == ["18M", "300M", "3B", "60M", "800M", "8B", "debug", "duration"]
+    assert found["flavors"] == ["18M", "300M", "3B", "60M", "800M", "8B", "8M", "debug", "duration"]
     assert found["ours"] == str(ours / "torchtitan/models/dit_tts/trainer.py")
     assert found["upstream"] == str(upstream / "train.py")
     assert found["version"] == "0.2.2"

@@ -31,7 +31,7 @@ NO_ALTERNATIVES = ("size", "device", "gpus", "nodes", "lengths", *DATA)
 _NOT_COMPARED = ("batch", "gpus")
 """Growth with the batch and scaling over GPUs are tables of their own."""
 
-_SIZES = ("debug", "18M", "60M", "300M", "800M", "3B", "8B")
+_SIZES = ("debug", "8M", "18M", "60M", "300M", "800M", "3B", "8B")
 _BASES: dict[str, tuple[str, ...]] = {
     "backend": ("torchtitan",),
     "layout": ("ddp", "fsdp"),

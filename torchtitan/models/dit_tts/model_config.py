@@ -203,6 +203,9 @@ _FLAVORS = {
     "debug": _flavor(
         (192, 4, 4, 528), (128, 2, 2, 352), text_dim=128, adaln_rank=32, timestep_dim=128
     ),
+    "8M": _flavor(
+        (256, 6, 4, 704), (160, 2, 2, 440), text_dim=160, adaln_rank=32, timestep_dim=256
+    ),
     "18M": _flavor((320, 8, 5, 880), (192, 3, 3, 528), text_dim=192, adaln_rank=32),
     "60M": _flavor((512, 12, 8, 1408), (256, 4, 4, 704), text_dim=256, adaln_rank=64),
     "300M": _flavor((1024, 16, 16, 2816), (512, 6, 8, 1408), text_dim=512, adaln_rank=128),

@@ -29,7 +29,7 @@ class Model(titan.Model):
     """Model family to train"""
 
     flavor: Annotated[str, WEIGHTS, EXPORTED] = "debug"
-    """Size of the model: debug, 18M, 60M, 300M, 800M, 3B or 8B; or duration, which predicts
+    """Size of the model: debug, 8M, 18M, 60M, 300M, 800M, 3B or 8B; or duration, which predicts
     durations instead of synthesizing speech"""
 
     sizes: Annotated[list[str], WEIGHTS, WORKLOAD, EXPORTED] = field(default_factory=list)
