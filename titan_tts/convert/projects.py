@@ -201,6 +201,7 @@ def check_is_of(config: JobConfig, args: DiTTTSModelConfig, project: Project, wh
     needed: dict[str, Any] = {
         "encoder.convention": project.convention,
         "encoder.added_tokens": [],
+        "encoder.normalize": "",
         "data.conditioning": [],
         "model.text_positions": "none",
         "objective.prediction": "velocity",

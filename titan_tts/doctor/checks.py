@@ -16,8 +16,9 @@ from torchtitan.models.dit_tts.data.storage import plain_name
 from torchtitan.models.dit_tts.files import is_remote, nfc
 from torchtitan.models.dit_tts.text.durations import read_evenly
 from torchtitan.models.dit_tts.text.matching import judge_texts
+from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer, lost_letters
-from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
+from torchtitan.models.dit_tts.text.token_counts import Letters, count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import language_of, named
 
 RECORD_NAME = "prepare.json"
@@ -270,8 +271,11 @@ def _recorded_sizes(folder: str) -> dict[str, int]:
 
 def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:
     """(n,) tokens of every text, as training counts them. Phones are counted once and stored beside the indexes."""
+    words = Normalizer(limits.normalize)
     if language := language_of(limits.text_unit):
-        units = count_text_tokens(dataset, Phonemizer(language))
+        units = count_text_tokens(dataset, Phonemizer(language), words=words)
+    elif words.language:
+        units = count_text_tokens(dataset, Letters(limits.text_unit), words=words)
     else:
         units = dataset.text_chars if limits.text_unit == "chars" else dataset.text_bytes
     return units.astype(np.int64) + EXTRA_TEXT_TOKENS

@@ -48,6 +48,10 @@ def run(options: Options) -> int:
         from torchtitan.models.dit_tts.text.phones import Phonemizer
 
         Phonemizer(language)
+    if limits.normalize:
+        from torchtitan.models.dit_tts.text.normalize import Normalizer
+
+        Normalizer(limits.normalize)
     # Whatever would fail at the end fails before hours of reading.
     require_modules("matplotlib")
     output = Path(options.output or default_output(options.path)).expanduser().absolute()

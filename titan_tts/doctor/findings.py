@@ -55,6 +55,9 @@ class Limits:
     text_unit: str = "bytes"
     """Unit of text tokens, as [encoder] model: bytes, chars or phones:LANGUAGE."""
 
+    normalize: str = ""
+    """Language in which numbers count as words, as [encoder] normalize."""
+
     outlier_sigmas: float = 5.0
     """Robust standard deviations of the logarithm beyond which a value is an outlier."""
 

@@ -23,7 +23,7 @@ speaker_patch_size=4 max_text_tokens=192 verbatim_fraction=0.0 batching="buckets
 longest_per_row=4 num_buckets=8 bucket_frames=[] bucket_batch_sizes=[] batch_multiple=8
 on_too_long="drop" max_dropped_fraction=0.1 num_workers=2 prefetch_batches=4 conditioning=[]
 conditioning_dropout=0.1 duration_token_seconds=0.5 audit=false
-[encoder] model="bytes" added_tokens=[] convention="" frozen=true dtype="bfloat16"
+[encoder] model="bytes" added_tokens=[] convention="" normalize="" frozen=true dtype="bfloat16"
 fsdp_min_gib=4.0 dim=0 n_layers=2 n_heads=4 vocab_size=0
 [model] name="dit_tts" flavor="debug" sizes=[] text_positions="none"
 [lora] rank=0 alpha=16.0
@@ -99,14 +99,14 @@ MARKS = {
     "WORKLOAD": """model.sizes,text_positions training.enable_cpu_offload,mixed_precision_reduce
     parallelism.fsdp_blocks_per_unit,fsdp_prefetch_units compile.components ema.enable,decays
     data.batching,longest_per_row,num_buckets,bucket_frames,bucket_batch_sizes,num_workers
-    encoder.model,convention,frozen,dtype lora.rank distill.teacher_steps,passes
+    encoder.model,convention,normalize,frozen,dtype lora.rank distill.teacher_steps,passes
     megatron.transformer_impl,sequence_parallel,use_te_attn quantize.linear.float8.recipe_name""",
     "INPUT": """data.path,max_frames,max_speaker_frames,max_reference_ratio,max_text_tokens
     benchmark.mean_seconds""",
     "EXPORTED": f"""{OBJECTIVE} model.name,flavor,sizes,text_positions data.latent_channels
     data.frames_per_second,max_frames,max_speaker_frames,speaker_patch_size,max_text_tokens
     data.conditioning,conditioning_dropout,duration_token_seconds sampling.steps,solver,schedule
-    encoder.model,added_tokens,convention,frozen,dtype,dim,n_layers,n_heads,vocab_size
+    encoder.model,added_tokens,convention,normalize,frozen,dtype,dim,n_layers,n_heads,vocab_size
     sampling.start_t,sway,text_scale,speaker_scale,guidance,min_t,max_t,cfg_zero_star,codec
     sampling.zero_init_steps,truncation_factor,rescale_k,rescale_sigma
     sampling.speaker_kv_scale,speaker_kv_min_t""",

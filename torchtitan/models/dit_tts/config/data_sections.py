@@ -160,6 +160,10 @@ class Encoder:
     """Project whose rules the texts follow, for a model that titan-tts convert made: Echo-TTS's punctuation, [S1]
     before the text and no end token (echo), or Irodori-TTS's punctuation (irodori)"""
 
+    normalize: Annotated[Literal["", "en", "zh", "ja"], WORKLOAD, EXPORTED] = ""
+    """Language in which wetext says numbers, dates, units, currency and abbreviations as words, before letters or
+    phones; the data keeps what people wrote. Empty: off"""
+
     frozen: Annotated[bool, TRAINING, WORKLOAD, EXPORTED] = True
     """A pretrained encoder is not trained and not in the checkpoint; false trains it with the model, at
     [optimizer] encoder_lr"""

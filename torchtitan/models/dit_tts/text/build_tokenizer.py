@@ -21,6 +21,7 @@ from torchtitan.models.dit_tts.text.hf_tokenizer import (
     TextTokenizer,
     load_subword_tokenizer,
 )
+from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.token_counts import read_texts
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, UnitTokenizer
@@ -152,7 +153,10 @@ def data_vocabulary(
     if unit == "chars" or language or labels:
         dataset = open_training_data(data, part)
         known = AddedTokens(added)
-        characters = _phones_of(dataset, language, known) if language else dataset.characters
+        words = Normalizer(config.encoder.normalize, known)
+        characters = "" if language else dataset.characters
+        if language or (unit == "chars" and words.language):
+            characters += _spoken_characters(dataset, words, language)
         values = {name: _trained_values(data, dataset, name) for name in labels}
     return make_vocabulary(
         unit,
@@ -165,18 +169,19 @@ def data_vocabulary(
         language=language,
         added=added,
         convention=convention,
+        normalize=config.encoder.normalize,
     )
 
 
-def _phones_of(dataset: Dataset, language: str, added: AddedTokens) -> str:
-    """The characters of the phones of an even selection of texts. A language has few dozen."""
+def _spoken_characters(dataset: Dataset, words: Normalizer, language: str) -> str:
+    """The characters of an even selection of texts as words, or of their phones. A language has few dozen."""
     chosen = np.unique(
         np.linspace(0, len(dataset) - 1, min(len(dataset), _PHONE_TEXTS)).astype(np.int64)
     )
-    phones = Phonemizer(language)
+    spell = Phonemizer(language) if language else str
     read = chain(*read_texts(dataset, chosen.tolist()))
-    texts = (added.without(text or "") for text in read)
-    return "".join({c for text in texts for c in phones(text)})
+    texts = (words.added.without(words(text or "")) for text in read)
+    return "".join({c for text in texts for c in spell(text)})
 
 
 def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:

@@ -20,6 +20,7 @@ from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError, reading
+from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.vocabulary import language_of
 
@@ -34,14 +35,15 @@ _BASE_TEXTS = 100.0
 
 
 class Counter:
-    """Features of a text: counts of each byte of its letters or phones, a one, counts of each added token."""
+    """Features of a text as words: counts of each byte of its letters or phones, a one, counts of each added token."""
 
-    def __init__(self, language: str, added: Sequence[str]):
+    def __init__(self, language: str, added: Sequence[str], normalize: str = ""):
         self._tokens = AddedTokens(added)
+        self._words = Normalizer(normalize, self._tokens)
         self._spell = Phonemizer(language) if language else str
 
     def spoken(self, text: str) -> str:
-        return self._spell(self._tokens.without(text))
+        return self._spell(self._tokens.without(self._words(text)))
 
     def __call__(self, text: str) -> np.ndarray:
         """(257 + tokens,)"""
@@ -58,7 +60,7 @@ class LinearDurationModel:
     Attributes:
         explained: fraction of the variance of the lengths that the fit explains (R²).
         language: of the phones whose bytes count; empty: those of the text count.
-        added: [encoder] added_tokens.
+        added, normalize: [encoder] added_tokens and normalize.
     """
 
     weights: np.ndarray
@@ -66,10 +68,11 @@ class LinearDurationModel:
     explained: float = 1.0
     language: str = ""
     added: tuple[str, ...] = ()
+    normalize: str = ""
 
     @cached_property
     def _count(self) -> Counter:
-        return Counter(self.language, self.added)
+        return Counter(self.language, self.added, self.normalize)
 
     def unseen(self, text: str) -> list[str]:
         """The text's characters, each once, that no training text had: they count for no length."""
@@ -88,7 +91,7 @@ class LinearDurationModel:
 
     def to_json(self) -> str:
         """All of it, to the bit."""
-        names = ("speaker_scale", "explained", "language", "added")
+        names = ("speaker_scale", "explained", "language", "added", "normalize")
         content = {"weights": self.weights.tolist()} | {name: getattr(self, name) for name in names}
         return json.dumps(content) + "\n"
 
@@ -125,12 +128,13 @@ def stored_durations(folder: Path) -> LinearDurationModel:
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
         explained, language = float(content["explained"]), str(content.get("language", ""))
         added = tuple(map(str, content.get("added", ())))
+        normalize = str(content.get("normalize", ""))
         if weights.shape == (257,):  # as written before tokens counted
             weights = np.append(weights, np.zeros(len(added)))
         finite = np.isfinite([*weights.flat, *scale.values(), explained]).all()
         if weights.shape != (257 + len(added),) or not finite:
             raise ValueError(f"it holds no {257 + len(added)} finite weights")
-    return LinearDurationModel(weights, scale, explained, language, added)
+    return LinearDurationModel(weights, scale, explained, language, added, normalize)
 
 
 def solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> np.ndarray:
@@ -187,8 +191,8 @@ def fit_durations(
             or are more than the base's.
         read: `read_evenly` of the dataset, if it was called already.
     """
-    language, added = language_of(encoder.model), tuple(encoder.added_tokens)
-    count = Counter(language, added)
+    read_by = language_of(encoder.model), tuple(encoder.added_tokens), encoder.normalize
+    count = Counter(*read_by)
     metadata, lengths = read or read_evenly(dataset)
     if not metadata:
         raise InputError("no sample to fit durations on; give data with valid texts")
@@ -207,7 +211,7 @@ def fit_durations(
 
     rows, targets = _shrunk(features, frames, _MAX_LENGTH)
     known, ridge, old = np.zeros(features.shape[1]), _RIDGE, dict[str, float]()
-    if base is not None and (base.language, base.added) == (language, added):
+    if base is not None and (base.language, base.added, base.normalize) == read_by:
         ridge, new = _BASE_TEXTS, set(names.tolist()) - base.speaker_scale.keys()
         rate = float(frames.sum() / max(1.0, (features @ base.weights).sum()))
         if "" not in new and len(new) <= len(base.speaker_scale):
@@ -223,4 +227,4 @@ def fit_durations(
     spread = float(((frames - frames.mean()) ** 2).sum())
     fitted *= frames.sum() / max(1.0, float(fitted.sum()))  # another pace is no wrong text
     explained = 1.0 - float(((frames - fitted) ** 2).sum()) / spread if spread else 0.0
-    return LinearDurationModel(weights, scale, explained, language, added)
+    return LinearDurationModel(weights, scale, explained, *read_by)

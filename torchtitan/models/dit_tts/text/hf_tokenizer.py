@@ -178,12 +178,14 @@ class SubwordTokenizer(ConditionedTokenizer):
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of a text alone, as `TextTokenizer.ids`."""
-        return self.text.ids(text)
+        return self.text.ids(self.words(text))
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
-        return count_text_tokens(dataset, self.text, part) + np.int32(self.n_conditions)
+        units = count_text_tokens(dataset, self.text, part, self.words)
+        return units + np.int32(self.n_conditions)
 
     def spans(self, text: str) -> np.ndarray:
+        text = self.words(text)
         places = self.added.places(text)
         offsets = [(places[begin], places[end]) for begin, end in self.text.offsets(text)]
         return np.array([(0, 0)] * self.n_conditions + offsets, np.float64)
@@ -204,7 +206,7 @@ class SubwordTokenizer(ConditionedTokenizer):
         return "".join(parts)
 
     def unknown_characters(self, text: str) -> list[str]:
-        return self.text.unknown_characters(text)
+        return self.text.unknown_characters(self.words(text))
 
 
 def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordTokenizer:

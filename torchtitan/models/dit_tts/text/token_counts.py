@@ -10,6 +10,7 @@ from torchtitan.models.dit_tts.data.corrupt_samples import read_metadata
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.index import load_column, save_column
 from torchtitan.models.dit_tts.data.members import text_of
+from torchtitan.models.dit_tts.text.normalize import AS_WRITTEN, Normalizer
 
 _TEXTS_AT_ONCE = 1024
 
@@ -23,17 +24,30 @@ class Counter(Protocol):
     def counts(self, texts: list[str]) -> list[int]: ...
 
 
+class Letters:
+    """Counts the bytes or characters of texts; unit: "bytes" or "chars"."""
+
+    def __init__(self, unit: str):
+        self.fingerprint, self._in_bytes = unit, unit == "bytes"
+
+    def counts(self, texts: list[str]) -> list[int]:
+        return [len(t.encode("utf-8", "replace") if self._in_bytes else t) for t in texts]
+
+
 def count_text_tokens(
-    dataset: Dataset, tokenizer: Counter, part: tuple[int, int] = (0, 1)
+    dataset: Dataset,
+    tokenizer: Counter,
+    part: tuple[int, int] = (0, 1),
+    words: Normalizer = AS_WRITTEN,
 ) -> np.ndarray:
     """Tokens (n,) int32 of each sample's text, or of the longer of both where its verbatim text may stand in for it,
     counted once per shard and stored beside its index. A corrupt text counts its bytes; the loader decides what to do
-    about it. `part`: as of `open_dataset`; others' stored counts are read."""
+    about it. `part`: as of `open_dataset`; others' stored counts are read. `words`: what the tokenizer reads of a text."""
     number, parts = part
     shards = len(dataset.tar_paths)
     first = np.searchsorted(dataset.shard, np.arange(shards + 1))
     counts = np.zeros(len(dataset), np.int32)
-    column = f"tokens-{tokenizer.fingerprint}" + "-verbatim" * dataset.verbatim
+    column = f"tokens-{tokenizer.fingerprint}{words.fingerprint}" + "-verbatim" * dataset.verbatim
     with tqdm(
         desc="counting tokens", total=len(dataset), unit="text", delay=2.0, disable=number > 0
     ) as bar:
@@ -53,7 +67,7 @@ def count_text_tokens(
             for start in range(samples.start, samples.stop, _TEXTS_AT_ONCE):
                 chunk = range(start, min(start + _TEXTS_AT_ONCE, samples.stop))
                 for texts in read_texts(dataset, chunk):
-                    found = tokenizer.counts([text or "" for text in texts])
+                    found = tokenizer.counts([words(text or "") for text in texts])
                     for sample, text, count in zip(chunk, texts, found, strict=True):
                         known = dataset.text_bytes[sample] if text is None else count
                         counts[sample] = max(counts[sample], known)

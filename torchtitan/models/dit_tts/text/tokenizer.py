@@ -17,8 +17,9 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
 from torchtitan.models.dit_tts.text.conventions import ECHO, MAX_ADDED_BYTES, NORMALIZERS
+from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
-from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
+from torchtitan.models.dit_tts.text.token_counts import Letters, count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import (
     BEGIN_ID,
     END_ID,
@@ -75,6 +76,8 @@ class ConditionedTokenizer(BaseTokenizer):
         self.conditioning_dropout = conditioning_dropout
         self.vocab_size = vocabulary.size
         self.added = AddedTokens(vocabulary.added)
+        self.words = Normalizer(vocabulary.normalize, self.added)
+        """what is read of a text, before letters or phones"""
         self.fields = tuple(vocabulary.conditioning)
         self.n_conditions = len(self.fields)
         """conditioning tokens in each row"""
@@ -120,8 +123,8 @@ class ConditionedTokenizer(BaseTokenizer):
         """(n,) int32: maximum number of ids of each sample; `part` as in `open_dataset`."""
 
     def spoken(self, text: str) -> str:
-        """The characters that an alignment places: those of the text, or its phones, and one per added token."""
-        return self.added.joined(text)
+        """The characters that an alignment places: those of the text as words, or its phones, and one per added token."""
+        return self.added.joined(self.words(text))
 
     @abstractmethod
     def spans(self, text: str) -> np.ndarray:
@@ -214,7 +217,7 @@ class UnitTokenizer(ConditionedTokenizer):
         if self._phones is None:
             return super().spoken(text)
         unicode_bytes(text)
-        return self._phones(text)
+        return self._phones(self.words(text))
 
     def spans(self, text: str) -> np.ndarray:
         text = self.spoken(text)
@@ -229,7 +232,10 @@ class UnitTokenizer(ConditionedTokenizer):
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         if self._phones is not None:
-            units = count_text_tokens(dataset, self._phones, part)
+            units = count_text_tokens(dataset, self._phones, part, self.words)
+        elif self.words.language:
+            letters = Letters("bytes" if self._bytes else "chars")
+            units = count_text_tokens(dataset, letters, part, self.words)
         else:
             units = dataset.text_bytes if self._bytes else dataset.text_chars
         return units + np.int32(self.num_special_tokens)
@@ -237,15 +243,14 @@ class UnitTokenizer(ConditionedTokenizer):
     def _ids(self, text: str) -> np.ndarray:
         """Ids of the text alone."""
         unicode_bytes(text)
-        text = self._normalized(text)
-        if not self._bytes:
+        if not self._bytes:  # no convention has these
             points = np.frombuffer(unicode_bytes(self.spoken(text), "utf-32-le"), np.uint32)
             return self._character_ids.take(points, mode="clip")
         parts = [
             np.array([self._id_of_added[token]])
             if token
             else np.frombuffer(unicode_bytes(part).translate(_BYTE_IDS), np.uint8)
-            for part, token in self.added.pieces(text)
+            for part, token in self.added.pieces(self._normalized(self.words(text)))
         ]
         return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.int64)])
 

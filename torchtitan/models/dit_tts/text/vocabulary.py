@@ -78,7 +78,7 @@ class Vocabulary:
         duration_token_seconds: width of a duration bin; 0 without the duration field.
         subwords: for the unit "subwords".
         language: for "phones", espeak-ng's name of it.
-        added, convention: [encoder] added_tokens and convention.
+        added, convention, normalize: [encoder] added_tokens, convention and normalize.
     """
 
     unit: str = "bytes"
@@ -89,6 +89,7 @@ class Vocabulary:
     language: str = ""
     added: tuple[str, ...] = ()
     convention: str = ""
+    normalize: str = ""
 
     @property
     def model(self) -> str:
@@ -159,6 +160,7 @@ def make_vocabulary(
     language: str = "",
     added: Sequence[str] = (),
     convention: str = "",
+    normalize: str = "",
 ) -> Vocabulary:
     """The vocabulary of some data, the same whatever the order of its samples.
 
@@ -182,7 +184,8 @@ def make_vocabulary(
     if unit in ("chars", PHONES) and not known:
         raise InputError(f"[encoder] model = {unit!r}, but all texts of [data] path are empty")
     width = duration_token_seconds if "duration" in fields else 0.0
-    return Vocabulary(unit, known, fields, width, subwords, language, tuple(added), convention)
+    options = language, tuple(added), convention, normalize
+    return Vocabulary(unit, known, fields, width, subwords, *options)
 
 
 def unit_of(model: str) -> str:
@@ -203,6 +206,7 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool =
         # Another name of the same tokenizer will do.
         ("[encoder] model", run.model if is_same else data.model, run.model),
         ("[encoder] convention", data.convention, run.convention),
+        ("[encoder] normalize", data.normalize, run.normalize),
         ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
         ("[data] duration_token_seconds", data.duration_token_seconds, run.duration_token_seconds),
     ):
@@ -310,7 +314,9 @@ def from_json(text: str, where: str) -> Vocabulary:
         subwords = None
         if contents["unit"] == SUBWORDS:
             subwords = Subwords(**contents["subwords"], model=contents["model"])
-        options: dict[str, Any] = {n: contents.get(n, "") for n in ("language", "convention")}
+        options: dict[str, Any] = {
+            n: contents.get(n, "") for n in ("language", "convention", "normalize")
+        }
         options["added"] = tuple(contents.get("added", ()))
         units = contents["unit"], contents["characters"]
         vocabulary = Vocabulary(*units, fields, width, subwords, **options)
@@ -340,7 +346,7 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
     contents = {"version": _VERSION, **units, "conditioning": fields}
     # Only where they are set: the fingerprints of earlier runs lack them.
     options = {"language": vocabulary.language, "added": list(vocabulary.added)}
-    options["convention"] = vocabulary.convention
+    options |= {"convention": vocabulary.convention, "normalize": vocabulary.normalize}
     contents |= {name: value for name, value in options.items() if value}
     if vocabulary.subwords:
         subwords = asdict(vocabulary.subwords)

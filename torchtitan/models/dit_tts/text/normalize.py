@@ -1,0 +1,85 @@
+"""Numbers, dates, units, currency and abbreviations as the words that are said: [encoder] normalize, by wetext.
+
+What has no digit, sign or known abbreviation stays as it is.
+"""
+
+import re
+import threading
+from collections.abc import Callable
+from functools import cache, lru_cache
+from importlib.metadata import version
+
+from torchtitan.models.dit_tts.added_tokens import NO_TOKENS, AddedTokens
+from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.text import english
+
+LANGUAGES = ("en", "zh", "ja")
+"""those of wetext's grammars"""
+
+_KEPT = 2**17  # texts in memory, about 40 MB: a text comes again in every epoch
+
+# The grammars refuse, escape or move some of these characters.
+_CUTS = re.compile(
+    r"(\s*(?:[\[\](){}<>\"“”„«»\\|_…\n\t\v]|[,;:!?](?=\s|$)|[。，、！？；：])\s*|\s{2,}|^\s+|\s+$)"
+)
+_TO_SAY = re.compile(r"[\d$£€¥￥%&@#=°½¼¾²³]|www\.|://")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+class Normalizer:
+    """A text with its numbers as words; from any thread."""
+
+    def __init__(self, language: str, added: AddedTokens = NO_TOKENS):
+        """language: one of LANGUAGES; empty: texts stay as they are. added: tokens of a text, which stay. Raises InputError
+        where the language is another or the package is not installed."""
+        self.language, self.added = language, added
+        self._read = _reader(language) if language else str
+        self.fingerprint = ""
+        """a part of the name of a file of counts; empty where texts stay as they are"""
+        if language:
+            rules = f"{language}-{version('wetext')}-{english.VERSION}"
+            self.fingerprint = f"-words-{rules}{added.fingerprint}"
+
+    def __call__(self, text: str) -> str:
+        if not (self.language and self.added.tokens):
+            return self._read(text)
+        pieces = self.added.pieces(text)
+        return "".join(token or self._read(part) for part, token in pieces)
+
+
+AS_WRITTEN = Normalizer("")
+
+
+@cache
+def _reader(language: str) -> Callable[[str], str]:
+    """One for a process, as its grammars take a second to load and are shared by threads."""
+    if language not in LANGUAGES:
+        raise InputError(
+            f"[encoder] normalize = {language!r} is not known; give one of: {', '.join(LANGUAGES)}; or leave it empty"
+        )
+    try:
+        from wetext.utils import normalize
+    except ImportError as error:
+        raise InputError(
+            f"[encoder] normalize = {language!r} needs wetext: pip install 'titan-tts[normalize]'"
+        ) from error
+    lock, is_english = threading.Lock(), language == "en"
+
+    def said(part: str) -> str:
+        """A part in words. Where the grammar has no reading of it, its numbers alone are read."""
+        try:
+            found = normalize(part, lang=language, operator="tn")
+        except Exception:  # an assertion of its parser; no text may end a run
+            if _NUMBER.fullmatch(part):
+                return part
+            return _NUMBER.sub(lambda number: said(number[0]), part)
+        return english.mended(found) if is_english and "thousand" not in part else found
+
+    @lru_cache(_KEPT)
+    def read(text: str) -> str:
+        parts = _CUTS.split(english.prepared(text) if is_english else text)
+        with lock:
+            words = [said(part) if _TO_SAY.search(part) else part for part in parts]
+        return "".join(words).replace(english.CUT, "")
+
+    return read
