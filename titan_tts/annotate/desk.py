@@ -4,6 +4,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -29,16 +30,25 @@ class Desk:
         self.history = History({i: each.place for i, each in segments.items()})
         self._lock, self.token = Lock(), create(path)
         self._undone: Task | None = None  # what comes next, because it was taken back
+        # Counted as edits are read: a click must not take longer the more there are.
+        self._places = {each.id: place for place, each in enumerate(self.order)}
+        self._waiting = [(0, place) for place in range(len(self.order))]  # a heap of (skips, place)
+        self._done: dict[str, Edit] = {}
+        self._rejected, self._seconds_done = 0, 0.0
+        self._seconds = sum(each.seconds for each in self.order)
 
     def next(self) -> Task | None:
         """The segment that was taken back, else the first of those that were skipped least."""
         with self._transaction():
             if self._undone is not None:
                 return Task(self._undone.segment)
-            done = self.history.decisions()
-            left = (each for each in self.order if each.id not in done)
-            found = min(left, key=lambda each: len(self.history.of(each.id)), default=None)
-            return None if found is None else Task(found)
+            while self._waiting:
+                skips, place = self._waiting[0]
+                found = self.order[place]
+                if found.id not in self._done and len(self.history.of(found.id)) == skips:
+                    return Task(found)
+                heappop(self._waiting)  # it was decided about or skipped since
+            return None
 
     def judge(self, segment: str, action: str, text: str, text_verbatim: str | None) -> None:
         """Keeps an accept, a reject or a skip. The same decision again, which a page may send after a lost answer, is
@@ -65,21 +75,34 @@ class Desk:
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is decided, and of all."""
         with self._transaction():
-            decisions = self.history.decisions()
-        done = {i: edit for i, edit in decisions.items() if i in self.segments}
-        return {
-            "done": len(done),
-            "rejected": sum(edit.action == "reject" for edit in done.values()),
-            "all": len(self.segments),
-            "hours_done": sum(self.segments[i].seconds for i in done) / 3600,
-            "hours": sum(each.seconds for each in self.order) / 3600,
-        }
+            return {
+                "done": len(self._done),
+                "rejected": self._rejected,
+                "all": len(self.segments),
+                "hours_done": self._seconds_done / 3600,
+                "hours": self._seconds / 3600,
+            }
+
+    def _count(self, segment: str) -> None:
+        """Brings the counts and what waits up to the segment's edits."""
+        seconds = self.segments[segment].seconds
+        if before := self._done.pop(segment, None):
+            self._rejected -= before.action == "reject"
+            self._seconds_done -= seconds
+        if now := self.history.decision(segment):
+            self._done[segment] = now
+            self._rejected += now.action == "reject"
+            self._seconds_done += seconds
+        else:
+            heappush(self._waiting, (len(self.history.of(segment)), self._places[segment]))
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """With the history up to date."""
         with self._lock, opened(self.path) as connection:
-            self.history.read(connection)
+            for segment in self.history.read(connection):
+                if segment in self.segments:
+                    self._count(segment)
             yield connection
 
 

@@ -54,8 +54,11 @@ class History:
         self.counting: dict[str, list[Edit]] = {}
         self.of_other_audio: set[str] = set()
         self._audio, self._last_id = audio, 0
+        self._by_id: dict[int, Edit] = {}  # those that count
 
-    def read(self, connection: sqlite3.Connection) -> None:
+    def read(self, connection: sqlite3.Connection) -> list[str]:
+        """Returns the segment of each new row."""
+        read = []
         # SQLite keeps a value of any kind, and the folder may be another person's.
         columns = ", ".join(
             f"CAST({each.name} AS {'INTEGER' if each.type is int else 'TEXT'})"
@@ -69,23 +72,24 @@ class History:
                 self.of_other_audio.add(edit.segment)
                 continue
             edits = self.counting.setdefault(edit.segment, [])
+            read.append(edit.segment)
             if edit.action != "undo":
                 edits.append(edit)
+                self._by_id[edit.id] = edit
             elif edits:
-                edits.pop()
+                del self._by_id[edits.pop().id]
+        return read
 
     def of(self, segment: str) -> list[Edit]:
         return self.counting.get(segment, [])
 
-    def decisions(self) -> dict[str, Edit]:
-        """{segment: its newest accept or reject}"""
-        edits = (edit for each in self.counting.values() for edit in each)
-        return {edit.segment: edit for edit in edits if edit.action != "skip"}
+    def decision(self, segment: str) -> Edit | None:
+        """Its newest accept or reject."""
+        return next((edit for edit in reversed(self.of(segment)) if edit.action != "skip"), None)
 
     def last(self) -> Edit | None:
         """The latest edit that counts, which an undo would take back."""
-        latest = (edits[-1] for edits in self.counting.values() if edits)
-        return max(latest, key=lambda edit: edit.id, default=None)
+        return next(reversed(self._by_id.values()), None)
 
 
 def database_path(target: Path) -> Path:
@@ -136,7 +140,9 @@ def annotations(
     with opened(path, "BEGIN") as connection:
         history.read(connection)
     found: dict[str, dict[str, Any] | None] = {}
-    for segment, edit in history.decisions().items():
+    for segment in history.counting:
+        if (edit := history.decision(segment)) is None:
+            continue
         texts = {"text": edit.text, "text_verbatim": edit.text_verbatim}
         kept = {name: text for name, text in texts.items() if text is not None}
         found[segment] = {"annotated": True, **kept} if edit.action == "accept" else None

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -34,6 +35,9 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 
 _BATCHES = 16
 """of a list, among which texts are sorted by length"""
+
+_MAX_PACE, _MIN_DEVIATION = 2.0, 0.3
+"""factor and seconds between a given length and the expected one beyond which nobody speaks so"""
 
 _VOICES = 256
 """voices in memory; others are loaded again"""
@@ -76,6 +80,21 @@ class Narrator:
             show(
                 f"warning: --seconds = {request.seconds:g}, but no utterance of training is longer than "
                 f"{longest:g} s; without --seconds the text is split into pieces",
+                sys.stderr,
+            )
+        elif warn and request.seconds is not None:
+            with suppress(InputError):  # a length that is given needs no estimate
+                self._warn_of_pace(request.seconds, utterance)
+
+    def _warn_of_pace(self, seconds: float, utterance: Utterance) -> None:
+        """Warns of a length in which nobody says the text."""
+        frames = self.synthesizer.lengths.frames([replace(utterance, frames=None)])[0]
+        expected = frames / self.synthesizer.codec.frames_per_second
+        low, high = expected / _MAX_PACE, expected * _MAX_PACE
+        if abs(seconds - expected) > _MIN_DEVIATION and not low < seconds < high:
+            show(
+                f"warning: --seconds = {seconds:g}, but the text takes about {expected:.2g} s, and between {low:.2g} and "
+                f"{high:.2g} s in this voice; leave --seconds out",
                 sys.stderr,
             )
 

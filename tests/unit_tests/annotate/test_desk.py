@@ -13,8 +13,8 @@ from titan_tts.annotate import annotate_command
 from titan_tts.annotate.annotate_command import Options
 from titan_tts.annotate.desk import Desk
 from titan_tts.annotate.differences import differences
-from titan_tts.annotate.segments import read_segments, write_annotated
-from titan_tts.annotate.store import annotations, database_path
+from titan_tts.annotate.segments import Segment, read_segments, write_annotated
+from titan_tts.annotate.store import History, annotations, database_path
 from titan_tts.collect.collection import write_collection
 
 
@@ -102,6 +102,26 @@ def test_undo_is_another_row_and_brings_the_segment_back(folder):
     with sqlite3.connect(database_path(folder)) as connection:
         actions = [row[0] for row in connection.execute("SELECT action FROM edits ORDER BY id")]
         assert actions == ["accept", "reject", "undo", "undo"]
+
+
+def test_a_click_costs_no_more_the_more_is_judged(tmp_path, monkeypatch):
+    """Measured by what is looked at; another server reads all of it at once."""
+    folder, looked, costs = write_collected(tmp_path / "out", [0.5] * 90), [], []
+    seconds, of = Segment.seconds.fget, History.of
+    monkeypatch.setattr(Segment, "seconds", property(lambda one: looked.append(1) or seconds(one)))
+    monkeypatch.setattr(History, "of", lambda *given: looked.append(1) or of(*given))
+    desk = opened(folder)
+    for number in range(60):
+        desk.judge(desk.next().segment.id, "reject" if number % 3 else "skip", "x", None)
+        del looked[:]
+        desk.undo()
+        assert desk.progress()["done"] == number - number // 3 - bool(number % 3)
+        desk.judge(desk.next().segment.id, "accept" if number % 3 else "skip", "x", None)
+        costs.append(len(looked))
+    assert max(costs) < 30, costs
+    again = opened(folder)
+    assert again.progress() == pytest.approx(desk.progress())
+    assert again.next().segment.id == desk.next().segment.id
 
 
 def test_differences_are_of_words_and_not_of_case_or_points():

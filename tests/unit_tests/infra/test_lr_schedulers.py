@@ -37,7 +37,7 @@ def test_the_schedule_reaches_every_optimizer_and_survives_other_groups():
     assert [float(group["lr"]) for group in groups] == [1.5] * 3
 
 
-def test_a_longer_run_continues_from_the_stable_part():
+def test_a_longer_run_continues_from_the_stable_part(caplog):
     def rates(
         steps: int, first: int = 0, saved: dict | None = None, decay_ratio: float | None = 0.2
     ) -> list[float]:
@@ -51,7 +51,9 @@ def test_a_longer_run_continues_from_the_stable_part():
             schedulers.step()
         return found
 
-    assert rates(20, decay_ratio=1.0) == rates(20, decay_ratio=None)  # all behind the warm-up
+    assert rates(20, decay_ratio=1.0) == rates(20, decay_ratio=None)
+    # All behind the warm-up, of which upstream would warn.
+    assert not caplog.messages and rates(20, decay_ratio=0.9) and "exceed" in caplog.text
     short, long = rates(20), rates(40)
     assert short[:17] == [0.25, 0.5, 0.75, 1.0] + [1.0] * 13
     # The last step, not a step after it, ends above 0.

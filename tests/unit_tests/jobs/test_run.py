@@ -1,12 +1,15 @@
 """Jobs in this process, in processes and on Ray: what fails or is killed costs itself alone, a bounded number of times."""
 
+import io
 import time
 from collections import Counter
 
 import pytest
+import tqdm
 
 from tests.helpers.sentences import refused
 from titan_tts.jobs import engines
+from titan_tts.jobs import run as jobs_run
 from titan_tts.jobs.engines import open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
 
@@ -87,6 +90,28 @@ def test_in_processes_that_are_replaced(tmp_path):
     with open_engine("local", 1, ["cpu"], here=False) as runner:
         found = run(runner, tmp_path / "own", "killed once")
         assert found and {*tmp_path.iterdir()} - before == {tmp_path / "own"}
+
+
+def test_the_time_left_is_that_of_the_mean_rate(tmp_path, monkeypatch):
+    """Ten minutes of the first of ten jobs are not forgotten for the second that each of two others takes."""
+    now, shown = [0.0], io.StringIO()
+    shown.isatty = lambda: True
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
+    monkeypatch.setattr(jobs_run.sys, "stderr", shown)
+
+    def runner(function, values, tick):
+        for number, seconds in enumerate([600, 1, 1]):
+            for _ in range(seconds):
+                now[0] += 1
+                tick()
+            yield number, {}
+
+    jobs = [Job(str(number), ()) for number in range(10)]
+    with progress("testing", "job", jobs) as bar:
+        assert len([*run_jobs(runner, "", jobs, bar, tmp_path)]) == 3
+        assert "3/10 [10:02<23:24" in str(bar)  # 602 s / 3 * 7
+    # The bar moves while a job takes long, too.
+    assert "0/10 [05:00<?" in shown.getvalue()
 
 
 def test_processes_that_never_begin_end_the_command(tmp_path, monkeypatch):

@@ -97,9 +97,11 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
     assert frames("--seconds=30.8") == 770
     warning = "--seconds = 30.8, but no utterance of training is longer than 30.72 s"
     assert warning in capsys.readouterr().err
-    for seconds, length in ((0.01, 1), (0.6, 15), (30.7, 768)):
+    for seconds, length, warned in ((0.01, 1, 1), (0.2, 5, 0), (0.6, 15, 0), (30.7, 768, 1)):
         assert frames(f"--seconds={seconds}") == length
-        assert "--seconds" not in capsys.readouterr().err
+        err = capsys.readouterr().err
+        said = f"--seconds = {seconds:g}, but the text takes about 0.4 s, and between 0.2 and 0.8 s"
+        assert (said in err) == warned == ("--seconds" in err)
     known = ["--reference=voice.wav", "--reference-text=oooooooooo"]
     assert frames(*known) == round(10 * 2 ** (100 / 150))
     assert generate.asked[-1][0][0].reference.shape == (6, CHANNELS)

@@ -10,6 +10,7 @@ import torch
 from tests.helpers.sentences import refused
 from tests.helpers.tokens import token
 from tools.harness.synthetic import make_samples
+from torchtitan.models.dit_tts import train_spec
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -124,6 +125,13 @@ def test_an_aligner_is_learned_once_and_belongs_to_the_weights(data, tmp_path):
     assert late.aligner is found[1] and (tmp_path / "late" / ALIGNER_FILE).exists()
     (tmp_path / "run" / ALIGNER_FILE).unlink()
     refused(lambda: build_tokenizer(config, find_aligner), ALIGNER_FILE, "restore")
+
+
+def test_limits_that_leave_out_much_are_told_before_the_alignment(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(train_spec, "fit_aligner", lambda _: pytest.fail("aligned before"))
+    limits = ["--model.text_positions=aligned", "--data.max_text_tokens=5"]
+    config = config_of(data, tmp_path / "run", *limits)
+    refused(lambda: train_spec.get_train_spec().build_tokenizer_fn(config), "max_text_tokens = 5")
 
 
 @pytest.mark.long
