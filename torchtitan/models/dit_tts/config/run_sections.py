@@ -203,8 +203,9 @@ class Samples:
     """Seed of the noise, which is the same in every set"""
 
     recognizer: str = ""
-    """Speech recognizer that transcribes the samples: whisper:large-v3 (or a folder), faster-whisper:large-v3,
-    words:zero,one,... (offline, for texts of these words only), package.module:factory; empty: nothing"""
+    """Speech recognizer that transcribes the samples: whisper-tiny.en (offline), whisper:large-v3 (or a folder),
+    faster-whisper:large-v3, words:zero,one,... (offline, for texts of these words only), package.module:factory; empty:
+    nothing"""
 
     speaker_scorer: str = ""
     """Scorer that compares a sample's voice with its reference: resemblyzer, xvector:microsoft/wavlm-base-plus-sv (or

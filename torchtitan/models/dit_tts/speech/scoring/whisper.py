@@ -134,8 +134,8 @@ class FasterWhisperRecognizer(_Whisper):
 
     spelling = None
 
-    def __init__(self, model: str, device: str = "cpu") -> None:
-        """`model`: folder of a converted model, size or hub name."""
+    def __init__(self, model: str, device: str = "cpu", name: str = "") -> None:
+        """`model`: folder of a converted model, size or hub name. `name`: its name for people, by default of `model`."""
         require_modules("faster_whisper")
         from faster_whisper import WhisperModel
 
@@ -152,7 +152,7 @@ class FasterWhisperRecognizer(_Whisper):
             )
 
         self.model = from_folder_or_hub(load, model, f"faster-whisper:{model}")
-        self.name = f"faster-whisper {os.path.basename(os.path.normpath(model))}"
+        self.name = name or f"faster-whisper {os.path.basename(os.path.normpath(model))}"
         self.of_english = self.model.supported_languages == ["en"]
 
     def transcribe(self, sound: Sound, language: str = "") -> str:

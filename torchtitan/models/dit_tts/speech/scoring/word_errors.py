@@ -6,6 +6,8 @@ Whisper's normalizer (transformers) with additions for speech synthesis; in both
 - A number is compared digit by digit. Whisper's joins neighbours that are spelled out ("eight six"
   becomes 86) and leaves digits apart ("8 6"), so that one speech heard right counted as two errors,
   and six digits in a row as a single word.
+- In English "a hundred" is 100, and signs between figures are words: 2+7, -5, 5 °, 50¢, &. (Whisper's drops them, or
+  keeps them on one side alone.)
 - Vowel signs of Hindi, Thai ... stay; Whisper's makes a blank of each. Those of Arabic and Hebrew,
   which are seldom written, go.
 - Where words have no blanks between them (Chinese, Japanese, Thai ...) each character is a word.
@@ -24,6 +26,16 @@ WITHOUT_BLANKS = frozenset("zh yue cmn wuu nan ja th lo my km bo".split())
 _SCRIPTS_WITHOUT_BLANKS = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _BRACKETS = re.compile(r"[()<>\[\]]")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)(?=\d)")
+_SIGNS = (
+    (re.compile(r"\ba (?=(hundred|thousand|million|billion)\b)", re.IGNORECASE), "one "),
+    (re.compile(r"(?<=\d)\s*\+\s*(?=\d)"), " plus "),
+    (re.compile(r"(?<![\w.,])[-\u2212](?=\d)"), "minus "),
+    (re.compile("\u00b0"), " degrees "),
+    (re.compile(r"(?<=\d)\s*\u00a2"), " cents"),
+    (re.compile("&"), " and "),
+)
+"""What English people say for them"""
+
 _ONE = re.compile(r"\bone(s?)\b")  # Whisper's writes a 1 that stands alone as a word
 
 
@@ -59,6 +71,8 @@ def normalizer(
     normalize = _whisper_normalizer(english, code in WITHOUT_BLANKS)
 
     def normalized(text: str) -> str:
+        for sign, words in _SIGNS if english else ():
+            text = sign.sub(words, text)
         text = normalize(_BRACKETS.sub(" ", text).replace(" %", "%"))
         if english:
             text = _ONE.sub(r"1\1", text)
