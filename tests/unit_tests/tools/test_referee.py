@@ -78,6 +78,17 @@ def test_two_runs_on_a_list_and_on_a_tree(tree, tmp_path, capsys):
     assert capsys.readouterr().out == f"{table}\n"
 
 
+def test_of_a_list_with_splits_the_held_out_are_said(tree, tmp_path):
+    path = Path(write_list(tmp_path / "all.jsonl", tree))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    split = ("train", "train", "heldout", "train", "test")
+    lines = [json.dumps(row | {"split": name}) for row, name in zip(rows, split, strict=True)]
+    path.write_text("\n".join(lines))
+    assert referee.main(["run@7", "--list", str(path), *SCORERS, "--texts=2", "--out=out"]) == 0
+    found = json.loads(Path("out/referee.json").read_text())["sets"]["all"]["transcripts"]
+    assert [each["text"] for each in found] == [UTTERANCES[2][1], UTTERANCES[4][1]]
+
+
 def test_flite_says_the_same_sentences_in_each_voice(tree, tmp_path, monkeypatch):
     flite = tmp_path / "bin/flite"
     flite.parent.mkdir()
