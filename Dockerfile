@@ -30,6 +30,7 @@ COPY README.md LICENSE ./
 COPY titan_tts titan_tts
 COPY torchtitan torchtitan
 COPY train_configs train_configs
+COPY assets/voices assets/voices
 RUN pip install --no-deps . && titan-tts --version
 
 USER 10001:10001

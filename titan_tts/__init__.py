@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from titan_tts.speak.synthesizer import Synthesizer
 
 
-def from_pretrained(name: "str | Path", **options: Any) -> "Synthesizer":
+def from_pretrained(name: "str | Path" = "titan_tts:base", **options: Any) -> "Synthesizer":
     """A trained model to speak with; see `titan_tts.speak.sampling_options.from_pretrained` for the
-    options. `name`: a folder that `titan-tts export` wrote, a run's folder, or OWNER/NAME on the
-    Hugging Face hub.
+    options. `name`: a folder that `titan-tts export` wrote, a run's folder, OWNER/NAME on the
+    Hugging Face hub, or titan_tts:NAME, which comes with the package.
     """
     install_overlay()
     from titan_tts.speak.sampling_options import from_pretrained

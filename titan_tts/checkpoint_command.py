@@ -6,6 +6,7 @@ from typing import Literal
 
 import tyro
 
+from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, show
 
 
@@ -22,7 +23,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Prints a line per checkpoint. Returns 1 if one is corrupt or cannot be read."""
-    given = Path(options.run)
+    given = Path(shipped_path(options.run))
     if not given.is_dir():
         raise InputError(f"{given} is not a folder; give the folder of a run or a checkpoint")
 

@@ -138,6 +138,7 @@ except SystemExit as stop:
 import torchtitan
 from torchtitan import models
 from torchtitan.models.dit_tts import trainer
+from torchtitan.models.dit_tts.config.shipped import voices_folder
 from torchtitan.protocols.train_spec import get_train_spec
 
 spec = get_train_spec("dit_tts")
@@ -146,6 +147,7 @@ print(json.dumps({{
     "ours": trainer.__file__,
     "upstream": trainer.Trainer.train_step.__code__.co_filename,
     "version": torchtitan.__version__,
+    "voices": str(voices_folder()),
 }}))
 """
 
@@ -153,18 +155,19 @@ print(json.dumps({{
 WITHOUT_TRITON = 'sys.modules["triton"] = None'
 
 
-def check_command(found: dict, ours: Path, upstream: Path = UPSTREAM) -> None:
+def check_command(found: dict, ours: Path, voices: str, upstream: Path = UPSTREAM) -> None:
     assert found["flavors"] == ["18M", "300M", "3B", "60M", "800M", "8B", "8M", "debug", "duration"]
     assert found["ours"] == str(ours / "torchtitan/models/dit_tts/trainer.py")
     assert found["upstream"] == str(upstream / "train.py")
     assert found["version"] == "0.2.2"
+    assert found["voices"] == str(ours / voices) and Path(found["voices"]).is_dir()
 
 
 @pytest.mark.long
 def test_command_of_a_checkout_from_another_folder(tmp_path):
     """An editable install puts the checkout last on sys.path, behind upstream."""
     code = COMMAND.format(before=f"sys.path.append({str(ROOT)!r})")
-    check_command(run_python(code, tmp_path), ROOT)
+    check_command(run_python(code, tmp_path), ROOT, "assets/voices")
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +188,10 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
     }
     expected |= {"torchtitan/_cpu.py", "torchtitan/_imports.py"}
     configs = (path.relative_to(ROOT) for path in (ROOT / "train_configs").rglob("*.toml"))
-    expected |= {f"torchtitan/models/dit_tts/{name}" for name in configs}
+    voices = (ROOT / "assets/voices").rglob("*")
+    models = [path.relative_to(ROOT / "assets") for path in voices if path.is_file()]
+    assert models
+    expected |= {f"torchtitan/models/dit_tts/{name}" for name in (*configs, *models)}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert held == expected
     assert not held & {str(file) for file in distribution("torchtitan").files}
@@ -204,4 +210,5 @@ def test_command_of_a_wheel_in_upstreams_folder(wheel, tmp_path):
             link.symlink_to(file.locate())
     wheel.extractall(site)
     found = run_python(COMMAND.format(before=WITHOUT_TRITON), tmp_path, site)
-    check_command(found, site, upstream=site / "torchtitan")
+    voices = "torchtitan/models/dit_tts/voices"
+    check_command(found, site, voices, upstream=site / "torchtitan")

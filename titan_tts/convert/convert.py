@@ -30,6 +30,7 @@ from torchtitan.models.dit_tts.bounded import parse_json, read_weights
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config, without_none
+from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, reading, require
 from torchtitan.models.dit_tts.files import save_weights, write_atomic
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -79,7 +80,7 @@ def convert(options: Options, out: Path) -> str:
 
 def convert_back(options: Options, out: Path) -> str:
     """Writes an exported folder in another project's layout. Returns a report."""
-    folder, project = Path(options.source), PROJECTS[options.to]
+    folder, project = Path(shipped_path(options.source)), PROJECTS[options.to]
     if not exported.is_exported(folder):
         raise InputError(f"{folder} is no exported folder; give one that titan-tts convert wrote")
     if problem := verify(folder):

@@ -168,7 +168,7 @@ def output_folder(options: Options, checkpoints: list[Checkpoint]) -> Path:
         names = "-".join(each.name for each in checkpoints)
         return Path(first.folder).absolute().parent / file_name(f"evaluation-{test}-{names}")
     parts = [f"step-{first.step}", *([first.weights] if first.weights else []), test]
-    # A model of the hub has no folder of its own here.
+    # A model of the hub or the package has no folder of its own here.
     here = find_folder(first.folder) == Path(first.folder)
-    folder = first.folder if here else Path(first.folder).name
+    folder = first.folder if here else file_name(Path(first.folder).name)
     return Path(folder, "evaluation", file_name("-".join(parts)))

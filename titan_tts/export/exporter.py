@@ -23,6 +23,7 @@ from titan_tts.speak.speech_data import TrainingShards, open_speech_data
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
+from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import save_weights, sync_folder, sync_tree, write_atomic
@@ -39,7 +40,7 @@ from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, to_json
 
 def export(options: Options, out: Path) -> str:
     """Writes the folder, a new or an empty one: complete under its name, or not at all. Returns a report."""
-    folder = Path(options.run)
+    folder = Path(shipped_path(options.run))
     if exported.is_exported(folder):
         raise InputError(f"{folder} is an exported folder already; give the run folder")
     loaded = load_run(folder, options.step, options.weights, options.encoder)
@@ -98,19 +99,20 @@ def _write(
         "audio": {name: audio[name] for name in ("loudness", "max_silence") if name in audio},
     }
     codec_name = about["codec"]["name"]
-    kept = _write_model(out, loaded, about, options.dtype)
+    default = {"voice": options.voices[0]} if options.voices else {}
+    kept = _write_model(out, loaded, about | default, options.dtype)
     fine_tune = exported.fine_tune_config(config, codec_name, kept["encoder"]["model"])
     write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(fine_tune)))
     predictor = find_predictor(loaded.folder, config)
     if predictor is not None:
         (out / exported.DURATIONS).mkdir()
         timing = load_predictor(predictor, config, options.encoder)
-        _write_model(out / exported.DURATIONS, timing, about)
+        _write_model(out / exported.DURATIONS, timing, about, options.dtype)
     write_atomic(out / exported.CARD, model_card(options, loaded, codec, shards))
 
 
 def _write_model(
-    out: Path, loaded: LoadedRun, about: dict[str, Any], dtype: str = "float32"
+    out: Path, loaded: LoadedRun, about: dict[str, Any], dtype: str
 ) -> dict[str, dict[str, Any]]:
     """Writes weights, tokenizer, text encoder, config.json and manifest of a model that speaks or predicts lengths.
     Returns the part of the run's config that config.json has. `about`: its further entries."""

@@ -10,7 +10,7 @@ from titan_tts.report.words import counted
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
 from torchtitan.models.dit_tts.bounded import read_json_file
-from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, PHONES, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -98,7 +98,6 @@ def extras(encoder: str, codec: str) -> list[str]:
     learned = encoder.startswith(LEARNED_SUBWORDS) or is_pretrained(encoder)
     needed = {
         "speech": True,
-        "phones": encoder.startswith(PHONES),
         "pretrained": learned or codec_kind(codec) == "dac_vae",
     }
     return [name for name, is_needed in needed.items() if is_needed]

@@ -22,7 +22,8 @@ class Options(ModelOptions):
     """Precision of model.safetensors: as trained, or half its size."""
 
     voices: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
-    """A speaker of the training shards whose reference is exported, too, for --speaker; may be repeated."""
+    """A speaker of the training shards whose reference is exported, too, for --speaker; may be repeated. The first speaks
+    where no voice is named."""
 
     adapter: bool = False
     """Write what an adapter's run has trained alone, some megabytes that `titan-tts serve --voice` adds to its base."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from titan_tts.report.words import counted
 from titan_tts.serving.served import Served
+from titan_tts.speak.utterance import Voice
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.sampling.plots import draw_spectrograms
@@ -25,7 +26,7 @@ _BATCH = 16
 def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
     """The page, whose one function is also the API `/say`. `seed`: default seed of the noise."""
     names, synthesizer = [ANY, *served.names], served.synthesizer
-    sampling = synthesizer.sampling
+    sampling, first = synthesizer.sampling, synthesizer.default_voice.speaker or names[-1]
 
     def say(
         text: str,
@@ -39,7 +40,7 @@ def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
     ) -> tuple[tuple[int, np.ndarray], Any, str]:
         try:
             chosen = synthesizer.recording(recording) if recording else voice
-            pieces = served.pieces(text, "" if chosen == ANY else chosen, speed)
+            pieces = served.pieces(text, Voice() if chosen == ANY else chosen, speed)
             chosen_sampling = replace(
                 sampling, steps=int(steps), text_scale=text_scale, speaker_scale=speaker_scale
             )
@@ -61,7 +62,7 @@ def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
                 text = gr.Textbox(
                     label="Text", lines=4, max_length=served.max_characters, elem_id="text"
                 )
-                voice = gr.Dropdown(names, value=names[-1], label="Voice", elem_id="voice")
+                voice = gr.Dropdown(names, value=first, label="Voice", elem_id="voice")
                 recording = gr.Audio(
                     sources=["upload", "microphone"],
                     type="filepath",

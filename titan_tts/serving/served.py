@@ -43,7 +43,7 @@ class Served:
             if voice not in self.voices:
                 self.voices[voice] = self.synthesizer.speaker(voice)
             voice = self.voices[voice]
-        voice = voice or Voice()
+        voice = voice or self.synthesizer.default_voice
         whole = Utterance(text, voice, self.synthesizer.conditions(voice), speed=speed)
         return self.synthesizer.pieces(whole, low_latency)
 
@@ -51,6 +51,7 @@ class Served:
 def load_served(options: ServerOptions) -> Served:
     """The model and the voices of --voice."""
     synthesizer = load_synthesizer(options)
+    synthesizer.show_default_voice("a request or the page")
     _ = synthesizer.lengths  # a missing predictor or fit is told now, not at the first request
     voices = {}
     for given in options.voice:

@@ -99,7 +99,10 @@ class Narrator:
             )
 
     def _utterance(self, request: Request) -> Utterance:
-        voice = self._voice(request.reference_files, request.reference_text, request.speaker)
+        voice = self.synthesizer.default_voice
+        if request.names_voice:
+            named = request.reference_files, request.reference_text, request.speaker
+            voice = self._voice(*named)
         conditions = self.synthesizer.conditions(voice)
         conditions |= checked_conditions(request, self.synthesizer.run.tokenizer)
         frames = None

@@ -66,8 +66,8 @@ class Options(SamplingOptions):
     """Text of the reference, if known; the duration then follows its speaking rate."""
 
     speaker: str = ""
-    """A speaker of the training shards: gives the reference and the speaker token. Without it and without
-    --reference the voice is arbitrary."""
+    """A speaker of the exported folder or the training shards: gives the reference and the speaker token. Without it
+    and without --reference the export's first voice speaks; where it has none, and for a run, an arbitrary one."""
 
     condition: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     """FIELD=VALUE of a conditioning token, such as language=en; may be repeated."""
@@ -227,6 +227,8 @@ def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narr
     from titan_tts.speak.generate import Narrator
     from torchtitan.models.dit_tts.text.vocabulary import named
 
+    if not all(each.names_voice for each in requests):
+        synthesizer.show_default_voice("--speaker")
     texts = "".join(each.text.replace("\n", "") for each in requests if each.seconds is None)
     # A missing predictor or fit is told now, too.
     if texts and (unseen := synthesizer.lengths.unseen(texts)):

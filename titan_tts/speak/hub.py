@@ -1,4 +1,4 @@
-"""Finds models by name, as a folder or a repository of the Hugging Face hub, and uploads them."""
+"""Finds models by name, as a folder, a model of the package or a repository of the Hugging Face hub, and uploads them."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, first_line
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -23,9 +24,10 @@ FILES = (
 
 @cache
 def find_folder(name: str, patterns: tuple[str, ...] = FILES) -> Path:
-    """The folder of a run or of an exported model. `name`: a folder, or OWNER/NAME on the hub, whose files of these
-    patterns are downloaded into the hub's cache. Where OWNER is a local folder, so is NAME."""
-    path = Path(name)
+    """The folder of a run or of an exported model. `name`: a folder, titan_tts:NAME of the package, or OWNER/NAME on
+    the hub, whose files of these patterns are downloaded into the hub's cache. Where OWNER is a local folder, so is
+    NAME."""
+    path = Path(shipped_path(name))
     if path.exists() or path.parent.is_dir() and path.parent != Path(".") or not is_hub_name(name):
         return path
     from huggingface_hub import snapshot_download

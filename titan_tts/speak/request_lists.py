@@ -38,6 +38,10 @@ class Request(Utterance):
     def reference_text(self) -> str:
         return self.reference.text if self.reference else ""
 
+    @property
+    def names_voice(self) -> bool:
+        return bool(self.speaker or self.reference_files or "speaker" in self.labels)
+
     def fingerprint(self, settings: str) -> str:
         """Hash of all that changes the speech. `settings`: options of the command."""
         own = {

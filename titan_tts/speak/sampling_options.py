@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import tyro
 
 from torchtitan.models.dit_tts.config.options import option_name
+from torchtitan.models.dit_tts.config.shipped import BASE
 from torchtitan.models.dit_tts.errors import check_range, require, show
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ SHOWN = 20
 @dataclass(kw_only=True)
 class ModelOptions:
     """Options of every command that loads a trained model."""
-
-    run: tyro.conf.Positional[str]
-    """The run's folder, outputs/NAME, or a folder that titan-tts export wrote, here or on the hub."""
 
     step: Annotated[int | Literal["best"] | None, tyro.conf.arg(metavar="INT|best")] = None
     """Checkpoint step, or best for the one that [validation] keep_best kept; the last by default."""
@@ -51,6 +49,10 @@ class ModelOptions:
 class SamplingOptions(ModelOptions):
     """Options of `generate`, `evaluate`, `serve`, `demo` and `from_pretrained`; the run's [sampling] has the
     defaults."""
+
+    run: tyro.conf.Positional[str] = BASE
+    """The run's folder, outputs/NAME, a folder that titan-tts export wrote, here or on the hub, or titan_tts:NAME, a
+    model that comes with the package."""
 
     sampling_steps: Integer = None
     """Evaluations of the network; --sampling.steps is the same, as for every key of [sampling]."""
@@ -129,11 +131,11 @@ def load_synthesizer(
     return Synthesizer(loaded, codec, speech_data, run.config.sampling, lengths, path)
 
 
-def from_pretrained(name: str | Path, data: str = "", **options: Any) -> "Synthesizer":
+def from_pretrained(name: str | Path = BASE, data: str = "", **options: Any) -> "Synthesizer":
     """Loads a trained model to speak with from Python.
 
     Args:
-        name: an exported folder, a run's folder, or OWNER/NAME on the Hugging Face hub.
+        name: an exported folder, a run's folder, OWNER/NAME on the Hugging Face hub, or titan_tts:NAME of the package.
         data: training shards that lengths of texts and voices are taken from, if they have moved.
         options: options of `titan-tts generate`: step, weights, sampling_steps, text_scale, speaker_scale, dtype,
             compile, encoder, codec, duration, duration_scale.

@@ -32,6 +32,8 @@ class TrainingShards:
     def __init__(self, data: Data, encoder: Encoder, folder: Path | None):
         self.data, self.encoder, self.folder = data, encoder, folder
 
+    default_voice = ""
+
     @cached_property
     def dataset(self) -> Dataset:
         return open_training_data(self.data)
@@ -56,6 +58,11 @@ class ExportedSpeechData:
 
     def __init__(self, folder: Path, channels: int):
         self.folder, self.channels = folder, channels
+
+    @cached_property
+    def default_voice(self) -> str:
+        """Who speaks where no voice is named; empty: nobody in particular."""
+        return exported.read_exported(self.folder).get("voice", "")
 
     @cached_property
     def durations(self) -> LinearDurationModel:

@@ -1,5 +1,6 @@
 """Texts and voices to waveforms: the one way in which `generate`, `evaluate`, `serve`, `demo` and Python speak."""
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from titan_tts.speak.speaker_reference import encode_reference, load_latents, re
 from titan_tts.speak.speech_data import SpeechData
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.errors import require
+from torchtitan.models.dit_tts.errors import require, show
 from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
@@ -92,6 +93,19 @@ class Synthesizer:
         """Names that `voice` knows."""
         return self.speech_data.speakers
 
+    @cached_property
+    def default_voice(self) -> Voice:
+        """The voice where none is named: that of the exported folder, if it has one."""
+        name = self.speech_data.default_voice
+        return self.speaker(name) if name else Voice()
+
+    def show_default_voice(self, option: str) -> None:
+        """Logs the default voice, and by which option others are chosen."""
+        if chosen := self.default_voice.speaker:
+            others = ", ".join(name for name in self.speakers if name != chosen)
+            more = f"; {option} chooses another: {others}" if others else ""
+            show(f"voice: {chosen}{more}", sys.stderr)
+
     def speaker(self, name: str) -> Voice:
         """The voice of one of `speakers`."""
         reference = self.speech_data.reference(name)
@@ -123,9 +137,12 @@ class Synthesizer:
         return Voice(joined, text=text)
 
     def voice(self, of: "Files | Tensor | Voice | None") -> Voice:
-        """A voice from an audio file, or several, a speaker's name or latents (R, C); None: no particular one."""
-        if of is None or isinstance(of, Voice):
-            return of or Voice()
+        """A voice from an audio file, or several, a speaker's name or latents (R, C); None: the default one. `Voice()`
+        is no particular one."""
+        if of is None:
+            return self.default_voice
+        if isinstance(of, Voice):
+            return of
         if isinstance(of, Tensor):
             return Voice(of)
         if isinstance(of, str) and not Path(of).is_file():
@@ -200,7 +217,7 @@ class Synthesizer:
         a row does not depend on the others.
 
         Args:
-            voices: of each text, or one for all, as `voice` takes it; empty: none. An `Utterance` has its own.
+            voices: of each text, or one for all, as `voice` takes it; empty: the default one. An `Utterance` has its own.
             sampling: instead of the model's.
         """
         found = [self.voice(each) for each in voices or [None]]

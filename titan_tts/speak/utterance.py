@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchtitan.models.dit_tts.config.job_config import Data
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import nfc
+from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
 
@@ -72,3 +75,10 @@ class Speech(Sound):
 
     errors: Errors | None = None
     """of the transcript"""
+
+    def save(self, path: str | Path) -> None:
+        """Writes the sound to a file .wav, .flac, .ogg or .mp3."""
+        suffix = Path(path).suffix
+        is_sound = suffix.lower() in SUFFIXES
+        require(is_sound, f"{path}: a sound's name ends with one of {', '.join(SUFFIXES)}")
+        write_sound(path, self.waveform, self.sample_rate)

@@ -86,8 +86,8 @@ def test_what_the_card_says_of_voices_and_what_is_to_be_installed():
     assert "name no speakers" in model_card.voices([], False)
     for encoder, codec, needed in (
         ("chars", "mel_dct", ["speech"]),
-        ("phones:de", "mel_dct", ["speech", "phones"]),
-        ("phones:de", "/w/weights.pth", ["speech", "phones", "pretrained"]),
+        ("phones:de", "mel_dct", ["speech"]),
+        ("phones:de", "/w/weights.pth", ["speech", "pretrained"]),
         ("subwords:a/b", "mel_dct", ["speech", "pretrained"]),
         ("google/t5gemma-2-270m-270m", "mel_dct", ["speech", "pretrained"]),
     ):

@@ -111,8 +111,12 @@ def test_it_says_what_generate_says(server, synthesizer):
     for kind, pieces in (("wav", split), ("flac", one)):
         sound, _ = soundfile.read(io.BytesIO(speech(url, input=text, response_format=kind)[2]))
         assert len(sound) == synthesizer.samples(pieces)
-    for voice in ("mine", None):  # of a recording; no particular one
-        assert speech(url, voice=voice)[0] == 200
+    assert speech(url, voice="mine")[0] == 200  # of a recording
+    synthesizer.speech_data.default_voice = "bob"
+    spoken = {name: speech(url, voice=name, response_format="wav")[2] for name in ("ann", "bob")}
+    assert spoken["ann"] != spoken["bob"]
+    for voice in (None, ""):
+        assert speech(url, voice=voice, response_format="wav")[2] == spoken["bob"]
     assert speech(url, model="tts-1", instructions="")[0] == 200  # which clients have built in
 
 

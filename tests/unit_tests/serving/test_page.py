@@ -22,6 +22,7 @@ def address(synthesizer, monkeypatch, tmp_path):
     from titan_tts.serving.page import build_page
     from titan_tts.serving.served import Served
 
+    synthesizer.speech_data.default_voice = "ann"
     page = build_page(Served(synthesizer, {"aa": Voice(torch.ones(2, 8))}, 100), "tiny", 5)
     yield page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True)[1]
     page.close()
@@ -37,7 +38,7 @@ def test_what_the_page_answers(address, synthesizer, tmp_path, monkeypatch):
     client = Client(address, verbose=False, download_files=str(tmp_path / "files"))
     api = client.view_api(return_format="dict")["named_endpoints"]["/say"]
     defaults = [each["parameter_default"] for each in api["parameters"]]
-    assert (defaults[-1], defaults[1]) == (5, "bob")  # the last of the names
+    assert (defaults[-1], defaults[1]) == (5, "ann")
 
     def answer(text, speed=1.0, voice="ann", knobs=(2, 0.0, 0.0, 0)):
         return client.predict(text, voice, None, speed, *knobs, api_name="/say")

@@ -106,7 +106,7 @@ def test_a_run_refuses_what_its_phones_lose(config, tmp_path):
 def test_what_is_missing_is_said(monkeypatch):
     refused(lambda: Phonemizer("klingon-x"), "phones:klingon-x", "de", "en-us")
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
-    refused(lambda: Phonemizer("en-us"), "pip install 'titan-tts[phones]'")
+    refused(lambda: Phonemizer("en-us"), "pip install 'titan-tts[speech]'")
 
 
 def test_a_run_has_the_vocabulary_of_its_phones(config, tmp_path):

@@ -1,6 +1,6 @@
 """An exported folder: a trained model with all that it speaks with, and nothing of its training.
 
-    config.json          step, weights, codec, treatment of references, and the keys of the run's config that are marked EXPORTED
+    config.json          step, weights, codec, default voice, treatment of references, and the keys of the run's config that are marked EXPORTED
     model.safetensors    weights under the model's names
     manifest.json        size and XXH3 of every file that is read, and what the weights were trained with
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
@@ -110,7 +110,8 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def read_exported(folder: Path) -> dict[str, Any]:
-    """config.json of an exported folder: format, version, step, weights, codec, audio, config."""
+    """config.json of an exported folder: format, version, step, weights, codec, audio, config, and voice, the
+    default one, where the folder has voices."""
     path = folder / CONFIG
     with reading(path, "export the run again"):
         content = read_json_file(path)
@@ -125,6 +126,7 @@ def read_exported(folder: Path) -> dict[str, Any]:
             assert isinstance(content["codec"][name], str)
         assert isinstance(content["step"], int) and isinstance(content["weights"], str)
         assert isinstance(content["audio"], dict)
+        assert isinstance(content.get("voice", ""), str)
         for section, values in content["config"].items():
             assert isinstance(values, dict)
             assert {f"{section}.{key}" for key in values} <= {*marked(EXPORTED)}

@@ -23,6 +23,7 @@ from torchtitan.models.dit_tts.config.options import (
     plain,
     read_command_line,
 )
+from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.config.trust import check_export_runs_nothing
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote, local_path, shards_in
@@ -180,6 +181,9 @@ def resolve(
         config.encoder.model = local_path(config.encoder.model)
     if os.path.exists(os.path.expanduser(config.sampling.codec)):
         config.sampling.codec = local_path(config.sampling.codec)
+    config.distill.teacher = shipped_path(config.distill.teacher)
+    if config.checkpoint.initial_load_path:
+        config.checkpoint.initial_load_path = shipped_path(config.checkpoint.initial_load_path)
     if config.lora.rank and config.checkpoint.initial_load_path:
         # What speaks with the run's adapter needs the weights that it is for.
         config.checkpoint.initial_load_path = local_path(config.checkpoint.initial_load_path)

@@ -1,16 +1,44 @@
-"""The configs that come with the package."""
+"""The configs and the trained models that come with the package."""
 
 from pathlib import Path
 
+from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
+SHIPPED = "titan_tts:"
+"""begins the names of the models"""
+
+BASE = "titan_tts:base"
+"""the model that speaks where none is named"""
+
+
+def _folder(in_wheel: str, in_checkout: str) -> Path:
+    packed = _PACKAGE / in_wheel
+    return packed if packed.is_dir() else _PACKAGE.parents[2] / in_checkout
+
 
 def shipped_folder() -> Path:
     """Folder of the configs, and of the grids in `ablations/`."""
-    in_wheel = _PACKAGE / "train_configs"
-    return in_wheel if in_wheel.is_dir() else _PACKAGE.parents[2] / "train_configs"
+    return _folder("train_configs", "train_configs")
+
+
+def voices_folder() -> Path:
+    """Folder of the models, each as `titan-tts export` writes it."""
+    return _folder("voices", "assets/voices")
+
+
+def shipped_path(name: str) -> str:
+    """The folder of titan_tts:NAME; anything else as it is."""
+    if not name.startswith(SHIPPED):
+        return name
+    folders = {f"{SHIPPED}{path.name}": path for path in sorted(voices_folder().glob("*/"))}
+    models = {each: str(path) for each, path in folders.items() if is_exported(path)}
+    if name not in models:
+        known = ", ".join(models) or "none"
+        raise InputError(f"the package has no model {name!r}; it has: {known}")
+    return models[name]
 
 
 def shipped_configs() -> dict[str, Path]:
