@@ -28,7 +28,8 @@ def run(options: Options) -> int:
         raise InputError(f"{given} is not a folder; give the folder of a run or a checkpoint")
 
     from torchtitan.models.dit_tts.config.manager import load_run_config
-    from torchtitan.models.dit_tts.run.checkpoint_storage import checkpoint_steps, verify
+    from torchtitan.models.dit_tts.run.checkpoint_storage import verify
+    from torchtitan.models.dit_tts.run.manifest import checkpoint_steps
 
     if (given / "config.toml").is_file():
         folder = given / load_run_config(given).checkpoint.folder

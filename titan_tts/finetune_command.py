@@ -179,7 +179,7 @@ def _remember(base: Path, out: Path, method: str) -> None:
 
 def _voice(data: Path, run: Path) -> list[tuple[str, str]]:
     """--speaker with the first name of the new data; empty where their samples have none."""
-    from torchtitan.models.dit_tts.data.build import open_training_data
+    from torchtitan.models.dit_tts.data.dataset import open_training_data
 
     settings = replace(_config_of(run).data, path=str(data / "train"), weights=[])
     names = open_training_data(settings).labels("speaker")[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from titan_tts.cli import main
 from torchtitan.models.dit_tts.config.exported import files_read
-from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
+from torchtitan.models.dit_tts.run.manifest import read_manifest, write_manifest
 
 CONDITIONED = ["--data.conditioning=speaker", "--model.text_positions=aligned"]
 

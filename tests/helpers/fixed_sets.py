@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from torchtitan.models.dit_tts.config.job_config import Data
-from torchtitan.models.dit_tts.data.build import open_training_data
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary

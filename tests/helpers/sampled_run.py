@@ -11,7 +11,7 @@ from tests.helpers.row_model import CHANNELS, RowModel
 from titan_tts.speak.load_run import LoadedRun
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.data.dataset import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE, fit_durations

@@ -16,7 +16,7 @@ from tools.harness import runs
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths, compiled_graphs
-from torchtitan.models.dit_tts.run.checkpoint_storage import write_manifest
+from torchtitan.models.dit_tts.run.manifest import write_manifest
 
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=1"]

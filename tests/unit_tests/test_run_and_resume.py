@@ -14,7 +14,8 @@ from torchtitan.distributed import utils
 from tests.helpers.tiny_runs import Folder, break_weights
 from titan_tts import cli
 from tools.harness.synthetic import flip_bits
-from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter, read_manifest
+from torchtitan.models.dit_tts.run.checkpoint_storage import CheckpointWriter
+from torchtitan.models.dit_tts.run.manifest import read_manifest
 
 
 @torch.no_grad()

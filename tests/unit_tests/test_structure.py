@@ -16,7 +16,7 @@ FAMILY_LAYERS = [
     {"errors", "bounded"},
     {"files", "factories", "run.launcher", "speech.audio", "streams", "added_tokens"},
     {"config"},
-    {"model", "flow", "run.factors", "speech.codec"},
+    {"model", "flow", "run.factors", "run.manifest", "speech.codec"},
     {"data", "speech.scoring"},
     {"text"},
     {"model_config", "infra"},

@@ -35,7 +35,7 @@ from torchtitan.models.dit_tts.errors import InputError, reading, require
 from torchtitan.models.dit_tts.files import save_weights, write_atomic
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig, model_flavors
-from torchtitan.models.dit_tts.run.checkpoint_storage import verify
+from torchtitan.models.dit_tts.run.manifest import verify_files
 from torchtitan.models.dit_tts.run.resume_rules import trained_with
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.text.build_tokenizer import TEXT_TOKENIZER_FILE, load_vocabulary
@@ -83,7 +83,7 @@ def convert_back(options: Options, out: Path) -> str:
     folder, project = Path(shipped_path(options.source)), PROJECTS[options.to]
     if not exported.is_exported(folder):
         raise InputError(f"{folder} is no exported folder; give one that titan-tts convert wrote")
-    if problem := verify(folder):
+    if problem := verify_files(folder):
         raise InputError(f"{problem}; copy the folder again")
     config = load_run_config(folder)
     config.encoder.vocab_size = load_vocabulary(folder).size

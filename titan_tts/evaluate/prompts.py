@@ -27,7 +27,7 @@ from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.records.columns import drawn
 from titan_tts.records.utterance import HELDOUT, Reference, Utterance
 from torchtitan.models.dit_tts.config.job_config import Data
-from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.data.dataset import open_training_data
 from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source

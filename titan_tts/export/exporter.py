@@ -27,7 +27,7 @@ from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import save_weights, sync_folder, sync_tree, write_atomic
-from torchtitan.models.dit_tts.run.checkpoint_storage import read_manifest, write_manifest
+from torchtitan.models.dit_tts.run.manifest import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import OWN
 from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_codecs

@@ -23,13 +23,7 @@ from torchtitan.models.dit_tts.errors import InputError, reading, require
 from torchtitan.models.dit_tts.files import save_weights, write_atomic
 from torchtitan.models.dit_tts.infra.adapters import adapter_shapes, is_trained, merge
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
-from torchtitan.models.dit_tts.run.checkpoint_storage import (
-    MANIFEST,
-    load_checkpoint,
-    read_table,
-    verify,
-    write_manifest,
-)
+from torchtitan.models.dit_tts.run.manifest import MANIFEST, verify_files, write_manifest
 from torchtitan.models.dit_tts.run.resume_rules import adapter_base
 
 CONFIG, WEIGHTS = "adapter.json", "adapter.safetensors"
@@ -41,6 +35,8 @@ Values = dict[str, torch.Tensor]
 
 def read_tensors(state: dict[str, Any], path: Path) -> None:
     """Reads a checkpoint's tensors into those of `state`, in one process."""
+    from torchtitan.models.dit_tts.run.checkpoint_storage import load_checkpoint
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load_checkpoint(state, path, no_dist=True)
@@ -48,6 +44,8 @@ def read_tensors(state: dict[str, Any], path: Path) -> None:
 
 def read_adapter(path: Path, entry: str = "") -> Values:
     """The adapter in a run's checkpoint, behind the prefix `entry` of the weights."""
+    from torchtitan.models.dit_tts.run.checkpoint_storage import read_table
+
     table: dict[str, Any] = read_table(path).state_dict_metadata
     names = [name.removeprefix(entry) for name in table if name.startswith(entry)]
     trained = [name for name in names if is_trained(name) and not name.startswith("ema.")]
@@ -77,7 +75,7 @@ def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
         content = read_json_file(path)
         known, given = (content["format"], content["version"]), content["lora"]
     require(known == (_FORMAT, _VERSION), f"{path} is not of version {_VERSION}; {again}")
-    if problem := verify(folder, needed=(CONFIG, WEIGHTS)):
+    if problem := verify_files(folder, needed=(CONFIG, WEIGHTS)):
         raise InputError(f"{problem}; copy the adapter again, or {again}")
     options = config_from_dict({"lora": given}, str(path)).lora
     check_numbers(options, "lora")

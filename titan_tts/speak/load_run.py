@@ -10,23 +10,23 @@ from torchtitan.tools.utils import device_type
 from titan_tts.speak.adapters import Values, add_adapter_to, read_adapter, read_tensors
 from titan_tts.speak.open_run import OpenRun, open_run
 from torchtitan.models.dit_tts import model_flavors
+from torchtitan.models.dit_tts.bounded import open_weights
 from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.keys import check_numbers
 from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import InputError, reading, require
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, build_objective
 from torchtitan.models.dit_tts.infra.cpu_kernels import multiplies_bfloat16
 from torchtitan.models.dit_tts.infra.kernels import build_model
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import read_sizes
-from torchtitan.models.dit_tts.run.checkpoint_storage import (
+from torchtitan.models.dit_tts.run.manifest import (
     MANIFEST,
     checkpoint_steps,
     read_manifest,
-    read_table,
-    verify,
+    verify_files,
 )
 from torchtitan.models.dit_tts.run.resume_rules import BASE, adapter_base
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
@@ -68,7 +68,8 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
         model: Any = build_model(args)
     if is_exported(folder):
         _check_fits(model, folder)
-    model.to_empty(device=device)
+    # As `to_empty`, whose `empty_like` of a tensor without values imports sympy, a quarter of a start.
+    model._apply(lambda value: torch.empty(value.shape, dtype=value.dtype, device=device))
     if isinstance(model.text_encoder, PretrainedTextEncoder):
         model.text_encoder.reset_buffers()
     return model.eval()
@@ -109,7 +110,7 @@ def load_run(
     if not isinstance(run, OpenRun):
         run = open_run(run, step, weights)
     folder, path = run.folder, run.path
-    if problem := verify(path):
+    if problem := _problem_of(path):
         if path == folder:
             raise InputError(f"{problem}; copy the exported folder again, or export the run again")
         steps = ", ".join(map(str, checkpoint_steps(path.parent)))
@@ -140,8 +141,22 @@ def load_run(
     return LoadedRun(folder, config, run.step, weights, *speaks)
 
 
+def _problem_of(path: Path) -> str | None:
+    """How a checkpoint or an exported folder differs from its manifest."""
+    if is_exported(path):
+        return verify_files(path)
+    from torchtitan.models.dit_tts.run.checkpoint_storage import verify
+
+    return verify(path)
+
+
 def _load_weights(model: DiTTTSModel, path: Path, entry: str = "") -> None:
-    """Loads a checkpoint's weights; `entry` stands before their names there."""
+    """Loads the weights of a checkpoint or an exported folder; `entry` stands before their names there."""
+    if is_exported(path):
+        with reading(path / WEIGHTS), open_weights(path / WEIGHTS) as file, torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(file.get_tensor(name))
+        return
     values = {name: torch.empty_like(p) for name, p in model.named_parameters()}
     read_tensors({f"{entry}{name}": value for name, value in values.items()}, path)
     with torch.no_grad():
@@ -159,22 +174,22 @@ def adapted_base(config: JobConfig, path: Path) -> Path:
     recorded = read_manifest(path)["trained_with"]
     same = all(recorded.get(key) == value for key, value in adapter_base(base).items())
     require(same, f"{what} other weights than {base} has; restore these")
-    if problem := verify(base):
+    if problem := _problem_of(base):
         raise InputError(f"{problem}; restore it, as {what} it")
     return base
+
+
+def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of an exported folder's weights by name."""
+    with reading(folder / WEIGHTS), open_weights(folder / WEIGHTS) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
 
 
 def _check_bounds(config: JobConfig, folder: Path) -> None:
     """Raises InputError where an exported folder's config asks for more than its weights have, before a
     model is built by it, or its weights are no floating-point numbers."""
-    table: dict[str, Any] = read_table(folder).state_dict_metadata
-    for name, entry in table.items():
-        kind = entry.properties.dtype
-        require(
-            kind.is_floating_point,
-            f"{folder / WEIGHTS} has {name} in {kind}, not floating-point numbers; {_AGAIN}",
-        )
-    widest = max((size for entry in table.values() for size in entry.size), default=0)
+    shapes = _stored_shapes(folder)
+    widest = max((size for shape in shapes.values() for size in shape), default=0)
     encoder, data, sizes = config.encoder, config.data, read_sizes(config.model.sizes)
     values = {f"[model] sizes: {key}": sizes[key] for key in sizes if key.endswith("n_layers")}
     values |= {f"[encoder] {key}": getattr(encoder, key) for key in ("n_layers", "n_heads", "dim")}
@@ -183,15 +198,14 @@ def _check_bounds(config: JobConfig, folder: Path) -> None:
     }
     for name, value in values.items():
         require(
-            value <= (len(table) if name.endswith("n_layers") else widest),
+            value <= (len(shapes) if name.endswith("n_layers") else widest),
             f"{folder / CONFIG}: {name} = {value} is of another model than {WEIGHTS}; {_AGAIN}",
         )
 
 
 def _check_fits(model: DiTTTSModel, folder: Path) -> None:
     """Raises InputError where an exported folder's weights are of another model."""
-    table = read_table(folder).state_dict_metadata
-    found = {name: tuple(getattr(entry, "size", ())) for name, entry in table.items()}
+    found = _stored_shapes(folder)
     wanted = {name: tuple(value.shape) for name, value in model.named_parameters()}
     if found != wanted:
         name = sorted(wanted.items() ^ found.items())[0][0]

@@ -9,7 +9,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.errors import InputError, require
-from torchtitan.models.dit_tts.run.checkpoint_storage import checkpoint_steps, read_table
+from torchtitan.models.dit_tts.run.manifest import checkpoint_steps
 from torchtitan.models.dit_tts.validation.history import (
     BEST,
     RAW,
@@ -43,6 +43,9 @@ class OpenRun:
         them."""
         if is_exported(self.folder):
             return self.weights, ""
+        # With DCP, whose import takes a second and which an exported folder does not need.
+        from torchtitan.models.dit_tts.run.checkpoint_storage import read_table
+
         prefixes = saved_prefixes(read_table(self.path).state_dict_metadata)
         found = {weights_name(prefix): f"ema.{prefix}" for prefix in prefixes} | {RAW: ""}
         slowest = next(reversed([name for name in found if name != RAW]), None)

@@ -13,8 +13,7 @@ from titan_tts.speak.speaker_reference import reference_of_speaker
 from torchtitan.models.dit_tts.bounded import read_weights
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder, JobConfig
-from torchtitan.models.dit_tts.data.build import open_training_data
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME

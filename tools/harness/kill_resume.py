@@ -24,7 +24,7 @@ from tools.harness.http_server import FolderServer
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.infra.stop_signal import state_after
-from torchtitan.models.dit_tts.run.checkpoint_storage import checkpoint_steps
+from torchtitan.models.dit_tts.run.manifest import checkpoint_steps
 
 STEPS = 14
 

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import checkpoint_storage as storage
+from torchtitan.models.dit_tts.run import manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 TRAINED_WITH = {"objective.prediction": "velocity"}
@@ -54,9 +55,9 @@ def test_what_is_saved_is_loaded_and_verified(saved):
     storage.load_checkpoint(found, saved, no_dist=True)
     expected = state()
     assert torch.equal(found.pop("weights"), expected.pop("weights")) and found == expected
-    manifest = storage.read_manifest(saved)
-    assert manifest["trained_with"] == TRAINED_WITH
-    assert set(manifest["files"]) == {p.name for p in saved.iterdir()} - {storage.MANIFEST}
+    content = manifest.read_manifest(saved)
+    assert content["trained_with"] == TRAINED_WITH
+    assert set(content["files"]) == {p.name for p in saved.iterdir()} - {manifest.MANIFEST}
     assert storage.verify(saved) is None
     assert os.listdir(saved.parent) == ["step-4"]
     # A process of DCP's own that saves gets the writer by pickle.
@@ -69,7 +70,7 @@ def test_tables_of_other_pythons_are_read(saved):
     new, table = storage.read_table(saved), saved / ".metadata"
     shutil.copy(Path(__file__).parent / "table_of_python_3.11.2.pickle", table)
     assert b"getattr" in table.read_bytes()
-    storage.write_manifest(saved, ["__0_0.distcp", ".metadata"], TRAINED_WITH)
+    manifest.write_manifest(saved, ["__0_0.distcp", ".metadata"], TRAINED_WITH)
     assert storage.verify(saved) is None
     found = storage.read_table(saved)
     weights = found.state_dict_metadata["weights"]
@@ -110,7 +111,7 @@ def test_a_table_that_cannot_be_read_back_is_no_checkpoint(tmp_path, monkeypatch
         patch.setattr(enum.Enum, "__reduce_ex__", lambda *_: (os.path.join, ("a", "b")))
         with pytest.raises(BaseException, match="posixpath.join"):
             save(tmp_path / "step-4", state())
-    assert storage.checkpoint_steps(tmp_path) == []
+    assert manifest.checkpoint_steps(tmp_path) == []
 
 
 def flip(path, offset=-1) -> None:
@@ -128,9 +129,9 @@ def test_processes_share_the_files_that_they_verify(saved):
     assert problems() == 1
     # The hash is right, yet the program that wrote the table cannot read it.
     (saved / ".metadata").write_bytes(pickle.dumps(Call(os.mkdir, "ran")))
-    storage.write_manifest(saved, ["__0_0.distcp", ".metadata"], TRAINED_WITH)
+    manifest.write_manifest(saved, ["__0_0.distcp", ".metadata"], TRAINED_WITH)
     assert "it names posix.mkdir" in storage.verify(saved) and problems() == 1
-    storage.write_manifest(saved, ["__0_0.distcp"], TRAINED_WITH)
+    manifest.write_manifest(saved, ["__0_0.distcp"], TRAINED_WITH)
     assert "does not list .metadata" in storage.verify(saved)
 
 
@@ -168,7 +169,7 @@ def test_a_file_that_cannot_be_read_is_not_corrupt(saved, name):
     (saved / name).rename(saved / "away")
     for reason in ("No such file", "Input/output"):
         with pytest.raises(
-            storage.UnreadableError, match=f"step-4/{name} cannot be read .{reason}"
+            manifest.UnreadableError, match=f"step-4/{name} cannot be read .{reason}"
         ):
             storage.verify(saved)
         if reason == "No such file":
@@ -194,11 +195,11 @@ def test_a_save_that_is_cut_leaves_no_checkpoint(tmp_path, monkeypatch):
         raise OSError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "write_atomic", killed)
+        patch.setattr(manifest, "write_atomic", killed)
         with pytest.raises(BaseException, match="killed"):
             save(tmp_path / "step-4", state())
     assert os.listdir(tmp_path) == ["step-4.saving"]
-    assert storage.checkpoint_steps(tmp_path) == []
+    assert manifest.checkpoint_steps(tmp_path) == []
     assert storage.remove_left_behind(tmp_path) == ["step-4.saving"]
     save(tmp_path / "step-4", state())
     save(tmp_path / "step-4", state())  # once more, as after a roll back
@@ -214,11 +215,11 @@ def test_names_are_exact(tmp_path):
     (tmp_path / "step-7").symlink_to(tmp_path / "gone")
     (tmp_path / "step-8").symlink_to(tmp_path / "step-2")
     (tmp_path / "step-9.saving").symlink_to(tmp_path / "step-2")
-    assert storage.checkpoint_steps(tmp_path) == [2, 7, 8, 10]  # the disk of 7 may be away
+    assert manifest.checkpoint_steps(tmp_path) == [2, 7, 8, 10]  # the disk of 7 may be away
     assert storage.remove_left_behind(tmp_path) == ["step-1.deleting", "step-3.saving"]
     kept = {*theirs, "step-2", "step-10", "step-5.saving", "step-6", "step-7", "step-8"}
     assert set(os.listdir(tmp_path)) == kept | {"step-9.saving"}
-    assert storage.checkpoint_steps(tmp_path / "none") == []
+    assert manifest.checkpoint_steps(tmp_path / "none") == []
 
 
 def test_removed_and_set_aside(saved):

@@ -9,8 +9,8 @@ import pytest
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.run import checkpoint_storage
-from torchtitan.models.dit_tts.run.checkpoint_storage import write_manifest
+from torchtitan.models.dit_tts.run import manifest
+from torchtitan.models.dit_tts.run.manifest import write_manifest
 from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfit, trained_with
 
 
@@ -92,7 +92,7 @@ WIDTH = "objective.logit_std"
 
 def test_keys_that_a_checkpoint_is_older_than(monkeypatch):
     """It was trained with their defaults, and not with whatever the config says now."""
-    monkeypatch.setattr(checkpoint_storage, "read_manifest", lambda path: {"trained_with": {}})
+    monkeypatch.setattr(manifest, "read_manifest", lambda path: {"trained_with": {}})
     for width, allowed, refused in ((1.0, [], False), (2.0, [], True), (2.0, ["a", WIDTH], False)):
         training = {WIDTH: width, "ema.decays": [0.9999]}
         with pytest.raises(InputError, match=f"{WIDTH} = 2.0, but") if refused else nullcontext():

@@ -13,7 +13,7 @@ from tests.helpers.small_models import full_inputs, random_model, small_args
 from titan_tts.speak.adapters import CONFIG, WEIGHTS, Adapters, write_adapter
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.adapters import add_adapter, is_trained
-from torchtitan.models.dit_tts.run.checkpoint_storage import MANIFEST, write_manifest
+from torchtitan.models.dit_tts.run.manifest import MANIFEST, write_manifest
 
 ARGS = small_args(text_vocab_size=8, n_heads=4, mlp_dim=48)
 RANKS = {"a": 2, "b": 3}

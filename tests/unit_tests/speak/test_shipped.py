@@ -1,5 +1,8 @@
 """The models that come with the package: titan_tts:NAME, and the one that speaks where none is named."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,26 @@ def test_without_any_the_sentence_says_so(voices, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(shipped, "voices_folder", lambda: tmp_path / "nothing")
     assert main(["generate", "--text=one"]) == 2
     assert "no model 'titan_tts:base'; it has: none" in capsys.readouterr().err
+
+
+SPEAKING = """
+import sys
+from titan_tts import from_pretrained
+
+from_pretrained(sys.argv[1], sampling_steps=2).synthesize(["one"])
+from torchtitan.models.dit_tts.text.phones import Phonemizer
+
+assert Phonemizer("en-us")("one") == "wˈʌn"
+print(*sorted({*sys.argv[2:]} & {*sys.modules}))
+"""
+
+
+def test_speaking_imports_nothing_that_it_does_not_use(voices):
+    """Each of them would be a tenth to a half of the time to the first sound."""
+    slow = (
+        "torch.distributed.checkpoint torch.distributed.tensor sympy joblib transformers matplotlib"
+    )
+    command = [sys.executable, "-c", SPEAKING, str(voices / "base"), *slow.split()]
+    environment = os.environ | {"PYTHONPATH": str(Path(shipped.__file__).parents[4])}
+    spoken = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (spoken.returncode, spoken.stdout) == (0, "\n"), spoken.stderr

@@ -6,7 +6,7 @@ import torch
 
 from tests.helpers.fixed_sets import CONDITIONS, HELDOUT, data_section, fixed_set, write_rows
 from tools.harness.synthetic import flip_bits
-from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.data.dataset import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.aligner import choose_recordings, fit_aligner
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, with_duration

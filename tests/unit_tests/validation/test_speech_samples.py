@@ -18,7 +18,7 @@ from tests.helpers.fixed_sets import data_section, fixed_set, write_rows
 from tests.helpers.tiny_runs import Folder
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.build import open_training_data
+from torchtitan.models.dit_tts.data.dataset import open_training_data
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run.trackers import Trackers

@@ -15,6 +15,7 @@ import stat
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -172,8 +173,9 @@ def _check_members(file: zipfile.ZipFile, most: int) -> None:
         raise ValueError("larger when unpacked than it may be")
 
 
-def read_weights(path: str | os.PathLike) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-    """Finite tensors of floating-point numbers by name, on the CPU, and the header's texts, of a safetensors file."""
+@contextmanager
+def open_weights(path: str | os.PathLike) -> Iterator[Any]:
+    """A safetensors file of floating-point numbers, opened by its own library: names, shapes, and tensors one by one."""
     from safetensors import safe_open
 
     check_regular(path)
@@ -181,9 +183,14 @@ def read_weights(path: str | os.PathLike) -> tuple[dict[str, "Tensor"], dict[str
         for name in file.keys():
             kind = file.get_slice(name).get_dtype()
             if kind not in _WEIGHTS:
-                raise ValueError(
-                    f"{name} is of {kind}, not of one of {', '.join(sorted(_WEIGHTS))}"
-                )
+                kinds = ", ".join(sorted(_WEIGHTS))
+                raise ValueError(f"{name} is of {kind}, not of one of {kinds}")
+        yield file
+
+
+def read_weights(path: str | os.PathLike) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+    """Finite tensors of floating-point numbers by name, on the CPU, and the header's texts, of a safetensors file."""
+    with open_weights(path) as file:
         found = {name: file.get_tensor(name) for name in file.keys()}
         header = file.metadata() or {}
     return as_weights(found), header

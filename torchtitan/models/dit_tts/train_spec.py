@@ -11,13 +11,9 @@ import torch.distributed as dist
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import FLOAT8_CONVERTER, JobConfig
-from torchtitan.models.dit_tts.data.build import (
-    build_dataloader,
-    open_training_data,
-    training_samples,
-)
+from torchtitan.models.dit_tts.data.build import build_dataloader, training_samples
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss

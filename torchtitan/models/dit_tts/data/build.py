@@ -9,7 +9,7 @@ from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.buckets import Selection, select_samples, sufficient_limits
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
-from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
 from torchtitan.models.dit_tts.data.left_out import samples_left_out
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, batch_policy, make_order
@@ -63,18 +63,6 @@ def build_dataloader(
         if words := samples_left_out(dataset, left, data.frames_per_second):
             logger.warning(f"{words}; {sufficient_limits(dataset.frames, text_tokens, data)}")
     return loader
-
-
-def open_training_data(data: Data, part: tuple[int, int] = (0, 1)) -> Dataset:
-    """The dataset that `[data]` names; `part` as in `open_dataset`."""
-    return open_dataset(
-        data.path,
-        data.latent_channels,
-        on_error=data.on_error,
-        max_corrupt_fraction=data.max_corrupt_fraction,
-        part=part,
-        verbatim=data.verbatim_fraction > 0,
-    )
 
 
 def _refuse_heldout(dataset: Dataset) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.index import (
     ShardIndex,
@@ -380,3 +381,15 @@ def _shard_names(tar_paths: list[str]) -> list[str]:
     while len(set(names := ["/".join(part[-depth:]) for part in parts])) < len(parts):
         depth += 1
     return names
+
+
+def open_training_data(data: Data, part: tuple[int, int] = (0, 1)) -> Dataset:
+    """The dataset that `[data]` names; `part` as in `open_dataset`."""
+    return open_dataset(
+        data.path,
+        data.latent_channels,
+        on_error=data.on_error,
+        max_corrupt_fraction=data.max_corrupt_fraction,
+        part=part,
+        verbatim=data.verbatim_fraction > 0,
+    )

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torchtitan.components.checkpoint import ModelWrapper
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.matmul_weights import projections
 
@@ -85,13 +84,6 @@ def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> 
 def is_trained(name: str) -> bool:
     """True if an adapter's run trains, and saves, the parameter of this name."""
     return name.endswith((f".{_A}", f".{_B}"))
-
-
-class TrainedWeights(ModelWrapper):
-    """A model of which checkpoints have what an adapter's run trains."""
-
-    def _get_state_dict(self) -> dict[str, Any]:
-        return {name: v for name, v in super()._get_state_dict().items() if is_trained(name)}
 
 
 def adapter_shapes(model: nn.Module, rank: int) -> dict[str, tuple[int, int]]:

@@ -14,13 +14,10 @@ DCP pickles its table and the entries that are no tensors, and its own reader ru
 
 import enum
 import io
-import json
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -28,28 +25,29 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
-from tqdm import tqdm
 
-from torchtitan.models.dit_tts.bounded import check_regular, read_bytes, read_json_file
-from torchtitan.models.dit_tts.config.exported import WEIGHTS, files_read, is_exported
-from torchtitan.models.dit_tts.errors import InputError, first_line
-from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.bounded import read_bytes
+from torchtitan.models.dit_tts.config.exported import WEIGHTS, is_exported
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import (
     one_thread_on_cpu_ranks,
     run_on_all_ranks,
     single_process,
 )
+from torchtitan.models.dit_tts.run.manifest import (
+    METADATA,
+    UnreadableError,
+    reading_checkpoint,
+    size_and_hash,
+    verify_files,
+    write_entries,
+)
 
-MANIFEST = "manifest.json"
-_METADATA = ".metadata"
-_STEP = re.compile(r"step-(0|[1-9]\d*)")
 _LEFT_BEHIND = re.compile(r"step-(0|[1-9]\d*)\.(saving|deleting)")
-_BLOCK_BYTES = 1 << 20
 
 # Classes in DCP's table, in torch 2.11 to 2.13.
 _TABLE_CLASSES = {
@@ -62,21 +60,6 @@ _TABLE_CLASSES = {
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "Path"},
 }
-
-
-class UnreadableError(InputError):
-    """A checkpoint may be intact, but a file of it cannot be read: its disk is away or broken."""
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnreadableError(
-            f"{path} cannot be read ({error.strerror}); mount its disk or restore it, or move "
-            f"{path.parent} away to continue without it"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -116,7 +99,7 @@ class CheckpointWriter(dcp.FileSystemWriter):
             name = result.storage_data.relative_path
             if name not in known:
                 known.add(name)
-                file = (name, *_size_and_hash(Path(self.path) / name))
+                file = (name, *size_and_hash(Path(self.path) / name))
                 result = _HashedWriteResult(**vars(result), file=file)
             results.append(result)
         future: Future[list[WriteResult]] = Future()
@@ -130,27 +113,11 @@ class CheckpointWriter(dcp.FileSystemWriter):
         read_table(folder)  # a table that cannot be read back must not become a checkpoint
         every = [result for of_rank in results for result in of_rank]
         files = [r.file for r in every if isinstance(r, _HashedWriteResult)]
-        files.append((_METADATA, *_size_and_hash(folder / _METADATA)))
-        _write_manifest(folder, files, self.trained_with)
+        files.append((METADATA, *size_and_hash(folder / METADATA)))
+        write_entries(folder, files, self.trained_with)
         if self.final_path.exists():  # of the same step, from before a roll back
             remove_checkpoint(self.final_path)
         os.rename(folder, self.final_path)
-
-
-def write_manifest(folder: Path, names: Collection[str], trained_with: dict[str, Any]) -> None:
-    """Writes the manifest of files that lie in a folder."""
-    files = [(name, *_size_and_hash(folder / name)) for name in names]
-    _write_manifest(folder, files, trained_with)
-
-
-def _write_manifest(
-    folder: Path, files: list[tuple[str, int, str]], trained_with: dict[str, Any]
-) -> None:
-    content = {
-        "files": {name: {"bytes": size, "xxh3": digest} for name, size, digest in sorted(files)},
-        "trained_with": trained_with,
-    }
-    write_atomic(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 def _enum_member(of: Any, name: Any) -> enum.Enum:
@@ -217,17 +184,17 @@ def read_table(path: Path) -> Metadata:
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise InputError(f"{path / WEIGHTS} cannot be read ({error}); copy it again") from None
     try:
-        with _reading(path / _METADATA):
-            content = read_bytes(path / _METADATA)
+        with reading_checkpoint(path / METADATA):
+            content = read_bytes(path / METADATA)
         table = _TableUnpickler(io.BytesIO(content)).load()
     except UnreadableError:
         raise
     except InputError as error:
-        raise InputError(f"{path / _METADATA} is not read, as it could run code: {error}") from None
+        raise InputError(f"{path / METADATA} is not read, as it could run code: {error}") from None
     except Exception as error:  # a pickle that is cut or changed can raise anything
-        raise InputError(f"{path / _METADATA} cannot be read ({error})") from None
+        raise InputError(f"{path / METADATA} cannot be read ({error})") from None
     if not isinstance(table, Metadata) or not table.storage_data:
-        raise InputError(f"{path / _METADATA} does not say where a checkpoint's tensors are")
+        raise InputError(f"{path / METADATA} does not say where a checkpoint's tensors are")
     return table
 
 
@@ -250,43 +217,9 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
         raise
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
-
-    Raises:
-        UnreadableError: it is missing or cannot be read.
-        InputError: it is corrupt.
-    """
-    try:
-        with _reading(path / MANIFEST):
-            manifest = read_json_file(path / MANIFEST)
-        assert isinstance(manifest["trained_with"], dict)
-        for each in manifest["files"].values():
-            assert isinstance(each["bytes"], int) and isinstance(each["xxh3"], str)
-    except UnreadableError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise InputError(f"{path / MANIFEST} is corrupt ({first_line(error)})") from None
-    return manifest
-
-
-def verify(path: Path, part: tuple[int, int] = (0, 1), needed: Collection[str] = ()) -> str | None:
-    """Compares a checkpoint, or another folder, with its manifest. Returns a sentence about the first difference, or
-    None.
-
-    Args:
-        part: (number, count) of processes that verify together, each other files.
-        needed: files that the manifest must list, by default those of a checkpoint or an exported folder.
-
-    Raises:
-        UnreadableError: a file is missing or cannot be read, which does not say that it is corrupt.
-    """
-    try:
-        return _corruption(path, *part, needed)
-    except UnreadableError:
-        raise
-    except InputError as error:
-        return str(error)
+def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
+    """`verify_files`, and who compares a checkpoint's table also reads it."""
+    return verify_files(path, part, read_table=read_table)
 
 
 def verify_together(path: Path) -> str | None:
@@ -294,62 +227,6 @@ def verify_together(path: Path) -> str | None:
     part = (dist.get_rank(), dist.get_world_size())
     found = run_on_all_ranks(lambda _: verify(path, part), f"verify {path}")
     return next((problem for problem in found if problem is not None), None)
-
-
-def _corruption(path: Path, number: int, count: int, needed: Collection[str]) -> str | None:
-    files = read_manifest(path)["files"]
-    for read in needed or (files_read(path) if is_exported(path) else [_METADATA]):
-        if read not in files:
-            return f"{path / MANIFEST} does not list {read}"
-    names = sorted(files)[number::count]
-    total = sum(files[name]["bytes"] for name in names)
-    with tqdm(
-        desc=f"verifying {path.name}",
-        total=total,
-        unit="B",
-        unit_scale=True,
-        delay=2.0,
-        disable=number > 0,
-    ) as bar:
-        for name in names:
-            with _reading(path / name):
-                longer = (path / name).stat().st_size > files[name]["bytes"]
-                size, content = (0, "") if longer else _size_and_hash(path / name, bar)
-            if longer or size != files[name]["bytes"]:
-                return f"{path / name} has other bytes than {MANIFEST} says"
-            if content != files[name]["xxh3"]:
-                return f"{path / name} has other content than {MANIFEST} says"
-    if _METADATA in names:
-        read_table(path)
-    return None
-
-
-def _size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
-    try:
-        check_regular(path)
-    except ValueError as error:
-        raise InputError(f"{path} cannot be read ({error})") from None
-    digest, size = xxhash.xxh3_64(), 0
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-            if bar is not None:
-                bar.update(len(block))
-    return size, digest.hexdigest()
-
-
-def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a run's checkpoint folder, ascending. Only a folder of the exact name
-    step-N is one, or a link to one, which may be on a disk that is away; its files may still be corrupt."""
-    with _reading(folder):
-        paths = folder.iterdir() if folder.is_dir() else ()
-        return sorted(
-            int(match[1])
-            for path in paths
-            if (match := _STEP.fullmatch(path.name))
-            and (path.is_dir() or (path.is_symlink() and not path.exists()))
-        )
 
 
 def remove_left_behind(folder: Path) -> list[str]:

@@ -19,7 +19,7 @@ from torchtitan.tools.logging import logger
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
-from torchtitan.models.dit_tts.infra.adapters import TrainedWeights, is_trained
+from torchtitan.models.dit_tts.infra.adapters import is_trained
 from torchtitan.models.dit_tts.infra.collectives import (
     gather_from_ranks,
     one_thread_on_cpu_ranks,
@@ -29,6 +29,7 @@ from torchtitan.models.dit_tts.infra.collectives import (
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.run import checkpoint_storage as storage
 from torchtitan.models.dit_tts.run.grown_vocabulary import find_grown
+from torchtitan.models.dit_tts.run.manifest import MANIFEST, checkpoint_steps
 from torchtitan.models.dit_tts.run.resume_rules import (
     adapter_base,
     check_trained_with,
@@ -39,6 +40,13 @@ from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import check_mode
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
+
+
+class _TrainedWeights(ModelWrapper):
+    """A model of which checkpoints have what an adapter's run trains."""
+
+    def _get_state_dict(self) -> dict[str, Any]:
+        return {name: v for name, v in super()._get_state_dict().items() if is_trained(name)}
 
 
 class RunCheckpointer(CheckpointManager):
@@ -79,7 +87,7 @@ class RunCheckpointer(CheckpointManager):
             **parts,
         )
         if self.adapts:
-            self.states[MODEL] = TrainedWeights(parts["model_parts"])
+            self.states[MODEL] = _TrainedWeights(parts["model_parts"])
 
     # Saving
 
@@ -169,7 +177,7 @@ class RunCheckpointer(CheckpointManager):
         free, needed = shutil.disk_usage(folder).free, self._bytes_of_a_checkpoint()
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         limited = f", and a file may have {limit / 2**30:.2f} GiB (ulimit -f)" if limit >= 0 else ""
-        steps = storage.checkpoint_steps(folder)
+        steps = checkpoint_steps(folder)
         return InputError(
             f"{folder}: step {step} could not be saved ({'; '.join(sorted(reasons))}); a checkpoint takes about "
             f"{needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free{limited}; remove the cause and give the same "
@@ -187,7 +195,7 @@ class RunCheckpointer(CheckpointManager):
         if self.keep_latest_k <= 0 or dist.get_rank() != 0:
             return
         folder = Path(self.folder)
-        steps = [step for step in storage.checkpoint_steps(folder) if step != self.best_step]
+        steps = [step for step in checkpoint_steps(folder) if step != self.best_step]
         for step in steps[: -self.keep_latest_k]:
             path = folder / f"step-{step}"
             leaving = path.with_name(f"{path.name}.deleting")
@@ -283,7 +291,7 @@ class RunCheckpointer(CheckpointManager):
                     f"[job] experiment or remove the folder"
                 )
             return
-        newest = max(storage.checkpoint_steps(Path(self.folder)), default=-1)
+        newest = max(checkpoint_steps(Path(self.folder)), default=-1)
         if step not in (-1, newest):
             raise InputError(
                 f"[checkpoint] load_step = {step}, but the newest checkpoint in {self.folder} is step "
@@ -294,7 +302,7 @@ class RunCheckpointer(CheckpointManager):
 
     def _checkpoint_to_load(self) -> Path | None:
         folder, corrupt = Path(self.folder), []
-        for step in reversed(storage.checkpoint_steps(folder)):
+        for step in reversed(checkpoint_steps(folder)):
             path = folder / f"step-{step}"
             problem = storage.verify_together(path)
             if problem is None:
@@ -316,8 +324,8 @@ class RunCheckpointer(CheckpointManager):
         if not self.initial_load_path:
             return None
         path = Path(self.initial_load_path)
-        if not is_exported(path) and not os.path.isfile(path / storage.MANIFEST):
-            logger.warning(f"{path} has no {storage.MANIFEST}: it is loaded without being verified")
+        if not is_exported(path) and not os.path.isfile(path / MANIFEST):
+            logger.warning(f"{path} has no {MANIFEST}: it is loaded without being verified")
         elif problem := storage.verify_together(path):
             raise InputError(
                 f"{problem}; restore it or give another [checkpoint] initial_load_path"

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import TRAINING, WEIGHTS
 from torchtitan.models.dit_tts.config.old_keys import REMOVED
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.run import checkpoint_storage
+from torchtitan.models.dit_tts.run import manifest
 
 BASE = "lora.base"
 """Entry of a manifest that is no key of the config: what a LoRA run was trained over"""
@@ -37,7 +37,7 @@ def trained_with(config: JobConfig) -> dict[str, Any]:
 
 def adapter_base(path: Path) -> dict[str, str]:
     """What a manifest says of the weights that an adapter is for, so that it is never added to others."""
-    files = checkpoint_storage.read_manifest(path)["files"]
+    files = manifest.read_manifest(path)["files"]
     hashes = json.dumps({name: each["xxh3"] for name, each in files.items()}, sort_keys=True)
     return {BASE: xxhash.xxh3_64_hexdigest(hashes.encode())}
 
@@ -55,7 +55,7 @@ def check_trained_with(
     try:
         # What an earlier version did not record, or this one has no more, has the value that changes nothing.
         defaults = {**trained_with(JobConfig()), **REMOVED}
-        saved = {**defaults, **checkpoint_storage.read_manifest(path)["trained_with"]}
+        saved = {**defaults, **manifest.read_manifest(path)["trained_with"]}
     except InputError:
         return  # initial weights of another program; the caller has said so
     for key, value in {**training, **REMOVED}.items():
@@ -83,7 +83,7 @@ def misfit(path: Path, error: BaseException) -> InputError | None:
     if found is None:
         return None
     with suppress(InputError):
-        rank = checkpoint_storage.read_manifest(path)["trained_with"].get("lora.rank")
+        rank = manifest.read_manifest(path)["trained_with"].get("lora.rank")
         if rank and not (found["name"] or "").startswith(("dataloader.", "optimizer.")):
             return InputError(
                 f"{path} holds an adapter alone ([lora] rank = {rank}), not the weights that it is for; titan-tts export its "

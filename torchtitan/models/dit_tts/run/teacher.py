@@ -39,9 +39,9 @@ from torchtitan.models.dit_tts.flow.solvers import schedule_times
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.run.checkpoint_storage import (
     load_checkpoint,
-    read_manifest,
     verify_together,
 )
+from torchtitan.models.dit_tts.run.manifest import read_manifest
 from torchtitan.models.dit_tts.speech.codec.record import check_same_codec
 from torchtitan.models.dit_tts.text.build_tokenizer import load_vocabulary
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder

@@ -11,8 +11,7 @@ from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.bounded import read_bytes
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import Data, JobConfig, is_pretrained
-from torchtitan.models.dit_tts.data.build import open_training_data
-from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, Aligner, load_aligner

@@ -7,8 +7,8 @@ import numpy as np
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
-from torchtitan.models.dit_tts.data.build import open_training_data
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.data.dataset import open_training_data
 from torchtitan.models.dit_tts.data.heldout import FEW_SAMPLES
 from torchtitan.models.dit_tts.flow.duration import duration_figures
 from torchtitan.models.dit_tts.flow.objective import build_flow_loss, build_objective
