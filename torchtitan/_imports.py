@@ -22,7 +22,7 @@ _LATE = {
     "torchtitan.components.validate": "torchtitan.hf_datasets.text_datasets",
     "torchtitan.config.job_config": "torch",
     "torchtitan.protocols.model": "torchtitan.models.attention",
-    # For jobs in parallel, of which the phones of a text are none.
+    # phonemizer needs it for parallel jobs alone.
     "phonemizer.backend.base": "joblib",
     # Every model of transformers imports both, for losses and weights that no text encoder has.
     "transformers.loss.loss_utils": "scipy.optimize",
