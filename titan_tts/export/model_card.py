@@ -10,7 +10,7 @@ from titan_tts.report.words import counted
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
 from torchtitan.models.dit_tts.bounded import read_json_file
-from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, Encoder, is_pretrained
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -64,7 +64,7 @@ A diffusion transformer ({loaded.config.model.flavor}) that turns text and a ref
 titan-tts.
 
 ```bash
-pip install 'titan-tts[{",".join(extras(encoder, codec.name))}]'
+pip install 'titan-tts[{",".join(extras(loaded.config.encoder, codec.name))}]'
 titan-tts generate {name} {voice} --text "..." --out speech.wav
 ```
 
@@ -93,11 +93,13 @@ Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """
 
 
-def extras(encoder: str, codec: str) -> list[str]:
+def extras(encoder: Encoder, codec: str) -> list[str]:
     """What of titan-tts a model needs beside the package itself."""
-    learned = encoder.startswith(LEARNED_SUBWORDS) or is_pretrained(encoder)
+    model = encoder.model
+    learned = model.startswith(LEARNED_SUBWORDS) or is_pretrained(model)
     needed = {
         "speech": True,
+        "normalize": encoder.normalize != "",
         "pretrained": learned or codec_kind(codec) == "dac_vae",
     }
     return [name for name, is_needed in needed.items() if is_needed]
