@@ -1,6 +1,6 @@
 """Compares ways of sampling at equal numbers of network passes, on a trained run.
 
-    scripts/main_job.sh                                             # or another run
+    scripts/from_scratch.sh                                             # or another run
     OMP_NUM_THREADS=1 python benchmarks/sampling.py outputs/debug   # 10 to 15 minutes
     python benchmarks/sampling.py --report                          # the tables of what was measured
 

@@ -56,7 +56,7 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "CUDA_VISIBLE_DEVICES": "",
-}  # as scripts/main_job.sh sets them
+}  # as scripts/from_scratch.sh sets them
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_local_mistakes_are_one_sentence(folder):
         (folder / "shard-{000000..000003}.tar", f"'{folder}/shard-000001.tar' (of '"),
         (folder / "shard-{000000..000001.tar", "is not a pattern"),
         (folder.parent, f"so give {folder}"),
-        ("outputs/data/spoken_digits/train", "scripts/main_job.sh prepares"),
+        ("outputs/data/spoken_digits/train", "scripts/from_scratch.sh prepares"),
         (recordings, "as titan-tts prepare SOURCE OUTPUT makes them of recordings"),
     ):
         assert part in sentence_of(find_shards, str(path))

@@ -182,7 +182,7 @@ def _instead(piece: str) -> str:
         if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):
             return f"folders in it have some, so give {' or '.join(folders)}"
     if "spoken_digits" in piece:
-        return "scripts/main_job.sh prepares the spoken digits, in the repository"
+        return "scripts/from_scratch.sh prepares the spoken digits, in the repository"
     return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The main job: sets up .venv, prepares the embedded speech corpus, trains the debug flavor on it,
-# synthesizes held-out texts in every voice and prints their word error rate.
-#   scripts/main_job.sh
-#   NAME=mine scripts/main_job.sh --section.key value ...     (options of the training; the run is outputs/mine)
+# Trains the debug flavor from nothing: sets up .venv, prepares the embedded spoken digits, trains on them, synthesizes
+# held-out texts in every voice and prints their word error rate.
+#   scripts/from_scratch.sh
+#   NAME=mine scripts/from_scratch.sh --section.key value ...     (options of the training; the run is outputs/mine)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 corpus=assets/spoken_digits/spoken_digits.tar
