@@ -1,6 +1,7 @@
 """Speaks the sentences of the base voice with free synthesizers, and writes the lists that `titan-tts prepare` reads.
 
-    python -m recipes.base_voice.speech /work/corpus --hours 16 --jobs 2
+    python -m recipes.base_voice.speech outputs/base_voice --hours 13 --jobs 2
+    python -m recipes.base_voice.speech outputs/harvard --sentences harvard-sentences.txt    # joe.jsonl, for the referee
 
 Makes OUT/flac/*.flac (16 kHz), OUT/recordings.jsonl (training, and held-out sentences in four voices), and
 OUT/new_voice.tar, 20 minutes of a voice that the base never hears. What is there is not spoken again.
@@ -166,6 +167,12 @@ def planned(hours: float, seed: int) -> tuple[list[Utterance], list[Utterance]]:
     return base + tests, new + new_tests
 
 
+def said_by_joe(path: Path) -> list[Utterance]:
+    """The sentences of a file, one in a line, in the first voice."""
+    lines = path.read_text("utf-8").splitlines()
+    return [Utterance(f"joe-{n:04d}", text, VOICES[0], "test") for n, text in enumerate(lines)]
+
+
 def _row(job: tuple[Utterance, Path]) -> dict[str, Any]:
     utterance, folder = job
     about = {k: v for k, v in asdict(utterance).items() if k != "voice"}
@@ -194,20 +201,24 @@ def main(args: list[str]) -> int:
     parser.add_argument("--hours", type=float, default=16.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--sentences", type=Path, help="speak these alone, in joe's voice")
     options = parser.parse_args(args)
     folder = options.out / "flac"
     folder.mkdir(parents=True, exist_ok=True)
-    base, new = planned(options.hours, options.seed)
-    found: dict[str, list[dict[str, Any]]] = {}
+    if options.sentences:
+        sets = {"joe": said_by_joe(options.sentences)}
+    else:
+        base, new = planned(options.hours, options.seed)
+        sets = {"new_voice": new, "recordings": base}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for name, utterances in {"new_voice": new, "recordings": base}.items():
+        for name, utterances in sets.items():
             jobs = [(utterance, folder) for utterance in utterances]
             rows = list(tqdm(pool.map(_row, jobs, chunksize=16), name, len(jobs), unit="utt"))
             print(f"{name}: {sum(row['seconds'] for row in rows) / 3600:.2f} h, {len(rows)} files")
-            found[name] = rows
-    lines = "".join(json.dumps(row) + "\n" for row in found["recordings"])
-    write_atomic(options.out / "recordings.jsonl", lines)
-    write_archive(found["new_voice"], options.out, options.out / "new_voice.tar")
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            write_atomic(options.out / f"{name}.jsonl", lines)
+            if name == "new_voice":
+                write_archive(rows, options.out, options.out / "new_voice.tar")
     return 0
 
 
