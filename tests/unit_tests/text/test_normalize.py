@@ -1,15 +1,28 @@
 """Numbers, dates, units and abbreviations as words: what is said, and that everything that reads a text reads the same."""
 
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from tests.helpers.exported_run import CONDITIONED, export
 from tests.helpers.sentences import refused
+from tests.helpers.tiny_runs import Folder
+from titan_tts.cli import main
+from titan_tts.doctor.checks import text_tokens
+from titan_tts.doctor.findings import Limits
+from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
+from torchtitan.models.dit_tts.data.dataset import open_dataset
+from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 from torchtitan.models.dit_tts.text import normalize
+from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
+from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 from torchtitan.models.dit_tts.text.normalize import Normalizer
 
 SAID = """
@@ -33,6 +46,13 @@ AS_THEY_ARE = [
     "  Two  blanks, a\ttab\nand a line  ",
     "I am John. Vitamin C and Plan B.",
     "",
+]
+WRITTEN = ["Pay £9.", "In 1999", "50% of it", "I go"]
+SPOKEN = [
+    "Pay nine pounds.",
+    "In nineteen ninety nine",
+    "fifty percent of it",
+    "I go",
 ]
 
 
@@ -80,6 +100,86 @@ def test_what_cannot_be_said_is_refused(monkeypatch):
     normalize._reader.cache_clear()
     monkeypatch.setitem(sys.modules, "wetext.utils", None)
     refused(lambda: Normalizer("en"), "pip install 'titan-tts[normalize]'")
+
+
+def write(path, texts):
+    samples = make_samples(
+        len(texts), seed=1, channels=8, frames=lambda draw: int(draw.integers(12, 20))
+    )
+    for sample, text in zip(samples, texts):
+        sample.metadata.update(text=text, speaker="s1")
+    path.mkdir(parents=True)
+    write_shard(path / "000000.tar", samples)
+    return str(path)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Folders of the same speech: with texts as people write them, and with their words."""
+    return write(tmp_path / "written", WRITTEN * 4), write(tmp_path / "spoken", SPOKEN * 4)
+
+
+@pytest.mark.parametrize("model", ["bytes", "chars", "phones:en-us"])
+def test_tokens_and_lengths_are_those_of_the_words(model, pair, tmp_path):
+    found = []
+    for path, language in zip(pair, ("en", "")):
+        given = [
+            f"--data.path={path}",
+            f"--encoder.model={model}",
+            f"--encoder.normalize={language}",
+        ]
+        config = load_config([*given, "--model.text_positions=none", "--data.latent_channels=8"])
+        config.job.dump_folder = str(tmp_path / (language or "off"))
+        found.append((build_tokenizer(config), config, open_dataset(path, 8)))
+    (ours, config, dataset), (plain, _, words) = found
+    for written, said in zip(WRITTEN, SPOKEN):
+        assert ours.spoken(written) == plain.spoken(said)
+        assert np.array_equal(ours.spans(written), plain.spans(said))
+        assert not ours.unknown_characters(written)
+        if model != "chars":  # which keep the ids of the data's own "£" and digits, too
+            assert ours.encode(written) == plain.encode(said)
+    counts = ours.max_tokens(dataset)
+    assert counts.tolist() == plain.max_tokens(words).tolist()
+    limits = Limits(text_unit=model, normalize="en")
+    assert text_tokens(dataset, limits).tolist() == counts.tolist()
+    fit = fit_durations(dataset, config.encoder)
+    (tmp_path / "durations.json").write_text(fit.to_json())
+    same = fit_durations(words, load_config([f"--encoder.model={model}"]).encoder)
+    assert stored_durations(tmp_path).estimate("In 1999", "s1") == same.estimate(SPOKEN[1], "s1")
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_a_run_its_export_and_its_fine_tune_read_alike(pair, train, tmp_path, capsys):
+    """The run on written texts is that on their words, and all that follows from it needs no option."""
+    given = ["--training.steps=2", "--data.max_frames=32", *CONDITIONED]
+    voices = []
+    for path, name, language in zip(pair, ("written", "spoken"), ("en", "")):
+        options = [f"--data.path={path}", f"--validation.path={path}", "--validation.freq=2"]
+        folder = f"run-{name}"
+        assert train(folder, *given, *options, f"--encoder.normalize={language}") == 0
+        voices.append(export(tmp_path / folder, tmp_path / f"voice-{name}", "--voices=s1"))
+    ours, plain = Folder(tmp_path / "run-written"), Folder(tmp_path / "run-spoken")
+    assert ours.losses() == plain.losses()
+    assert ours.metrics()[-1].get("heldout_loss") == plain.metrics()[-1].get("heldout_loss")
+    # A run without the key has the files that it always had.
+    assert "normalize" not in json.loads((plain.path / "tokenizer.json").read_text())
+    assert json.loads((voices[0] / "tokenizer.json").read_text())["normalize"] == "en"
+    sounds = []
+    for folder, text in zip(voices, ("Pay £9.", "Pay nine pounds.")):
+        out = folder.with_suffix(".wav")
+        command = ["generate", str(folder), f"--text={text}", "--speaker=s1", "--sampling-steps=2"]
+        assert main([*command, "--out", str(out)]) == 0
+        sounds.append(out.read_bytes())
+    assert sounds[0] == sounds[1]
+    start = [f"--job.config_file={voices[0] / exported.FINE_TUNE}", "--training.steps=1"]
+    start += [f"--checkpoint.initial_load_path={voices[0]}", f"--data.path={pair[0]}"]
+    start += ["--validation.path=", "--data.num_workers=0", "--metrics.no-enable-tensorboard"]
+    assert train("tuned", *start, common=[]) == 0
+    assert load_run_config(tmp_path / "tuned").encoder.normalize == "en"
+    capsys.readouterr()
+    assert train("other", *start, "--encoder.normalize=", common=[]) == 2
+    assert "[encoder] normalize = ''" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
