@@ -22,22 +22,7 @@ unset PYTHONDONTWRITEBYTECODE # .venv is our own: what a start compiles, the nex
 .venv/bin/titan-tts prepare "$corpus" "$data" --loudness off --max-silence off --overwrite
 prepared=$SECONDS
 
-precision=float32
-if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-    precision=bfloat16
-else
-    if grep -qE 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null; then
-        precision=bfloat16 # other CPUs emulate it
-    fi
-    # More threads only wait for each other on so small a model. They spin, but briefly: sleeping
-    # threads have to be woken at every matmul (a third slower), and threads that spin for long make a
-    # step many times slower when another process uses one of the cores.
-    cores=$(nproc)
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
-    export OMP_WAIT_POLICY=active GOMP_SPINCOUNT=3000
-    # Keep freed activations in the heap instead of returning them to the kernel: 5 % faster.
-    export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
-fi
+. scripts/threads.sh
 PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts.sh \
     --training.mixed_precision_param "$precision" --samples.freq 550 --samples.recognizer "words:$words" \
     --samples.speaker_scorer own "$@" --job.dump_folder outputs --job.experiment "$name"

@@ -18,6 +18,7 @@ import tarfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,16 @@ def _row(job: tuple[Utterance, Path]) -> dict[str, Any]:
     return {**about, "speaker": utterance.voice.name, "audio": audio, "seconds": seconds}
 
 
+def _minutes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first NEW_VOICE_MINUTES of the training rows, and all others."""
+    heard = accumulate(row["seconds"] if row["split"] == "train" else 0.0 for row in rows)
+    return [
+        row
+        for row, seconds in zip(rows, heard, strict=True)
+        if row["split"] != "train" or seconds <= NEW_VOICE_MINUTES * 60
+    ]
+
+
 def write_archive(rows: list[dict[str, Any]], folder: Path, path: Path) -> None:
     """The recordings as Opus with their texts, in the layout of webdataset."""
     with tarfile.open(path, "w") as tar:
@@ -218,7 +229,7 @@ def main(args: list[str]) -> int:
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             write_atomic(options.out / f"{name}.jsonl", lines)
             if name == "new_voice":
-                write_archive(rows, options.out, options.out / "new_voice.tar")
+                write_archive(_minutes(rows), options.out, options.out / "new_voice.tar")
     return 0
 
 

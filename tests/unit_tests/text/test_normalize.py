@@ -99,7 +99,7 @@ def test_what_cannot_be_said_is_refused(monkeypatch):
     refused(lambda: Normalizer("klingon"), "[encoder] normalize = 'klingon'", "en, zh, ja")
     normalize._reader.cache_clear()
     monkeypatch.setitem(sys.modules, "wetext.utils", None)
-    refused(lambda: Normalizer("en"), "pip install 'titan-tts[normalize]'")
+    refused(lambda: Normalizer("en"), "pip install 'titan-tts[speech]'")
 
 
 def write(path, texts):

@@ -61,7 +61,7 @@ def _reader(language: str) -> Callable[[str], str]:
         from wetext.utils import normalize
     except ImportError as error:
         raise InputError(
-            f"[encoder] normalize = {language!r} needs wetext: pip install 'titan-tts[normalize]'"
+            f"[encoder] normalize = {language!r} needs wetext: pip install 'titan-tts[speech]'"
         ) from error
     lock, is_english = threading.Lock(), language == "en"
 
