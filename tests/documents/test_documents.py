@@ -148,13 +148,15 @@ def follows(*pages: str):
 @follows("README.md")
 def test_the_first_page(reader, page):
     main_job, listed, digits = [each for each in blocks(page) if each.commands]
-    reader.run("\n".join(main_job.commands).replace("job.sh", "job.sh --training.steps 4"))
-    trained(reader, "debug")
-    assert list(reader.folder.glob("outputs/debug/evaluation/*/evaluation.html"))
+    reader.run("\n".join(main_job.commands).replace("scripts/main", "STEPS=4 scripts/main"))
+    speaks(reader, "hello.wav", "outputs/rms/hello.wav")
+    assert (reader.folder / "outputs/rms/comparison.html").is_file()
     reader.run("\n".join(listed.commands))
     trained(reader, "mine")
     evaluated(reader, "/data/ready/heldout")
-    reader.run("\n".join(digits.commands))
+    reader.run("\n".join(digits.commands).replace("scratch.sh", "scratch.sh --training.steps 4"))
+    trained(reader, "debug")
+    assert list(reader.folder.glob("outputs/debug/evaluation/*/evaluation.html"))
     speaks(reader, "speech.wav", "two_four_six.wav")
 
 
