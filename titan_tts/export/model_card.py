@@ -10,7 +10,7 @@ from titan_tts.report.words import counted
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
 from torchtitan.models.dit_tts.bounded import read_json_file
-from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, Encoder, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -64,7 +64,7 @@ A diffusion transformer ({loaded.config.model.flavor}) that turns text and a ref
 titan-tts.
 
 ```bash
-pip install 'titan-tts[{",".join(extras(loaded.config.encoder, codec.name))}]'
+pip install 'titan-tts[{",".join(extras(loaded.config.encoder.model, codec.name))}]'
 titan-tts generate {name} {voice} --text "..." --out speech.wav
 ```
 
@@ -93,16 +93,11 @@ Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """
 
 
-def extras(encoder: Encoder, codec: str) -> list[str]:
-    """What of titan-tts a model needs beside the package itself."""
-    model = encoder.model
+def extras(model: str, codec: str) -> list[str]:
+    """What of titan-tts a model of this encoder and codec needs beside the package itself."""
     learned = model.startswith(LEARNED_SUBWORDS) or is_pretrained(model)
-    needed = {
-        "speech": True,
-        "normalize": encoder.normalize != "",
-        "pretrained": learned or codec_kind(codec) == "dac_vae",
-    }
-    return [name for name, is_needed in needed.items() if is_needed]
+    pretrained = learned or codec_kind(codec) == "dac_vae"
+    return ["speech", "pretrained"] if pretrained else ["speech"]
 
 
 def voices(speakers: Sequence[str], fine_tuned: bool) -> str:

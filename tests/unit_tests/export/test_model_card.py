@@ -10,7 +10,6 @@ from titan_tts.export import model_card
 from titan_tts.speak.load_run import load_run
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.files import JsonLines
@@ -92,6 +91,4 @@ def test_what_the_card_says_of_voices_and_what_is_to_be_installed():
         ("subwords:a/b", "mel_dct", ["speech", "pretrained"]),
         ("google/t5gemma-2-270m-270m", "mel_dct", ["speech", "pretrained"]),
     ):
-        assert model_card.extras(Encoder(encoder), codec) == needed
-    words = Encoder("phones:en-us", normalize="en")
-    assert model_card.extras(words, "mel_dct") == ["speech", "normalize"]
+        assert model_card.extras(encoder, codec) == needed
