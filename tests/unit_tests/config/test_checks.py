@@ -68,7 +68,7 @@ def test_a_bound_is_shown_with_two_digits():
 
 # Processes | settings | words of the message: key, value found, what is allowed
 REFUSED = """
-1 | model.flavor = '60m' | [model] flavor = '60m' | did you mean 60M? allowed are debug, 18M, 60M
+1 | model.flavor = '60m' | [model] flavor = '60m' | did you mean 60M? allowed are debug, 8M, 18M, 60M
 1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.seq_len = 4096 | [training] seq_len = 4096 | use [data] max_frames
 1 | training.max_norm = nan | [training] max_norm = nan | finite

@@ -169,6 +169,7 @@ def test_a_run_its_export_and_its_fine_tune_read_alike(pair, train, tmp_path, ca
     for folder, text in zip(voices, ("Pay £9.", "Pay nine pounds.")):
         out = folder.with_suffix(".wav")
         command = ["generate", str(folder), f"--text={text}", "--speaker=s1", "--sampling-steps=2"]
+        command.append("--codec=tests.helpers.small_codec:SmallCodec:8")
         assert main([*command, "--out", str(out)]) == 0
         sounds.append(out.read_bytes())
     assert sounds[0] == sounds[1]
