@@ -76,11 +76,11 @@ def normalizer(
         text = normalize(_BRACKETS.sub(" ", text).replace(" %", "%"))
         if english:
             text = _ONE.sub(r"1\1", text)
-        words = _BETWEEN_DIGITS.sub(" ", text).split()
-        words = [word for word in words if any(map(str.isalnum, word))]
-        return (
-            " ".join(spelling.get(w, w) for w in words) if spelling and english else " ".join(words)
-        )
+        parts = [
+            part for part in _BETWEEN_DIGITS.sub(" ", text).split() if any(map(str.isalnum, part))
+        ]
+        known = spelling if spelling and english else {}
+        return " ".join(known.get(part, part) for part in parts)
 
     return normalized
 
