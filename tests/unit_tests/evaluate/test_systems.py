@@ -22,6 +22,7 @@ from titan_tts.speak import open_run
 from titan_tts.speak.lengths import Lengths
 from titan_tts.speak.synthesizer import Synthesizer
 from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.run import checkpoint_storage
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -107,7 +108,7 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
         (open_run, "find_folder", Path),
         (open_run, "checkpoint_steps", lambda folder: [100, 2000]),
         (open_run, "best_row", lambda *arguments: {"step": 100}),
-        (open_run, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())),
+        (checkpoint_storage, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())),
         (open_run, "saved_prefixes", lambda table: ["decay-0.9."]),
     ):
         monkeypatch.setattr(place, name, replacement)
