@@ -140,7 +140,7 @@ class Reader:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout[-6000:]}"
         return done.stdout
