@@ -94,7 +94,7 @@ Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 
 
 def extras(model: str, codec: str) -> list[str]:
-    """What of titan-tts a model of this encoder and codec needs beside the package itself."""
+    """The extras of titan-tts that a model of this encoder and codec needs."""
     learned = model.startswith(LEARNED_SUBWORDS) or is_pretrained(model)
     pretrained = learned or codec_kind(codec) == "dac_vae"
     return ["speech", "pretrained"] if pretrained else ["speech"]

@@ -60,7 +60,7 @@ class ExportedSpeechData:
 
     @cached_property
     def default_voice(self) -> str:
-        """Who speaks where no voice is named; empty: nobody in particular."""
+        """The speaker of a request that names none; empty: no particular voice."""
         return exported.read_exported(self.folder).get("voice", "")
 
     @cached_property

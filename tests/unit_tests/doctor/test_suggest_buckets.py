@@ -79,7 +79,6 @@ def test_a_suggestion_keeps_the_speech_or_says_what_it_costs(tmp_path):
 
 def test_a_limit_of_phones_is_that_of_the_tokenizer_of_training(tmp_path):
     """Numbers have more phones than characters: a limit of bytes would leave most of these texts out."""
-    pytest.importorskip("espeakng_loader")
     text = "Am 24.12.1998 um 17:45"
     samples = [changed(each, metadata={"text": text, "language": "de"}) for each in sound_samples()]
     write_shards(tmp_path / "dates", samples)

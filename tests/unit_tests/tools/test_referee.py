@@ -30,7 +30,7 @@ def tree(tmp_path, loaded, monkeypatch):  # noqa: F811
 
 
 def write_list(path: Path, tree: Path) -> str:
-    """Of the tree's recordings, with paths relative to the list."""
+    """Writes a list of the tree's recordings, with paths relative to the list."""
     lines = []
     for number, (speaker, text, _) in enumerate(UTTERANCES):
         wav = tree / f"test-clean/{speaker}/7/{speaker}_7_{number:06d}_000000.wav"

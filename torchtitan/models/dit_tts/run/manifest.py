@@ -1,4 +1,4 @@
-"""What a folder of weights is compared with before it is read: manifest.json, size and XXH3 of every file, and what the
+"""The record that a folder of weights is compared with before it is read: manifest.json, size and XXH3 of every file, and what the
 weights were trained with. Without DCP (`checkpoint_storage`), whose import takes a second: an exported folder needs none.
 """
 

@@ -117,12 +117,12 @@ _THOUSAND = re.compile(rf"\b(?:({_BEFORE_THOUSAND}|hundred) )?thousand\b")
 
 
 def prepared(text: str) -> str:
-    """What the grammar is given for a text."""
+    """Returns the text as the grammar reads it rightly."""
     for pattern, by in _COMPILED:
         text = pattern.sub(by, text)
     return text
 
 
 def mended(said: str) -> str:
-    """What it should have said: of 1,000 it says "thousand"."""
+    """Mends what the grammar wrote: of 1,000 it says "thousand"."""
     return _THOUSAND.sub(lambda found: found[0] if found[1] else "one thousand", said)

@@ -34,7 +34,7 @@ _SIGNS = (
     (re.compile(r"(?<=\d)\s*\u00a2"), " cents"),
     (re.compile("&"), " and "),
 )
-"""What English people say for them"""
+"""The words that English speakers say for them"""
 
 _ONE = re.compile(r"\bone(s?)\b")  # Whisper's writes a 1 that stands alone as a word
 
