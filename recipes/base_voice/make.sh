@@ -19,7 +19,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 "$titan" train duration --job.dump_folder "$out" --job.experiment duration --data.path "$out/data/train" \
     --encoder.model phones:en-us --data.max_frames 320 --data.max_speaker_frames 96 --data.max_text_tokens 288 \
-    --data.num_buckets 8 --training.steps 3000 &
+    --data.num_buckets 8 --training.steps 2200 &
 lengths=$!
 "$titan" train recipes/base_voice/base.toml --job.dump_folder "$out" --job.experiment run "$@"
 wait "$lengths"
