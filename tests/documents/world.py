@@ -39,10 +39,12 @@ SMALL = (
 STEPS = 2  # of a training on a page
 BASE_STEPS = 16  # of the run that pages start from
 
+_SHIPPED = SMALL.replace("--model.flavor=debug ", "")  # a base that has a size of its own
 _DURATION = SMALL.replace("--model.flavor=debug", "--model.flavor=duration")
 _PROGRAM = f"""#!/bin/sh
 case " $* " in
 " plan "*) exec {{program}} "$@" --model.flavor=debug --compile.no-enable --activation_checkpoint.mode=none ;;
+" finetune titan_tts:"*) exec {{program}} "$@" {_SHIPPED} --steps={STEPS} --max-utterances=2 ;;
 " finetune "*) exec {{program}} "$@" {SMALL} --steps={STEPS} --max-utterances=2 ;;
 *" --dry-run"* | *" --help"*) exec {{program}} "$@" ;;
 " train duration "*) exec {{program}} "$@" {_DURATION} --training.steps={STEPS} ;;
@@ -95,7 +97,7 @@ class World:
         for entry in [*(installed / "bin").iterdir(), *installed.iterdir()]:
             if entry.name != "bin" and not entry.name.startswith("ready-"):
                 (folder / ".venv" / entry.relative_to(installed)).symlink_to(entry)
-        for extras in ("speech", "speech,pretrained", "dev"):
+        for extras in ("speech", "speech,pretrained", "speech,whisper-tiny", "dev"):
             shutil.copy(ROOT / "pyproject.toml", folder / ".venv" / f"ready-{extras}")
         own = programs / "titan-tts"
         own.unlink(missing_ok=True)
