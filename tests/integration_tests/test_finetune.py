@@ -111,7 +111,10 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch
     for name in ("evaluation", "forgotten"):
         found = json.loads((out / name / "evaluation.json").read_text())
         assert found["test"]["utterances"] == 2
-        systems = [row["name"] for row in found["rows"] if row["kind"] == "system"]
+        kinds = [row["kind"] for row in found["rows"]]
+        has_recordings = ["recordings"] * (name == "evaluation")
+        assert kinds == [*has_recordings, "codec", "system", "system"]
+        systems = [row["name"] for row in found["rows"][-2:]]
         assert len(systems) == 2 and systems[0].startswith("base")
         assert np.isfinite(found["rows"][0]["figures"]["wer"]["value"])
         heard_by = found["scorers"]["speaker"], found["scorers"]["pitch"]

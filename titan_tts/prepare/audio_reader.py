@@ -67,12 +67,13 @@ class Loader:
             except InputError:
                 _check_readable(path)
                 raise
-        return Recording(*decode(self._bytes(place)))
+        return Recording(*decode(self._bytes(place), name=place.get("file", "")))
 
     def references(self, utterance: Utterance) -> list[Recording]:
         """The recordings that are an utterance's own reference; raises as `load`."""
         paths = utterance.reference.files if utterance.reference else ()
-        return [Recording(*decode(self._bytes({"file": path}))) for path in paths]
+        places = ({"file": path} for path in paths)
+        return [Recording(*decode(self._bytes(each), name=each["file"])) for each in places]
 
     def _bytes(self, place: dict[str, Any]) -> bytes:
         if "tar" in place:

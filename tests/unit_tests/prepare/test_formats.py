@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import tarfile
 
+import av
 import numpy as np
 import pyarrow
 import pytest
@@ -190,6 +192,28 @@ BAD_SOURCES = [
     ("t.parquet", {}, "has the columns text, speaker; one of latents, audio"),
     ("t.parquet", {"audio": [b"x"], "when": NO_DATE}, "t.parquet: cannot be read as a table"),
 ]
+
+
+def test_a_recording_without_a_header_is_known_by_its_name(tmp_path):
+    wave = np.sin(np.arange(16_000) / 9).astype(np.float32) / 2
+    with av.open(tmp_path / "a.g722", "w") as file:
+        stream = file.add_stream("g722", rate=16_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray((wave * 32767).astype(np.int16)[None], "s16", "mono")
+        frame.rate = 16_000
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            file.mux(packet)
+    for name in ("b.G722", "c.mp3"):
+        shutil.copy(tmp_path / "a.g722", tmp_path / name)
+    rows = [{"audio": each, "text": "a", "reference": "b.G722"} for each in ("a.g722", "c.mp3")]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = items_of(tmp_path / "m.jsonl", speaker="s")
+    loader = Loader(str(tmp_path))
+    for found in (loader.load(first.audio, 128), *loader.references(first)):
+        assert found.rate == 16_000 and abs(len(found.samples) - 16_000) < 400
+        level = np.sqrt(np.square(found.samples[2000:15_000]).mean())
+        assert level == pytest.approx(0.5 / 2**0.5, rel=0.1)
+    with pytest.raises(InputError, match="cannot be decoded"):
+        loader.load(second.audio, 128)
 
 
 @pytest.mark.parametrize("name, content, message", BAD_SOURCES)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _LIBSNDFILE_STARTS = (b"fLaC", b"RIFF", b"RF64", b"OggS", b"FORM")
 # Sizes in a WAV that was written to a pipe: by some programs 0, by sox 2 GiB, by ffmpeg 4 GiB.
 _UNKNOWN_SIZES = (range(1), range(0x7FFFF000, 0x80000000), range(0xFFFFFF00, 0x100000000))
+_HEADERLESS = ("g722", "gsm")
 MIN_RATE, MAX_RATE = 1000, 1_000_000  # Hz
 _UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC without one is above it
 _BLOCK_FRAMES = 1 << 18
@@ -22,7 +23,7 @@ _MP3_TAGS = (b"Xing", b"Info", b"VBRI")  # in an MP3's first frame, with the num
 
 
 def decode(
-    data: bytes | str, offset_seconds: float = 0.0, seconds: float | None = None
+    data: bytes | str, offset_seconds: float = 0.0, seconds: float | None = None, name: str = ""
 ) -> tuple[np.ndarray, int]:
     """Samples (n, channels) float32 in [-1, 1] and their rate in Hz.
 
@@ -32,6 +33,7 @@ def decode(
     Args:
         data: a file's bytes, or its path.
         offset_seconds, seconds: the part to decode; all of it by default.
+        name: of the file that the bytes are of; telephones' formats are known by it alone.
     """
     import av
     import soundfile
@@ -54,7 +56,9 @@ def decode(
                 _check_wav_length(data)
         else:
             end = None if seconds is None else offset_seconds + seconds
-            samples, rate = _decode_by_ffmpeg(data, end)
+            headerless = Path(name).suffix.lower()[1:]
+            known = headerless if headerless in _HEADERLESS else None
+            samples, rate = _decode_by_ffmpeg(data, end, known)
             first, wanted = _part(len(samples), rate, offset_seconds, seconds)
             # A copy, as a part would keep all that was decoded.
             samples = samples[first:][:wanted].copy() if seconds is not None else samples[first:]
@@ -162,7 +166,9 @@ def _libsndfile_reads_all(data: bytes | str) -> bool:
         return seconds * file.samplerate <= file.frames + 4 * 1152
 
 
-def _decode_by_ffmpeg(data: bytes | str, end: float | None) -> tuple[np.ndarray, int]:
+def _decode_by_ffmpeg(
+    data: bytes | str, end: float | None, known: str | None
+) -> tuple[np.ndarray, int]:
     """((n, channels), rate) as the stream has them: joined parts of it may have others. Of a part of the audio
     nothing behind its end (s) is decoded."""
     import av
@@ -170,7 +176,8 @@ def _decode_by_ffmpeg(data: bytes | str, end: float | None) -> tuple[np.ndarray,
     blocks: list[np.ndarray] = []
     to_float: av.AudioResampler | None = None
     kind, decoded, is_part = None, 0.0, False
-    with av.open(io.BytesIO(data) if isinstance(data, bytes) else data, "r") as container:
+    opened = io.BytesIO(data) if isinstance(data, bytes) else data
+    with av.open(opened, "r", format=known) as container:
         if not container.streams.audio:
             raise InputError("the file has no audio in it")
         stream = container.streams.audio[0]
