@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 from typing import Any
 
@@ -31,11 +32,12 @@ from titan_tts.plan.step_time import (
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.checks import validate_config
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
+from torchtitan.models.dit_tts.infra.parallelize import reshards
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
 
@@ -104,7 +106,8 @@ class Planner:
         lasting = lasting_bytes(config, model, layout)
         offloaded = config.training.enable_cpu_offload and layout.sharded
         memory = {} if offloaded else dict(lasting)
-        memory |= passing_bytes(config, model, layout) | encoder_bytes(config, model, layout)
+        memory |= passing_bytes(config, model, layout, times)
+        memory |= encoder_bytes(config, model, layout)
         if model.args.teacher_passes:
             gathered = memory.get("gathered weights", 0)
             memory["teacher"] = (0 if offloaded else lasting["weights"]) + gathered
@@ -114,7 +117,7 @@ class Planner:
         transfers, first = communication(config, model, layout, cluster, batches)
         computing = sum(time.values()) - time[WAITS]
         time["optimizer"] = optimizer_seconds(config, model, cluster.device, layout)
-        time["exposed communication"] = exposed_seconds(transfers, first, computing)
+        time["exposed communication"] = exposed_seconds(transfers, first, computing, times)
         flops = layout.ranks * times * samples * model_flops(model, lengths)
         outside = sum(lasting.values()) if offloaded else 0
         return Forecast(layout, cluster, batches, memory, outside, time, transfers, flops)
@@ -206,8 +209,9 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     return Batches(lengths, config.training.local_batch_size, accumulation_steps(config, ranks))
 
 
-def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:
-    """Tensor parallelism within a node; shards that fill a part of a node or several nodes; replicas."""
+def layouts(config: JobConfig, cluster: Cluster) -> Iterator[list[Settings]]:
+    """Tensor parallelism within a node; shards that fill a part of a node or several nodes; replicas. Of each the ways
+    to have it: with sequence parallelism, with weights that stay, with a frozen encoder that is sharded."""
     args = model_flavors()[config.model.flavor]
     shared = gcd(args.n_heads, args.mlp_dim, cluster.gpus_per_node)
     for tensor in (degree for degree in (1, 2, 4, 8) if shared % degree == 0):
@@ -220,7 +224,25 @@ def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:
                 keys["backend"] = "megatron"
             keys["data_parallel_replicate_degree"] = ranks // shards
             keys["data_parallel_shard_degree"] = shards
-            yield {"parallelism": keys}
+            yield list(_ways(config, keys, tensor > 1, shards > 1))
+
+
+def _ways(
+    config: JobConfig, degrees: dict[str, Any], divided: bool, sharded: bool
+) -> Iterator[Settings]:
+    frozen = is_pretrained(config.encoder.model) and config.encoder.frozen
+    either = (False, True)
+    for sequence, stay, shard in product(
+        either[: 1 + divided], either[: 1 + sharded], either[: 1 + (sharded and frozen)]
+    ):
+        way: Settings = {"parallelism": dict(degrees)}
+        if stay == reshards(config.parallelism):
+            way["parallelism"]["fsdp_reshard_after_forward"] = "never" if stay else "default"
+        if sequence != config.megatron.sequence_parallel:
+            way["megatron"] = {"sequence_parallel": sequence}
+        if shard:
+            way["encoder"] = {"fsdp_min_gib": 0.0}
+        yield way
 
 
 def with_settings(config: JobConfig, settings: Settings) -> JobConfig:
@@ -229,16 +251,16 @@ def with_settings(config: JobConfig, settings: Settings) -> JobConfig:
 
 
 def compare_layouts(planner: Planner, given: JobConfig) -> list[tuple[Forecast, Settings]]:
-    """Every layout that training accepts and that fits, the fastest first, each with the checkpointing and micro-batch
-    that are fastest among those that fit, in the longest bucket."""
+    """Every layout that training accepts and that fits, the fastest first, each in the way, with the checkpointing and
+    micro-batch, that is fastest among those that fit, in the longest bucket."""
     total, found = given.training.global_batch_size, []
     kinds: list[dict[str, Any]] = [{"mode": "none"}, {"mode": "full"}]
     if blocks_compiled(given):
         kinds.insert(1, {"mode": "memory_budget", "memory_budget": 0.9})
-    for settings in layouts(given, planner.cluster):
+    for ways in layouts(given, planner.cluster):
         choices = []
-        for kind in kinds:
-            each = settings | {"activation_checkpoint": kind}
+        for way, kind in product(ways, kinds):
+            each = way | {"activation_checkpoint": kind}
             config = with_settings(given, each)
             ranks = Layout.of(config, planner.cluster.gpus).ranks
             for steps in (n for n in range(1, total // ranks + 1) if total % (ranks * n) == 0):

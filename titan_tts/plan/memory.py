@@ -12,6 +12,7 @@ from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_stacks
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing, reshards
+from torchtitan.models.dit_tts.infra.text_encoder import encoder_shards
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, learned_encoders
 from torchtitan.models.dit_tts.run.factors import layout_name
@@ -119,8 +120,11 @@ def kept_units(config: JobConfig, units: dict[str, int]) -> set[str]:
     return {ROOT, HEAD, *sorted(blocks, key=lambda each: int(each[7:]))[-1:]} & set(units)
 
 
-def passing_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
-    """Complete weights and gradients beside the shards, or copies of the weights in the compute dtype."""
+def passing_bytes(
+    config: JobConfig, model: Model, layout: Layout, micro_batches: int = 1
+) -> dict[str, int]:
+    """Complete weights and gradients beside the shards, or copies of the weights in the compute dtype. `micro_batches`:
+    of a step, over which complete gradients stay where complete weights do."""
     training, own = config.training, itemsize(config.training.dtype)
     compute = itemsize(training.mixed_precision_param)
     if layout.sharded:
@@ -133,10 +137,14 @@ def passing_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, 
         ]
         gathered = sum(units[name] for name in kept) + max(passing, default=0)
         reduced = itemsize(training.mixed_precision_reduce)
-        return {
+        found = {
             "gathered weights": compute * gathered,
             "gradients in flight": max(units.values()) * (compute + reduced),
         }
+        if micro_batches > 1 and not reshards(config.parallelism):
+            whole = local_parameters(model, Layout(1, 1, layout.tensor), trained=True)
+            found["complete gradients"] = reduced * whole
+        return found
     found, numbers = {}, local_parameters(model, layout)
     if layout.replicas > 1:
         found["second copy of weights"] = own * numbers
@@ -145,18 +153,13 @@ def passing_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, 
     return found
 
 
-def encoder_shards(config: JobConfig, model: Model, layout: Layout) -> int:
-    """Ranks that share a frozen text encoder outside the model, which is sharded above [encoder] fsdp_min_gib."""
-    size = model.encoder_parameters * itemsize(config.encoder.dtype)
-    return layout.shards if size > config.encoder.fsdp_min_gib * 2**30 else 1
-
-
 def encoder_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
     """A frozen text encoder, with its largest unit, the embedding, gathered twice where it is sharded."""
     if not model.encoder_parameters or model.args.text_encoder_sizes is None:
         return {}
     assert model.source is not None
-    each, shards = itemsize(config.encoder.dtype), encoder_shards(config, model, layout)
+    each = itemsize(config.encoder.dtype)
+    shards = encoder_shards(config.encoder, each * model.encoder_parameters, layout.shards)
     found = {"frozen text encoder": -(-model.encoder_parameters // shards) * each}
     if shards > 1:
         embedding = model.source.vocab_size * model.source.width

@@ -16,7 +16,14 @@ from titan_tts.plan.devices import (
     device_of,
     find_device,
 )
-from titan_tts.plan.forecast import Forecast, Planner, Run, Settings, compare_layouts
+from titan_tts.plan.forecast import (
+    Forecast,
+    Planner,
+    Run,
+    Settings,
+    compare_layouts,
+    with_settings,
+)
 from titan_tts.plan.memory import capacity
 from titan_tts.plan.parameters import Model
 from titan_tts.report.words import aligned
@@ -25,6 +32,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config, parse_config, resolve
 from torchtitan.models.dit_tts.errors import quiet_known_warnings
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
+from torchtitan.models.dit_tts.infra.parallelize import reshards
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.run.factors import checkpointing_name
 from torchtitan.models.dit_tts.run.teacher import with_teacher
@@ -50,7 +58,7 @@ def print_plan(path: Path, options: Any) -> None:
         print(json.dumps(_values_of(run, choices), indent=1))
         return
     lines = _report_lines("plan", planner, run, options.data_hours, options.price)
-    print("\n".join([*lines, *(_layout_lines(choices) if compared else [])]))
+    print("\n".join([*lines, *(_layout_lines(config, choices) if compared else [])]))
 
 
 def print_dry_run(config_args: list[str], gpus: int) -> None:
@@ -95,14 +103,16 @@ def _report_lines(
     ]
 
 
-def _layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
-    """A table of layouts, each with the fastest checkpointing and micro-batch that fit, and the keys of the best."""
+def _layout_lines(config: JobConfig, choices: list[tuple[Forecast, Settings]]) -> list[str]:
+    """A table of layouts, each in its fastest way that fits, and the keys of the best. "kept": complete weights and
+    gradients through a step; "sequence": sequence parallelism; "encoder": a frozen one that is sharded."""
     if not choices:
         return _section("Layouts: none fits these GPUs", [])
-    head = ["layout", "checkpointing", "micro-batch x steps", "MFU", "step ms", "exposed ms", "GiB"]
+    names = "layout,ways,checkpointing,micro-batch x steps,MFU,step ms,exposed ms,GiB"
     rows = [
         [
             f"{step.layout.name} {step.layout.replicas} x {step.layout.shards}",
+            _ways(with_settings(config, settings), "encoder" in settings),
             " ".join(map(str, settings["activation_checkpoint"].values())),
             f"{step.batches.micro_batch} x {step.batches.accumulation}",
             f"{step.mfu(step.seconds):.1%}",
@@ -112,9 +122,18 @@ def _layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
         ]
         for step, settings in choices
     ]
-    lines = aligned([head, *rows])
+    lines = aligned([names.split(","), *rows])
     lines[1] += "  best"
     return [*_section("Layouts that fit", lines), "", *tomli_w.dumps(choices[0][1]).splitlines()]
+
+
+def _ways(config: JobConfig, shards_encoder: bool) -> str:
+    words = {
+        "sequence": config.megatron.sequence_parallel,
+        "kept": not reshards(config.parallelism),
+        "encoder": shards_encoder,
+    }
+    return " ".join(word for word, applies in words.items() if applies) or "-"
 
 
 def _values_of(run: Run, choices: list[tuple[Forecast, Settings]]) -> dict[str, Any]:

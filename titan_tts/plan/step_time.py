@@ -1,13 +1,13 @@
 """Seconds of an optimizer step: FLOPs and bytes over measured rates, and communication that nothing hides."""
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from titan_tts.plan import measured
 from titan_tts.plan.devices import Cluster, Device, runs_fp8
 from titan_tts.plan.memory import (
     Layout,
     encoder_bytes,
-    encoder_shards,
     itemsize,
     kept_units,
     local_parameters,
@@ -30,7 +30,6 @@ from torchtitan.models.dit_tts.model.flops import (
 )
 
 _MOMENT_BYTES = {"bfloat16": 2, "8bit": 1}
-_SUMS = "tensor parallelism"
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class Transfer:
     name: str
     volume: float
     seconds: float
+    when: Literal["each", "first", "last", "between"]
+    """in which micro-batches; between: two products, where nothing hides it"""
 
 
 def model_flops(model: Model, lengths: Lengths) -> int:
@@ -107,7 +108,7 @@ def communication(
     reduced = itemsize(training.mixed_precision_reduce)
     found: list[Transfer] = []
 
-    def add(name: str, size: float, ranks: int, stride: int) -> None:
+    def add(name: str, size: float, ranks: int, stride: int, when: Any = "each") -> None:
         """`stride`: distance of neighbours in the ring."""
         moved = size * (ranks - 1) / ranks
         if not moved:
@@ -116,36 +117,51 @@ def communication(
         links = moved / cluster.device.link if in_node > 1 else 0.0
         shared = cluster.gpus_per_node / in_node * moved / cluster.inter_node
         seconds = max(links, shared if ranks > in_node else 0.0) / measured.LINK_FRACTION
-        found.append(Transfer(name, moved, seconds))
+        found.append(Transfer(name, moved, seconds, when))
 
     units = unit_sizes(config, model, layout)
     weights = sum(units.values())
     kept = sum(units[each] for each in kept_units(config, units))
     trained = sum(each.local_numel(1, layout.tensor) for each in model.weights if each.trained)
     shards, tensor = layout.shards, layout.tensor
-    once = times if reshards(config.parallelism) else 1
+    first, last = ("each", "each") if times == 1 else ("first", "last")
     if layout.sharded:
-        add("all-gather, forward", once * compute * weights, shards, tensor)
+        stay = not reshards(config.parallelism)
+        once = (1, first) if stay else (times, "each")
+        add("all-gather, forward", once[0] * compute * weights, shards, tensor, once[1])
         add("all-gather, backward", times * compute * (weights - kept), shards, tensor)
         passes = args.teacher_passes
         add("all-gather, teacher", times * passes * compute * (weights - kept), shards, tensor)
-        add("reduce-scatter", times * reduced * trained, shards, tensor)
-        if encoder_shards(config, model, layout) > 1:
-            size = times * encoder_bytes(config, model, layout)["frozen text encoder"] * shards
+        add("reduce-scatter", once[0] * reduced * trained, shards, tensor, last if stay else "each")
+        encoder = encoder_bytes(config, model, layout)
+        if len(encoder) > 1:  # gathered, too
+            size = times * encoder["frozen text encoder"] * shards
             add("all-gather, text encoder", size, shards, tensor)
-    add("all-reduce", 2 * reduced * trained / shards, layout.replicas, tensor * shards)
+    size = 2 * reduced * trained / shards
+    add("all-reduce", size, layout.replicas, tensor * shards, last)
     blocks = blocks_by_checkpointing(config, args.n_layers)
     again = sum(blocks.get(kind, 0) for kind in ("full", "selective"))
-    sums = 4 * args.n_layers + 2 * again + 2 * args.n_layers * args.teacher_passes
-    frames = compute * batches.micro_batch * batches.lengths.frames * args.dim
-    # With sequence parallelism a gather and a reduce-scatter, which move as much.
-    add(_SUMS, 2 * times * sums * frames, tensor, 1)
+    frames = 2 * times * compute * batches.micro_batch * batches.lengths.frames * args.dim
+    # Under sequence parallelism a sum is a gather and a reduce-scatter, which move as much. Its backward pass gathers
+    # gradients, too.
+    sums = 2 * again + args.n_layers * (2 + 2 * args.teacher_passes)
+    sums += args.n_layers * config.megatron.sequence_parallel
+    add("tensor parallelism", sums * frames, tensor, 1, "between")
+    add("beside products of tensor parallelism", 2 * args.n_layers * frames, tensor, 1)
     return found, max(units.values()) / weights
 
 
-def exposed_seconds(transfers: list[Transfer], first: float, computing: float) -> float:
+def exposed_seconds(
+    transfers: list[Transfer], first: float, computing: float, micro_batches: int
+) -> float:
     """Seconds of a step that computation does not hide: sums of tensor parallelism, which the next kernel needs;
-    `first`, the fraction that is moved before anything computes; and what takes longer than a step's `computing`."""
-    hidden = sum(each.seconds for each in transfers if each.name != _SUMS)
-    waited = sum(each.seconds for each in transfers) - hidden
-    return waited + first * hidden + max(0.0, (1 - first) * hidden - computing)
+    `first`, the fraction that is moved before anything computes; and what takes longer than the `computing` of the
+    micro-batch in which it is moved, a step's over `micro_batches`."""
+    seconds = dict.fromkeys(("each", "first", "last", "between"), 0.0)
+    for transfer in transfers:
+        seconds[transfer.when] += transfer.seconds
+    waited = seconds.pop("between")
+    found = waited + first * sum(seconds.values())
+    each, *once = ((1 - first) * moved for moved in seconds.values())
+    spare = max(0.0, computing - each) / micro_batches
+    return found + max(0.0, each - computing) + sum(max(0.0, moved - spare) for moved in once)

@@ -24,7 +24,7 @@ longest_per_row=4 num_buckets=8 bucket_frames=[] bucket_batch_sizes=[] batch_mul
 on_too_long="drop" max_dropped_fraction=0.1 num_workers=2 prefetch_batches=4 conditioning=[]
 conditioning_dropout=0.1 duration_token_seconds=0.5 audit=false
 [encoder] model="bytes" added_tokens=[] convention="" normalize="" frozen=true dtype="bfloat16"
-fsdp_min_gib=4.0 dim=0 n_layers=2 n_heads=4 vocab_size=0
+fsdp_min_gib=16.0 dim=0 n_layers=2 n_heads=4 vocab_size=0
 [model] name="dit_tts" flavor="debug" sizes=[] text_positions="none"
 [lora] rank=0 alpha=16.0
 [attention] backend="auto"

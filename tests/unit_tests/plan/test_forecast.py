@@ -11,7 +11,13 @@ from titan_tts.cli import main
 from titan_tts.plan.devices import Cluster, find_device
 from titan_tts.plan.forecast import Planner, compare_layouts
 from titan_tts.plan.memory import Layout, capacity
-from titan_tts.plan.step_time import Batches, communication, exposed_seconds, optimizer_seconds
+from titan_tts.plan.step_time import (
+    Batches,
+    Transfer,
+    communication,
+    exposed_seconds,
+    optimizer_seconds,
+)
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -100,14 +106,16 @@ def test_the_optimizer_moves_its_states():
     assert found == pytest.approx((4 * 6 + 4) * numbers / (0.76 * 4.8e12))
 
 
-def transfers(replicas: int, shards: int, tensor: int = 1, times: int = 3, **keys):
+def transfers(
+    replicas: int, shards: int, tensor: int = 1, times: int = 3, given: tuple = (), **keys
+):
     gpus = replicas * shards * tensor
     degrees = {"data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": shards}
     degrees |= {"tensor_parallel_degree": tensor, **keys}
     degrees |= {"backend": "megatron"} if tensor > 1 else {}
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=16"]
     cluster = Cluster(H200, min(4, gpus), max(1, gpus // 4), 25.0)
-    planner = debug_planner(*batch, parallelism=degrees, cluster=cluster)
+    planner = debug_planner(*batch, *given, parallelism=degrees, cluster=cluster)
     layout, batches = Layout(replicas, shards, tensor), Batches(LENGTHS, 12, times)
     found, first = communication(planner.config, planner.model, layout, planner.cluster, batches)
     return {each.name: each for each in found}, first, planner
@@ -133,6 +141,7 @@ def test_volumes_of_layouts():
     kept, _, _ = transfers(1, 16, fsdp_reshard_after_forward="never")
     assert kept["all-gather, forward"].volume == pytest.approx(2 * n * shares)
     assert "all-gather, backward" not in kept
+    assert kept["reduce-scatter"].volume == pytest.approx(4 * n * shares)
     # Shards within a node use its links; the four groups of replicas share the node's network.
     hybrid, _, _ = transfers(4, 4)
     inside, between = hybrid["reduce-scatter"], hybrid["all-reduce"]
@@ -146,16 +155,34 @@ def test_volumes_of_layouts():
 
 
 def test_tensor_parallelism_sums_activations():
-    """Twice in the forward pass and twice in the backward pass of each of 4 blocks, and nothing hides it."""
+    """Twice in the forward pass of each of 4 blocks, which nothing hides, and twice in the backward pass, beside products."""
     found, _, _ = transfers(2, 1, 2)
-    each = found["tensor parallelism"]
-    assert each.volume == pytest.approx(3 * 16 * 2 * (2 * 12 * 64 * 192) / 2)
-    assert each.seconds == pytest.approx(each.volume / 450e9 / 0.75)
-    hidden = found["all-reduce"].seconds
-    assert exposed_seconds(list(found.values()), 0.25, 1e9) == pytest.approx(
-        each.seconds + 0.25 * hidden
-    )
-    assert exposed_seconds(list(found.values()), 0.25, 0.0) == pytest.approx(each.seconds + hidden)
+    each, beside = found["tensor parallelism"], found["beside products of tensor parallelism"]
+    assert each.volume == beside.volume == pytest.approx(3 * 8 * 2 * (2 * 12 * 64 * 192) / 2)
+    assert each.seconds == beside.seconds == pytest.approx(each.volume / 450e9 / 0.75)
+    hidden = found["all-reduce"].seconds + beside.seconds
+    for computing, fraction in ((1e9, 0.25), (0.0, 1)):
+        exposed = exposed_seconds(list(found.values()), 0.25, computing, 3)
+        assert exposed == pytest.approx(each.seconds + fraction * hidden)
+    # Each of the 8 sums in the backward pass is also a gather there.
+    divided, _, _ = transfers(2, 1, 2, given=("--megatron.sequence_parallel",))
+    assert divided["tensor parallelism"].volume == pytest.approx(1.5 * each.volume)
+
+
+@pytest.mark.parametrize(
+    "micro_batches, moved, exposed",
+    [
+        (4, {"each": 6.0}, 0),  # 1.5 s in each of four times 2 s
+        (4, {"each": 10.0}, 2),
+        (4, {"each": 6.0, "first": 1.5}, 1),  # of which 0.5 s are left
+        (4, {"each": 6.0, "first": 1.5, "last": 2.5}, 1 + 2),
+        (4, {"each": 10.0, "last": 2.5}, 2 + 2.5),
+        (1, {"each": 8.0}, 0),
+    ],
+)
+def test_a_transfer_is_hidden_by_the_micro_batches_in_which_it_is(micro_batches, moved, exposed):
+    transfers = [Transfer("", 0, seconds, when) for when, seconds in moved.items()]
+    assert exposed_seconds(transfers, 0.0, 8.0, micro_batches) == pytest.approx(exposed)
 
 
 def test_every_bucket_has_to_fit():
@@ -212,8 +239,8 @@ def test_the_command_answers_for_many_gpus(capsys):
     for words in (
         "8,238,706,816",
         "GPUs: 64 (16 x 4 GH200)",
-        "TP 4 x FSDP2, replicas x shards = 1 x 16",
-        "16 ranks x 8 samples x 8 accumulation steps = 1,024 samples",
+        "TP 2 x FSDP2, replicas x shards = 1 x 32",
+        "32 ranks x 16 samples x 2 accumulation steps = 1,024 samples",
         "25 GB/s between nodes",
         "scaled to the GH200",
     ):

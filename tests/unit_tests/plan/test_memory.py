@@ -81,10 +81,14 @@ def test_states_of_optimizers(arguments, optimizer):
 
 
 def test_units_that_stay_or_are_fetched_ahead():
-    def gathered(**keys) -> int:
-        config = debug_config(parallelism=keys)
-        return passing_bytes(config, MODEL, Layout(1, 4))["gathered weights"]
+    def passing(**keys) -> dict[str, int]:
+        return passing_bytes(debug_config(parallelism=keys), MODEL, Layout(1, 4), 2)
 
+    def gathered(**keys) -> int:
+        return passing(**keys)["gathered weights"]
+
+    assert "complete gradients" not in passing()
+    assert passing(fsdp_reshard_after_forward="never")["complete gradients"] == 4 * 143
     assert gathered(fsdp_reshard_after_forward="never") == 2 * 143
     assert gathered(fsdp_prefetch_units=3) == 2 * (83 + 4 * 60)
     assert gathered(fsdp_blocks_per_unit=2) == 2 * 143  # one unit of both blocks, which stays

@@ -113,17 +113,16 @@ def _sum_gradients(model: nn.Module) -> None:
 def begin_micro_batch(
     model: nn.Module, parallel_dims: ParallelDims, parallelism: Parallelism, last: bool
 ) -> None:
-    """Sets what the next micro-batch communicates; `last` is the last one of its step. Replicas reduce gradients once per
-    step; shards reduce-scatter in every micro-batch, since unsharded gradients would take the memory that sharding saves.
-    Weights that stay are gathered in the first one, and freed by the last backward pass."""
+    """Sets what the next micro-batch communicates; `last` is the last one of its step. Where complete weights stay, so
+    do complete gradients: weights are gathered in the first one, and gradients reduced by the last backward pass. Else
+    shards do both in every micro-batch, since they have no memory for complete ones; replicas reduce once."""
     if not isinstance(model, FSDPModule):
         return
-    if not parallel_dims.fsdp_enabled:
+    if weights_stay(parallel_dims, parallelism):
         model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
     elif parallel_dims.dp_replicate_enabled:
         model.set_requires_all_reduce(last)
-    if weights_stay(parallel_dims, parallelism):
-        model.set_reshard_after_backward(last)
 
 
 def weights_stay(parallel_dims: ParallelDims, parallelism: Parallelism) -> bool:

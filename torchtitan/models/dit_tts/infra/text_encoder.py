@@ -78,12 +78,18 @@ def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
     return found[0]
 
 
+def encoder_shards(encoder: Encoder, size: int, shards: int) -> int:
+    """Ranks, of the `shards` that share the model's weights, that share a frozen encoder of `size` bytes; else each has a
+    copy. Its weights are then gathered in every micro-batch, and nothing hides all of that."""
+    return shards if size > encoder.fsdp_min_gib * 2**30 else 1
+
+
 def shard_if_large(
     module: PretrainedTextEncoder, encoder: Encoder, parallel_dims: ParallelDims
 ) -> bool:
-    """Shards a frozen encoder (FSDP2) if its weights exceed `fsdp_min_gib`; returns whether it did."""
+    """Shards a frozen encoder (FSDP2) as `encoder_shards` says; returns whether it did."""
     size = sum(parameter.nbytes for parameter in module.parameters())
-    if not parallel_dims.fsdp_enabled or size <= encoder.fsdp_min_gib * 2**30:
+    if encoder_shards(encoder, size, parallel_dims.dp_shard) == 1:
         return False
     mesh = parallel_dims.get_mesh("fsdp")
     for unit in (*blocks_of(module.core), module):
