@@ -111,6 +111,10 @@ class _Stream:
 
     def positions(self, start: int, stop: int, epoch: int) -> np.ndarray:
         """Samples at [start, stop), of which the last lies in `epoch`."""
+        return self.samples[self.rows(start, stop, epoch)]
+
+    def rows(self, start: int, stop: int, epoch: int) -> np.ndarray:
+        """The same as rows of `samples`."""
         while self.before_epoch(epoch) > start:
             epoch -= 1
         parts = []
@@ -119,7 +123,7 @@ class _Stream:
             taken = max(0, min(stop, end) - start)
             parts.append(self._epoch(epoch)[start - first : start - first + taken])
             start, epoch = start + taken, epoch + 1
-        return self.samples[np.concatenate(parts)]
+        return np.concatenate(parts)
 
     def _permuted(self, epoch: int) -> np.ndarray:
         """Rows of `samples` in the order of one epoch."""

@@ -43,7 +43,7 @@ _MIN_ROWS = 32  # placed together: among few, too few pairs fit
 _MAX_EPOCHS = 4096
 _TRIAL_SAMPLES, _TRIAL_SWEEPS, _SWEEPS, _ATTEMPTS = 1 << 17, 300, 1000, 5
 _UNITS = 1 << 12  # of a row, to compare streams
-_PAIRS = 512  # exchanged at once, so that the differences stay in cache
+_PAIRS = 64  # exchanged at once, so that the differences stay in cache
 
 
 @dataclass(frozen=True)
@@ -214,25 +214,34 @@ def fill_rows(
     table[row_of, np.arange(n) - starts[row_of]] = np.arange(n)
     lengths = np.concatenate([lengths, np.zeros((1, 3), np.int64)])
     units = np.ascontiguousarray((lengths * _UNITS // capacity).astype(np.int32).T)
-    loads = units[:, table].sum(2, dtype=np.int32)
-    sums = lengths[table].sum(1)
+    loads = np.diff(_sums_before(units.T)[starts], axis=0).astype(np.int32).T.copy()
+    sums = np.diff(_sums_before(lengths)[starts], axis=0)
+    over, place = (sums > capacity).any(1), np.empty(rows, np.int64)
     for _ in range(sweeps):
-        too_long = np.flatnonzero((sums > capacity).any(1))
+        too_long = np.flatnonzero(over)
         if not len(too_long):
             break
         offsets = words.random_raw(len(too_long)) % np.uint64(neighbours)
         partners = (too_long + offsets.astype(np.int64) - neighbours // 2) % rows
         pairs = np.stack([too_long, partners], 1)
-        is_first = np.zeros(pairs.size, bool)  # a row takes part once
-        is_first[np.unique(pairs, return_index=True)[1]] = True
-        pairs = pairs[is_first.reshape(-1, 2).all(1)]
+        flat, order = pairs.ravel(), np.arange(pairs.size)
+        # A row takes part once, where it comes first: of values for one place the last one stays.
+        place[flat[::-1]] = order[::-1]
+        pairs = pairs[(place[flat] == order).reshape(-1, 2).all(1)]
         for first in range(0, len(pairs), _PAIRS):
             left, right = pairs[first : first + _PAIRS].T
             left, i, right, j = _exchange(table, loads, units, left, right)
             moved = lengths[table[left, i]] - lengths[table[right, j]]
             sums[left] += moved
             sums[right] -= moved
-    return table, np.flatnonzero((sums > capacity).any(1))
+        changed = pairs.ravel()
+        over[changed] = (sums[changed] > capacity).any(1)
+    return table, np.flatnonzero(over)
+
+
+def _sums_before(rows: np.ndarray) -> np.ndarray:
+    """(n, 3) to (n + 1, 3), the sum of the rows before each."""
+    return np.concatenate([np.zeros((1, 3), np.int64), rows.cumsum(0, dtype=np.int64)])
 
 
 def _exchange(
@@ -316,11 +325,12 @@ class PackedSampler(GlobalBatchSampler):
         """(samples of all rows of a group one behind the other, (rows + 1,) where each row begins)."""
         policy, epochs = self.policy, self.policy.epochs
         end = (group + 1) * epochs
-        drawn = self._stream.positions(
+        places = self._stream.rows(
             self._stream.before_epoch(group * epochs), self._stream.before_epoch(end), end - 1
         )
+        drawn = self._stream.samples[places]
         rows = (self._batches_before(group + 1) - self._batches_before(group)) * self.batch_sizes[0]
-        lengths = policy.lengths[np.searchsorted(self._stream.samples, drawn)]
+        lengths = policy.lengths[places]
         neighbours = rows if epochs == 1 else max(_MIN_ROWS, rows // epochs)
         for attempt in range(_ATTEMPTS):
             words = np.random.Philox(np.random.SeedSequence((self.seed, group, _ROWS, attempt)))
