@@ -1,19 +1,25 @@
-"""How fast the DAC-VAE encodes and decodes: several recordings at once against one at a time.
+"""What a codec costs a voice, and how fast the DAC-VAE encodes and decodes: several recordings at once against one at a time.
 
     OMP_NUM_THREADS=1 python benchmarks/codec.py                 # 2 minutes of one core
+    OMP_NUM_THREADS=1 python benchmarks/codec.py --recordings /usr/share/asterisk/sounds/en_US_f_Allison \
+        --texts /usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz --recognizer faster-whisper:FOLDER
 
-The network has the released widths and random weights, which take the same time as trained ones; the sound is noise.
+The second measures recordings beside their copies through each of --codecs: DNSMOS, words wrong, the voice's similarity to
+the recording, and the pitch's error by SwiftF0. It writes benchmarks/results/codec_voice.json. The first: the network has the released widths and random weights, which take the same time as trained ones; the sound is noise.
 Rounds run every size once, in rotated order, all rows in the network at once; the time is this process's CPU time over
 its number of threads. Writes benchmarks/results/codec.json.
 """
 
 import argparse
+import gzip
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,7 +30,24 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
 from tools.harness.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
+from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # noqa: E402
+from torchtitan.models.dit_tts.speech.audio import decode, resample, to_mono  # noqa: E402
+from torchtitan.models.dit_tts.speech.codec import build_codec  # noqa: E402
 from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound  # noqa: E402
+from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker  # noqa: E402
+from torchtitan.models.dit_tts.speech.scoring.plugins import (  # noqa: E402
+    open_opinion_predictor,
+    open_recognizer,
+    open_speaker_scorer,
+)
+from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, UtteranceScore, score  # noqa: E402
+from torchtitan.models.dit_tts.speech.scoring.statistics import (  # noqa: E402
+    Interval,
+    difference,
+    mean_interval,
+    rate_interval,
+)
 
 SIZES = (1, 2, 4, 8)
 """recordings at once"""
@@ -58,12 +81,144 @@ def measure(codec: DacVaeCodec, frames: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def read_texts(path: Path) -> dict[str, str]:
+    """{recording's name without its ending: text} of lines "name: text", gzipped or not; remarks in [] are no texts."""
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+    with opened as file:
+        pairs = [line.split(":", 1) for line in file if ":" in line and line[0] != ";"]
+    return {name.strip(): text.strip() for name, text in pairs if "[" not in text}
+
+
+def choose(folder: Path, texts: dict[str, str], count: int) -> list[tuple[Path, str]]:
+    """The recordings with the longest texts of at most 24 words, in a random order."""
+    found = {str(path.relative_to(folder).with_suffix("")): path for path in folder.rglob("*.*")}
+    known = [name for name in texts if name in found and len(texts[name].split()) <= 24]
+    longest = sorted(known, key=lambda name: (-len(texts[name].split()), name))[:count]
+    if not longest:
+        raise InputError(f"{folder} has none of the recordings that the texts name")
+    order = np.random.default_rng(0).permutation(len(longest))
+    return [(found[longest[n]], texts[longest[n]]) for n in order]
+
+
+def pitch_of(sound: Sound, tracker: PitchTracker) -> tuple[np.ndarray, np.ndarray]:
+    """Pitch in Hz and voicing of frames of 16 ms."""
+    found = tracker.network.detect(sound.samples(16_000), 16_000, fmin=50.0, fmax=600.0)
+    return found.pitch_hz, found.confidence >= 0.5
+
+
+def pitch_errors(one: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> dict[str, float]:
+    """Of the frames that are voiced in both: the median error in cents, and the percentage with more than 200. Of all:
+    the percentage that is voiced in one only."""
+    frames = min(len(one[0]), len(other[0]))
+    (first, voiced), (second, voiced_too) = (
+        [part[:frames] for part in each] for each in (one, other)
+    )
+    cents = np.abs(1200 * np.log2(second / first))[voiced & voiced_too]
+    return {
+        "pitch_cents": float(np.median(cents)) if len(cents) else float("nan"),
+        "pitch_far_off": 100 * float(np.mean(cents > 200)) if len(cents) else float("nan"),
+        "voicing_wrong": 100 * float(np.mean(voiced != voiced_too)),
+    }
+
+
+def measure_voice(options: argparse.Namespace) -> dict[str, Any]:
+    """A row of figures for the recordings, and one for each codec."""
+    prompts = choose(options.recordings, read_texts(options.texts), options.count)
+    scorers = Scorers(
+        open_recognizer(options.recognizer) if options.recognizer else None,
+        open_speaker_scorer("resemblyzer"),
+        open_opinion_predictor("dnsmos"),
+        pitch=PitchTracker(),
+    )
+    assert scorers.pitch is not None
+    codecs = {name: build_codec(name) for name in options.codecs}
+    scores: dict[str, list[UtteranceScore]] = {name: [] for name in ("recordings", *codecs)}
+    pitch: dict[str, list[dict[str, float]]] = {name: [] for name in codecs}
+    seconds, spent = 0.0, dict.fromkeys(codecs, 0.0)
+    ends = time.monotonic() + 60 * options.minutes
+    for path, text in tqdm(prompts, desc="voice"):
+        if time.monotonic() > ends:
+            break
+        samples, rate = decode(str(path))
+        recording = Sound(torch.from_numpy(to_mono(samples)), rate)
+        wanted, seconds = pitch_of(recording, scorers.pitch), seconds + recording.seconds
+        scores["recordings"].append(score(recording, text, scorers, recording, "en"))
+        for name, codec in codecs.items():
+            given = resample(recording.waveform.numpy(), rate, codec.sample_rate)
+            latents = codec.encode(torch.from_numpy(given))
+            began = time.process_time()
+            made = codec.decode(latents)[: len(given)]
+            spent[name] += time.process_time() - began
+            sound = Sound(made, codec.sample_rate)
+            scores[name].append(score(sound, text, scorers, recording, "en"))
+            pitch[name].append(pitch_errors(wanted, pitch_of(sound, scorers.pitch)))
+    rows = {name: figures(each, pitch.get(name, [])) for name, each in scores.items()}
+    for name, codec in codecs.items():
+        rows[name]["seconds_a_second"] = spent[name] / seconds / torch.get_num_threads()
+        rows[name]["against_first"] = against(scores[name], scores[options.codecs[0]])
+    return {"recordings": len(scores["recordings"]), "seconds": seconds, "rows": rows}
+
+
+def figures(scores: list[UtteranceScore], pitch: list[dict[str, float]]) -> dict[str, Any]:
+    """Means with their intervals."""
+    found = {
+        "dnsmos": mean_interval([each.opinion for each in scores]),
+        "similarity": mean_interval([each.speaker_similarity for each in scores]),
+        **{name: mean_interval([each[name] for each in pitch]) for name in (pitch or [{}])[0]},
+    }
+    errors = [each.errors for each in scores if each.errors is not None]
+    if errors:
+        found["words_wrong"] = rate_interval(
+            [e.word_errors for e in errors], [e.words for e in errors]
+        )
+    return {name: vars(interval) for name, interval in found.items()}
+
+
+def against(scores: list[UtteranceScore], first: list[UtteranceScore]) -> dict[str, Any]:
+    """Differences to the first codec, recording by recording."""
+    opinions = difference([s.opinion for s in scores], [s.opinion for s in first])
+    found: dict[str, Interval] = {"dnsmos": opinions}
+    if all(each.errors for each in scores):
+        wrong = ([s.errors.word_errors for s in row if s.errors] for row in (scores, first))
+        counts = [s.errors.words for s in scores if s.errors]
+        found["words_wrong"] = difference(*wrong, counts)
+    return {name: vars(interval) for name, interval in found.items()}
+
+
+def show_voice(report: dict[str, Any]) -> None:
+    shown = {"dnsmos": 2, "words_wrong": 3, "similarity": 3, "pitch_cents": 1}
+    shown |= {"pitch_far_off": 1, "voicing_wrong": 1}
+    print(f"| {report['recordings']} recordings | {' | '.join(shown)} | s a second |")
+    print("|---" * (len(shown) + 2) + "|")
+    for name, row in report["rows"].items():
+        cells = [
+            f"{v['value']:.{d}f} ({v['low']:.{d}f} to {v['high']:.{d}f})"
+            if (v := row.get(key))
+            else ""
+            for key, d in shown.items()
+        ]
+        print(f"| {name} | {' | '.join(cells)} | {row.get('seconds_a_second', 0):.3f} |")
+
+
+def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=0.4, help="of a recording")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=RESULTS / "codec.json")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--recordings", type=Path, help="a folder of them: measure what codecs cost"
+    )
+    parser.add_argument("--texts", type=Path, help='theirs, as lines "name: text"')
+    parser.add_argument("--count", type=int, default=50, help="of recordings")
+    parser.add_argument("--minutes", type=float, default=60, help="then what is measured is enough")
+    parser.add_argument("--codecs", nargs="+", default=["mel_dct"])
+    parser.add_argument("--recognizer", default="", help="such as faster-whisper:FOLDER")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args(args)
+    if options.recordings:
+        voice = measure_voice(options)
+        write_report(options.output or RESULTS / "codec_voice.json", voice)
+        show_voice(voice)
+        return 0
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         path = write_dac_vae(Path(folder) / "weights.pth", RELEASED, watermark=None)
@@ -72,7 +227,7 @@ def main() -> int:
     frames = round(options.seconds * codec.frames_per_second)
     batches = measure(codec, frames, options.rounds)
     write_report(
-        options.output,
+        options.output or RESULTS / "codec.json",
         {"recording_frames": frames, "rounds": options.rounds, "batches": batches},
     )
     print("| at once | encode, s of audio per s | × one | decode, s of audio per s | × one |")
@@ -85,4 +240,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report_input_errors(main)(sys.argv[1:]))
