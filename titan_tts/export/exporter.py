@@ -21,6 +21,7 @@ from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
 from titan_tts.speak.speech_data import TrainingShards, open_speech_data
 from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
 from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.config.shipped import shipped_path
@@ -168,12 +169,15 @@ def about_codec(codec: Codec) -> dict[str, Any]:
 
 
 def write_codec(out: Path, codec: Codec, built_by: str) -> None:
-    """Writes mel_dct's constants, or the weights of a codec that is a local file."""
+    """Writes mel_dct's constants and a vocoder of the user's, or the weights of a codec that is a local file."""
     if codec_kind(codec.name) == "mel_dct":
         from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE
 
-        source = STATISTICS_FILE if built_by == codec.name else Path(built_by)
+        constants, vocoder = split_vocoder(built_by)
+        source = STATISTICS_FILE if constants == "mel_dct" else Path(constants)
         write_atomic(out / exported.MEL_DCT, source.read_bytes())
+        if vocoder not in ("", VOCODER):
+            write_atomic(out / exported.OWN_VOCODER, Path(vocoder).expanduser().read_bytes())
     if not Path(codec.name).is_absolute():
         return
     from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec

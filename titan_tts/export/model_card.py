@@ -10,6 +10,7 @@ from titan_tts.report.words import counted
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
 from torchtitan.models.dit_tts.bounded import read_json_file
+from torchtitan.models.dit_tts.config.codec_name import split_vocoder
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
@@ -48,7 +49,10 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
         "bytes": "any, as utf-8 bytes",
         "phones": f"as the phones that espeak-ng has for its language {language}",
     }
-    without_weights = codec.name in WITHOUT_WEIGHTS
+    without_weights = codec_kind(codec.name) in WITHOUT_WEIGHTS
+    codec_is = "fixed transform, no weights" if without_weights else "DAC-VAE"
+    if split_vocoder(codec.name)[1]:
+        codec_is = "fixed transform; the vocoder of titan-tts makes the waveforms"
     voice = f"--speaker {options.voices[0]}" if options.voices else "--reference voice.wav"
     return f"""---
 license: {options.license}
@@ -87,7 +91,7 @@ titan-tts generate {name} {voice} --text "..." --out speech.wav
 |---|---|---|
 | weights | `model.safetensors` | {options.license if options.license != "unknown" else _FILL_IN} |
 | training data | {", ".join(f"`{_short(path)}`" for path in paths)} | {_FILL_IN} |
-| codec | {"fixed transform, no weights" if without_weights else "DAC-VAE"} | {"none needed" if without_weights else _FILL_IN} |
+| codec | {codec_is} | {"none needed" if without_weights else _FILL_IN} |
 
 Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """

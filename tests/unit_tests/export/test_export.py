@@ -22,8 +22,9 @@ from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.run.manifest import write_manifest
-from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec import build_codec, mel_dct
 from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE
+from torchtitan.models.dit_tts.speech.codec.vocoder import Vocoder
 from torchtitan.models.dit_tts.text.vocabulary import to_json
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
@@ -106,6 +107,26 @@ def test_other_weights_and_constants_at_half_the_size(trained, tmp_path, monkeyp
         refused(lambda given=arguments: load_run(folder, **given), "step 2 and weights raw")
     own, shipped = build_codec(str(folder / exported.MEL_DCT)), build_codec("mel_dct")
     assert own.fingerprint == build_codec(str(statistics)).fingerprint != shipped.fingerprint
+
+
+def test_a_vocoder_travels_with_its_codec(trained, tmp_path, monkeypatch):
+    """A user's own as a file of the folder, the shipped one by its name."""
+    own, shipped = tmp_path / "own.safetensors", tmp_path / "shipped.safetensors"
+    for seed, path in enumerate((own, shipped)):
+        torch.manual_seed(seed)
+        save_file(Vocoder(mel_dct.ANALYSIS).state_dict(), path)
+    monkeypatch.setattr(mel_dct, "VOCODER_FILE", shipped)
+    latents = build_codec("mel_dct").encode(0.1 * torch.randn(4000))
+    for name, path in ((str(own), own), ("vocoder", shipped)):
+        wanted = build_codec(f"mel_dct+{path}").decode(latents)
+        folder = export(trained, tmp_path / f"of_{path.stem}", f"--codec=mel_dct+{name}")
+        folder = folder.rename(tmp_path / f"moved_{path.stem}")
+        own.unlink(missing_ok=True)
+        assert (folder / exported.OWN_VOCODER).exists() == (path == own)
+        codec = build_codec(load_run(folder).config.sampling.codec)
+        assert torch.equal(codec.decode(latents), wanted)
+        for file in folder.rglob("*"):
+            assert not file.is_file() or str(tmp_path).encode() not in file.read_bytes(), file
 
 
 def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):

@@ -5,7 +5,7 @@
     manifest.json        size and XXH3 of every file that is read, and what the weights were trained with
     tokenizer.json       the run's, as are text_tokenizer.json and text_encoder.json of a pretrained encoder
     text_encoder/        a frozen encoder that the run had from a folder
-    codec/               mel_dct_stats.json, or weights.safetensors of a DAC-VAE from a file
+    codec/               mel_dct_stats.json and a vocoder of the user's, or weights.safetensors of a DAC-VAE from a file
     aligner.npz          the run's: where in the speech each character is to be expected
     durations.json       how long a text takes, by the fit on the training data
     duration/            a trained predictor of that, as an exported folder of its own
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.bounded import read_json_file
+from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, VOCODER, split_vocoder
 from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig, Samples
 from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import EXPORTED, RECIPE, Mark
@@ -32,7 +33,8 @@ FORMAT, VERSION = "titan-tts", 1
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 CARD, FINE_TUNE = "README.md", "fine_tune.toml"
-MEL_DCT, DAC_VAE = "codec/mel_dct_stats.json", "codec/weights.safetensors"
+MEL_DCT, DAC_VAE = f"codec/{STATISTICS_NAME}", "codec/weights.safetensors"
+OWN_VOCODER = "codec/vocoder.safetensors"
 DURATIONS = "duration"
 VOICES = "voices/voices.safetensors"
 TEXT_ENCODER = "text_encoder"
@@ -46,6 +48,7 @@ READ = (
         "durations.json",
         "aligner.npz",
         MEL_DCT,
+        OWN_VOCODER,
         DAC_VAE,
         VOICES,
     ),
@@ -147,7 +150,12 @@ def placed_config(folder: Path) -> dict[str, dict[str, Any]]:
     found["data"]["path"] = str(folder)
     inside = {"mel_dct": MEL_DCT, "dac_vae": DAC_VAE}.get(content["codec"]["kind"], "")
     within = inside and (folder / inside).is_file()
-    found["sampling"]["codec"] = str(folder / inside) if within else content["codec"]["name"]
+    name = content["codec"]["name"]
+    found["sampling"]["codec"] = str(folder / inside) if within else name
+    if inside == MEL_DCT and (folder / OWN_VOCODER).is_file():
+        found["sampling"]["codec"] += f"+{folder / OWN_VOCODER}"
+    elif within and split_vocoder(name)[1] == VOCODER:
+        found["sampling"]["codec"] += f"+{VOCODER}"
     if (folder / TEXT_ENCODER).is_dir():
         found["encoder"]["model"] = str(folder / TEXT_ENCODER)
     return found

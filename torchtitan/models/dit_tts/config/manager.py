@@ -15,6 +15,7 @@ import typeguard
 from torchtitan.models.dit_tts.bounded import read_toml
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.batch_split import batch_split
+from torchtitan.models.dit_tts.config.codec_name import from_any_folder
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, changes_nothing
 from torchtitan.models.dit_tts.config.options import (
@@ -179,8 +180,7 @@ def resolve(
     config.validation.enable = config.validation.enable and bool(config.validation.path)
     if is_pretrained(config.encoder.model) and os.path.isdir(local_path(config.encoder.model)):
         config.encoder.model = local_path(config.encoder.model)
-    if os.path.exists(os.path.expanduser(config.sampling.codec)):
-        config.sampling.codec = local_path(config.sampling.codec)
+    config.sampling.codec = from_any_folder(config.sampling.codec)
     config.distill.teacher = shipped_path(config.distill.teacher)
     if config.checkpoint.initial_load_path:
         config.checkpoint.initial_load_path = shipped_path(config.checkpoint.initial_load_path)

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.factories import call_factory
 from torchtitan.models.dit_tts.speech.codec.interface import OWN, Codec, codec_kind
 
 __all__ = ["Codec", "build_codec", "codec_kind"]
 
-_KNOWN = "mel_dct, the weights of a DAC-VAE"
+_KNOWN = "mel_dct, mel_dct+vocoder, the weights of a DAC-VAE"
 _MEMBERS = (
     *("sample_rate", "hop_length", "latent_channels", "fingerprint", "frames_per_second"),
     *("to_whole_frames", "encode", "encode_batch", "decode"),
@@ -16,7 +17,8 @@ _MEMBERS = (
 
 
 def build_codec(name: str, device: str = "cpu") -> Codec:
-    """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json. `device`: where
+    """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json, and +vocoder (or + and a
+    vocoder's file) behind it makes the waveforms by a vocoder. `device`: where
     a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
     """
     if not name:
@@ -25,9 +27,17 @@ def build_codec(name: str, device: str = "cpu") -> Codec:
             "package.module:factory (docs/codec.md)"
         )
     if codec_kind(name) == "mel_dct":
-        from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE, MelDctCodec
+        from torchtitan.models.dit_tts.speech.codec.mel_dct import (
+            STATISTICS_FILE,
+            VOCODER_FILE,
+            MelDctCodec,
+        )
 
-        return MelDctCodec(STATISTICS_FILE if name == "mel_dct" else Path(name))
+        name, vocoder = split_vocoder(name)
+        file = VOCODER_FILE if vocoder == VOCODER else Path(vocoder).expanduser()
+        return MelDctCodec(
+            STATISTICS_FILE if name == "mel_dct" else Path(name), file if vocoder else None
+        )
     if codec_kind(name) == OWN:
         made = call_factory(name, device, "codec", _KNOWN, _MEMBERS, "speech/codec/interface.py")
         made.name = name

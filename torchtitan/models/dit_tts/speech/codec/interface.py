@@ -3,14 +3,12 @@
 import os
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, split_vocoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.factories import is_factory
 
 if TYPE_CHECKING:  # commands import this package, and torch takes seconds
     from torch import Tensor
-
-STATISTICS_NAME = "mel_dct_stats.json"
-"""the file of mel_dct's constants; its path, too, names that codec"""
 
 WITHOUT_WEIGHTS = ("mel_dct",)
 """Codecs that need no weights; the name of one is its kind"""
@@ -79,6 +77,7 @@ def check_latents(latents: "Tensor", channels: int) -> None:
 
 def codec_kind(name: str) -> str:
     """The kind of the codec called `name`, wherever its weights are: one of WITHOUT_WEIGHTS, OWN, or dac_vae."""
+    name = split_vocoder(name)[0]
     if name in WITHOUT_WEIGHTS:
         return name
     if not name or (is_factory(name) and not os.path.exists(name)):

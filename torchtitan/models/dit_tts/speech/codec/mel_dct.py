@@ -16,7 +16,8 @@ noise has it. scripts/measure_codec_stats.py measured the 128 means and deviatio
 mel_dct_stats.json on the training part of assets/spoken_digits.
 
 Decoding runs the steps backwards; phase comes from integrating its gradients, refined by 16 fast
-Griffin-Lim iterations. About 50 times real time on one core.
+Griffin-Lim iterations. About 50 times real time on one core. Or a learned vocoder makes the waveform of
+the log-mel bands (vocoder.py): the latents are the same, so the data and the models are, too.
 """
 
 import hashlib
@@ -28,9 +29,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
+from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, VOCODER
 from torchtitan.models.dit_tts.errors import reading
 from torchtitan.models.dit_tts.speech.codec.interface import (
-    STATISTICS_NAME,
     Codec,
     check_latents,
     check_waveforms,
@@ -43,13 +44,16 @@ from torchtitan.models.dit_tts.speech.codec.spectrogram import (
     mel_filters,
     stft,
 )
+from torchtitan.models.dit_tts.speech.codec.vocoder import Analysis, load_vocoder
 
 STATISTICS_FILE = Path(__file__).with_name(STATISTICS_NAME)
+VOCODER_FILE = Path(__file__).with_name(f"{VOCODER}.safetensors")
 SAMPLE_RATE = 16_000
 WINDOW_LENGTH = 640  # samples
 SPECTROGRAM_HOP = 160  # samples
 STACKED_FRAMES = 4  # spectrogram frames per latent frame
 MEL_BANDS = 80
+ANALYSIS = Analysis(SAMPLE_RATE, WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS)
 KEPT_COLUMNS = (56, 40, 20, 12)  # DCT columns of each of the four rows; 128 in all
 AMPLITUDE_FLOOR = 1e-4  # added to the band amplitudes, where a full-scale sine has 1; -80 dB
 AMPLITUDE_CEILING = 50.0  # no speech comes near it; keeps an untrained model's output finite
@@ -85,12 +89,16 @@ class MelDctTransform:
         blocks = log_mel.view(-1, STACKED_FRAMES, MEL_BANDS)
         return (self.row_dct @ blocks @ self.column_dct.T).flatten(1)[:, self.kept_index]
 
-    def synthesise(self, coefficients: Tensor) -> Tensor:
-        """Waveform (T * 640,) of coefficients (T, 128)."""
+    def log_mel(self, coefficients: Tensor) -> Tensor:
+        """Log-mel amplitudes (4T, 80) of coefficients (T, 128)."""
         blocks = coefficients.new_zeros(len(coefficients), STACKED_FRAMES * MEL_BANDS)
         blocks[:, self.kept_index] = coefficients
         blocks = blocks.view(-1, STACKED_FRAMES, MEL_BANDS)
-        log_mel = (self.row_dct.T @ blocks @ self.column_dct).reshape(-1, MEL_BANDS)
+        return (self.row_dct.T @ blocks @ self.column_dct).reshape(-1, MEL_BANDS)
+
+    def synthesise(self, coefficients: Tensor) -> Tensor:
+        """Waveform (T * 640,) of coefficients (T, 128)."""
+        log_mel = self.log_mel(coefficients)
         mel = log_mel.clamp_max(math.log(AMPLITUDE_CEILING)).exp() - AMPLITUDE_FLOOR
         spectrum = invert_mel(mel.clamp_min(1e-9), self.filters, MEL_INVERSION_ITERATIONS)
         spectrum = spectrum / self.amplitude_scale
@@ -106,7 +114,9 @@ class MelDctCodec(Codec):
     hop_length = SPECTROGRAM_HOP * STACKED_FRAMES
     latent_channels = sum(KEPT_COLUMNS)
 
-    def __init__(self, statistics_file: Path = STATISTICS_FILE) -> None:
+    def __init__(
+        self, statistics_file: Path = STATISTICS_FILE, vocoder_file: Path | None = None
+    ) -> None:
         with reading(
             f"codec = {statistics_file}", "copy it again, or give mel_dct for the built-in one"
         ):
@@ -126,6 +136,10 @@ class MelDctCodec(Codec):
         # After division by sd^0.5 the variance of a channel is its sd: their mean becomes one.
         self.scale = deviation.sqrt() * deviation.mean().sqrt()
         settings = (WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)
+        self.vocoder = None if vocoder_file is None else load_vocoder(vocoder_file, ANALYSIS)
+        if vocoder_file == VOCODER_FILE:
+            self.name = f"mel_dct+{VOCODER}"
+        # What only decoding uses stays out of it.
         self.fingerprint = hashlib.sha256(f"{settings}{text}".encode()).hexdigest()[:16]
 
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:
@@ -146,4 +160,10 @@ class MelDctCodec(Codec):
         """Latents (T, 128) -> waveform (T * 640,) float32 in [-1, 1] at 16 kHz."""
         check_latents(latents[None], self.latent_channels)
         latents = latents.detach().to("cpu", torch.float32)
+        if self.vocoder is not None:
+            return self.vocoder(self.log_mel(latents)).clamp(-1.0, 1.0)
         return self.transform.synthesise(latents * self.scale + self.mean).clamp(-1.0, 1.0)
+
+    def log_mel(self, latents: Tensor) -> Tensor:
+        """Log-mel amplitudes (4T, 80) that latents (T, 128) stand for."""
+        return self.transform.log_mel(latents * self.scale + self.mean)

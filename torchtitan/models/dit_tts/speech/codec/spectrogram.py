@@ -19,30 +19,31 @@ def hann_window(length: int) -> Tensor:
 
 
 def stft(waveform: Tensor, window: Tensor, hop: int) -> Tensor:
-    """Spectrum (frames, window//2 + 1) complex64 of a waveform (frames*hop,), zeros outside it."""
+    """Spectrum (..., frames, window//2 + 1) complex64 of waveforms (..., frames*hop), zeros outside them."""
     length = window.numel()
     edge = (length - hop) // 2
-    frames = pad(waveform, (edge, length - hop - edge)).unfold(0, length, hop)
+    frames = pad(waveform, (edge, length - hop - edge)).unfold(-1, length, hop)
     return torch.fft.rfft(frames * window)
 
 
 def istft(spectrum: Tensor, window: Tensor, hop: int) -> Tensor:
-    """Waveform (frames*hop,) whose STFT is nearest to `spectrum` (frames, bins) in least squares.
+    """Waveforms (..., frames*hop) whose STFT is nearest to `spectrum` (..., frames, bins) in least squares.
 
     Griffin and Lim 1984: windowed overlap-add over the sum of squared windows. `hop` divides the
     window's length, so the overlap-add is length/hop shifted sums and needs no scatter.
     """
-    frames, length = spectrum.shape[0], window.numel()
+    *rows, frames, _ = spectrum.shape
+    length = window.numel()
     shifts = length // hop
-    pieces = (torch.fft.irfft(spectrum, n=length) * window).view(frames, shifts, hop)
+    pieces = (torch.fft.irfft(spectrum, n=length) * window).unflatten(-1, (shifts, hop))
     weights = (window**2).view(shifts, hop)
-    out = spectrum.real.new_zeros(frames + shifts - 1, hop)
-    norm = torch.zeros_like(out)
+    out = spectrum.real.new_zeros(*rows, frames + shifts - 1, hop)
+    norm = out.new_zeros(frames + shifts - 1, hop)
     for shift in range(shifts):
-        out[shift : shift + frames] += pieces[:, shift]
+        out[..., shift : shift + frames, :] += pieces[..., shift, :]
         norm[shift : shift + frames] += weights[shift]
     edge = (length - hop) // 2
-    return (out / norm.clamp_min(1e-3)).flatten()[edge : edge + frames * hop]
+    return (out / norm.clamp_min(1e-3)).flatten(-2)[..., edge : edge + frames * hop]
 
 
 def mel_filters(bands: int, bins: int, sample_rate: int) -> Tensor:
