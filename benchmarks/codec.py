@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/codec.py                 # 2 minutes of one core
     OMP_NUM_THREADS=1 python benchmarks/codec.py --recordings /usr/share/asterisk/sounds/en_US_f_Allison \
-        --texts /usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz --recognizer faster-whisper:FOLDER
+        --texts /usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz
 
-The second measures recordings beside their copies through each of --codecs: DNSMOS, words wrong, the voice's similarity to
-the recording, and the pitch's error by SwiftF0. It writes benchmarks/results/codec_voice.json. The first: the network has the released widths and random weights, which take the same time as trained ones; the sound is noise.
+The second measures recordings beside their copies through each of --codecs: DNSMOS, words wrong by Whisper, the voice's
+similarity to the recording, and the pitch's error by SwiftF0. It writes benchmarks/results/codec_voice.json. The first: the network has the released widths and random weights, which take the same time as trained ones; the sound is noise.
 Rounds run every size once, in rotated order, all rows in the network at once; the time is this process's CPU time over
 its number of threads. Writes benchmarks/results/codec.json.
 """
@@ -30,6 +30,7 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
 from tools.harness.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
+from torchtitan.models.dit_tts.bounded import parse_json  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import decode, resample, to_mono  # noqa: E402
 from torchtitan.models.dit_tts.speech.codec import build_codec  # noqa: E402
@@ -43,7 +44,6 @@ from torchtitan.models.dit_tts.speech.scoring.plugins import (  # noqa: E402
 )
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, UtteranceScore, score  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.statistics import (  # noqa: E402
-    Interval,
     difference,
     mean_interval,
     rate_interval,
@@ -82,7 +82,11 @@ def measure(codec: DacVaeCodec, frames: int, rounds: int) -> dict[str, Any]:
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """{recording's name without its ending: text} of lines "name: text", gzipped or not; remarks in [] are no texts."""
+    """{recording's name without its ending: text} of lines "name: text", gzipped or not (remarks in [] are no texts), or
+    of JSON lines with text and audio."""
+    if path.suffix == ".jsonl":
+        rows = [parse_json(line) for line in path.read_text().splitlines()]
+        return {Path(row["audio"]).stem: row["text"] for row in rows}
     opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
     with opened as file:
         pairs = [line.split(":", 1) for line in file if ":" in line and line[0] != ";"]
@@ -125,7 +129,7 @@ def measure_voice(options: argparse.Namespace) -> dict[str, Any]:
     """A row of figures for the recordings, and one for each codec."""
     prompts = choose(options.recordings, read_texts(options.texts), options.count)
     scorers = Scorers(
-        open_recognizer(options.recognizer) if options.recognizer else None,
+        open_recognizer(options.recognizer),
         open_speaker_scorer("resemblyzer"),
         open_opinion_predictor("dnsmos"),
         pitch=PitchTracker(),
@@ -135,10 +139,7 @@ def measure_voice(options: argparse.Namespace) -> dict[str, Any]:
     scores: dict[str, list[UtteranceScore]] = {name: [] for name in ("recordings", *codecs)}
     pitch: dict[str, list[dict[str, float]]] = {name: [] for name in codecs}
     seconds, spent = 0.0, dict.fromkeys(codecs, 0.0)
-    ends = time.monotonic() + 60 * options.minutes
     for path, text in tqdm(prompts, desc="voice"):
-        if time.monotonic() > ends:
-            break
         samples, rate = decode(str(path))
         recording = Sound(torch.from_numpy(to_mono(samples)), rate)
         wanted, seconds = pitch_of(recording, scorers.pitch), seconds + recording.seconds
@@ -163,25 +164,26 @@ def figures(scores: list[UtteranceScore], pitch: list[dict[str, float]]) -> dict
     """Means with their intervals."""
     found = {
         "dnsmos": mean_interval([each.opinion for each in scores]),
+        "words_wrong": rate_interval(*wrong_words(scores)),
         "similarity": mean_interval([each.speaker_similarity for each in scores]),
         **{name: mean_interval([each[name] for each in pitch]) for name in (pitch or [{}])[0]},
     }
-    errors = [each.errors for each in scores if each.errors is not None]
-    if errors:
-        found["words_wrong"] = rate_interval(
-            [e.word_errors for e in errors], [e.words for e in errors]
-        )
     return {name: vars(interval) for name, interval in found.items()}
+
+
+def wrong_words(scores: list[UtteranceScore]) -> tuple[list[int], list[int]]:
+    """Wrong words and words of each recording."""
+    errors = [each.errors for each in scores if each.errors is not None]
+    return [each.word_errors for each in errors], [each.words for each in errors]
 
 
 def against(scores: list[UtteranceScore], first: list[UtteranceScore]) -> dict[str, Any]:
     """Differences to the first codec, recording by recording."""
-    opinions = difference([s.opinion for s in scores], [s.opinion for s in first])
-    found: dict[str, Interval] = {"dnsmos": opinions}
-    if all(each.errors for each in scores):
-        wrong = ([s.errors.word_errors for s in row if s.errors] for row in (scores, first))
-        counts = [s.errors.words for s in scores if s.errors]
-        found["words_wrong"] = difference(*wrong, counts)
+    (wrong, words), (wrong_of_first, _) = wrong_words(scores), wrong_words(first)
+    found = {
+        "dnsmos": difference([s.opinion for s in scores], [s.opinion for s in first]),
+        "words_wrong": difference(wrong, wrong_of_first, words),
+    }
     return {name: vars(interval) for name, interval in found.items()}
 
 
@@ -191,13 +193,17 @@ def show_voice(report: dict[str, Any]) -> None:
     print(f"| {report['recordings']} recordings | {' | '.join(shown)} | s a second |")
     print("|---" * (len(shown) + 2) + "|")
     for name, row in report["rows"].items():
-        cells = [
-            f"{v['value']:.{d}f} ({v['low']:.{d}f} to {v['high']:.{d}f})"
-            if (v := row.get(key))
-            else ""
-            for key, d in shown.items()
-        ]
+        cells = [interval(row[key], digits) if key in row else "" for key, digits in shown.items()]
         print(f"| {name} | {' | '.join(cells)} | {row.get('seconds_a_second', 0):.3f} |")
+    for name, row in report["rows"].items():
+        for key, value in row.get("against_first", {}).items():
+            print(f"{name}, {key}: {interval(value, shown[key])} more than with the first codec")
+
+
+def interval(found: dict[str, float], digits: int) -> str:
+    """Value (low to high), of 95 %."""
+    value, low, high = (f"{found[name]:.{digits}f}" for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
 
 
 def main(args: list[str]) -> int:
@@ -207,11 +213,10 @@ def main(args: list[str]) -> int:
     parser.add_argument(
         "--recordings", type=Path, help="a folder of them: measure what codecs cost"
     )
-    parser.add_argument("--texts", type=Path, help='theirs, as lines "name: text"')
+    parser.add_argument("--texts", type=Path, help='theirs: lines "name: text", or a .jsonl')
     parser.add_argument("--count", type=int, default=50, help="of recordings")
-    parser.add_argument("--minutes", type=float, default=60, help="then what is measured is enough")
     parser.add_argument("--codecs", nargs="+", default=["mel_dct"])
-    parser.add_argument("--recognizer", default="", help="such as faster-whisper:FOLDER")
+    parser.add_argument("--recognizer", default="whisper-tiny.en")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(args)
     if options.recordings:

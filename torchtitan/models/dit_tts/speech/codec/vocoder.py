@@ -24,15 +24,11 @@ from torch.nn.functional import gelu, interpolate
 
 from torchtitan.models.dit_tts.bounded import read_weights
 from torchtitan.models.dit_tts.errors import reading
-from torchtitan.models.dit_tts.speech.codec.spectrogram import (
-    hann_window,
-    istft,
-    mel_filters,
-    stft,
-)
+from torchtitan.models.dit_tts.speech.codec.spectrogram import hann_window, istft, mel_filters, stft
 
 LOWEST_PITCH, HIGHEST_PITCH = 50.0, 600.0  # Hz
 PITCH_BINS = 128  # equal steps of the logarithm, a third of a semitone
+_BINS_PER_OCTAVE = (PITCH_BINS - 1) / math.log2(HIGHEST_PITCH / LOWEST_PITCH)
 _PEAK_BINS = 3  # on each side of the likeliest, over which the pitch is averaged
 _VOICED = 0.5  # probability
 _KERNEL = 7  # frames
@@ -147,17 +143,15 @@ def minimum_phase(log_gain: Tensor) -> Tensor:
 
 def pitch_bins(pitch: Tensor) -> Tensor:
     """Position of a pitch in Hz among the bins, as a real number."""
-    octaves = math.log2(HIGHEST_PITCH / LOWEST_PITCH)
-    return (pitch / LOWEST_PITCH).log2() * ((PITCH_BINS - 1) / octaves)
+    return (pitch / LOWEST_PITCH).log2() * _BINS_PER_OCTAVE
 
 
 def likeliest_pitch(logits: Tensor) -> Tensor:
     """Pitch in Hz (...) of bins' logits (..., PITCH_BINS): the mean around the likeliest bin."""
-    position = torch.arange(PITCH_BINS, device=logits.device)
+    position = torch.arange(PITCH_BINS)
     is_near = (position - logits.argmax(-1, keepdim=True)).abs() <= _PEAK_BINS
     weight = logits.masked_fill(~is_near, -math.inf).softmax(-1)
-    octaves = math.log2(HIGHEST_PITCH / LOWEST_PITCH)
-    return LOWEST_PITCH * 2 ** ((weight * position).sum(-1) * octaves / (PITCH_BINS - 1))
+    return LOWEST_PITCH * 2 ** ((weight * position).sum(-1) / _BINS_PER_OCTAVE)
 
 
 def fill_pitch(pitch: np.ndarray, voiced: np.ndarray) -> np.ndarray:
