@@ -176,7 +176,7 @@ def train(speech: Speech, network: Vocoder, checkpoint: Path, rows: int, steps: 
                 torch.save((done, network.state_dict(), optimizer.state_dict()), file)
             saved = now
         if done % 50 == 0:
-            losses = f"spectral {float(spectral):.3f}, pitch {float(pitch):.3f}"
+            losses = f"spectral {spectral.item():.3f}, pitch {pitch.item():.3f}"
             print(f"step {done}: {losses}; {now - began:.0f} s", flush=True)
 
 

@@ -49,10 +49,10 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
         "bytes": "any, as utf-8 bytes",
         "phones": f"as the phones that espeak-ng has for its language {language}",
     }
-    without_weights = codec_kind(codec.name) in WITHOUT_WEIGHTS
+    without_weights = codec.name in WITHOUT_WEIGHTS
     codec_is = "fixed transform, no weights" if without_weights else "DAC-VAE"
     if split_vocoder(codec.name)[1]:
-        codec_is = "fixed transform; the vocoder of titan-tts makes the waveforms"
+        codec_is = "fixed transform, and a vocoder with weights"
     voice = f"--speaker {options.voices[0]}" if options.voices else "--reference voice.wav"
     return f"""---
 license: {options.license}

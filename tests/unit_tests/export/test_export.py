@@ -123,6 +123,7 @@ def test_a_vocoder_travels_with_its_codec(trained, tmp_path, monkeypatch):
         folder = folder.rename(tmp_path / f"moved_{path.stem}")
         own.unlink(missing_ok=True)
         assert (folder / exported.OWN_VOCODER).exists() == (path == own)
+        assert "a vocoder with weights" in (folder / exported.CARD).read_text()
         codec = build_codec(load_run(folder).config.sampling.codec)
         assert torch.equal(codec.decode(latents), wanted)
         for file in folder.rglob("*"):

@@ -64,6 +64,17 @@ def test_only_decoding_changes(weights):
     refused(lambda: codec.decode(torch.zeros(3, 64)), "latents have shape")
 
 
+def test_the_shipped_one_keeps_what_the_latents_say():
+    codec, plain = build_codec("mel_dct+vocoder"), build_codec("mel_dct")
+    for pitch in (95, 160, 230):
+        latents = plain.encode(torch.from_numpy(speech(2.0, pitch)))
+        again = plain.encode(codec.decode(latents))
+        assert float((again - latents).std()) < 0.7 * float(latents.std())
+        logits, voiced = codec.vocoder.pitch_logits(codec.log_mel(latents)[None])
+        found = likeliest_pitch(logits)[voiced > 0]
+        assert len(found) > 80 and abs(float(found.median()) / pitch - 1) < 0.05
+
+
 def test_names(weights, monkeypatch):
     for codec, vocoder in (
         ("mel_dct", "vocoder"),

@@ -136,10 +136,9 @@ class MelDctCodec(Codec):
         # After division by sd^0.5 the variance of a channel is its sd: their mean becomes one.
         self.scale = deviation.sqrt() * deviation.mean().sqrt()
         settings = (WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)
-        self.vocoder = None if vocoder_file is None else load_vocoder(vocoder_file, ANALYSIS)
-        if vocoder_file == VOCODER_FILE:
-            self.name = f"mel_dct+{VOCODER}"
-        # What only decoding uses stays out of it.
+        self.vocoder = None
+        if vocoder_file is not None:  # only decoding uses it, so the fingerprint stays
+            self.vocoder, self.name = load_vocoder(vocoder_file, ANALYSIS), f"mel_dct+{VOCODER}"
         self.fingerprint = hashlib.sha256(f"{settings}{text}".encode()).hexdigest()[:16]
 
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:
