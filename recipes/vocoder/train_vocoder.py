@@ -185,8 +185,8 @@ def main(args: list[str]) -> int:
     parser.add_argument("speech", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--without", nargs="*", default=[], help="parts of paths to leave out")
-    parser.add_argument("--hours", type=float, default=1.0, help="of speech at most")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--hours", type=float, default=0.7, help="of speech at most")
+    parser.add_argument("--steps", type=int, default=5500)
     parser.add_argument("--batch", type=int, default=8, help="crops of a second")
     options = parser.parse_args(args)
     asked = f"--hours = {options.hours}"
