@@ -21,6 +21,7 @@ from torchtitan import _cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "torchtitan"
+SUFFIXES = (".py", ".json", ".jinja", ".html", ".css", ".md", ".safetensors")
 UPSTREAM = Path(distribution("torchtitan").locate_file("torchtitan"))
 
 
@@ -184,7 +185,7 @@ def test_wheel_holds_our_files_and_none_of_upstreams(wheel):
         str(path.relative_to(ROOT))
         for folder in (OURS / "models/dit_tts", ROOT / "titan_tts")
         for path in folder.rglob("*")
-        if path.is_file() and path.suffix in (".py", ".json", ".jinja", ".html", ".css", ".md")
+        if path.is_file() and path.suffix in SUFFIXES
     }
     expected |= {"torchtitan/_cpu.py", "torchtitan/_imports.py"}
     configs = (path.relative_to(ROOT) for path in (ROOT / "train_configs").rglob("*.toml"))
