@@ -98,13 +98,14 @@ def harvard_sentences(path: str) -> list[str]:
 
 
 def spoken(texts: Sequence[str], voice: str, folder: Path) -> Rows:
-    """Rows of a list, whose sound flite makes in `folder`."""
+    """Rows of a list, whose sound flite makes in recordings/ of a set's folder."""
     has_flite = shutil.which("flite") is not None
     require(has_flite, "the program flite is missing; install it (Debian: apt-get install flite)")
+    folder = folder.resolve() / "recordings"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for number, text in enumerate(texts):
-        wav = folder.resolve() / f"{number:03d}.wav"
+        wav = folder / f"{number:03d}.wav"
         wav.unlink(missing_ok=True)
         subprocess.run(["flite", "-voice", voice, "-t", text, "-o", wav], capture_output=True)
         require(wav.is_file(), f"--voices {voice}: flite did not say {text!r}; see flite -lv")
@@ -135,14 +136,10 @@ def sets_of(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[Path],
         texts = harvard_sentences(options.harvard)
         texts = [texts[index] for index in choose(texts, options.texts, options.draw)]
         for voice in options.voices:
-            yield f"harvard-{voice}", partial(_said, texts, voice)
+            yield f"harvard-{voice}", partial(spoken, texts, voice)
     for path in options.list:
         rows = path.endswith(".jsonl")
         yield Path(path).stem, (lambda _, path=path: listed(path, options)) if rows else path
-
-
-def _said(texts: Sequence[str], voice: str, folder: Path) -> Rows:
-    return spoken(texts, voice, folder / "recordings")
 
 
 def judge(options: argparse.Namespace, folder: Path, source: str) -> dict[str, Any] | None:

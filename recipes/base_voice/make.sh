@@ -14,7 +14,7 @@ titan=${TITAN:-.venv/bin/titan-tts}
 "${PYTHON:-.venv/bin/python}" -m recipes.base_voice.speech "$out" --hours "$hours" --seed "$seed" --jobs "$(nproc)"
 "$titan" prepare "$out/recordings.jsonl" "$out/data" --language en
 
-# As scripts/from_scratch.sh: on a CPU threads of so small a model wait for each other.
+# As scripts/threads.sh, but one thread: two trainings share the cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 "$titan" train duration --job.dump_folder "$out" --job.experiment duration --data.path "$out/data/train" \

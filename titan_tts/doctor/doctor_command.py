@@ -36,6 +36,7 @@ def run(options: Options) -> int:
     from titan_tts.doctor.page import GENERATOR, doctor_page, draw_plots
     from titan_tts.report.page import check_page
     from torchtitan.models.dit_tts.data.dataset import open_dataset
+    from torchtitan.models.dit_tts.text.normalize import Normalizer
 
     limits = options.limits
     check_input(options.path, limits.frames_per_second)
@@ -48,10 +49,7 @@ def run(options: Options) -> int:
         from torchtitan.models.dit_tts.text.phones import Phonemizer
 
         Phonemizer(language)
-    if limits.normalize:
-        from torchtitan.models.dit_tts.text.normalize import Normalizer
-
-        Normalizer(limits.normalize)
+    Normalizer(limits.normalize)
     # Whatever would fail at the end fails before hours of reading.
     require_modules("matplotlib")
     output = Path(options.output or default_output(options.path)).expanduser().absolute()

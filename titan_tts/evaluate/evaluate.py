@@ -16,7 +16,7 @@ from titan_tts.speak.hub import find_folder
 from titan_tts.speak.sampling_options import load_synthesizer
 from titan_tts.speak.speaker_reference import reference_settings
 from titan_tts.speak.synthesizer import Synthesizer
-from torchtitan.models.dit_tts.config.run_sections import Sampling
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import InputError, show
 from torchtitan.models.dit_tts.files import file_name
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
@@ -48,7 +48,7 @@ class Evaluation:
     """the rows so far"""
 
     def rows(self) -> Iterator[list[Row]]:
-        """Recordings (where there are any), codec and the systems so far, after each system; without any system once."""
+        """Recordings (where there are any), codec and the systems so far, after each system; once if there is no system."""
         if not self.checkpoints:
             self._begin(build_codec(self.options.codec or Sampling().codec, device_type), "")
             self.scored += self._rows_without_system()

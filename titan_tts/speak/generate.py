@@ -37,7 +37,7 @@ _BATCHES = 16
 """of a list, among which texts are sorted by length"""
 
 _MAX_PACE, _MIN_DEVIATION = 2.0, 0.3
-"""factor and seconds between a given length and the expected one beyond which nobody speaks so"""
+"""factor and seconds; a given length that differs from the expected one by more than both is warned of"""
 
 _VOICES = 256
 """voices in memory; others are loaded again"""
@@ -87,7 +87,7 @@ class Narrator:
                 self._warn_of_pace(request.seconds, utterance)
 
     def _warn_of_pace(self, seconds: float, utterance: Utterance) -> None:
-        """Warns of a length in which nobody says the text."""
+        """Warns of a length, in seconds, that is far from the text's expected one."""
         frames = self.synthesizer.lengths.frames([replace(utterance, frames=None)])[0]
         expected = frames / self.synthesizer.codec.frames_per_second
         low, high = expected / _MAX_PACE, expected * _MAX_PACE
@@ -99,10 +99,11 @@ class Narrator:
             )
 
     def _utterance(self, request: Request) -> Utterance:
-        voice = self.synthesizer.default_voice
         if request.names_voice:
             named = request.reference_files, request.reference_text, request.speaker
             voice = self._voice(*named)
+        else:
+            voice = self.synthesizer.default_voice
         conditions = self.synthesizer.conditions(voice)
         conditions |= checked_conditions(request, self.synthesizer.run.tokenizer)
         frames = None

@@ -40,6 +40,7 @@ class Request(Utterance):
 
     @property
     def names_voice(self) -> bool:
+        """The default voice is not asked for: a speaker, a reference or a speaker's token is given."""
         return bool(self.speaker or self.reference_files or "speaker" in self.labels)
 
     def fingerprint(self, settings: str) -> str:

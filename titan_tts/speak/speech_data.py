@@ -28,10 +28,11 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 class TrainingShards:
     """Lengths and voices of training shards. `folder`: of the fit of lengths; None: it is made of these shards."""
 
+    default_voice = ""
+    """no particular voice"""
+
     def __init__(self, data: Data, encoder: Encoder, folder: Path | None):
         self.data, self.encoder, self.folder = data, encoder, folder
-
-    default_voice = ""
 
     @cached_property
     def dataset(self) -> Dataset:

@@ -7,11 +7,10 @@ from torchtitan.models.dit_tts.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
-SHIPPED = "titan_tts:"
-"""begins the names of the models"""
+_PREFIX = "titan_tts:"
 
 BASE = "titan_tts:base"
-"""the model that speaks where none is named"""
+"""The model that speaks where none is named"""
 
 
 def _folder(in_wheel: str, in_checkout: str) -> Path:
@@ -30,11 +29,11 @@ def voices_folder() -> Path:
 
 
 def shipped_path(name: str) -> str:
-    """The folder of titan_tts:NAME; anything else as it is."""
-    if not name.startswith(SHIPPED):
+    """The folder of titan_tts:NAME; any other name as it is. Raises InputError, which lists the known ones, for an unknown NAME."""
+    if not name.startswith(_PREFIX):
         return name
-    folders = {f"{SHIPPED}{path.name}": path for path in sorted(voices_folder().glob("*/"))}
-    models = {each: str(path) for each, path in folders.items() if is_exported(path)}
+    folders = sorted(voices_folder().glob("*/"))
+    models = {f"{_PREFIX}{path.name}": str(path) for path in folders if is_exported(path)}
     if name not in models:
         known = ", ".join(models) or "none"
         raise InputError(f"the package has no model {name!r}; it has: {known}")

@@ -218,7 +218,7 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
 
 
 def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
-    """`verify_files`, and who compares a checkpoint's table also reads it."""
+    """As `verify_files`; the process that compares a checkpoint's table also reads it."""
     return verify_files(path, part, read_table=read_table)
 
 

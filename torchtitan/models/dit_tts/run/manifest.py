@@ -1,5 +1,5 @@
-"""The record that a folder of weights is compared with before it is read: manifest.json, size and XXH3 of every file, and what the
-weights were trained with. Without DCP (`checkpoint_storage`), whose import takes a second: an exported folder needs none.
+"""manifest.json of a folder of weights: size and XXH3 of every file, which are compared before any is read, and what the
+weights were trained with. Imports no DCP (`checkpoint_storage`), which takes a second and which exported folders do not need.
 """
 
 import json

@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text import english
 
 LANGUAGES = ("en", "zh", "ja")
-"""those of wetext's grammars"""
+"""of wetext's grammars"""
 
 _KEPT = 2**17  # texts in memory, about 40 MB: a text comes again in every epoch
 
@@ -27,15 +27,21 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class Normalizer:
-    """A text with its numbers as words; from any thread."""
+    """Writes the numbers, dates, units and abbreviations of a text as words. Threads may share one."""
 
     def __init__(self, language: str, added: AddedTokens = NO_TOKENS):
-        """language: one of LANGUAGES; empty: texts stay as they are. added: tokens of a text, which stay. Raises InputError
-        where the language is another or the package is not installed."""
+        """
+        Args:
+            language: one of LANGUAGES; empty: texts stay as they are.
+            added: tokens of a text, which stay as they are.
+
+        Raises:
+            InputError: the language is another, or wetext is not installed.
+        """
         self.language, self.added = language, added
         self._read = _reader(language) if language else str
         self.fingerprint = ""
-        """a part of the name of a file of counts; empty where texts stay as they are"""
+        """part of the name of a file of token counts; empty where texts stay as they are"""
         if language:
             rules = f"{language}-{version('wetext')}-{english.VERSION}"
             self.fingerprint = f"-words-{rules}{added.fingerprint}"
@@ -52,7 +58,7 @@ AS_WRITTEN = Normalizer("")
 
 @cache
 def _reader(language: str) -> Callable[[str], str]:
-    """One for a process, as its grammars take a second to load and are shared by threads."""
+    """The function that reads a text: one for a process, whose grammars take a second to load. Threads take turns."""
     if language not in LANGUAGES:
         raise InputError(
             f"[encoder] normalize = {language!r} is not known; give one of: {', '.join(LANGUAGES)}; or leave it empty"

@@ -24,9 +24,7 @@ class Counter(Protocol):
     def counts(self, texts: list[str]) -> list[int]: ...
 
 
-class Letters:
-    """Counts the bytes or characters of texts; unit: "bytes" or "chars"."""
-
+class _Letters:
     def __init__(self, unit: str):
         self.fingerprint, self._in_bytes = unit, unit == "bytes"
 
@@ -42,7 +40,7 @@ def count_text_tokens(
 ) -> np.ndarray:
     """Tokens (n,) int32 of each sample's text, or of the longer of both where its verbatim text may stand in for it,
     counted once per shard and stored beside its index. A corrupt text counts its bytes; the loader decides what to do
-    about it. `part`: as of `open_dataset`; others' stored counts are read. `words`: what the tokenizer reads of a text."""
+    about it. `part`: as of `open_dataset`; others' stored counts are read. `words`: writes what the tokenizer reads."""
     number, parts = part
     shards = len(dataset.tar_paths)
     first = np.searchsorted(dataset.shard, np.arange(shards + 1))
@@ -76,6 +74,15 @@ def count_text_tokens(
             if complete:  # a shard that is restored has the same digest
                 save_column(*key, column, counts[samples])
     return counts
+
+
+def count_letters(
+    dataset: Dataset, unit: str, part: tuple[int, int], words: Normalizer
+) -> np.ndarray:
+    """(n,) bytes or characters (unit: "bytes" or "chars") of each sample's text; the rest as in `count_text_tokens`."""
+    if words.language:
+        return count_text_tokens(dataset, _Letters(unit), part, words)
+    return dataset.text_bytes if unit == "bytes" else dataset.text_chars
 
 
 def read_texts(dataset: Dataset, samples: Sequence[int]) -> list[list[str | None]]:

@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
 from torchtitan.models.dit_tts.text.conventions import ECHO, MAX_ADDED_BYTES, NORMALIZERS
 from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
-from torchtitan.models.dit_tts.text.token_counts import Letters, count_text_tokens
+from torchtitan.models.dit_tts.text.token_counts import count_letters, count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import (
     BEGIN_ID,
     END_ID,
@@ -233,11 +233,8 @@ class UnitTokenizer(ConditionedTokenizer):
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         if self._phones is not None:
             units = count_text_tokens(dataset, self._phones, part, self.words)
-        elif self.words.language:
-            letters = Letters("bytes" if self._bytes else "chars")
-            units = count_text_tokens(dataset, letters, part, self.words)
         else:
-            units = dataset.text_bytes if self._bytes else dataset.text_chars
+            units = count_letters(dataset, "bytes" if self._bytes else "chars", part, self.words)
         return units + np.int32(self.num_special_tokens)
 
     def _ids(self, text: str) -> np.ndarray:
