@@ -18,7 +18,6 @@ from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 from torchtitan.models.dit_tts.text import normalize
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
 from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
@@ -33,7 +32,8 @@ The 1st, 3/4 and 3.14 | The first, three quarters and three point one four
 It weighs 5 kg at 12 km/h, 50% of 100m | It weighs five kilograms at twelve kilometers per hour, fifty percent of one hundred metres
 Dr. Smith of Elm St. in St. Louis vs. Mr Jones etc. | Doctor Smith of Elm Street in Saint Louis versus Mister Jones et cetera.
 See No. 5, a 3D film of a 4x4 | See number five, a three D film of a four by four
-Henry VIII and World War II, then I | Henry the eighth and World War two, then I
+Henry VIII and World War I, Rocky IV, then I | Henry the eighth and World War one, Rocky four, then I
+Mr. and Mrs. Jones of the 1800s ate 2½ pies | Mister and Missus Jones of the eighteen hundreds ate two and one half pies
 Call 555-1234 | Call five five five, one two three four
 Born in 1905 with 1,001 [5] "8" | Born in nineteen oh five with one thousand and one [five] "eight"
 a@b.com | a at b dot com
@@ -47,12 +47,7 @@ AS_THEY_ARE = [
     "",
 ]
 WRITTEN = ["Pay £9.", "In 1999", "50% of it", "I go"]
-SPOKEN = [
-    "Pay nine pounds.",
-    "In nineteen ninety nine",
-    "fifty percent of it",
-    "I go",
-]
+SPOKEN = ["Pay nine pounds.", "In nineteen ninety nine", "fifty percent of it", "I go"]
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +118,11 @@ def test_tokens_and_lengths_are_those_of_the_words(model, pair, tmp_path):
     found = []
     for path, language in zip(pair, ("en", "")):
         given = [
-            f"--data.path={path}",
             f"--encoder.model={model}",
             f"--encoder.normalize={language}",
+            "--data.latent_channels=8",
         ]
-        config = load_config([*given, "--model.text_positions=none", "--data.latent_channels=8"])
+        config = load_config([f"--data.path={path}", *given, "--model.text_positions=none"])
         config.job.dump_folder = str(tmp_path / (language or "off"))
         found.append((build_tokenizer(config), config, open_dataset(path, 8)))
     (ours, config, dataset), (plain, _, words) = found
@@ -177,11 +172,3 @@ def test_a_run_its_export_and_its_fine_tune_read_alike(pair, train, tmp_path, ca
     capsys.readouterr()
     assert train("other", *start, "--encoder.normalize=", common=[]) == 2
     assert "[encoder] normalize = ''" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "text, heard",
-    [("50", "fifty"), ("It is £9.", "it is nine pounds"), ("in 1999", "in nineteen ninety nine")],
-)
-def test_a_recognizer_may_write_either(text, heard):
-    assert count_errors(text, heard).word_errors == count_errors(heard, text).word_errors == 0

@@ -20,6 +20,11 @@ List 1
 H2 Harvard Sentences
 Two plus seven is less than ten.
 """
+SENTENCES = {
+    "The birch canoe slid on smooth planks.",
+    "Time brings us many changes.",
+    "Two plus seven is less than ten.",
+}
 
 
 @pytest.fixture
@@ -67,12 +72,7 @@ def test_two_runs_on_a_list_and_on_a_tree(tree, tmp_path, capsys):
     for name in ("said", "tree"):
         assert "of 5" in Path(f"out/{name}/evaluation.html").read_text()
     table = Path("out/referee.md").read_text()
-    lines = [line.split(" | ") for line in table.splitlines()]
-    assert [line[:2] for line in lines[6:8]] == [
-        ["| tree (5)", "recordings"],
-        ["| tree (5)", "codec"],
-    ]
-    assert len({len(line) for line in lines[:1] + lines[2:]}) == 1
+    assert [table.count(f"| {name} (5) | run@5 | ") for name in ("said", "tree")] == [1, 1]
     assert capsys.readouterr().out.endswith(f"{table}\n")
     assert referee.main(["--report", "out/referee.json"]) == 0
     assert capsys.readouterr().out == f"{table}\n"
@@ -102,14 +102,9 @@ def test_flite_says_the_same_sentences_in_each_voice(tree, tmp_path, monkeypatch
     sets = json.loads(Path("out/referee.json").read_text())["sets"]
     assert list(sets) == ["harvard-slt", "harvard-rms"]
     said = {name: [each["text"] for each in found["transcripts"]] for name, found in sets.items()}
-    sentences = {line.split(maxsplit=1)[1] for line in LISTS.splitlines()[2:4]} | {
-        LISTS.splitlines()[-1]
-    }
-    assert said["harvard-slt"] == said["harvard-rms"] and set(said["harvard-slt"]) < sentences
+    assert said["harvard-slt"] == said["harvard-rms"] and set(said["harvard-slt"]) < SENTENCES
     assert {each["speaker"] for each in sets["harvard-rms"]["transcripts"]} == {"rms"}
-    refused(
-        lambda: referee.main(["run@7", *given, "--voices", "mute"]), "--voices mute", "flite -lv"
-    )
+    refused(lambda: referee.main(["run@7", *given, "--voices=mute"]), "--voices mute", "flite -lv")
 
 
 def test_more_words_wrong_than_the_first_row():

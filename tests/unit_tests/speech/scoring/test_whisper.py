@@ -165,13 +165,9 @@ def test_tiny_of_a_wheel_hears_speech():
     check_pretrained(Samples(recognizer="whisper-tiny.en"))
     recognizer = open_recognizer("whisper-tiny.en")
     clip = Path(__file__).parents[4] / "docs/clips/rms-heldout-000-recording.flac"
-    assert recognizer.name == "Whisper tiny.en"
-    assert (
-        count_errors("nine eight", recognizer.transcribe(read_sound(clip), "en")).word_errors == 0
-    )
-    refused(
-        lambda: recognizer.check_texts(["你好"]), "Whisper tiny.en was trained on English alone"
-    )
+    heard = recognizer.transcribe(read_sound(clip), "en")
+    assert count_errors("nine eight", heard).word_errors == 0
+    refused(lambda: recognizer.check_texts(["你好"]), "Whisper tiny.en was trained on English")
 
 
 def test_faster_whisper(tmp_path):

@@ -22,6 +22,7 @@ DIGITS = "zero one two three four five six seven eight nine".split()
         ("Wait... what?", "wait, what", ""),
         ("Oh, hello...", "oh hello", ""),
         ("She sold fifty bonds for nine pounds", "She sold 50 bonds for £9.", "en"),
+        ("in nineteen ninety nine", "in 1999", ""),
         ("Two plus seven is less than a thousand", "2+7 is less than 1,000.", ""),
         ("A hundred men & fifty cents at minus five degrees", "100 men and 50¢ at -5°", ""),
         ("Bring (quietly) the [red] one", "bring quietly the red one", ""),

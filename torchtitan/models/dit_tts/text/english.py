@@ -1,9 +1,9 @@
-"""English that wetext's grammar reads wrongly, written so that it reads it rightly: "the 1990s", "Dr. Smith", "£2.99"."""
+"""Rewrites the English that wetext's grammar reads wrongly, such as "the 1990s", "Dr. Smith" and "£2.99"."""
 
 import re
 from collections.abc import Callable
 
-VERSION = 1
+VERSION = 2
 """of the rules; stored counts of tokens depend on it"""
 
 CUT = "\v"
@@ -13,11 +13,21 @@ _Match = re.Match[str]
 
 # An underscore is a blank of the words.
 _BEFORE_NAMES = "Dr=Doctor Mr=Mister Mrs=Missus Ms=Miz Prof=Professor Mt=Mount"
-_DOTTED_BEFORE_NAMES = "Gen=General Col=Colonel Capt=Captain Lt=Lieutenant Sgt=Sergeant Rev=Reverend Gov=Governor Sen=Senator Ft=Fort"
+_DOTTED_BEFORE_NAMES = (
+    "Gen=General Col=Colonel Capt=Captain Lt=Lieutenant Sgt=Sergeant Rev=Reverend Gov=Governor Sen=Senator "
+    "Ft=Fort"
+)
 _NEVER_LAST = "vs=versus approx=approximately e.g=for_example i.e=that_is Vol=Volume Fig=Figure"
-_LAST_TOO = "etc=et_cetera Ave=Avenue Rd=Road St=Street Jr=Junior Sr=Senior Inc=Incorporated Ltd=Limited Co=Company Corp=Corporation hrs=hours min=minutes Jan=January Feb=February Aug=August Sept=September Oct=October Nov=November Dec=December"
+_LAST_TOO = (
+    "etc=et_cetera Ave=Avenue Rd=Road St=Street Jr=Junior Sr=Senior Inc=Incorporated Ltd=Limited Co=Company "
+    "Corp=Corporation hrs=hours min=minutes Jan=January Feb=February Aug=August Sept=September Oct=October "
+    "Nov=November Dec=December"
+)
 _MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
-_KINGS = "Benedict|Catherine|Charles|Edward|Elizabeth|Frederick|George|Henry|James|Louis|Nicholas|Philip|Pius|Richard|William"
+_KINGS = (
+    "Benedict|Catherine|Charles|Edward|Elizabeth|Frederick|George|Henry|James|Louis|Nicholas|Philip|Pius|Richard|"
+    "William"
+)
 _PARTS = "Act|Article|Book|Chapter|Class|Part|Phase|Scene|Section|Type|Volume|War"
 _CENTS = {"$": ("cent", "cents"), "€": ("cent", "cents"), "£": ("penny", "pence")}
 _ROMAN = {"I": 1, "V": 5, "X": 10}
@@ -80,7 +90,7 @@ _GROUPS = (
 
 # Each sees what those before it wrote.
 _RULES: list[tuple[str, str | Callable[[_Match], str]]] = [
-    (rf"\b{_any_of(_BEFORE_NAMES)}\.?(?=\s[A-Z])", _short),
+    (rf"\b{_any_of(_BEFORE_NAMES)}\.?(?=\s(?:and\s)?[A-Z])", _short),
     (rf"\b{_any_of(_DOTTED_BEFORE_NAMES)}\.(?=\s[A-Z])", _short),
     (rf"\b{_any_of(_NEVER_LAST)}\.(?=[\s,])", _short),
     # "on Elm St. She", but "in St. Louis" and "Visit St. Paul".
@@ -91,8 +101,7 @@ _RULES: list[tuple[str, str | Callable[[_Match], str]]] = [
     (rf"(\d ?[ap])\.m\.{_END}", r"\1m."),
     (r"\bNo\. ?(?=\d)|#(?=\d)", "number "),
     (rf"\b({_KINGS}) (?!I\b){_NUMERAL}", _king),
-    (rf"\b({_PARTS}) {_NUMERAL}", _numbered),
-    (rf"\b([A-Z][a-z]+) (?![IVX]\b){_NUMERAL}", _numbered),
+    (rf"\b({_PARTS}|[A-Z][a-z]+(?! [IVX]\b)) {_NUMERAL}", _numbered),
     (rf"\b({_MONTHS}) (\d\d?)(?:st|nd|rd|th)?\b(?![:.,]\d)", _day),
     (rf"(?<![\w+-])(?:{_GROUPS})(?![\w-])", _telephone),
     (r"(?<![\w.,])(\d[\d.,]*) ?([€£])(?!\d)", r"\2\1"),
@@ -100,6 +109,8 @@ _RULES: list[tuple[str, str | Callable[[_Match], str]]] = [
     (r"(?<![\d-])(1\d{3}|20\d\d) ?[-–] ?(\d\d|\d{4})(?![\w–-])", r"\1 to \2"),
     (r"(?<=\d) ?– ?(?=[$£€]?\d)", " to "),
     (r"\b(1\d|20)([1-9]0)['’]?s\b", r"\1 '\2s"),
+    (r"\b(1[1-9])00['’]?s\b", r"\1 hundreds"),
+    (r"(?<=\d) ?(?=[½¼¾])", " and "),
     (r"(?<![\w.,-])1(00\d)(?!\w|[.,:-]\d)", r"1,\1"),
     (r"(?<![\w.,$£€-])(1[1-9])0([1-9])(?!\w|[.,:-]\d)", r"\1 oh \2"),
     (r"(?<=\d)['’′] ?(\d\d?)(?:\"|″|”)?(?!\w)", r" foot \1"),
