@@ -5,14 +5,14 @@
     python benchmarks/referee.py --list recordings.jsonl           # no model: the recordings and the codec's copies
     python benchmarks/referee.py --report outputs/referee/referee.json
 
-Words by Whisper tiny.en (transcripts are compared after Whisper's normalizer), quality by DNSMOS, the voice by
-Resemblyzer's encoder, F0 by SwiftF0. A set is a list (JSON lines: text, speaker, audio; other formats of `titan-tts prepare`
-are read, too), or sentences of --harvard that flite says. Each set is one `titan-tts evaluate`, with a row of the recordings
-and one of the codec; a prompt's reference is another recording of its speaker. --texts and --draw choose sentences by what
-they say: those of another voice's set are the same ones.
+Whisper tiny.en hears the words (transcripts are compared after Whisper's normalizer), DNSMOS judges the quality,
+Resemblyzer's encoder the voice, SwiftF0 measures F0. A set is a list (JSON lines: text, speaker, audio; other formats of
+`titan-tts prepare` are read, too), or sentences of --harvard that flite says. Each set is one `titan-tts evaluate`, with a
+row of the recordings and one of the codec; a prompt's reference is another recording of its speaker. --texts and --draw
+choose sentences by what they say, so that sets of other voices have the same ones.
 
 The repository does not have the Harvard sentences (IEEE Recommended Practice for Speech Quality Measurements, 1969), as
-nobody has licensed them. A file with the 720, one in a line, is data-raw/harvard-sentences.txt of github.com/tidyverse/stringr.
+nobody has licensed them. data-raw/harvard-sentences.txt of github.com/tidyverse/stringr has the 720, one in a line.
 
 Writes into --out: SET/evaluation.html (to hear all), SET/evaluation.json and SET/wavs/ of each set, referee.json (figures,
 transcripts, conditions) and referee.md (the table).

@@ -1,7 +1,7 @@
 """Speaks the sentences of the base voice with free synthesizers, and writes the lists that `titan-tts prepare` reads.
 
     python -m recipes.base_voice.speech outputs/base_voice --hours 13 --jobs 2
-    python -m recipes.base_voice.speech outputs/harvard --sentences harvard-sentences.txt    # joe.jsonl, for the referee
+    python -m recipes.base_voice.speech outputs/harvard --sentences harvard-sentences.txt  # joe.jsonl, for the referee
 
 Makes OUT/flac/*.flac (16 kHz), OUT/recordings.jsonl (training, and held-out sentences in four voices), and
 OUT/new_voice.tar, 20 minutes of a voice that the base never hears. What is there is not spoken again.

@@ -29,7 +29,11 @@ def voices_folder() -> Path:
 
 
 def shipped_path(name: str) -> str:
-    """The folder of titan_tts:NAME; any other name as it is. Raises InputError, which lists the known ones, for an unknown NAME."""
+    """The folder of titan_tts:NAME; any other name as it is.
+
+    Raises:
+        InputError: the package has no model NAME; the sentence lists those that it has.
+    """
     if not name.startswith(_PREFIX):
         return name
     folders = sorted(voices_folder().glob("*/"))

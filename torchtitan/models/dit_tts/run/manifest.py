@@ -1,5 +1,7 @@
-"""manifest.json of a folder of weights: size and XXH3 of every file, which are compared before any is read, and what the
-weights were trained with. Imports no DCP (`checkpoint_storage`), which takes a second and which exported folders do not need.
+"""manifest.json of a folder of weights: size and XXH3 of every file, which are compared before any is read, and what
+the weights were trained with.
+
+It imports no DCP (as `checkpoint_storage` does), which takes a second and which exported folders do not need.
 """
 
 import json
