@@ -82,6 +82,9 @@ class Stack(nn.Module):
 class Vocoder(nn.Module):
     """Log-mel amplitudes (B, F, mel_bands) -> waveforms (B, F * hop)."""
 
+    window: Tensor
+    between_bands: Tensor
+
     def __init__(self, analysis: Analysis) -> None:
         super().__init__()
         self.analysis = analysis
