@@ -64,7 +64,9 @@ def lines(summary: dict[str, Any]) -> list[str]:
         everything = lost + 3600 * sum(summary[split]["hours"] for split in SPLITS)
         longest = summary.get("longest_dropped", ())
         counts = total, samples + total
-        out.append(left_out_words("recordings", counts, (lost, everything), longest))
+        unread = sum(count for name, count in summary["dropped"].items() if name not in seconds)
+        words = left_out_words("recordings", counts, (lost, everything), longest)
+        out.append(words + (f"; of unknown length: {unread} of them" if unread else ""))
         for name, count in summary["dropped"].items():
             minutes = f", {seconds[name] / 60:.1f} minutes" if seconds.get(name) else ""
             out.append(f"  {name}: {count}{minutes} ({REASONS[name]})")

@@ -384,6 +384,10 @@ def test_layouts_are_recognized_or_named(tmp_path):
     write_tar(tmp_path / "in/c.tar", good_members().items())
     (tmp_path / "in/manifest.jsonl").write_text(ROW.replace("a.wav", "../a.wav"))
     refused += [("in", "auto", "could be manifest or webdataset")]
+    (tmp_path / "named").mkdir()
+    for name in ("metadata.txt", "notes.txt"):
+        (tmp_path / "named" / name).write_text("001|one\n")
+    refused += [("named", "auto", "path of its list, such as .*named/metadata.txt")]
     for source, format, message in refused:
         with pytest.raises(InputError, match=message):
             items_of(tmp_path / source, format=format)

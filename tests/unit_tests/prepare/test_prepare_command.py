@@ -130,7 +130,7 @@ def test_figures_in_words():
     shards["heldout/a.tar"] = {"samples": 40, "frames": 2250, "without_reference": 0}
     counts = {"peak_limited": 50, "silence_cut_seconds": 12.345, "replaced_reference": 10}
     problems = [[f"k{number}", "bad"] for number in range(21)]
-    total = Chunk({}, {"too_long": 1, "empty_text": 22}, problems, counts)
+    total = Chunk({}, {"too_long": 1, "empty_text": 22, "not_wanted": 1}, problems, counts)
     for name, seconds in (("a", 1800.0), ("b", 2520.0)):
         total.add(Chunk({}, {"too_long": 1}, [], {}, {"too_long": seconds}, [(name, seconds)]))
     summary = summarize(shards, 25.0, 7, total)
@@ -143,8 +143,10 @@ def test_figures_in_words():
         "samples whose reference in the source was a part of themselves: 10 (10.0%)",
         "samples a little below the wanted loudness, as their peaks would clip: 50 (50.0%)",
         "silence cut: 12.3 seconds",
-        "left out: 25 of 125 recordings, 72.0 of 193.5 minutes (37.2%), the longest: b (2520.0 s), a (1800.0 s)",
+        "left out: 26 of 126 recordings, 72.0 of 193.5 minutes (37.2%), the longest: b (2520.0 s), a (1800.0 s)"
+        "; of unknown length: 23 of them",
         "  empty_text: 22 (its text is empty)",
+        "  not_wanted: 1 (not as --where asks)",
         "  too_long: 3, 72.0 minutes (above --max-seconds)",
         "the first corrupt recordings:",
         *(f"  k{number}: bad" for number in range(20)),
