@@ -339,7 +339,7 @@ def _compare(options: Options, base: Path, data: Path) -> None:
         arguments = ["--test", str(test), "--out", str(out / name), *_codec(options)]
         for key in ("recognizer", "speaker_scorer", "max_utterances"):
             arguments += [f"--{key.replace('_', '-')}", str(getattr(options, key))]
-        if name == "evaluation" and data == out / "data":
+        if name == "evaluation" and data == out / "data":  # made here, of these
             arguments += ["--recordings", options.recordings]
         _titan_tts("evaluate", *systems, *arguments)
     from titan_tts.evaluate.comparison import comparison_page
