@@ -216,7 +216,8 @@ def fill_rows(
     units = np.ascontiguousarray((lengths * _UNITS // capacity).astype(np.int32).T)
     loads = np.diff(_sums_before(units.T)[starts], axis=0).astype(np.int32).T.copy()
     sums = np.diff(_sums_before(lengths)[starts], axis=0)
-    over, place = (sums > capacity).any(1), np.empty(rows, np.int64)
+    over: np.ndarray = np.any(sums > capacity, axis=1)
+    place = np.empty(rows, np.int64)
     for _ in range(sweeps):
         too_long = np.flatnonzero(over)
         if not len(too_long):
