@@ -60,7 +60,7 @@ def export(options: Options, out: Path) -> str:
     with new_folder(out) as temporary:
         if options.adapter and loaded.adapter is not None:
             about = {"step": loaded.step, "weights": loaded.weights}
-            write_adapter(temporary, config.lora, loaded.adapter, base, about)
+            write_adapter(temporary, config.lora, loaded.adapter, base, about, loaded.model)
         else:
             _write(options, temporary, loaded, codec, shards)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())

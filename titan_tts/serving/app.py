@@ -1,20 +1,23 @@
-"""The web server's answers: OpenAI's speech API, the list of models, and its health."""
+"""The web server's answers: OpenAI's speech API, Kokoro-FastAPI's for words' times, the list of models, and its health."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from fastapi import FastAPI, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 
 from titan_tts.serving.batcher import Batcher, ending
 from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
 from titan_tts.serving.served import Served
-from titan_tts.speak.joining import faded, pause
+from titan_tts.speak.joining import faded, join, pause
+from titan_tts.speak.subtitles import as_json
 from titan_tts.speak.utterance import Speech, Utterance
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
@@ -28,6 +31,9 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Names that clients send that know OpenAI's models only: they mean the model that is served."""
 
 
+_Found = TypeVar("_Found")
+
+
 class SpeechBody(BaseModel):
     """Fields that OpenAI's clients send. Other fields are ignored."""
 
@@ -38,6 +44,12 @@ class SpeechBody(BaseModel):
     speed: float = Field(1.0, ge=0.25, le=4.0)
     stream_format: Literal["audio"] = "audio"
     instructions: str | None = None
+
+
+class CaptionedBody(SpeechBody):
+    """What clients of Kokoro-FastAPI send for speech with its words' times."""
+
+    return_timestamps: bool = True
 
 
 @dataclass
@@ -61,26 +73,32 @@ class SpeechService:
         streams = self.served.synthesizer.streams(body.response_format)
         return self.served.pieces(body.input, body.voice, body.speed, low_latency=streams)
 
-    async def spoken(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
-        """Waveforms in order: the first piece is synthesized alone, the rest in batches."""
-        rate, pending = self.served.synthesizer.sample_rate, list[Future[Speech]]()
+    async def said(self, pieces: list[Utterance]) -> AsyncIterator[Speech]:
+        """The pieces' speech in order: the first is synthesized alone, the rest in batches."""
+        pending = list[Future[Speech]]()
         with self.batcher.admitted(len(pieces)):
             try:
-                pending = self.batcher.submit(pieces[:1])
-                sound = (await asyncio.wrap_future(pending[0])).waveform
-                yield sound if len(pieces) == 1 else faded(sound, rate)
-                pending = self.batcher.submit(pieces[1:])
-                for future in pending:
-                    sound = (await asyncio.wrap_future(future)).waveform
-                    yield torch.cat([pause(rate), faded(sound, rate)])
+                for part in (pieces[:1], pieces[1:]):
+                    pending = self.batcher.submit(part)
+                    for future in pending:
+                        yield await asyncio.wrap_future(future)
             finally:
                 for future in pending:  # the client may have gone
                     future.cancel()
 
+    async def sounds(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
+        """The waveforms of `said`, one after the other the sound of the text."""
+        rate, before = self.served.synthesizer.sample_rate, torch.zeros(0)
+        async with aclosing(self.said(pieces)) as said:
+            async for speech in said:
+                sound = speech.waveform
+                yield torch.cat([before, faded(sound, rate)]) if len(pieces) > 1 else sound
+                before = pause(rate)
+
     async def answer(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
-        synthesizer, sounds = self.served.synthesizer, self.spoken(pieces)
+        synthesizer, sounds = self.served.synthesizer, self.sounds(pieces)
         rate, streams = synthesizer.sample_rate, synthesizer.streams(kind)
 
         async def begun() -> torch.Tensor:
@@ -104,8 +122,32 @@ class SpeechService:
         headers = {"X-Sample-Rate": str(rate)}
         return StreamingResponse(stream(), media_type=MEDIA_TYPES[kind], headers=headers)
 
+    async def captioned(self, body: CaptionedBody, request: Request) -> Response:
+        """The response to a request for speech and its words' times: one line of JSON, which those read, too, that expect
+        one line for each part of a stream."""
+        pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
+        synthesizer = self.served.synthesizer
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, torch.Tensor]) -> torch.Tensor:
+        async def all_said() -> list[Speech]:
+            return [each async for each in self.said(pieces)]
+
+        spoken = await _unless_gone(request, all_said())
+
+        def content() -> dict[str, Any]:
+            sound = join([each.waveform for each in spoken], synthesizer.sample_rate)
+            data = encoded(sound, synthesizer.sample_rate, kind)
+            words = synthesizer.word_times([each.text for each in pieces], spoken)
+            times = [
+                {"word": each["word"], "start_time": each["start"], "end_time": each["end"]}
+                for each in as_json(words if body.return_timestamps else [])
+            ]
+            audio = base64.b64encode(data).decode()
+            return {"audio": audio, "audio_format": kind, "timestamps": times}
+
+        return JSONResponse(await asyncio.to_thread(content))
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Found]) -> _Found:
     """Awaits the work, and cancels it if the client disconnects."""
     working = asyncio.create_task(work)
     try:
@@ -134,6 +176,10 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
     @app.post("/v1/audio/speech")
     async def speech(body: SpeechBody, request: Request) -> Response:
         return await service.answer(body, request)
+
+    @app.post("/dev/captioned_speech")
+    async def captioned_speech(body: CaptionedBody, request: Request) -> Response:
+        return await service.captioned(body, request)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

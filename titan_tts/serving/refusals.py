@@ -99,14 +99,14 @@ def _is_loopback(host: str) -> bool:
 
 
 class KeyCheck:
-    """Refuses requests below /v1/ without the key."""
+    """Refuses requests below /v1/ and /dev/ without the key."""
 
     def __init__(self, app: Any, key: str):
         self.app, self.key = app, key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         answer = self.app
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+        if scope["type"] == "http" and scope["path"].startswith(("/v1/", "/dev/")):
             given = Request(scope).headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self.key.encode()):
                 refusal = Refusal(401, "the API key is missing or wrong", "invalid_api_key")

@@ -4,6 +4,8 @@ weights that they are for.
     adapter.safetensors    its parameters under the run's names
     adapter.json           format, version, its [lora] section, the base that it is for, step and weights
     manifest.json          size and XXH3 of both
+
+Beside them lie the files of `peft_adapters.py`, for other programs.
 """
 
 import json
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from titan_tts.speak import peft_adapters
 from torchtitan.models.dit_tts.bounded import read_json_file, read_weights
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.config.keys import check_numbers
@@ -54,13 +57,18 @@ def read_adapter(path: Path, entry: str = "") -> Values:
     return {name: found[entry + name] for name in trained}
 
 
-def write_adapter(folder: Path, options: Lora, values: Values, base: Path, about: dict) -> None:
-    """Writes an adapter's folder. `base`: the weights that it is for; `about`: further entries of adapter.json."""
+def write_adapter(
+    folder: Path, options: Lora, values: Values, base: Path, about: dict, model: nn.Module
+) -> None:
+    """Writes an adapter's folder. `base`: the weights that it is for; `about`: further entries of adapter.json; `model`:
+    one of the base's layers, whatever its weights."""
     save_weights({name: value.contiguous() for name, value in values.items()}, folder / WEIGHTS)
     content = {"format": _FORMAT, "version": _VERSION, "lora": asdict(options)}
     content |= adapter_base(base) | about
     write_atomic(folder / CONFIG, json.dumps(content, indent=1) + "\n")
-    write_manifest(folder, (CONFIG, WEIGHTS), {})
+    peft_adapters.write_peft(folder, options, values, model, base.name)
+    files = CONFIG, WEIGHTS, peft_adapters.CONFIG, peft_adapters.WEIGHTS
+    write_manifest(folder, files, {})
 
 
 def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
@@ -114,8 +122,13 @@ class Adapters:
         self._present: str | None = ""  # None: the weights of no whole adapter
 
     def open(self, name: str, folder: Path) -> None:
-        """Reads an adapter, in place of one of this name."""
-        opened = open_adapter(folder, self._base)
+        """Reads an adapter, ours or one that PEFT saved, in place of one of this name."""
+        of_peft = (folder / peft_adapters.CONFIG).is_file() and not (folder / CONFIG).exists()
+        opened = (
+            peft_adapters.read_peft(folder, self._model)
+            if of_peft
+            else open_adapter(folder, self._base)
+        )
         self.use("")
         if not self._plain:
             linears = matmul_weights(self._model)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from tqdm import tqdm
 from titan_tts.speak.joining import join, joined
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untrained_tokens
+from titan_tts.speak.subtitles import as_json, subtitles
 from titan_tts.speak.synthesizer import Synthesizer, by_text
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError, show
@@ -58,6 +60,12 @@ class Narrator:
     recognizer: Recognizer | None = None
     settings: str = ""
     """the command's options, for `Request.fingerprint`"""
+
+    timestamps: Sequence[str] = ()
+    """json, srt or vtt: files with the words' times, beside each sound"""
+
+    cue_words: int = 0
+    """see `subtitles`"""
 
     def __post_init__(self) -> None:
         self._voice = lru_cache(_VOICES)(self._load_voice)
@@ -137,7 +145,8 @@ class Narrator:
             for speech in self.stream(pieces, low_latency=streams):
                 first_sound = first_sound or time.perf_counter() - began
                 # A long text's sound is not kept in memory.
-                spoken.append(replace(speech, waveform=empty, latents=empty))
+                kept = {} if self.timestamps else {"waveform": empty, "latents": empty}
+                spoken.append(replace(speech, **kept))
                 yield speech.waveform
 
         sounds = joined(waveforms(), len(pieces), rate)
@@ -155,6 +164,10 @@ class Narrator:
             else:
                 sys.stdout.buffer.write(encoded(whole, rate, SUFFIXES[f".{kind}"]))
         run, about = self.synthesizer.run, self._about(request, spoken, samples / rate)
+        if self.timestamps:
+            self._write_times(Path(out), about, pieces, spoken)
+            if "words" in about:
+                write_atomic(Path(out).with_suffix(".json"), json.dumps(about, indent=1) + "\n")
         by = "--seconds" if request.seconds is not None else self.synthesizer.lengths.name
         heard = ""
         if "heard" in about:
@@ -177,16 +190,34 @@ class Narrator:
                 for index, spoken in by_text(pieces, self.synthesize(flat)):
                     request = chunk[index]
                     sound = join([each.waveform for each in spoken], rate)
-                    about = json.dumps(self._about(request, spoken, len(sound) / rate), indent=1)
+                    about = self._about(request, spoken, len(sound) / rate)
                     path = request.path(folder, kind)
                     path.unlink(missing_ok=True)
-                    write_atomic(path.with_suffix(".json"), about + "\n")
+                    self._write_times(path, about, pieces[index], spoken)
+                    write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
                     write_sound(path, sound, rate)  # last: its presence means that the text is done
                     seconds += len(sound) / rate
                     bar.update()
         run = self.synthesizer.run
         speed = f", {self._speed(seconds)}" if requests else ""
         return f"{folder}: {len(requests)} texts from step {run.step} ({run.weights}){speed}"
+
+    def _write_times(
+        self,
+        path: Path,
+        about: dict[str, Any],
+        pieces: Sequence[Utterance],
+        spoken: Sequence[Speech],
+    ) -> None:
+        """Writes the subtitles beside the sound at `path`, and puts the words into `about`, as `timestamps` says."""
+        if self.timestamps:
+            words = self.synthesizer.word_times([each.text for each in pieces], spoken)
+        for kind in self.timestamps:
+            if kind == "json":
+                about["words"] = as_json(words)
+            else:
+                content = subtitles(words, kind, self.cue_words)
+                write_atomic(path.with_suffix(f".{kind}"), content)
 
     def _about(self, request: Request, spoken: list[Speech], seconds: float) -> dict[str, Any]:
         """The content of NAME.json."""

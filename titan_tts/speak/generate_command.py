@@ -81,6 +81,15 @@ class Options(SamplingOptions):
     recognizer: str = ""
     """Recognizer for --takes, as for evaluate; the run's [samples] recognizer by default."""
 
+    timestamps: tyro.conf.UseAppendAction[list[Literal["json", "srt", "vtt"]]] = field(
+        default_factory=list
+    )
+    """Also write when each word is said, into files named as the sound: subtitles (srt, vtt), or the words with start and
+    end in seconds (json); may be repeated."""
+
+    cue_words: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
+    """Words per subtitle at most; by default as many as fit on a line of 42 characters."""
+
     batch_size: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
     """Pieces, times --takes, per batch."""
 
@@ -125,6 +134,15 @@ def check_options(options: Options) -> None:
         "--recognizer chooses among takes, but --takes = 1; give more takes, or leave it out",
     )
     check_range("--batch-size", options.batch_size, 1, 4096)
+    check_range("--cue-words", options.cue_words, 0, 1000)
+    require(
+        not options.timestamps or options.out != STANDARD_OUTPUT,
+        "--timestamps writes files named as the sound; give a file by --out",
+    )
+    require(
+        not options.cue_words or not {"srt", "vtt"}.isdisjoint(options.timestamps),
+        "--cue-words is for subtitles; give --timestamps srt or vtt, too",
+    )
     if options.text_list:
         require(
             options.out not in (STANDARD_OUTPUT, Options.out) and options.format != "pcm",
@@ -196,7 +214,7 @@ def _choose_rank(options: Options) -> tuple[int, int]:
 
 def _settings(options: Options) -> str:
     """All options that change the speech, except a request's own."""
-    unsaid = ("text_list", "out", "overwrite", "batch_size")
+    unsaid = ("text_list", "out", "overwrite", "batch_size", "timestamps", "cue_words")
     said = vars(options) | {"run": os.path.normpath(options.run)}
     return json.dumps({k: v for k, v in said.items() if k not in unsaid}, sort_keys=True)
 
@@ -209,13 +227,18 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
     for request in requests:
         sound = request.path(options.out, options.format)
         about = sound.with_suffix(".json")
-        is_own = read_json(about).get("request") == request.fingerprint(settings)
+        known = read_json(about)
+        is_own = known.get("request") == request.fingerprint(settings)
+        has_times = all(
+            "words" in known if kind == "json" else sound.with_suffix(f".{kind}").exists()
+            for kind in options.timestamps
+        )
         if not is_own and (sound.exists() or about.exists()):
             raise InputError(
                 f"{sound} is there from another text, voice, step or command than {request.where}; give its --step "
                 f"({about.name} has it), another --out, or --overwrite"
             )
-        if not is_own or not sound.exists() or is_cut(sound):
+        if not (is_own and has_times and sound.exists()) or is_cut(sound):
             missing.append(request)
     return missing
 
@@ -237,8 +260,10 @@ def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narr
             f"which are ignored in its duration; give --seconds",
             sys.stderr,
         )
+    if options.timestamps:
+        _ = synthesizer.word_aligner  # likewise
     given = options.seed, options.batch_size, options.takes, recognizer, _settings(options)
-    return Narrator(synthesizer, *given)
+    return Narrator(synthesizer, *given, options.timestamps, options.cue_words)
 
 
 def _open_recognizer(

@@ -63,6 +63,17 @@ def split_text(
     return [" ".join(each.split()) for each in pieces if each.strip()] or [text]
 
 
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, each with the blank behind it."""
+    return _parts(text, 0)
+
+
+def spaced_words(text: str) -> list[str]:
+    """What blanks divide in a text, with its punctuation; in scripts without blanks the clauses."""
+    clauses = (clause for sentence in sentences(text) for clause in _parts(sentence, 1))
+    return [word for clause in clauses for word in clause.split()]
+
+
 def _parts(text: str, kind: int) -> list[str]:
     """Cuts the text behind every break of this kind."""
     ends = [match.end() for match in _BREAKS[kind].finditer(text) if match.end()]

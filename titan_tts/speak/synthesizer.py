@@ -17,7 +17,9 @@ from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import split_text
 from titan_tts.speak.speaker_reference import encode_reference, load_latents, reference_settings
 from titan_tts.speak.speech_data import SpeechData
+from titan_tts.speak.subtitles import Word
 from titan_tts.speak.utterance import Speech, Utterance, Voice
+from titan_tts.speak.word_times import WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import require, show
 from torchtitan.models.dit_tts.files import known_as
@@ -71,6 +73,20 @@ class Synthesizer:
     def lengths(self) -> Lengths:
         """The estimator of lengths."""
         return self.find_lengths()
+
+    @cached_property
+    def word_aligner(self) -> WordAligner:
+        """Finds words in speech."""
+        return word_aligner(self.run)
+
+    def word_times(self, texts: Sequence[str], spoken: Sequence[Speech]) -> list[Word]:
+        """The words of a text that was said in pieces, and the seconds at which each begins and ends in the joined sound.
+
+        Args:
+            texts: of each piece; of a text that was said as a whole this one.
+            spoken: the speech of each piece.
+        """
+        return self.word_aligner.times(texts, spoken)
 
     @cached_property
     def adapters(self) -> Adapters:

@@ -1,6 +1,7 @@
 """The web server through a socket: speech, its formats, what is refused."""
 
 import asyncio
+import base64
 import io
 import json
 import socket
@@ -119,6 +120,37 @@ def test_it_says_what_generate_says(server, synthesizer):
     for voice in (None, ""):
         assert speech(url, voice=voice, response_format="wav")[2] == spoken["bob"]
     assert speech(url, model="tts-1", instructions="")[0] == 200  # which clients have built in
+
+
+def test_speech_comes_with_the_times_of_its_words(server, synthesizer):
+    """In the form of Kokoro-FastAPI, whose clients also expect a line for each part of a stream."""
+    url, _ = server(api_key="secret")
+    synthesizer.run.config.data.max_frames = 8
+    text = "One two one two. Two one."
+    body = {
+        "model": "tiny",
+        "input": text,
+        "voice": "ann",
+        "response_format": "wav",
+        "stream": True,
+    }
+    assert ask(f"{url}/dev/captioned_speech", body)[0] == 401
+    status, headers, content = ask(f"{url}/dev/captioned_speech", body, "secret")
+    assert status == 200 and headers["Content-Type"] == "application/json"
+    [line] = content.splitlines()
+    answer = json.loads(line)
+    assert (
+        set(answer) == {"audio", "audio_format", "timestamps"} and answer["audio_format"] == "wav"
+    )
+    samples, rate = soundfile.read(io.BytesIO(base64.b64decode(answer["audio"])), dtype="float32")
+    wanted = said(synthesizer, text)
+    assert rate == 100 and abs(torch.from_numpy(samples) - wanted).max() < 1e-4
+    assert [each["word"] for each in answer["timestamps"]] == text.split()
+    times = [each[key] for each in answer["timestamps"] for key in ("start_time", "end_time")]
+    assert times == sorted(times) and 0 <= times[0] < times[-1] <= len(samples) / rate
+    short = ask(f"{url}/dev/captioned_speech", body | {"return_timestamps": False}, "secret")[2]
+    assert json.loads(short) == answer | {"timestamps": []}
+    assert ask(f"{url}/dev/captioned_speech", body | {"model": "x"}, "secret")[0] == 404
 
 
 def test_long_texts_are_streamed_in_pieces(server, synthesizer, monkeypatch):

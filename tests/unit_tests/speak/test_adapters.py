@@ -32,7 +32,9 @@ def made(tmp_path):
         add_adapter(adapted, Lora(rank, alpha=2.0))
         values = {n: torch.randn(p.shape) for n, p in adapted.named_parameters() if is_trained(n)}
         (tmp_path / name).mkdir()
-        write_adapter(tmp_path / name, Lora(rank, alpha=2.0), values, base, {"step": 4})
+        write_adapter(
+            tmp_path / name, Lora(rank, alpha=2.0), values, base, {"step": 4}, random_model(ARGS)
+        )
         found.open(name, tmp_path / name)
     found.use("a")
     return found, tmp_path

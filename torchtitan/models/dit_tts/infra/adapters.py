@@ -104,3 +104,32 @@ def merge(model: nn.Module, values: Mapping[str, torch.Tensor], scale: float) ->
         a, b = a.unflatten(0, (parts, -1)), b.unflatten(0, (-1, parts, rows))
         update = torch.einsum("gpnr,pri->gpni", b, a).flatten(0, 2)
         layer.weight.copy_(layer.weight + scale * update)
+
+
+def whole_updates(
+    model: nn.Module, values: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The updates of a layer's fused matrices as a single one of the layer: A (parts · rank, in) and B (out, parts ·
+    rank), in whose rows of one matrix the columns of the others are 0. By the layer's full name; `values` as of `merge`."""
+    found = {}
+    for name, _, parts, rows in _layers(model):
+        a, b = (values[f"{name}.{each}"] for each in (_A, _B))
+        own = torch.eye(parts, dtype=b.dtype)[:, None, :, None]
+        wide = b.unflatten(0, (-1, parts, rows))[..., None, :] * own
+        found[name] = a, wide.flatten(0, 2).flatten(1)
+    return found
+
+
+def from_whole_updates(
+    model: nn.Module, updates: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """`values` of `merge`, of one rank, for updates B A of layers by full names, of any ranks: the matrices that are
+    fused have the same A. A layer without an update gets zeros."""
+    rank, values = max(len(a) for a, _ in updates.values()), {}
+    for name, layer, parts, _ in _layers(model):
+        out, width = layer.weight.shape
+        a, b = updates.get(name, (torch.zeros(0, width), torch.zeros(out, 0)))
+        missing = rank - len(a)
+        values[f"{name}.{_A}"] = F.pad(a, (0, 0, 0, missing)).repeat(parts, 1)
+        values[f"{name}.{_B}"] = F.pad(b, (0, missing))
+    return values

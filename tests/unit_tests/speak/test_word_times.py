@@ -1,0 +1,184 @@
+"""When words are said: against speech whose times are known; and the files that tell them."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from titan_tts.cli import main
+from titan_tts.speak.subtitles import Word, cues, subtitles
+from titan_tts.speak.utterance import Speech
+from titan_tts.speak.word_times import WordAligner
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
+from torchtitan.models.dit_tts.text.aligner import Aligner
+from torchtitan.models.dit_tts.text.character_lengths import CharacterLengths
+
+DIGITS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"
+SYMBOLS = " -abcdefghijk\ue000"
+SOUNDS = 3 * np.random.default_rng(1).standard_normal((len(SYMBOLS) + 2, 12)).astype(np.float32)
+NO_LENGTHS = CharacterLengths(np.zeros(1, np.uint64), np.zeros(1, np.float32))
+READ = {"£9": "ga hi", "the": "dea", "the ab": "dei ab"}
+"""what is said otherwise than it is written; "the" by itself otherwise than in its text"""
+
+
+def read(text):
+    for written, said in reversed(READ.items()):
+        text = text.replace(written, said)
+    return text.replace("(k)", "\ue000")
+
+
+def speech(said, frames, rate=100):
+    """The sound of characters and the silences around them, 40 ms a frame; it speaks through its latents."""
+    states = np.repeat([0, *(2 + SYMBOLS.index(c) for c in said), 0], frames)
+    return Speech(torch.zeros(4 * len(states)), rate, torch.from_numpy(SOUNDS[states]))
+
+
+def found(words):
+    return [(word.text, round(word.begin, 2), round(word.end, 2)) for word in words]
+
+
+def test_words_of_pieces_are_found_however_they_are_read():
+    variances = np.full(SOUNDS.shape, 0.05, np.float32)
+    aligner = Aligner(SYMBOLS, SOUNDS, variances, NO_LENGTHS)
+    ours = WordAligner(aligner, read, AddedTokens(["(k)"]))
+    texts = ["the ab £9 - bc", "(k) - ef"]
+    assert [read(text) for text in texts] == ["dei ab ga hi - bc", "\ue000 - ef"]
+    # Silences of 5 and 2 frames, sounds of 2, the blank behind "ab" long, that behind "dei" short.
+    first = speech("dei ab ga hi - bc", [5, 2, 2, 2, 1, 2, 2, 5, 2, 2, 1, 2, 2, 1, 1, 1, 2, 2, 2])
+    second = speech("\ue000 - ef", [1, 6, 1, 1, 1, 2, 2, 1])
+    assert len(first.waveform) == 156
+    begin = 1.56 + 0.12  # and the pause between pieces
+    assert found(ours.times(texts, [first, second])) == [
+        ("the", 0.2, 0.46),
+        ("ab", 0.46, 0.64),
+        ("£9 -", 0.84, 1.2),
+        ("bc", 1.32, 1.48),
+        ("- ef", round(begin + 0.4, 2), round(begin + 0.56, 2)),
+    ]
+    assert ours.times(["-"], [first]) == ours.times([], []) == []
+
+
+def test_the_times_of_a_model_that_has_no_aligner(synthesizer):
+    """Digits that were spoken one by one, behind each other: the base voice's aligner hears where they are."""
+    with tarfile.open(DIGITS) as tar:
+        members = {member.name: member for member in tar.getmembers()}
+        alone = {}
+        for name in sorted(members):
+            if name.endswith(".json"):
+                about = json.load(tar.extractfile(members[name]))
+                if about["speaker"] in ("slt", "awb") and " " not in about["text"]:
+                    sound = tar.extractfile(members[name.replace(".json", ".opus")]).read()
+                    alone[about["text"]] = soundfile.read(io.BytesIO(sound), dtype="float32")
+    rate, silence = 16_000, 0.3
+    assert len(alone) == 10 and {r for _, r in alone.values()} == {rate}
+    sounds, edges, end = [], [], 0.0
+    for samples, _ in alone.values():
+        sounds += [np.zeros(int(silence * rate), np.float32), samples]
+        begin, end = end + silence, end + silence + len(samples) / rate
+        edges += [begin + 0.05, end - 0.05]  # the corpus leaves 50 ms around the words
+    said = Speech(torch.from_numpy(np.concatenate(sounds)), rate, torch.zeros(1, 8))
+    text = ", ".join(alone)
+    words = synthesizer.word_times([text], [said])
+    assert [word.text for word in words] == text.split()
+    errors = np.abs(np.array([time for w in words for time in (w.begin, w.end)]) - edges)
+    assert np.median(errors) < 0.04 and errors.max() < 0.25
+
+
+def words_of(text, seconds=0.3, pauses=()):
+    """Words of so many seconds each, with a pause of 0.7 s behind some."""
+    words, begin = [], 0.1
+    for word in text.split():
+        words.append(Word(word, begin, begin + seconds))
+        begin += seconds + (0.7 if word in pauses else 0)
+    return words
+
+
+@pytest.mark.parametrize(
+    "text, most, pauses, lines",
+    [
+        ("", 0, (), []),
+        ("Mr. Fox ran. It rained!", 0, (), ["Mr. Fox ran.", "It rained!"]),
+        ("he ran and fell", 0, ("ran",), ["he ran", "and fell"]),
+        ("a b c d e. f", 2, (), ["a b", "c d", "e.", "f"]),
+        ("a" * 60 + " b", 0, (), ["a" * 60, "b"]),
+        (
+            "one two three four five six seven eight nine ten",
+            0,
+            (),
+            ["one two three four five", "six seven eight nine ten"],
+        ),
+    ],
+)
+def test_a_cue_is_a_line_of_one_sentence(text, most, pauses, lines):
+    found = cues(words_of(text, pauses=pauses), most)
+    assert [" ".join(word.text for word in cue) for cue in found] == lines
+
+
+def test_subtitles_have_the_clock_of_their_kind():
+    words = [Word("A<b", 3599.5, 3600.25), Word("&", 3600.25, 3600.25), Word("c.", 3600.25, 3601.0)]
+    words += [Word("So", 3601.2, 3601.6), Word("on.", 3603.0, 3603.9996)]
+    assert subtitles(words, "srt") == (
+        "1\n00:59:59,500 --> 01:00:01,200\nA<b & c.\n\n"
+        "2\n01:00:01,200 --> 01:00:01,600\nSo\n\n"
+        "3\n01:00:03,000 --> 01:00:04,000\non.\n"
+    )
+    assert subtitles(words, "vtt") == (
+        "WEBVTT\n\n"
+        "00:59:59.500 --> 01:00:01.200\nA&lt;b <01:00:00.250>&amp; c.\n\n"
+        "01:00:01.200 --> 01:00:01.600\nSo\n\n"
+        "01:00:03.000 --> 01:00:04.000\non.\n"
+    )
+    assert subtitles([], "srt") == "" and subtitles([], "vtt") == "WEBVTT\n"
+
+
+KINDS = ["--timestamps=json", "--timestamps=srt", "--timestamps=vtt"]
+
+
+def test_generate_writes_them_beside_the_sound(generate, tmp_path):
+    asked = ["--text=one two. One.", "--out=said.wav", "--speaker=bob", "--cue-words=1"]
+    assert generate(*asked, *KINDS) == 0
+    about = json.loads(Path("said.json").read_text())
+    times = [each[key] for each in about["words"] for key in ("start", "end")]
+    assert [each["word"] for each in about["words"]] == ["one", "two.", "One."]
+    assert times == sorted(times) and 0 <= times[0] < times[-1] <= about["seconds"]
+    assert Path("said.srt").read_text().count(" --> ") == 3
+    assert Path("said.vtt").read_text().startswith("WEBVTT\n\n00:00:0")
+
+
+def test_a_list_gets_them_later_too(generate, tmp_path, capsys):
+    rows = [{"text": "one two", "name": "a.b"}, {"text": "two"}]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ["--text-list=list.jsonl", "--out=new", "--speaker=bob"]
+    assert generate(*asked) == 0
+    sound = Path("new/a.b.wav").read_bytes()
+    assert "words" not in json.loads(Path("new/a.b.json").read_text())
+    assert generate(*asked, *KINDS[:2]) == 0
+    assert "2 texts from step 7" in capsys.readouterr().out
+    for name, words in (("a.b", ["one", "two"]), ("000002", ["two"])):
+        about = json.loads(Path(f"new/{name}.json").read_text())
+        assert [each["word"] for each in about["words"]] == words
+        assert " ".join(words) in Path(f"new/{name}.srt").read_text()
+    assert Path("new/a.b.wav").read_bytes() == sound
+    assert generate(*asked, *KINDS[:2]) == 0
+    assert "all texts are complete" in capsys.readouterr().out
+    Path("new/000002.srt").unlink()
+    assert generate(*asked, *KINDS[:2]) == 0
+    assert "1 texts" in capsys.readouterr().out and Path("new/000002.srt").exists()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--out=-", "--timestamps=srt"], "--timestamps writes files named as the sound"),
+        (["--cue-words=2", "--timestamps=json"], "--cue-words is for subtitles"),
+        (["--cue-words=-1", "--timestamps=srt"], "--cue-words = -1, but"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, said, capsys):
+    assert main(["generate", "run", "--text=one", *options]) == 2
+    assert said in capsys.readouterr().err
