@@ -63,7 +63,11 @@ def test_peft_loads_what_we_export(base, tmp_path):
 
 def trained_by_peft(folder, **settings):
     """What a model says with an adapter of PEFT's own, which is saved to a folder."""
-    settings = {"r": 2, "lora_alpha": 5, "target_modules": ["qkv_gate", "down"]} | settings
+    settings = {
+        "r": 2,
+        "lora_alpha": 5,
+        "target_modules": ["attention.qkv_gate", "mlp.down"],
+    } | settings
     found = peft.get_peft_model(random_model(ARGS), peft.LoraConfig(**settings)).eval()
     for name, parameter in found.named_parameters():
         if "lora_" in name:
@@ -140,6 +144,6 @@ def test_it_refuses_what_it_would_compute_otherwise(base, tmp_path, case):
     change(tmp_path / "a")
     model = random_model(ARGS)
     before, adapters = spoken(model), Adapters(model, base)
-    refused(lambda: adapters.open("a", tmp_path / "a"), words, str(tmp_path / "a"))
+    refused(lambda: adapters.open("a", tmp_path / "a"), words)
     adapters.use("")
     assert torch.equal(spoken(model), before)
