@@ -44,7 +44,7 @@ def subtitles(words: Sequence[Word], kind: str, cue_words: int = 0) -> str:
     found, is_vtt = cues(words, cue_words), kind == "vtt"
     nexts = [cue[0].begin for cue in found[1:]] + [float("inf")]
     parts = ["WEBVTT\n"] if is_vtt else []
-    for number, (cue, following) in enumerate(zip(found, nexts, strict=True), 1):
+    for number, (cue, following) in enumerate(zip(found, nexts), 1):
         end = following if following - cue[-1].end < _PAUSE else cue[-1].end
         times = f"{_clock(cue[0].begin, is_vtt)} --> {_clock(end, is_vtt)}"
         text = _timed(cue) if is_vtt else " ".join(word.text for word in cue)

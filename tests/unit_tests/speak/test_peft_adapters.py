@@ -61,6 +61,9 @@ def test_peft_loads_what_we_export(base, tmp_path):
     close(spoken(plain), expected)
 
 
+TARGETS = r"layers\.\d+\.(attention\.qkv_gate|mlp\.down)"
+
+
 def trained_by_peft(folder, **settings):
     """What a model says with an adapter of PEFT's own, which is saved to a folder."""
     settings = {
