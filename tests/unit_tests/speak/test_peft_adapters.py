@@ -69,7 +69,7 @@ def trained_by_peft(folder, **settings):
     settings = {
         "r": 2,
         "lora_alpha": 5,
-        "target_modules": ["attention.qkv_gate", "mlp.down"],
+        "target_modules": TARGETS,
     } | settings
     found = peft.get_peft_model(random_model(ARGS), peft.LoraConfig(**settings)).eval()
     for name, parameter in found.named_parameters():
