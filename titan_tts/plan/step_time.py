@@ -135,8 +135,8 @@ def communication(
         add("reduce-scatter", once[0] * reduced * trained, shards, tensor, last if stay else "each")
         encoder = encoder_bytes(config, model, layout)
         if len(encoder) > 1:  # gathered, too
-            size = times * encoder["frozen text encoder"] * shards
-            add("all-gather, text encoder", size, shards, tensor)
+            gathered = times * encoder["frozen text encoder"] * shards
+            add("all-gather, text encoder", gathered, shards, tensor)
     size = 2 * reduced * trained / shards
     add("all-reduce", size, layout.replicas, tensor * shards, last)
     blocks = blocks_by_checkpointing(config, args.n_layers)

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class SpeechService:
         streams = self.served.synthesizer.streams(body.response_format)
         return self.served.pieces(body.input, body.voice, body.speed, low_latency=streams)
 
-    async def said(self, pieces: list[Utterance]) -> AsyncIterator[Speech]:
+    async def said(self, pieces: list[Utterance]) -> AsyncGenerator[Speech, None]:
         """The pieces' speech in order: the first is synthesized alone, the rest in batches."""
         pending = list[Future[Speech]]()
         with self.batcher.admitted(len(pieces)):

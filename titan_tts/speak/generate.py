@@ -144,9 +144,9 @@ class Narrator:
             nonlocal first_sound
             for speech in self.stream(pieces, low_latency=streams):
                 first_sound = first_sound or time.perf_counter() - began
-                # A long text's sound is not kept in memory.
-                kept = {} if self.timestamps else {"waveform": empty, "latents": empty}
-                spoken.append(replace(speech, **kept))
+                # A long text's sound is not kept in memory, unless it is aligned.
+                kept = speech if self.timestamps else replace(speech, waveform=empty, latents=empty)
+                spoken.append(kept)
                 yield speech.waveform
 
         sounds = joined(waveforms(), len(pieces), rate)
