@@ -278,9 +278,11 @@ def _ray(workers: int, devices: list[str]) -> Iterator[list[Callable[[], _Worker
 
     started = not ray.is_initialized()
     if started:
-        # A cluster's address comes from RAY_ADDRESS, as for every Ray program.
+        # A cluster's address comes from RAY_ADDRESS, as for every Ray program; one that merely runs on
+        # this machine, or ran, is not taken.
         own = None if os.environ.get("RAY_ADDRESS") else max(workers, 1)
         ray.init(
+            address="local" if own else None,
             num_cpus=own,
             log_to_driver=False,
             include_dashboard=False,
