@@ -1,10 +1,10 @@
 """A person's voice from minutes: what `titan-tts finetune titan_tts:base` makes of real prompts.
 
     apt-get install asterisk-core-sounds-en-g722 asterisk-core-sounds-en
-    python benchmarks/person.py                          # outputs/person: 6 fine-tunes and one evaluation, about an hour
+    python benchmarks/person.py -- --steps 150           # outputs/person: 6 fine-tunes and one evaluation, about an hour
 
 The recordings are the prompts of one speaker (16 kHz, CC-BY-SA), with texts as the package gives them: single words, letters,
-digits, half sentences. Every fine-tune has the same held-out prompts and the command's own defaults. They are for measuring:
+digits, half sentences. Every fine-tune has the same held-out prompts. They are for measuring:
 no weights and no clips of this voice are published. Prepared data, runs and the page (evaluation.html) stay in --out; a
 second start goes on where the first one ended.
 """
