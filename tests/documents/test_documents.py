@@ -211,7 +211,7 @@ def test_a_fine_tune_starts_from_the_weights(reader, page):
 
 @follows("docs/export.md")
 def test_an_exported_folder_speaks_is_fine_tuned_and_served(reader, page):
-    exported, _, tuned, demo, served_, guarded = [each.commands for each in blocks(page)]
+    exported, _, tuned, demo, served_, captioned, guarded = [each.commands for each in blocks(page)]
     reader.run("\n".join(exported))
     speaks(reader, "speech.wav")
     evaluated(reader, "outputs/data/spoken_digits/heldout")
@@ -221,8 +221,10 @@ def test_an_exported_folder_speaks_is_fine_tuned_and_served(reader, page):
     (reader.folder / "speech.wav").unlink()
     serve, ask = served_
     with served(reader, serve) as port:
-        reader.run(ask.replace(":8000", f":{port}"))
+        reader.run("\n".join([ask, *captioned]).replace(":8000", f":{port}"))
     speaks(reader, "speech.wav")
+    words = json.loads((reader.folder / "captioned.json").read_text())["timestamps"]
+    assert [each["word"] for each in words] == ["two", "four.", "six."]
     with served(reader, guarded[0]) as port:
         status = reader.run(
             f"curl -so no.wav -w '%{{http_code}}' -d '{{}}' http://127.0.0.1:{port}/v1/audio/speech"
