@@ -1,4 +1,4 @@
-"""What a codec costs a voice, and how fast the DAC-VAE encodes and decodes: several recordings at once against one at a time.
+"""Quality that a codec loses, and the speed of the DAC-VAE: several recordings at once against one at a time.
 
     OMP_NUM_THREADS=1 python benchmarks/codec.py                 # 2 minutes of one core
     OMP_NUM_THREADS=1 python benchmarks/codec.py --recordings /usr/share/asterisk/sounds/en_US_f_Allison \
@@ -111,8 +111,8 @@ def pitch_of(sound: Sound, tracker: PitchTracker) -> tuple[np.ndarray, np.ndarra
 
 
 def pitch_errors(one: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> dict[str, float]:
-    """Of the frames that are voiced in both: the median error in cents, and the percentage with more than 200. Of all:
-    the percentage that is voiced in one only."""
+    """Median error in cents of frames that are voiced in both, their percentage above 200 cents, and the percentage of
+    all frames that are voiced in one only."""
     frames = min(len(one[0]), len(other[0]))
     (first, voiced), (second, voiced_too) = (
         [part[:frames] for part in each] for each in (one, other)

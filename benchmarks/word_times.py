@@ -1,4 +1,4 @@
-"""How far the times of words are from the truth: in speech of flite, which tells when it says each sound.
+"""Errors of word times in speech of flite, which prints when it says each sound.
 
     python benchmarks/word_times.py                  # a minute of one core; needs flite, fortunes and wordnet-base
     python benchmarks/word_times.py titan_tts:base --texts 200 --voices slt rms

@@ -47,7 +47,7 @@ class SpeechBody(BaseModel):
 
 
 class CaptionedBody(SpeechBody):
-    """What clients of Kokoro-FastAPI send for speech with its words' times."""
+    """Request body for speech with word times, as clients of Kokoro-FastAPI send it."""
 
     return_timestamps: bool = True
 

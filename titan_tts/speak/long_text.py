@@ -69,7 +69,7 @@ def sentences(text: str) -> list[str]:
 
 
 def spaced_words(text: str) -> list[str]:
-    """What blanks divide in a text, with its punctuation; in scripts without blanks the clauses."""
+    """The words of a text as blanks divide it, with their punctuation; in scripts without blanks its clauses."""
     clauses = (clause for sentence in sentences(text) for clause in _parts(sentence, 1))
     return [word for clause in clauses for word in clause.split()]
 

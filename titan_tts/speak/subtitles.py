@@ -53,7 +53,7 @@ def subtitles(words: Sequence[Word], kind: str, cue_words: int = 0) -> str:
 
 
 def cues(words: Sequence[Word], cue_words: int = 0) -> list[list[Word]]:
-    """The words in groups: none holds words of two sentences or a pause, and those of a sentence are of like length."""
+    """The words in groups of like length within a sentence; no group spans two sentences or a pause."""
     found: list[list[Word]] = []
     for sentence in _sentences(words):
         if cue_words:

@@ -65,7 +65,7 @@ TARGETS = r"layers\.\d+\.(attention\.qkv_gate|mlp\.down)"
 
 
 def trained_by_peft(folder, **settings):
-    """What a model says with an adapter of PEFT's own, which is saved to a folder."""
+    """Outputs of a model with an adapter that PEFT trained and saved to a folder."""
     settings = {
         "r": 2,
         "lora_alpha": 5,

@@ -1,4 +1,4 @@
-"""What `benchmarks/codec.py --recordings` reads, and its error of the pitch."""
+"""`benchmarks/codec.py --recordings`: the texts that it reads, and its error of the pitch."""
 
 import gzip
 
