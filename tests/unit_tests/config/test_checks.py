@@ -77,11 +77,9 @@ REFUSED = """
 1 | sampling.min_t = 1.5 | [sampling] min_t = 1.5 | from 0 to 1
 1 | sampling = {min_t = 0.6, max_t = 0.5} | min_t = 0.6 | max_t = 0.5
 1 | sampling = {steps = 5, solver = 'heun'} | steps = 5 | 'heun' | even
-1 | sampling = {steps = 8, schedule = 'epss'} | steps = 8 | 'epss' | 5, 6, 7, 10, 12, 16 | 'sway'
 1 | sampling.sway = -1.1 | sway = -1.1 | from -1 to 1.75
 1 | sampling.guidance = 'joint' | 'joint' | text_scale = 3 | speaker_scale = 0 | the same
 1 | sampling.guidance = 'alternating' | 'alternating' | speaker_scale = 0 | 'independent'
-1 | sampling = {cfg_zero_star = true, text_scale = 0.0} | cfg_zero_star | text_scale = 0.0, speaker_scale = 0.0
 1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
 1 | training.max_local_batch_size = -1 | max_local_batch_size = -1 | negative
 3 | LIMITED | batch_multiple = 8 cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
@@ -152,7 +150,6 @@ REFUSED = """
 1 | parallelism.backend = 'megatron'; megatron.fp8 = true | are TransformerEngine's
 1 | LENGTHS; parallelism.backend = 'megatron' | nothing to divide | 'torchtitan'
 2 | SPLIT; training.enable_cpu_offload = true | enable_cpu_offload = true with | degree = 2 | to false
-1 | sampling = {steps = 4, zero_init_steps = 4} | zero_init_steps = 4 | from 0 to 3 | 4 intervals
 1 | profiling.enable_profiling = true | needs a GPU
 1 | model.text_positions = 'aligned'; data.num_buckets = 1; objective.loss_on_padding = true | loss_on_padding = true
 1 | LENGTHS; data.conditioning = ['duration'] | which predicts it
@@ -212,7 +209,7 @@ ALLOWED = """
 1 | data = {prefetch_batches = 1, seed = 9223372036854775807}; validation.times = [1.0]
 1 | EDGES; data.bucket_batch_sizes = [1, 32]; ema.decays = [0.0, 1.0]
 1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.999}; checkpoint.keep_latest_k = 2
-1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 768]; sampling = {steps = 5, zero_init_steps = 4}
+1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 768]
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 3}
 1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36
 1 | LENGTHS; HELD_OUT; validation.keep_best = 'within_10_percent'
@@ -222,7 +219,7 @@ ALLOWED = """
 1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'
 1 | encoder.model = '/was/here/when/the/run/began'
 1 | job.experiment = 'LONG_NAME'; training.max_norm = inf; validation.keep_best = 'opinion'
-1 | benchmark = {enable = true, duration_seconds = 5.0}; sampling.cfg_zero_star = true
+1 | benchmark = {enable = true, duration_seconds = 5.0}
 1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; training.mixed_precision_param = 'float32'
 1 | optimizer.state_dtype = '8bit'; checkpoint = {enable = false, async_mode = 'async'}
 1 | HELD_OUT; validation.keep_best = 'text_gain_at_0.9'

@@ -39,8 +39,8 @@ mixed_precision_reduce="float32"
 batch_size=16 seed=0 keep_best="best_heldout_loss"
 [samples] freq=0 count=8 raw=false seed=0 recognizer="" speaker_scorer="" opinion=""
 [sampling] steps=40 solver="euler" schedule="linear" start_t=1.0 sway=-1.0 text_scale=3.0
-speaker_scale=0.0 guidance="independent" min_t=0.5 max_t=1.0 cfg_zero_star=false
-zero_init_steps=0 truncation_factor=1.0 rescale_k=1.0 rescale_sigma=1.0 speaker_kv_scale=1.0
+speaker_scale=0.0 guidance="independent" min_t=0.5 max_t=1.0
+truncation_factor=1.0 rescale_k=1.0 rescale_sigma=1.0 speaker_kv_scale=1.0
 speaker_kv_min_t=0.0 codec="mel_dct"
 [checkpoint] enable=true last_save_model_only=false
 [divergence] spike_sigmas=10.0 max_bad_steps=3 max_rollbacks=2
@@ -64,7 +64,7 @@ BOUNDS = {
     (0, math.inf, False, False): """optimizer.lr,weight_decay,muon_lr,base_dim,encoder_lr
     lr_scheduler.warmup_steps training.local_batch_size,max_local_batch_size
     parallelism.fsdp_prefetch_units checkpoint.keep_latest_k validation.seed samples.freq,seed
-    encoder.fsdp_min_gib,dim,vocab_size lora.rank distill.passes sampling.zero_init_steps
+    encoder.fsdp_min_gib,dim,vocab_size lora.rank distill.passes
     divergence.spike_sigmas,max_rollbacks benchmark.duration_seconds,steps""",
     (0, 1, False, False): """optimizer.beta1,beta2 lr_scheduler.decay_ratio,min_lr_factor ema.decays
     data.max_corrupt_fraction,verbatim_fraction,max_dropped_fraction,conditioning_dropout
@@ -107,8 +107,8 @@ MARKS = {
     data.frames_per_second,max_frames,max_speaker_frames,speaker_patch_size,max_text_tokens
     data.conditioning,conditioning_dropout,duration_token_seconds sampling.steps,solver,schedule
     encoder.model,added_tokens,convention,normalize,frozen,dtype,dim,n_layers,n_heads,vocab_size
-    sampling.start_t,sway,text_scale,speaker_scale,guidance,min_t,max_t,cfg_zero_star,codec
-    sampling.zero_init_steps,truncation_factor,rescale_k,rescale_sigma
+    sampling.start_t,sway,text_scale,speaker_scale,guidance,min_t,max_t,codec
+    sampling.truncation_factor,rescale_k,rescale_sigma
     sampling.speaker_kv_scale,speaker_kv_min_t""",
     "RECIPE": f"""{OPTIMIZER} training.global_batch_size,dtype,mixed_precision_param
     training.mixed_precision_reduce checkpoint.interval,keep_latest_k validation.freq,samples

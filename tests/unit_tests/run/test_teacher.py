@@ -139,7 +139,7 @@ def test_settings_that_do_not_go_with_a_teacher(teacher, arguments, words):
     [
         ("model", "flavor", "duration", "predicts lengths and generates no speech"),
         ("objective", "prediction", "noise", "its [objective] prediction = 'noise'"),
-        ("sampling", "cfg_zero_star", True, "its [sampling] cfg_zero_star = True"),
+        ("sampling", "rescale_k", 1.5, "its [sampling] rescale_k = 1.5"),
         ("sampling", "guidance", "alternating", "its [sampling] guidance = 'alternating'"),
     ],
 )

@@ -177,9 +177,9 @@ def test_any_key_of_sampling_may_be_given(tmp_path, capsys):
         return chosen_config(options).sampling
 
     assert chosen() == Sampling(steps=8, text_scale=2.0)
-    keys = ["--sampling.solver", "midpoint", "--sampling.cfg_zero_star", "true"]
+    keys = ["--sampling.solver", "midpoint", "--sampling.sway", "0.5"]
     expected = Sampling(steps=6, text_scale=0.0, speaker_scale=1.0)
-    expected = replace(expected, solver="midpoint", cfg_zero_star=True, codec="a.pth")
+    expected = replace(expected, solver="midpoint", sway=0.5, codec="a.pth")
     given = {"sampling_steps": 6, "text_scale": 0.0, "speaker_scale": 1.0, "codec": "a.pth"}
     assert chosen(*keys, **given) == expected
     refused(lambda: chosen(*keys, sampling_steps=7), "steps = 7", "'midpoint'", "even")

@@ -75,9 +75,6 @@ right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta
 EVALUATIONS_PER_STEP = {"euler": 1, "midpoint": 2, "heun": 2}
 """of the velocity, in an interval of the schedule"""
 
-EPSS_INTERVALS = (5, 6, 7, 10, 12, 16)
-"""of [sampling] schedule = "epss" """
-
 
 def is_pretrained(encoder_model: str) -> bool:
     """True if `[encoder] model` names a pretrained encoder and not the learned one's unit."""

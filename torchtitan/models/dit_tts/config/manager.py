@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.codec_name import from_any_folder
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
-from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, changes_nothing
+from torchtitan.models.dit_tts.config.old_keys import OLD_KEYS, OLD_VALUES, changes_nothing
 from torchtitan.models.dit_tts.config.options import (
     describe,
     option_kinds,
@@ -60,6 +60,7 @@ def dataclass_from_dict(cls: Any, values: dict[str, Any], where: str, name: str 
             )
             raise InputError(f"{where}: unknown {shown}: {hint}")
         kind: Any = fields[key]
+        value = OLD_VALUES.get(f"{name}.{key} = {value}", value)
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, dict):
                 raise InputError(

@@ -82,12 +82,18 @@ REMOVED: dict[str, Any] = {
 
 WITHOUT_EFFECT = {
     *("data.cache_folder", "data.cache_gib", "training.batch_ramp_steps", "benchmark.profile"),
+    *("sampling.cfg_zero_star", "sampling.zero_init_steps"),  # no difference was measured
     *(
         "encoder.cache_features",
         "encoder.cache_dtype",
     ),  # the encoder itself gives the same features
 }
 """section.key of earlier versions that changed no result; still read, whatever the value"""
+
+OLD_VALUES: dict[str, Any] = {
+    "sampling.schedule = epss": "sway",  # whose steps it pruned
+}
+"""section.key = value of an earlier version -> the value that is read instead"""
 
 
 def changes_nothing(key: str, value: Any) -> bool:

@@ -104,15 +104,14 @@ class Sampling:
     solver: Literal["euler", "midpoint", "heun"] = "euler"
     """ODE solver: euler is of first order, midpoint and heun of second"""
 
-    schedule: Literal["linear", "sway", "epss"] = "linear"
-    """Times of the intervals: even (linear); denser at the noise, as in F5-TTS (sway); or 5 to 16 of 32 swayed
-    ones"""
+    schedule: Literal["linear", "sway"] = "linear"
+    """Times of the intervals: even (linear), or denser at the noise, as in F5-TTS (sway)"""
 
     start_t: Annotated[float, Bounds(0, 1, open_low=True)] = 1.0
     """Time at which sampling starts, a factor of the schedule's times; Echo-TTS takes 0.999"""
 
     sway: Annotated[float, Bounds(-1, 2 / (math.pi - 2))] = -1.0
-    """Coefficient of sway and epss, from -1 (denser near the noise) to 1.75 (near the data), above which times do not
+    """Coefficient of sway, from -1 (denser near the noise) to 1.75 (near the data), above which times do not
     fall any more"""
 
     text_scale: float = 3.0
@@ -130,12 +129,6 @@ class Sampling:
 
     max_t: Fraction = 1.0
     """Upper end of the times of guidance"""
-
-    cfg_zero_star: bool = False
-    """Scales the branches of guidance towards the velocity with all conditions (CFG-Zero*)"""
-
-    zero_init_steps: NonNegativeInt = 0
-    """Number of first intervals to skip, with their evaluations (zero-init of CFG-Zero*)"""
 
     truncation_factor: PositiveFloat = 1.0
     """Factor of the noise that sampling starts from; below 1 gives more average speech"""

@@ -52,34 +52,17 @@ def branches_at(sampling: Sampling, step: int, t: float) -> tuple[Branch, ...]:
 
 
 def guided_velocity(
-    network: Network,
-    latents: torch.Tensor,
-    branches: Sequence[Branch],
-    frame_mask: torch.Tensor | None = None,
+    network: Network, latents: torch.Tensor, branches: Sequence[Branch]
 ) -> torch.Tensor:
-    """v + Σ scale·(v - α·v_branch) (B, T, C), with α = 1: classifier-free guidance (Ho and Salimans 2022) with conditions
-    scaled one by one. `network` sees (1 + branches)·B rows. `frame_mask`: (B, T), for CFG-Zero*'s α. With one branch and
-    ω = 1 + scale this is its (1 - ω)·α·v_branch + ω·v."""
+    """v + Σ scale·(v - v_branch) (B, T, C): classifier-free guidance (Ho and Salimans 2022) with conditions scaled one by
+    one. `network` sees (1 + branches)·B rows."""
     copies = ((True, True), *((branch.has_text, branch.has_speaker) for branch in branches))
     outputs = network(latents.repeat(len(copies), 1, 1), copies)
     conditional, *unconditional = outputs.chunk(len(copies))
     velocity = conditional
     for branch, other in zip(branches, unconditional):
-        if frame_mask is not None:
-            other = projection_scale(conditional, other, frame_mask) * other
         velocity = velocity + branch.scale * (conditional - other)
     return velocity
-
-
-def projection_scale(
-    velocity: torch.Tensor, other: torch.Tensor, frame_mask: torch.Tensor
-) -> torch.Tensor:
-    """α (B, 1, 1) for which α·other is nearest to velocity, both (B, T, C), over the frames of each row:
-    ⟨velocity, other⟩ / ‖other‖² (CFG-Zero*, Fan et al. 2025, arXiv 2503.18886)."""
-    # Padding must not count: a row's result may not depend on its batch.
-    other = torch.where(frame_mask[..., None], other, 0.0)
-    product = (velocity * other).sum((1, 2), keepdim=True)
-    return product / other.square().sum((1, 2), keepdim=True).clamp_min(1e-8)
 
 
 def rescaled_velocity(

@@ -10,17 +10,6 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import EVALUATIONS_PER_STEP, Sampling
 from torchtitan.models.dit_tts.flow.guidance import Branch, branches_at
 
-# The 5 to 16 of 32 even steps that remain, from the noise on, chosen by listening and word errors (Zheng et al.
-# 2025, Empirically Pruned Step Sampling, arXiv 2505.19931; numbers from F5-TTS's code).
-_EPSS = {
-    5: (0, 2, 4, 8, 16, 32),
-    6: (0, 2, 4, 6, 8, 16, 32),
-    7: (0, 2, 4, 6, 8, 16, 24, 32),
-    10: (0, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32),
-    12: (0, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32),
-    16: (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32),
-}
-
 
 class Step(NamedTuple):
     """One interval of the schedule."""
@@ -40,42 +29,13 @@ class Step(NamedTuple):
 Velocity = Callable[[torch.Tensor, float, Step], torch.Tensor]
 """(latents (B, T, C), t, step) to velocity (B, T, C)."""
 
-History = list[tuple[Step, torch.Tensor]]
-"""Earlier steps of a sampling with the velocity at each one's begin; solvers of several steps append to it."""
-
-
-class Solver(NamedTuple):
-    """How a step is taken.
-
-    Attributes:
-        times: (start, end) of a step to the times at which the velocity is evaluated, the start first; as many as
-            EVALUATIONS_PER_STEP says.
-        advance: (velocity, x, step, history) to x (B, T, C) at the step's end. `history` is a list that is empty before
-            the first step and that no one else changes.
-    """
-
-    times: Callable[[float, float], tuple[float, ...]]
-    advance: Callable[[Velocity, torch.Tensor, Step, History], torch.Tensor]
-
-
-def _runge_kutta(velocity: Velocity, x: torch.Tensor, step: Step, history: History) -> torch.Tensor:
-    """Euler's method x + h·v(x, t), and with a second evaluation at t + a·h the method of second order with
-    weights 1 - 1/(2a) and 1/(2a) (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I,
-    section II.1): the midpoint rule for a = 1/2, Heun's for a = 1."""
-    begin, *inner = step.times
-    slope = velocity(x, begin, step)
-    for t in inner:
-        weight = step.width / (2.0 * (t - begin))
-        second = velocity(x + (t - begin) * slope, t, step)
-        slope = (1.0 - weight) * slope + weight * second
-    return x + step.width * slope
-
-
-SOLVERS = {
-    "euler": Solver(lambda begin, end: (begin,), _runge_kutta),
-    "midpoint": Solver(lambda begin, end: (begin, (begin + end) / 2), _runge_kutta),
-    "heun": Solver(lambda begin, end: (begin, end), _runge_kutta),
+SOLVERS: dict[str, Callable[[float, float], tuple[float, ...]]] = {
+    "euler": lambda begin, end: (begin,),
+    "midpoint": lambda begin, end: (begin, (begin + end) / 2),
+    "heun": lambda begin, end: (begin, end),
 }
+"""[sampling] solver -> (begin, end) of a step to the times at which the velocity is evaluated, the begin first; as many
+as EVALUATIONS_PER_STEP says"""
 
 
 def swayed(t: float, coefficient: float) -> float:
@@ -87,36 +47,29 @@ def swayed(t: float, coefficient: float) -> float:
 
 
 def schedule_times(sampling: Sampling) -> list[float]:
-    """Begins of all steps from `start_t` on, and 0. The pruned steps of "epss" sway, too, as in F5-TTS."""
+    """Begins of all steps from `start_t` on, and 0."""
     intervals = sampling.steps // EVALUATIONS_PER_STEP[sampling.solver]
-    if sampling.schedule == "epss":
-        times = [1.0 - index / 32 for index in _EPSS[intervals]]
-    else:
-        times = torch.linspace(1.0, 0.0, intervals + 1, dtype=torch.float64).tolist()
-    if sampling.schedule != "linear":
+    times = torch.linspace(1.0, 0.0, intervals + 1, dtype=torch.float64).tolist()
+    if sampling.schedule == "sway":
         # exactly 0, without rounding
         times = [*(swayed(t, sampling.sway) for t in times[:-1]), 0.0]
     return [sampling.start_t * t for t in times]
 
 
 def plan_steps(sampling: Sampling) -> list[Step]:
-    """The steps of the solver, each with the guidance at its begin.
-
-    The first `zero_init_steps` are skipped, as if their velocity were zero (CFG-Zero*, Fan et al. 2025, arXiv
-    2503.18886: at the noise a learned velocity may be worse than none).
-    """
+    """The steps of the solver, each with the guidance at its begin."""
     steps = []
     for number, (t, end) in enumerate(pairwise(schedule_times(sampling))):
         is_forced = t > sampling.speaker_kv_min_t + 1e-6
         steps.append(
             Step(
-                SOLVERS[sampling.solver].times(t, end),
+                SOLVERS[sampling.solver](t, end),
                 end - t,
                 branches_at(sampling, number, t),
                 sampling.speaker_kv_scale if is_forced else 1.0,
             )
         )
-    return steps[sampling.zero_init_steps :]
+    return steps
 
 
 def network_passes(steps: Sequence[Step]) -> int:
@@ -124,11 +77,20 @@ def network_passes(steps: Sequence[Step]) -> int:
     return sum(len(step.times) * (1 + len(step.branches)) for step in steps)
 
 
-def integrate(
-    velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step], solver: Solver
-) -> torch.Tensor:
-    """The latents (B, T, C) at the end of the steps."""
-    x, history = noise, History()
+def integrate(velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
+    """The latents (B, T, C) at the end of the steps.
+
+    A step with one evaluation is Euler's method x + h·v(x, t). With a second one at t + a·h it is the method of second
+    order with weights 1 - 1/(2a) and 1/(2a) (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I,
+    section II.1): the midpoint rule for a = 1/2, Heun's for a = 1.
+    """
+    x = noise
     for step in steps:
-        x = solver.advance(velocity, x, step, history)
+        begin, *inner = step.times
+        slope = velocity(x, begin, step)
+        for t in inner:
+            weight = step.width / (2.0 * (t - begin))
+            second = velocity(x + (t - begin) * slope, t, step)
+            slope = (1.0 - weight) * slope + weight * second
+        x = x + step.width * slope
     return x

@@ -47,7 +47,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import load_vocabulary
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 
-_SINGLE = ("cfg_zero_star", "zero_init_steps", "truncation_factor", "rescale_k", "speaker_kv_scale")
+_SINGLE = ("truncation_factor", "rescale_k", "speaker_kv_scale")
 """Keys of [sampling] that must have their defaults: what they do is not learned"""
 
 
