@@ -30,7 +30,7 @@ def report(factors: Mapping[str, Any], samples_per_second: float, **changes: Any
         "audio_seconds_per_second": 20 * samples_per_second,
         **{"peak_allocated_gib": memory, "peak_reserved_gib": memory + 1.5},
         "step_split": {name: part * seconds for name, part in parts.items()},
-        **{"loss": 1.25, "weighted": None, "compiles_while_timed": 0, "factors": dict(factors)},
+        **{"loss": 1.25, "compiles_while_timed": 0, "factors": dict(factors)},
         **rates | place | changes,
     }
 

@@ -55,11 +55,6 @@ def test_two_ranks(tmp_path):
     )
     rate = repeated / report["timed_seconds"] / 2
     assert report["hfu"] - report["mfu"] == pytest.approx(rate / 0.1e12)
-    assert report["hardware_tflops_per_device"] == pytest.approx(report["hfu"] * 0.1)
-    weighted = report["weighted"]
-    if weighted is not None:  # both shapes were timed
-        medians = [shape["seconds_per_step"]["median"] for shape in report["shapes"]]
-        assert min(medians) <= weighted["seconds_per_step"] <= max(medians)
     assert report["config"]["job"]["dump_folder"] == str(tmp_path)  # a repeat lands beside this run
     again = runs.start(tmp_path, "bench", [*BENCHMARK, "--benchmark.steps=1"])
     assert again.wait() == 2  # what was measured is not overwritten

@@ -158,9 +158,8 @@ def _read(folder: Path, name: str) -> Run:
 def _take_report(run: Run, report: dict[str, Any]) -> None:
     """Figures and factors of benchmark.json."""
     split = report.get("step_split") or {}
-    weighted = {k: v for k, v in (report.get("weighted") or {}).items() if v is not None}
     values = report | {"seconds_per_step": report["seconds_per_step"]["median"]}
-    values |= {f"{part}_seconds": split.get(part) for part in _SPLIT} | weighted
+    values |= {f"{part}_seconds": split.get(part) for part in _SPLIT}
     run.figures = {name: values[name] for name in FIGURES if values.get(name) is not None}
     for name, value in run.figures.items():
         if not math.isfinite(value):

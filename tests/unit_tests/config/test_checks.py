@@ -121,7 +121,7 @@ REFUSED = """
 4 | training.local_batch_size = 8; data.batch_multiple = 6 | batch_multiple = 6 | 4 data-parallel | of 4
 1 | encoder.model = 't5' | [encoder] model | 't5' | 'bytes'
 1 | data.conditioning = ['age'] | [data] conditioning = ['age'] | language, quality
-1 | benchmark.enable = true | would never end
+1 | benchmark.enable = true | nothing would be timed
 1 | benchmark = {enable = true, steps = 4}; encoder = {model = 'a/b', frozen = false} | set frozen = true
 1 | checkpoint.keep_latest_k = 1 | [checkpoint] keep_latest_k = 1 | at least 2
 1 | checkpoint.initial_load_path = 'no/where' | initial_load_path | 'no/where' | not a folder
@@ -219,7 +219,7 @@ ALLOWED = """
 1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'
 1 | encoder.model = '/was/here/when/the/run/began'
 1 | job.experiment = 'LONG_NAME'; training.max_norm = inf; validation.keep_best = 'opinion'
-1 | benchmark = {enable = true, duration_seconds = 5.0}
+1 | benchmark = {enable = true, steps = 5}
 1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; training.mixed_precision_param = 'float32'
 1 | optimizer.state_dtype = '8bit'; checkpoint = {enable = false, async_mode = 'async'}
 1 | HELD_OUT; validation.keep_best = 'text_gain_at_0.9'

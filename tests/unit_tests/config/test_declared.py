@@ -48,7 +48,7 @@ speaker_kv_min_t=0.0 codec="mel_dct"
 fsdp_prefetch_units=0
 [megatron] transformer_impl="local" sequence_parallel=false use_te_attn=false fp8=false
 [compile] components=["model","encoders"] mode="default"
-[benchmark] enable=false duration_seconds=0.0 steps=0 warmup_steps=3
+[benchmark] enable=false steps=0 warmup_steps=3
 lengths="mixed" mean_seconds=9.0 sigma=0.5
 """
 
@@ -65,7 +65,7 @@ BOUNDS = {
     lr_scheduler.warmup_steps training.local_batch_size,max_local_batch_size
     parallelism.fsdp_prefetch_units checkpoint.keep_latest_k validation.seed samples.freq,seed
     encoder.fsdp_min_gib,dim,vocab_size lora.rank distill.passes
-    divergence.spike_sigmas,max_rollbacks benchmark.duration_seconds,steps""",
+    divergence.spike_sigmas,max_rollbacks benchmark.steps""",
     (0, 1, False, False): """optimizer.beta1,beta2 lr_scheduler.decay_ratio,min_lr_factor ema.decays
     data.max_corrupt_fraction,verbatim_fraction,max_dropped_fraction,conditioning_dropout
     objective.text_dropout,speaker_dropout sampling.min_t,max_t,speaker_kv_min_t

@@ -21,8 +21,7 @@ def only(folder):
 def test_a_run_of_a_grid(tmp_path):
     factors = BASE | {"optimizer.betas": [0.9, 0.1]}
     forecast = {"gpu": "H200", "fits": True, "gib": 45.1, "seconds_per_step": 0.41, "mfu": "x"}
-    weighted = {"samples_per_second": 70.0, "mfu": None}
-    result = report(BASE, 100.0, hfu=None, weighted=weighted)
+    result = report(BASE, 100.0, hfu=None)
     folder = tmp_path / "grid" / "a"
     write_run(folder, result, factors=factors | {"batch": 4}, repeat=2, forecast=forecast)
     write_run(tmp_path / "grid" / "trials" / "b", report(BASE, 5.0))  # a search's, no benchmark
@@ -31,7 +30,7 @@ def test_a_run_of_a_grid(tmp_path):
     assert (run.folder, run.state) == (str(folder), "completed")
     assert run.measured
     assert run.factors == factors | {"device": "NVIDIA H200", "optimizer.betas": "[0.9, 0.1]"}
-    assert (run.figures["seconds_per_step"], run.figures["samples_per_second"]) == (0.64, 70)
+    assert (run.figures["seconds_per_step"], run.figures["samples_per_second"]) == (0.64, 100)
     assert (run.figures["mfu"], run.figures["forward_seconds"]) == (0.125, 0.3 * 0.64)
     assert "hfu" not in run.figures
     assert run.predicted == {"fits": True, "gib": 45.1, "seconds_per_step": 0.41}
@@ -100,7 +99,7 @@ def changed(**changes):
 
 UNREADABLE = [
     ("benchmark", changed(samples_per_second=math.nan), "samples_per_second = nan, but it must be"),
-    ("benchmark", changed(weighted={"hfu": math.inf}), "hfu = inf, but it must be finite"),
+    ("benchmark", changed(hfu=math.inf), "hfu = inf, but it must be finite"),
     ("benchmark", changed(factors={"gpus": "x"}), "gpus = 'x', but it must be a whole number"),
     ("benchmark", changed(factors={"batch": 0}), "batch = 0, but it must be a whole number"),
     ("benchmark", "[1, 2]", "benchmark.json is no JSON object"),

@@ -113,7 +113,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.peak = peak_flops(
             self.device_memory_monitor.device_name, job_config.metrics.peak_tflops
         )
-        self.total_steps = job_config.training.steps  # a benchmark corrects it as it goes
+        self.total_steps = job_config.training.steps
         self.counts: Counter[str] = Counter()
         self._collected: _Collected | None = None
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()

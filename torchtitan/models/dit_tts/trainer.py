@@ -249,11 +249,7 @@ class DiTTTSTrainer(Trainer):
             self._settle(self.divergence.read())
             self.checkpointer.save_now(self.step)
             return False
-        if self.benchmark is None:
-            return super().should_continue_training()
-        left = self.benchmark.remaining_steps(self.step, self.stop_signal.group)
-        self.metrics_processor.total_steps = self.step + left
-        return left > 0
+        return super().should_continue_training()
 
     def train(self) -> None:
         with suppress(_LoopEnd):

@@ -11,7 +11,7 @@ tensor_parallel_size tensor_parallel_degree tp tp_size: parallelism.tensor_paral
 data_parallel_replicate_degree: parallelism.data_parallel_replicate_degree
 data_parallel_shard_degree: parallelism.data_parallel_shard_degree
 remat activation_checkpointing gradient_checkpointing: activation_checkpoint.mode
-duration_seconds: benchmark.duration_seconds
+duration_seconds: benchmark.steps
 model_size scale: model.flavor
 seq_len max_latent_length: data.max_frames
 mixed_precision amp_dtype precision: training.mixed_precision_param
@@ -66,6 +66,7 @@ OLD_KEYS = {
 """name, in whatever section it was -> what to do instead"""
 
 REMOVED: dict[str, Any] = {
+    "benchmark.duration_seconds": 0.0,
     "objective.time_shift": 1.0,
     "objective.logit_mean_end": None,
     "training.batch_ramp": [],

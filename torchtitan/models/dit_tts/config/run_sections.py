@@ -235,11 +235,8 @@ class Benchmark:
     """Times training steps on synthetic data, without checkpoints, and writes benchmark.json to the
     run's folder; [data] path is not read"""
 
-    duration_seconds: NonNegativeFloat = 0.0
-    """Seconds of timed steps; 0: steps decides"""
-
     steps: NonNegativeInt = 0
-    """Timed steps, or their maximum where duration_seconds is given too; 0: duration_seconds decides"""
+    """Timed steps; a benchmark needs at least one"""
 
     warmup_steps: PositiveInt = 3
     """Steps in each bucket's shape before timing starts, for compiling and for the recording of CUDA

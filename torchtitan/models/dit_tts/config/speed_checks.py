@@ -46,9 +46,10 @@ def check_benchmark(config: JobConfig) -> None:
     benchmark, encoder = config.benchmark, config.encoder
     if not benchmark.enable:
         return
-    if not benchmark.steps and not benchmark.duration_seconds:
-        why = "it would never end; set one of them"
-        raise conflict(config, "benchmark.enable benchmark.steps benchmark.duration_seconds", why)
+    if not benchmark.steps:
+        raise conflict(
+            config, "benchmark.enable benchmark.steps", "nothing would be timed; set steps"
+        )
     if is_pretrained(encoder.model) and not encoder.frozen:
         why = "its weights would have to be loaded; set frozen = true"
         raise conflict(config, "benchmark.enable encoder.model encoder.frozen", why)

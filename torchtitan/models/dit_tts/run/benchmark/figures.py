@@ -3,7 +3,7 @@
 FLOPs are counted by several conventions, so that no MFU is reported without the one it was computed by.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from torchtitan.models.dit_tts.model.flops import (
     executed_flops,
     language_model_flops,
     repeated_flops,
-    speaker_keys,
     useful_flops,
 )
 
@@ -35,32 +34,29 @@ PARTS = ("data", "forward", "backward", "optimizer")
 PADDING = ("padding_fraction", "text_padding_fraction", "reference_padding_fraction")
 """Fractions of latent frames, text tokens and reference frames"""
 
-# T, Lt and Ls are a sample's latent frames, text tokens and speaker keys (reference frames after
-# patching), N the trained parameters, L the decoder's blocks, D its width.
+# T is a sample's latent frames, N the trained parameters, L the decoder's blocks, D its width.
 CONVENTIONS = {
     "exact": "padded shapes, as PyTorch's counter",
     "exact goodput": "real lengths only",
     "6N T": "6·N·T + 12·L·D·T² over all parameters, padded shapes",
-    "6N (T+Lt+Ls)": "6·N·S + 12·L·D·S² over all parameters with S = T + Lt + Ls, padded shapes",
 }
-"""Convention -> what it counts. `mfu` uses the first, `goodput_mfu` the second. The 6N rules come from
-language models: they take every parameter to work on all positions, whereas here the speaker
-encoder and the projections of text and speaker work on other, fewer positions, and AdaLN once per
-sample. "exact" and "exact goodput" include a pretrained text encoder that runs."""
+"""Convention -> what it counts. `mfu` uses the first, `goodput_mfu` the second; both include a pretrained text
+encoder that runs. The 6N rule comes from language models: it takes every parameter to work on all frames, whereas
+here encoders and projections of text and speaker work on other positions, and AdaLN once per sample."""
 
 
 def flops_by_convention(
     args: DiTTTSModelArgs, parameters: int, batches: Sequence[MicroBatch]
 ) -> list[int]:
     """Total FLOPs of the micro-batches by each of CONVENTIONS."""
-    frames_only = all_keys = 0
-    for samples, lengths in (each for batch in batches for each in _sequences(batch)):
-        keys = lengths.frames + lengths.text_tokens + speaker_keys(args, lengths)
-        frames_only += samples * language_model_flops(args, parameters, lengths.frames)
-        all_keys += samples * language_model_flops(args, parameters, keys)
+    by_rule = sum(
+        samples * language_model_flops(args, parameters, lengths.frames)
+        for batch in batches
+        for samples, lengths in _sequences(batch)
+    )
     executed = sum(executed_flops(args, batch) for batch in batches)
     useful = sum(useful_flops(args, batch) for batch in batches)
-    return [executed, useful, frames_only, all_keys]
+    return [executed, useful, by_rule]
 
 
 def _sequences(batch: MicroBatch) -> list[tuple[int, Lengths]]:
@@ -97,67 +93,28 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass
 class Recording:
-    """What one rank has recorded; lists have an entry for each timed step."""
+    """What one rank has recorded: seconds of each timed step, and sums over all of them."""
 
     seconds: list[float]
     parts: list[dict[str, float]]
     """seconds of each of PARTS, and under "" of the rest"""
 
-    flops: list[list[int]]
+    flops: np.ndarray
     """by each of CONVENTIONS"""
 
-    repeated: list[int] | None
+    repeated: float | None
     """FLOPs that activation checkpointing repeats; None where they are not known"""
 
-    samples: list[int]
-    valid: list[np.ndarray]
+    samples: int
+    valid: np.ndarray
     """(3,) latent frames, text tokens and reference frames"""
 
-    padded: list[np.ndarray]
+    padded: np.ndarray
     """(3,) the same with padding"""
 
     peak_allocated_gib: float
     peak_reserved_gib: float
     compiles: int
-
-
-@dataclass
-class Totals:
-    """Of each timed step over all ranks, as arrays (steps,)."""
-
-    seconds: np.ndarray
-    """of the slowest rank"""
-
-    flops: np.ndarray
-    """(conventions, steps)"""
-
-    hardware: np.ndarray | None
-    """FLOPs with those that activation checkpointing repeats"""
-
-    samples: np.ndarray
-    audio_seconds: np.ndarray
-    padding: dict[str, float]
-    """each of PADDING, over all steps"""
-
-
-def totals(ranks: Sequence[Recording], copies: int, frames_per_second: float) -> Totals:
-    """Sums over ranks. `copies`: ranks that hold the same samples, which count once."""
-
-    def over_ranks(lists: Iterable[Any]) -> np.ndarray:
-        return np.sum([np.array(each, float) for each in lists], axis=0) / copies
-
-    flops = over_ranks(rank.flops for rank in ranks).T
-    known = all(rank.repeated is not None for rank in ranks)
-    valid = over_ranks(rank.valid for rank in ranks)
-    padded = over_ranks(rank.padded for rank in ranks)
-    return Totals(
-        seconds=np.max([rank.seconds for rank in ranks], axis=0),
-        flops=flops,
-        hardware=flops[0] + over_ranks(rank.repeated for rank in ranks) if known else None,
-        samples=over_ranks(rank.samples for rank in ranks),
-        audio_seconds=valid[:, 0] / frames_per_second,
-        padding=dict(zip(PADDING, (1 - valid.sum(0) / padded.sum(0)).tolist(), strict=True)),
-    )
 
 
 def step_split(ranks: Sequence[Recording]) -> dict[str, float]:
@@ -166,48 +123,6 @@ def step_split(ranks: Sequence[Recording]) -> dict[str, float]:
     return {
         part or "other": float(np.median([each[part] for each in slowest.parts]))
         for part in (*PARTS, "")
-    }
-
-
-def weighted(
-    steps: Totals,
-    frames: Sequence[int],
-    often: Mapping[int, float],
-    devices: int,
-    peak: float | None,
-) -> dict[str, float | None] | None:
-    """Rates over the steps of an epoch: each shape's median step time, as often as the shape comes.
-
-    Args:
-        frames: padded, of each step.
-        often: padded frames of a bucket -> its global batches in an epoch.
-
-    Returns:
-        None where a bucket was not timed.
-    """
-    shapes = [shape for shape, batches in often.items() if batches > 0]
-    if not set(shapes) <= set(frames):
-        return None
-    chosen = [np.flatnonzero(np.equal(frames, shape)) for shape in shapes]
-    fractions = np.array([often[shape] for shape in shapes]) / sum(often.values())
-    seconds = float(fractions @ [np.median(steps.seconds[rows]) for rows in chosen])
-
-    def mean(values: np.ndarray) -> float:
-        """Over the steps of an epoch."""
-        return float(fractions @ [values[rows].mean() for rows in chosen])
-
-    def fraction_of_peak(flops: np.ndarray | None) -> float | None:
-        if flops is None or peak is None:
-            return None
-        return mean(flops) / seconds / devices / peak
-
-    return {
-        "seconds_per_step": seconds,
-        "samples_per_second": mean(steps.samples) / seconds,
-        "audio_seconds_per_second": mean(steps.audio_seconds) / seconds,
-        "mfu": fraction_of_peak(steps.flops[0]),
-        "goodput_mfu": fraction_of_peak(steps.flops[1]),
-        "hfu": fraction_of_peak(steps.hardware),
     }
 
 

@@ -19,18 +19,13 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, PackedSampler
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
 from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
-from torchtitan.models.dit_tts.run.benchmark.synthetic import (
-    RandomTokens,
-    synthetic_data,
-)
+from torchtitan.models.dit_tts.run.benchmark.synthetic import RandomTokens, synthetic_data
 from torchtitan.models.dit_tts.text.encoder_record import write_record
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
 
 _WEIGHT_STD = 0.05
-OPEN_END = 10**6
-"""Maximum number of timed steps of a run that ends by duration_seconds"""
 
 
 class WarmUpFirst(GlobalBatchSampler):
@@ -103,8 +98,8 @@ def build_synthetic_dataloader(
         bucket = policy.bucket_of(dataset.frames)
         inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
         order = WarmUpFirst(inside, policy.batch_sizes, data.seed, benchmark.warmup_steps)
-    warm_up, timed = warm_up_steps(order, benchmark), benchmark.steps or OPEN_END
-    training.steps = warm_up + timed
+    warm_up = warm_up_steps(order, benchmark)
+    training.steps = warm_up + benchmark.steps
     loader = LatentDataLoader(
         dataset,
         order,
