@@ -1,1 +1,1 @@
-"""Prepared data for others: as Parquet files or audio, and on the Hugging Face hub."""
+"""Prepared data for others: as Parquet files or audio, with a card for the Hugging Face hub."""

@@ -1,5 +1,7 @@
 """`titan-tts data export`: shards as Parquet files for other tools, or as tars of compressed audio."""
 
+import shlex
+
 from titan_tts.share.options import Options
 from torchtitan.models.dit_tts.errors import require_modules, show
 
@@ -9,7 +11,9 @@ def run(options: Options) -> int:
     from titan_tts.share.export_data import export_data
 
     show(export_data(options))
-    if options.to == "parquet":
-        show(f"shards again: titan-tts prepare {options.out} DATA --format table")
-    show(f"publish it:   titan-tts data push {options.out} OWNER/NAME")
+    layout = "table" if options.to == "parquet" else "webdataset"
+    again = ["titan-tts", "prepare", options.out, "DATA", "--format", layout]
+    show(f"shards again: {shlex.join(again)}")
+    upload = ["hf", "upload", "OWNER/NAME", options.out, ".", "--repo-type", "dataset", "--private"]
+    show(f"publish it:   {shlex.join(upload)}")
     return 0

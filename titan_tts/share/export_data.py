@@ -1,40 +1,36 @@
 """Exports a dataset, one file per shard, in parallel processes; each file is complete or absent.
 
-OUT/export.json                          what it is made from and how, another export is refused; at its end the files' bytes
+OUT/export.json                          what it is made from and how; another export is refused
 OUT/train/shard-000000.parquet ...       of DATA/train/shard-000000.tar ...
 OUT/train-shard-000000.tar ...           or its audio
-OUT/prepare.json                         of DATA, with the new files (Parquet only)
+OUT/README.md                            the card, once all is there; one that is there stays
 """
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from titan_tts.jobs.devices import codec_devices
 from titan_tts.jobs.engines import open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
 from titan_tts.jobs.workspace import require_same, sweep, working_in
-from titan_tts.share.contents import (
-    PARQUET,
-    STATE_NAME,
-    figures,
-    open_shards,
-    read_state,
-    shards_of,
-)
+from titan_tts.records.utterance import SPLITS
+from titan_tts.share.card import card
+from titan_tts.share.export_shard import open_shards
 from titan_tts.share.options import Options
-from torchtitan.models.dit_tts.bounded import read_json_file
+from torchtitan.models.dit_tts.bounded import read_json
+from torchtitan.models.dit_tts.data.dataset import shard_name
+from torchtitan.models.dit_tts.data.storage import find_shards
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
-from torchtitan.models.dit_tts.speech.codec.record import (
-    RECORD_NAME,
-    check_codec,
-    recorded_codecs,
-)
+from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_codecs
+
+STATE_NAME, CARD_NAME = "export.json", "README.md"
 
 
 def export_data(options: Options) -> str:
@@ -46,35 +42,24 @@ def export_data(options: Options) -> str:
 
 
 def _export(options: Options, out: Path) -> str:
-    shards = shards_of(options.data)
-    to_parquet, dataset = options.to == "parquet", open_shards(shards.values())
-    state: dict[str, Any] = {"to": options.to, "data": dataset.fingerprint, "private": "left out"}
-    settings, devices = vars(options) | {"codec": ""}, ["cpu"]
-    if to_parquet:
-        found = figures(options.data)
-        if options.references == "drop":
-            found["references"] = 0
-        state |= {"references": options.references, "figures": found}
-        files = {name: f"{name}{PARQUET}" for name in shards}
+    shards = _shards_of(options.data)
+    dataset = open_shards(shards.values())
+    state, devices = {"to": options.to, "data": dataset.fingerprint, "private": "left out"}, ["cpu"]
+    audio, codec = "", ""
+    if options.to == "parquet":
+        files = {name: f"{name}.parquet" for name in shards}
     else:
         devices = codec_devices(options.device, options.engine)
-        codec = _codec_of(options, "cpu" if options.engine == "ray" else devices[0])
-        settings["codec"] = codec.name
-        state["figures"] = figures(options.data, codec.frames_per_second)
-        state["audio"] = options.audio
+        codec = _codec_of(options, "cpu" if options.engine == "ray" else devices[0]).name
+        state["audio"] = audio = options.audio
         files = {name: f"{name.replace('/', '-')}.tar" for name in shards}
-    complete = _begin(out, state)
-    there = {file: (out / file).stat().st_size for file in files.values() if (out / file).exists()}
-    counts = Counter(dataset.shard.tolist())
-    samples = {name: counts[number] for number, name in enumerate(shards)}
+    _begin(out, state)
+    splits = [os.path.dirname(name) for name in shards]
+    samples = np.bincount(dataset.shard, minlength=len(shards))
     jobs = [
-        Job(
-            name,
-            (shards[name], str(out / file), settings | {"split": os.path.dirname(name)}),
-            samples[name],
-        )
-        for name, file in files.items()
-        if file not in there or there[file] != complete.get(file, there[file])
+        Job(name, (path, str(out / files[name]), split, audio, codec), int(count))
+        for (name, path), split, count in zip(shards.items(), splits, samples, strict=True)
+        if not (out / files[name]).exists()
     ]
     workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
     left_out, function = set[str](), "titan_tts.share.export_shard:write_shard"
@@ -85,18 +70,31 @@ def _export(options: Options, out: Path) -> str:
         for _, result in run_jobs(runner, function, jobs, bar, out):
             left_out.update(result["left_out"])
     sizes = {file: (out / file).stat().st_size for file in files.values()}
-    if to_parquet:
-        of_file = {files[name]: count for name, count in samples.items()}
-        written = {file: {"bytes": sizes[file], "samples": of_file[file]} for file in sizes}
-        _write_record(options, out, written)
-    write_atomic(out / STATE_NAME, json.dumps(state | {"shards": sizes}, indent=1) + "\n")
+    if not (out / CARD_NAME).exists():
+        text = card(options.data, out.name, dataset, splits, sizes, audio)
+        write_atomic(out / CARD_NAME, text)
     report = (
         f"{options.out} is complete: {len(sizes)} files, {sum(sizes.values()) / 1e9:.3f} GB, {len(dataset)} samples; "
-        f"{len(jobs)} files written now"
+        f"{len(jobs)} files written now; fill in whose voices they are, and the licence, in {CARD_NAME}"
     )
     if left_out:
         report += f"\nleft out of the samples' JSON as private: {', '.join(sorted(left_out))}"
     return report
+
+
+def _shards_of(data: str) -> dict[str, str]:
+    """{name in the export, without suffix: path or URL} of all shards of a dataset: of the splits of an output of
+    prepare, or as [data] path names them."""
+    folders = [split for split in SPLITS if os.path.isdir(os.path.join(data, split))]
+    entries = {split: os.path.join(data, split) for split in folders} or {"": data}
+    found = [
+        (os.path.join(split, shard_name(path)), path)
+        for split, entry in entries.items()
+        for path in find_shards(entry)
+    ]
+    if len(dict(found)) < len(found):
+        raise InputError(f"{data}: has shards of the same name; export one folder at a time")
+    return dict(found)
 
 
 def _codec_of(options: Options, device: str) -> Codec:
@@ -115,24 +113,12 @@ def _codec_of(options: Options, device: str) -> Codec:
     return codec
 
 
-def _begin(out: Path, state: dict[str, Any]) -> dict[str, int]:
-    """Makes the folder of a new export, or finds one of the same. Returns {file: bytes} of a complete one."""
+def _begin(out: Path, state: dict[str, Any]) -> None:
+    """Makes the folder of a new export, or finds one of the same."""
     sweep(out)
     if not any(out.iterdir()):
         write_atomic(out / STATE_NAME, json.dumps(state, indent=1) + "\n")
-    found = read_state(out)
-    if found is None:
+    found = read_json(out / STATE_NAME)
+    if not found:
         raise InputError(f"OUT = {out} holds no export; give a new folder")
-    complete = found.pop("shards", {})
-    none = {"figures": 0}
-    require_same(out, found | none, state | none, "give a new OUT, or remove this one")
-    return complete
-
-
-def _write_record(options: Options, out: Path, shards: dict[str, Any]) -> None:
-    """The record of the data's preparation with the new files, by which a run finds the codec."""
-    for found in recorded_codecs(options.data):
-        record = read_json_file(found.path) | {"shards": shards}
-        if options.references == "drop":
-            record["settings"]["references"] = 0
-        write_atomic(out / RECORD_NAME, json.dumps(record, indent=1) + "\n")
+    require_same(out, found, state, "give a new OUT, or remove this one")

@@ -19,9 +19,6 @@ class Options:
     to: Literal["parquet", "audio-tars"]
     """Parquet files of latents, or tars of KEY.mp3 (or KEY.flac) and KEY.json."""
 
-    references: Literal["keep", "drop"] = "keep"
-    """Keep the stored references in Parquet files; drop is for [data] references = "drawn"."""
-
     audio: Literal["mp3", "flac"] = "mp3"
     """Audio of the tars: mp3 of 64 kb/s, or flac of 16 bits."""
 

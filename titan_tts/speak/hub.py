@@ -1,7 +1,7 @@
 """Finds models by name, as a folder, a model of the package or a repository of the Hugging Face hub, and uploads them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -46,36 +46,17 @@ def is_hub_name(name: str) -> bool:
     return _HUB_NAME.fullmatch(name) is not None
 
 
-def upload_folder(
-    folder: Path,
-    name: str,
-    patterns: Sequence[str] | Callable[[bool, list[str]], tuple[list[str], list[str]]],
-    private: bool,
-    why: str,
-    kind: str = "model",
-) -> str:
-    """Uploads a folder's files of these patterns to the hub, to a new repository if need be. Returns the commit's
-    address. `patterns`: or a function of (whether the repository is private, as the library ignores `private` for one
-    that exists; its files) -> patterns to upload, and to delete in the same commit. `kind`: model or dataset."""
+def upload_folder(folder: Path, name: str, patterns: Sequence[str], private: bool, why: str) -> str:
+    """Uploads a folder's files of these patterns to a model of the hub, a new one if need be. Returns the commit's
+    address."""
     from huggingface_hub import HfApi
 
     try:
         api = HfApi()
-        api.create_repo(name, private=private, exist_ok=True, repo_type=kind)
-        gone: list[str] = []
-        if callable(patterns):
-            is_private = bool(api.repo_info(name, repo_type=kind).private)
-            patterns, gone = patterns(is_private, api.list_repo_files(name, repo_type=kind))
+        api.create_repo(name, private=private, exist_ok=True)
         done = api.upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            allow_patterns=list(patterns),
-            delete_patterns=gone,
-            commit_message=why,
-            repo_type=kind,
+            repo_id=name, folder_path=folder, allow_patterns=list(patterns), commit_message=why
         )
-    except InputError:
-        raise
     except Exception as error:  # the library's HTTP errors have no common class
         raise InputError(
             f"{name}: the upload failed ({first_line(error)}); log in with hf auth login or give HF_TOKEN, and start "
