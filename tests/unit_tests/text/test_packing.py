@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from torchtitan.models.dit_tts.text.packing import SORTED_GROUPS, pack_rows
+from torchtitan.models.dit_tts.text.packing import pack_rows
 
 
 def mask_of(lengths, first=0):
@@ -14,28 +14,26 @@ def mask_of(lengths, first=0):
 def test_packed_rows_hold_each_token_once_and_hardly_any_padding():
     lengths = np.random.default_rng(0).integers(10, 60, size=64)
     rows = pack_rows(mask_of(lengths, first=3))
-    [group] = rows.groups
-    kept = group.segment > 0
+    kept = rows.segment > 0
     assert kept.float().mean() > 0.95
-    tokens = group.token[kept]
+    tokens = rows.token[kept]
     assert len(set(tokens.tolist())) == len(tokens) == lengths.sum()
     # There and back again: the index that a token came from finds it.
     valid = torch.from_numpy(mask_of(lengths, first=3))
-    assert torch.equal(group.token.flatten()[rows.origin[valid]], valid.flatten().nonzero().T[0])
-    assert (rows.origin[~valid] == group.token.numel()).all()
+    assert torch.equal(rows.token.flatten()[rows.origin[valid]], valid.flatten().nonzero().T[0])
+    assert (rows.origin[~valid] == rows.token.numel()).all()
 
 
 def test_texts_that_stand_in_one_row():
     """One token of conditioning before a text of 2 tokens, before none, and before 3; two places are empty."""
     valid = np.array([[0, 1, 1, 0, 0, 1, 1, 1, 0, 0]], bool)
     rows = pack_rows(valid, samples=np.array([3, 1, 4, 0, 0]))
-    [group] = rows.groups
-    assert group.token[group.segment > 0].tolist() == [5, 6, 7, 1, 2]
-    assert group.segment[0, :5].tolist() == [1, 1, 1, 2, 2]
-    assert group.position[0, :5].tolist() == [0, 1, 2, 0, 1]
+    assert rows.token[rows.segment > 0].tolist() == [5, 6, 7, 1, 2]
+    assert rows.segment[0, :5].tolist() == [1, 1, 1, 2, 2]
+    assert rows.position[0, :5].tolist() == [0, 1, 2, 0, 1]
     blocks = torch.block_diag(*(torch.ones(3, 3), torch.ones(2, 2))).bool()
-    assert torch.equal(group.same_segment[0, 0, :5, :5], blocks)
-    last = group.token.numel()
+    assert torch.equal(rows.same_segment[0, 0, :5, :5], blocks)
+    last = rows.token.numel()
     assert rows.origin.tolist() == [[last, 3, 4, last, last, 0, 1, 2, last, last]]
 
 
@@ -43,18 +41,13 @@ def test_texts_may_have_gaps():
     """The encoder reads what is text, each with its own position; an added token in the middle is none of it."""
     valid = np.array([[0, 1, 1, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0]], bool)
     rows = pack_rows(valid)
-    [group] = rows.groups
-    assert sorted(group.token[group.segment > 0].tolist()) == np.flatnonzero(valid).tolist()
+    assert sorted(rows.token[rows.segment > 0].tolist()) == np.flatnonzero(valid).tolist()
     for where, start in ((1, 0), (2, 1), (4, 2), (11, 0), (13, 1)):
         at = int(rows.origin.reshape(-1)[where])
-        assert group.token.reshape(-1)[at] == where and group.position.reshape(-1)[at] == start
+        assert rows.token.reshape(-1)[at] == where and rows.position.reshape(-1)[at] == start
 
 
-def test_unpacked_rows_are_as_many_groups_on_every_rank():
-    for lengths in ([1] * 8, list(range(1, 9)), [5, 0, 0, 0, 0, 0, 0, 0], [7], [2, 3]):
-        rows = pack_rows(mask_of(lengths), packed=False)
-        assert len(rows.groups) == SORTED_GROUPS
-        assert all((group.segment <= 1).all() for group in rows.groups)
-        assert sum(int((group.segment > 0).sum()) for group in rows.groups) == sum(lengths)
-    padded = sum(r * w for r, w in pack_rows(mask_of(range(1, 65)), packed=False).shapes)
-    assert padded < 0.7 * 64 * 64
+def test_unpacked_rows_have_one_text_each():
+    rows = pack_rows(mask_of([2, 5, 0, 3]), packed=False)
+    assert rows.shape == (4, 5) and rows.segment.sum(1).tolist() == [5, 3, 2, 0]
+    assert rows.origin[:, 0].tolist() == [10, 0, 20, 5]

@@ -27,7 +27,7 @@ def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
         (rows_of_batch, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
         # All of its samples may be corrupt.
         ([each for each in lengths if each[0]] or lengths[:1]) if slots else lengths,
-        rows.shapes if rows is not None else (),
+        [rows.shape] if rows is not None else (),
         slots,
     )
 

@@ -8,10 +8,6 @@ from functools import cached_property
 import numpy as np
 import torch
 
-SORTED_GROUPS = 4
-"""Encoders that take no packed rows get one text per row, in this number of groups of similar lengths.
-It is the same on every rank, as the ranks of a sharded encoder run their forward passes together."""
-
 ROW_TOKENS = 512
 """target length of a packed row: enough for texts to fit together closely, few enough for attention
 over a row to cost little compared to the matmuls"""
@@ -22,18 +18,20 @@ _LENGTHS_TRIED = 4
 
 
 @dataclass(frozen=True)
-class RowGroup:
-    """Rows that go through the encoder together, R of W tokens.
+class TextRows:
+    """The R rows of W tokens in which the texts of a batch (B, L) go through an encoder.
 
     Attributes:
         token: (R, W) int64, index into the flattened (B·L) ids; 0 at padding.
         segment: (R, W) int64, number of the text within its row from 1; 0 at padding.
         position: (R, W) int64, index in the text from 0.
+        origin: (B, L) int64, index of each token's features in the flattened rows; at padding one past the last.
     """
 
     token: torch.Tensor
     segment: torch.Tensor
     position: torch.Tensor
+    origin: torch.Tensor
 
     @cached_property
     def same_segment(self) -> torch.Tensor:
@@ -41,14 +39,10 @@ class RowGroup:
         softmax row is empty."""
         return (self.segment[:, :, None] == self.segment[:, None, :])[:, None]
 
-
-@dataclass(frozen=True)
-class TextRows:
-    """The rows in which the texts of a batch (B, L) go through an encoder, and where their features come back.
-    `origin`: (B, L) int64, index into the groups' flattened and concatenated rows; at padding one past the last."""
-
-    groups: tuple[RowGroup, ...]
-    origin: torch.Tensor
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, W)"""
+        return self.token.shape[0], self.token.shape[1]
 
     def to(self, device: torch.device | str) -> "TextRows":
         def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,21 +50,15 @@ class TextRows:
                 tensor = tensor.pin_memory()  # else the copy waits for the device
             return tensor.to(device, non_blocking=True)
 
-        groups = (RowGroup(*map(moved, (g.token, g.segment, g.position))) for g in self.groups)
-        return TextRows(tuple(groups), moved(self.origin))
-
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """(R, W) of each group."""
-        return [(group.token.shape[0], group.token.shape[1]) for group in self.groups]
+        return TextRows(*map(moved, (self.token, self.segment, self.position, self.origin)))
 
 
 def pack_rows(
     valid: np.ndarray, packed: bool = True, samples: np.ndarray | None = None
 ) -> TextRows:
     """Lays out the texts of a batch: `valid` (B, L) bool is true at the tokens that the encoder reads. `packed`: several
-    texts per row; else one, in SORTED_GROUPS groups of similar lengths. `samples`: (S,) lengths of the samples, with
-    conditioning tokens, that stand in the one row of `valid`."""
+    texts per row; else one. `samples`: (S,) lengths of the samples, with conditioning tokens, that stand in the one row
+    of `valid`."""
     batch, padded = valid.shape
     if samples is None:
         lengths = valid.sum(1)
@@ -80,31 +68,22 @@ def pack_rows(
         lengths = before[ends] - before[ends - samples]
     *tokens_of, _ = np.split(np.flatnonzero(valid), lengths.cumsum())
     order = np.argsort(-lengths, kind="stable")
-    if packed:
-        layouts = [_fewest_padded(order, lengths)]
-    else:
-        # As many groups for any batch: one without a text has an empty row.
-        parts = np.array_split(order, SORTED_GROUPS)
-        layouts = [[[int(text)] for text in part] or [[]] for part in parts]
-    origin = np.full(batch * padded, -1, np.int64)
-    groups, first = [], 0
-    for rows in layouts:
-        width = max(1, *(int(lengths[row].sum()) for row in rows))
-        token, segment, position = (np.zeros((len(rows), width), np.int64) for _ in range(3))
-        for number, row in enumerate(rows):
-            at = 0
-            for which, text in enumerate(row, start=1):
-                count = np.arange(lengths[text])
-                inside = slice(at, at + len(count))
-                token[number, inside] = tokens_of[text]
-                segment[number, inside] = which
-                position[number, inside] = count
-                origin[token[number, inside]] = first + number * width + at + count
-                at += len(count)
-        first += token.size
-        groups.append(RowGroup(*map(torch.from_numpy, (token, segment, position))))
-    origin[origin < 0] = first
-    return TextRows(tuple(groups), torch.from_numpy(origin.reshape(batch, padded)))
+    rows = _fewest_padded(order, lengths) if packed else [[int(text)] for text in order]
+    width = max(1, *(int(lengths[row].sum()) for row in rows))
+    token, segment, position = (np.zeros((len(rows), width), np.int64) for _ in range(3))
+    origin = np.full(batch * padded, token.size, np.int64)
+    for number, row in enumerate(rows):
+        at = 0
+        for which, text in enumerate(row, start=1):
+            count = np.arange(lengths[text])
+            inside = slice(at, at + len(count))
+            token[number, inside] = tokens_of[text]
+            segment[number, inside] = which
+            position[number, inside] = count
+            origin[tokens_of[text]] = number * width + at + count
+            at += len(count)
+    origin = origin.reshape(batch, padded)
+    return TextRows(*map(torch.from_numpy, (token, segment, position, origin)))
 
 
 def _fewest_padded(order: np.ndarray, lengths: np.ndarray) -> list[list[int]]:

@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
-from torchtitan.models.dit_tts.text.packing import RowGroup, TextRows, pack_rows
+from torchtitan.models.dit_tts.text.packing import TextRows, pack_rows
 
 
 class PretrainedTextEncoder(nn.Module):
@@ -50,16 +50,13 @@ class PretrainedTextEncoder(nn.Module):
         """ids (B, L); mask (B, L) bool, true at text tokens; rows from `rows`, made here if None."""
         if rows is None:
             rows = self.rows(mask.cpu().numpy()).to(ids.device)
-        flat = ids.flatten()
-        outputs = [
-            # Padding may have an id that this encoder lacks.
-            self._hidden(torch.where(group.segment > 0, flat[group.token], 0), group).flatten(0, 1)
-            for group in rows.groups
-        ]
-        nothing = outputs[0].new_zeros(1, self.width)
-        return torch.cat([*outputs, nothing])[rows.origin]
+        # Padding may have an id that this encoder lacks.
+        packed = torch.where(rows.segment > 0, ids.flatten()[rows.token], 0)
+        features = self._hidden(packed, rows).flatten(0, 1)
+        nothing = features.new_zeros(1, self.width)
+        return torch.cat([features, nothing])[rows.origin]
 
-    def _hidden(self, ids: torch.Tensor, group: RowGroup) -> torch.Tensor:
+    def _hidden(self, ids: torch.Tensor, rows: TextRows) -> torch.Tensor:
         """(R, W) ids to (R, W, h)."""
         limit = self.source.max_tokens
         if limit is not None and ids.shape[1] > limit:
@@ -69,10 +66,10 @@ class PretrainedTextEncoder(nn.Module):
             )
         if not self.packs:
             # One text per row: positions are the model's own, and an empty row has one key.
-            mask = group.segment > 0
+            mask = rows.segment > 0
             mask[:, 0] = True
             return self.core(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        same = group.same_segment
+        same = rows.same_segment
         if self.source.family == "t5":  # relative positions within the row are those in the text
             return self.core(input_ids=ids, attention_mask=same).last_hidden_state
         masks = {
@@ -80,7 +77,7 @@ class PretrainedTextEncoder(nn.Module):
             "sliding_attention": same & _window(ids.shape[1], self.core.config, ids.device),
         }
         return self.core(
-            inputs_embeds=self._embed(ids), attention_mask=masks, position_ids=group.position
+            inputs_embeds=self._embed(ids), attention_mask=masks, position_ids=rows.position
         ).last_hidden_state
 
     def _embed(self, ids: torch.Tensor) -> torch.Tensor:
