@@ -30,8 +30,7 @@ from torchtitan.models.dit_tts.run.manifest import (
 )
 from torchtitan.models.dit_tts.run.resume_rules import BASE, adapter_base
 from torchtitan.models.dit_tts.text.build_tokenizer import load_tokenizer
-from torchtitan.models.dit_tts.text.encoder_record import load_run_encoder
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_run_encoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 _TRAINED = ("model", "objective", "lora")

@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import text_encoder
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
-from torchtitan.models.dit_tts.text.hf_encoder import read_record
+from torchtitan.models.dit_tts.text.encoder_record import read_record
 
 
 def test_texts_longer_than_the_encoders_positions_are_refused(monkeypatch, tmp_path):

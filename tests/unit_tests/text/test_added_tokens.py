@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
@@ -53,7 +54,6 @@ def test_ids_of_bytes_and_characters():
     # " (abhé" are 4 to 9
     assert in_characters.encode(TEXT) == [1, 10, 4, 8, 9, 4, 13, 11, 12, 2]
     for tokenizer in (in_bytes, in_characters):
-        assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
         assert tokenizer.encode_into(np.full(12, -1), TEXT) == len(tokenizer.encode(TEXT))
     assert in_characters.unknown_characters("[S1] x") == ["x"]
     spans = in_bytes.spans("[S1]é[S2]")
@@ -83,9 +83,9 @@ def test_ids_beyond_those_of_a_pretrained_tokenizer(checkpoints, name):
     ids = tokenizer.encode(text, {"speaker": "slt"})
     assert ids[0] == 512 + 4 + 1 and tokenizer.vocab_size == 512 + 4 + 2
     assert [i for i in ids if 512 <= i < 516] == [513, 514]
-    assert tokenizer.decode(ids).split() == text.split()
-    own = [i for i in ids[1:] if i < 512 and i not in plain.text_ids("")]
-    assert plain.decode(own).split() == "one two three".split()
+    own = [i for i in ids[1:] if i < 512]
+    theirs = Tokenizer.from_str(plain.text.to_json())
+    assert theirs.decode(own, skip_special_tokens=True).split() == "one two three".split()
     assert tokenizer.text.counts([text]) == [len(ids) - 1]
     # Its own special tokens stay letters.
     assert max(tokenizer.text_ids("<eos></s>")) < 512

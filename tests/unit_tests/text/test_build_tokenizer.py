@@ -200,16 +200,6 @@ def test_a_run_outlives_its_pretrained_model(data, t5, tmp_path):
     where = f"the run in {run} was"
     chars = config_of(data, run, "--encoder.model=chars", arguments[1])
     refused(lambda: build_tokenizer(chars), where, "'chars'", f"'{copied}'")
-    # The model's files have changed since the run began.
-    for name, old, new in (
-        ("config.json", '"vocab_size": 512', '"vocab_size": 500'),
-        ("tokenizer.json", '"type_id": 0', '"type_id": 1'),
-    ):
-        stored = (copied / name).read_text()
-        assert old in stored
-        (copied / name).write_text(stored.replace(old, new, 1))
-        refused(lambda: build_tokenizer(config_of(data, run, *arguments)), str(copied), where)
-        (copied / name).write_text(stored)
     shutil.rmtree(copied)
     for again in (
         load_tokenizer(run, config),

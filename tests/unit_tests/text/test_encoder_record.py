@@ -8,13 +8,14 @@ from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.text.encoder_record import (
+    begins_to_train,
     check_fingerprint,
-    check_mode,
-    load_run_encoder,
+    read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import find_source, read_record
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.hf_files import weight_files
+from torchtitan.models.dit_tts.text.text_encoder import load_run_encoder
 
 
 @pytest.fixture(scope="module")
@@ -35,41 +36,37 @@ def runs(tmp_path, source):
 
 def test_a_frozen_runs_encoder_must_be_the_same(runs, source, tmp_path):
     folder, encoder = runs
-    check_fingerprint(folder / "frozen", encoder, source.fingerprint("float32"))
-    check_fingerprint(folder / "none", encoder, "0" * 16)
-    for name, own in (("frozen", source.fingerprint("float32")), ("trained", "")):
-        record, dtype = read_record(folder / name), "float32" if own else ""
-        assert (record["model"], record["frozen"]) == (source.model, bool(own))
-        assert (record["dtype"], record["fingerprint"]) == (dtype, own)
-    for now, words in ((encoder, "weights"), (replace(encoder, dtype="bfloat16"), "has bfloat16")):
-        refused(lambda: check_fingerprint(folder / "frozen", now, "0" * 16), words)
+    fingerprint = source.fingerprint("float32")
+    for name in ("frozen", "trained", "none"):
+        check_fingerprint(folder / name, encoder, fingerprint if name == "frozen" else "0" * 16)
+    for now, weights in ((encoder, "0" * 16), (replace(encoder, dtype="bfloat16"), fingerprint)):
+        words = f"with weights {fingerprint} in float32, but these are {weights} in {now.dtype};"
+        refused(lambda: check_fingerprint(folder / "frozen", now, weights), words)
     other = find_source(str(write_tiny_t5(tmp_path / "other", seed=1)))
-    arguments = (folder / "frozen", other, replace(encoder, frozen=False), False, True)
-    refused(lambda: check_mode(*arguments), "is not the encoder that the run")
+    arguments = (folder / "frozen", other, replace(encoder, frozen=False), True)
+    refused(lambda: begins_to_train(*arguments), "is not the encoder that the run")
     elsewhere = replace(encoder, model=other.model)
     refused(lambda: load_run_encoder(folder / "frozen", elsewhere, "cpu"), "trained with weights")
 
 
 @pytest.mark.parametrize(
-    ("was", "frozen", "resumes", "model_only", "found"),
+    "was, frozen, may_begin, found",
     [
-        ("frozen", True, True, False, False),
-        ("trained", False, False, True, False),
-        ("frozen", False, False, True, True),
-        ("frozen", False, False, False, "initial_load_model_only = true"),
-        ("frozen", False, True, False, "set it back"),
-        ("trained", True, True, False, "set it back"),
-        ("trained", True, False, True, "set frozen = false"),
+        ("frozen", True, False, False),
+        ("trained", False, True, False),
+        ("frozen", False, True, True),
+        ("frozen", False, False, "frozen = false"),
+        ("trained", True, True, "frozen = true"),
     ],
 )
-def test_what_a_run_can_go_on_from(runs, source, was, frozen, resumes, model_only, found):
+def test_what_a_run_can_go_on_from(runs, source, was, frozen, may_begin, found):
     folder, encoder = runs
     now = replace(encoder, frozen=frozen, dtype="bfloat16")  # other than the record's
-    arguments = (folder / was, source, now, resumes, model_only)
+    arguments = (folder / was, source, now, may_begin)
     if isinstance(found, bool):
-        assert check_mode(*arguments) is found
+        assert begins_to_train(*arguments) is found
     else:
-        refused(lambda: check_mode(*arguments), found)
+        refused(lambda: begins_to_train(*arguments), found, "with the opposite; set it back")
 
 
 def test_a_corrupt_record_and_an_encoder_that_has_gone(runs, source, tmp_path):
@@ -81,7 +78,7 @@ def test_a_corrupt_record_and_an_encoder_that_has_gone(runs, source, tmp_path):
     path.rename(tmp_path / "moved")
     gone = find_source(str(path), folder=folder)
     assert gone.width == known.width and weight_files(gone.model) == []
-    words = ("t5' does not exist any more", "by --encoder")
+    words = ("t5' has no weights", "by --encoder")
     refused(lambda: load_run_encoder(folder, replace(encoder, model=str(path)), "cpu"), *words)
     load_run_encoder(folder, replace(encoder, model=str(tmp_path / "moved")), "cpu")
     for content in ("{", "{}", "[]", '"model"'):

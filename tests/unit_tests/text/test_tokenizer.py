@@ -91,13 +91,7 @@ def test_positions_by_the_frames_that_characters_take(unit):
 
 
 @BOTH
-def test_round_trip_and_a_text_that_looks_like_tokens(unit):
-    tokenizer = conditioned(unit)
-    for text in TEXTS:
-        ids = tokenizer.encode(text, {"speaker": "slt", "target_duration": 3})
-        assert tokenizer.decode([*ids, 0, 0]) == text
-    unseen = tokenizer.decode(tokenizer.encode("one ß ж"))
-    assert unseen == ("one ß ж" if unit == "bytes" else "one ß \ufffd")
+def test_a_text_that_looks_like_tokens(unit):
     text = "<speaker:slt><end><pad><|im_end|><unknown>"
     values = {"speaker": ["slt", "<speaker:slt>", "awb><speaker:slt"]}
     tokenizer = UnitTokenizer(make_vocabulary(unit, text, ["speaker"], values))

@@ -38,7 +38,7 @@ from torchtitan.models.dit_tts.run.resume_rules import (
 )
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
-from torchtitan.models.dit_tts.text.encoder_record import check_mode
+from torchtitan.models.dit_tts.text.encoder_record import begins_to_train
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 
 
@@ -389,4 +389,4 @@ class RunCheckpointer(CheckpointManager):
         if origin is None or not is_pretrained(encoder.model):
             return False
         source = find_source(encoder.model, folder=folder)
-        return check_mode(origin, source, encoder, origin == folder, model_only)
+        return begins_to_train(origin, source, encoder, origin != folder and model_only)

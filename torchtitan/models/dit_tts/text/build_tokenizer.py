@@ -10,7 +10,7 @@ import numpy as np
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.bounded import read_bytes
 from torchtitan.models.dit_tts.config.exported import is_exported
-from torchtitan.models.dit_tts.config.job_config import Data, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import Data, JobConfig
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import write_atomic
@@ -103,8 +103,8 @@ def build_tokenizer(
 def _text_tokenizer(
     model: str, weights: Path | None, trained: Vocabulary | None
 ) -> tuple[TextTokenizer | None, Subwords | None]:
-    """(the text tokenizer to use, the ids that [encoder] model has now), for a pretrained encoder. `weights`: the folder
-    of the run that the weights come from, `trained` its vocabulary."""
+    """(the text tokenizer to use, its ids), for a pretrained encoder: those that the weights were trained with, whose
+    files are in `weights` and whose vocabulary is `trained`, whatever [encoder] model has now."""
     if unit_of(model) != SUBWORDS:
         return None, None
     if trained is None or weights is None:
@@ -112,19 +112,7 @@ def _text_tokenizer(
         return own.text, own.vocabulary.subwords
     if trained.subwords is None:  # `check_covers` refuses other units
         return None, Subwords(0, "", model=model)
-    text = load_text_tokenizer(weights, trained)
-    if not is_pretrained(model):  # the run's own is all that its learned rows depend on
-        return text, trained.subwords
-    try:
-        now = load_subword_tokenizer(model, download=False)
-    except InputError:  # no longer here, and not needed
-        return text, trained.subwords
-    subwords = now.vocabulary.subwords
-    assert subwords is not None
-    # Two versions of the library may have stored the same tokenizer differently.
-    if now.text_fingerprint == TextTokenizer(text.to_json()).fingerprint:
-        subwords = replace(subwords, text_fingerprint=text.fingerprint)
-    return text, subwords
+    return load_text_tokenizer(weights, trained), replace(trained.subwords, model=model)
 
 
 def _tokenizer_of(

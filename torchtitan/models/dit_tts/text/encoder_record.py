@@ -2,23 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import Encoder
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic
-from torchtitan.models.dit_tts.text.hf_encoder import (
-    CONFIG_FILE,
-    HFEncoderSpec,
-    find_source,
-    read_record,
-)
-from torchtitan.models.dit_tts.text.hf_files import fetch_weights
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
+
+if TYPE_CHECKING:  # it reads the record
+    from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
+
+CONFIG_FILE = "text_encoder.json"
 
 
-def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerprint: str) -> None:
+def write_record(folder: Path, source: "HFEncoderSpec", encoder: Encoder, fingerprint: str) -> None:
     """Stores an encoder's name, config and fingerprint, which is empty for a trained encoder."""
     record = {
         "model": source.model,
@@ -30,56 +27,54 @@ def write_record(folder: Path, source: HFEncoderSpec, encoder: Encoder, fingerpr
     write_atomic(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
 
 
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The record that `write_record` wrote into a run folder, without paths; None without one."""
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        return None
+    with reading(path, "restore the file that the run wrote"):
+        record = _without_paths(read_json_file(path))
+        _ = record["model"], record["frozen"], record["dtype"], record["fingerprint"]
+        _ = record["config"]["model_type"]
+    return record
+
+
+def _without_paths(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {key: _without_paths(each) for key, each in config.items() if key != "_name_or_path"}
+
+
 def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
     """Raises InputError where the weights of the run in `folder` were trained with another frozen encoder than that
     of `fingerprint`; without a record it passes."""
     record = read_record(folder)
     if record is None or not (record["frozen"] and encoder.frozen):
         return
-    pairs = {
-        "dtype": (record["dtype"], encoder.dtype),
-        "weights": (record["fingerprint"], fingerprint),
-    }
-    for name, (had, now) in pairs.items():
-        require(
-            had == now,
-            f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with {name} {had}, but now has {now}; "
-            "restore that encoder",
-        )
+    had, now = (record["fingerprint"], record["dtype"]), (fingerprint, encoder.dtype)
+    require(
+        had == now,
+        f"[encoder] model = {encoder.model!r}: the run in {folder} was trained with weights {had[0]} in {had[1]}, but "
+        f"these are {now[0]} in {now[1]}; restore that encoder",
+    )
 
 
-def check_mode(
-    folder: Path, source: HFEncoderSpec, encoder: Encoder, resumes: bool, model_only: bool
+def begins_to_train(
+    folder: Path, source: "HFEncoderSpec", encoder: Encoder, may_begin: bool
 ) -> bool:
-    """True if the weights to load, of the run in `folder`, lack the text encoder that is now trained. `resumes`: that run
-    continues; otherwise a new one starts from its weights, from the model alone if `model_only`."""
+    """True if the weights to load, of the run in `folder`, lack the text encoder that is now trained, which only a new
+    run from the model alone may do (`may_begin`)."""
     record = read_record(folder)
     if record is None or record["frozen"] == encoder.frozen:
         return False
-    given = f"[encoder] frozen = {str(encoder.frozen).lower()}, but the run in {folder}"
-    if resumes:
-        raise InputError(
-            f"{given} was trained with the opposite; set it back, or start a new [job] experiment with [checkpoint] "
-            "initial_load_path in that folder"
-        )
-    if encoder.frozen:
-        raise InputError(f"{given} has trained its text encoder; set frozen = false")
-    if not model_only:
-        raise InputError(
-            f"{given} has no optimizer state of the encoder; set [checkpoint] initial_load_model_only = true"
-        )
-    if source.fingerprint(record["dtype"]) != record["fingerprint"]:
-        raise InputError(
-            f"[encoder] model = {encoder.model!r} is not the encoder that the run in {folder} was trained with; restore it"
-        )
+    require(
+        may_begin and record["frozen"],
+        f"[encoder] frozen = {str(encoder.frozen).lower()}, but the run in {folder} was trained with the opposite; set it "
+        f"back, or begin to train a frozen run's encoder in a new [job] experiment with [checkpoint] initial_load_path "
+        f"there and initial_load_model_only = true",
+    )
+    require(
+        source.fingerprint(record["dtype"]) == record["fingerprint"],
+        f"[encoder] model = {encoder.model!r} is not the encoder that the run in {folder} was trained with; restore it",
+    )
     return True
-
-
-def load_run_encoder(
-    folder: Path, encoder: Encoder, device: torch.device | str
-) -> PretrainedTextEncoder:
-    """The frozen encoder of the trained run in `folder`."""
-    source = find_source(encoder.model, folder=folder)
-    fetch_weights(source.model)
-    check_fingerprint(folder, encoder, source.fingerprint(encoder.dtype))
-    return load_text_encoder(encoder, device, folder)

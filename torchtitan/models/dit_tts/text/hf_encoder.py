@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.bounded import read_json_file
-from torchtitan.models.dit_tts.errors import InputError, first_line, reading
+from torchtitan.models.dit_tts.errors import InputError, first_line, require_modules
 from torchtitan.models.dit_tts.files import quiet_transformers
+from torchtitan.models.dit_tts.text.encoder_record import read_record
 from torchtitan.models.dit_tts.text.hf_files import (
     contents_digest,
     download_by_hand,
@@ -31,9 +31,6 @@ from torchtitan.models.dit_tts.text.vocabulary import named
 
 if TYPE_CHECKING:  # importing it takes seconds, and runs with the learned encoder do without it
     from transformers import PretrainedConfig
-
-CONFIG_FILE = "text_encoder.json"
-"""in a run's folder: its text encoder"""
 
 # Config keys that do not change features: files, training, labels, decoding, the decoder.
 _IRRELEVANT = re.compile(
@@ -53,9 +50,6 @@ class HFEncoderSpec:
 
     config: "PretrainedConfig"
     """of the full model"""
-
-    built_in: bool = False
-    """nothing is on this machine; the sizes are from KNOWN_SIZES"""
 
     @property
     def family(self) -> str:
@@ -150,12 +144,8 @@ class HFEncoderSpec:
         from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
         if self.family == "t5gemma2":
-            try:
-                from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
-            except ImportError as error:
-                raise InputError(
-                    f"[encoder] model = {self.model!r} needs transformers 5, but {transformers.__version__} is installed"
-                ) from error
+            from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
+
             # The text encoder alone does not know its model's end-of-image token.
             token = getattr(getattr(self.config, "encoder", self.config), "eoi_token_index", None)
             options = {} if token is None else {"eoi_token_index": token}
@@ -215,33 +205,10 @@ class HFEncoderSpec:
         return digest.hexdigest()[:16]
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """The record that `write_record` wrote into a run folder, without paths; None without one."""
-    path = folder / CONFIG_FILE
-    if not path.exists():
-        return None
-    with reading(path, "restore the file that the run wrote"):
-        record = _without_paths(read_json_file(path))
-        _ = record["model"], record["frozen"], record["dtype"], record["fingerprint"]
-        _ = record["config"]["model_type"]
-    return record
-
-
-def _without_paths(config: Any) -> Any:
-    if not isinstance(config, dict):
-        return config
-    return {key: _without_paths(each) for key, each in config.items() if key != "_name_or_path"}
-
-
 def find_source(model: str, *, download: bool = True, folder: Path | None = None) -> HFEncoderSpec:
     """The encoder that [encoder] model names; arguments as of `load_local_or_hub`, and the folder of a run,
     whose own copy of the config comes first."""
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"[encoder] model = {model!r} needs transformers ({error}); pip install 'titan-tts[pretrained]'"
-        ) from error
+    require_modules("transformers")
     if os.path.isdir(model):
         model = os.path.abspath(model)
     record = None if folder is None else read_record(folder)
@@ -252,8 +219,7 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
             f"[encoder] model = {model!r} is neither a folder nor a hub name; allowed are 'bytes', 'chars', a folder, or "
             "a name such as 'google/t5gemma-2-270m-270m'"
         )
-    config, built_in = load_hf_config(model, download)
-    return HFEncoderSpec(model, config, built_in)
+    return HFEncoderSpec(model, load_hf_config(model, download))
 
 
 def _core(model: Any) -> nn.Module:

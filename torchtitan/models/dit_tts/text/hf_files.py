@@ -38,9 +38,8 @@ def download_by_hand(model: str) -> str:
     return f"give a complete folder, or download it on a machine with network access: hf download {model}"
 
 
-def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]":
-    """The config of a model, and whether it is from KNOWN_SIZES, with nothing on this machine; arguments as
-    of `load_local_or_hub`."""
+def load_hf_config(model: str, download: bool) -> "PretrainedConfig":
+    """The config of a model; without a download also from KNOWN_SIZES. Arguments as of `load_local_or_hub`."""
     from transformers import AutoConfig
 
     def load(**where: Any) -> "PretrainedConfig":
@@ -48,10 +47,10 @@ def load_hf_config(model: str, download: bool) -> "tuple[PretrainedConfig, bool]
 
     try:
         with quiet_transformers():
-            return load_local_or_hub(load, model, download=download), False
+            return load_local_or_hub(load, model, download=download)
     except Exception as error:  # the library's validators raise kinds of their own
         if not download and model in KNOWN_SIZES:
-            return make_hf_config(KNOWN_SIZES[model]), True
+            return make_hf_config(KNOWN_SIZES[model])
         raise InputError(
             f"[encoder] model = {model!r} cannot be found ({first_line(error)}); {download_by_hand(model)}"
         ) from error
@@ -96,14 +95,10 @@ def fetch_weights(model: str) -> None:
     """Downloads config, tokenizer and weights of a hub name whose weights are not on this machine."""
     if weight_files(model):
         return
-    if os.path.isdir(model):
+    if os.path.isabs(model) or os.path.isdir(model):
         raise InputError(
-            f"[encoder] model = {model!r}: the folder lacks weights ({' or '.join(WEIGHTS)}); restore them"
-        )
-    if os.path.isabs(model):
-        raise InputError(
-            f"[encoder] model = {model!r} does not exist any more; restore it, or give its path by --encoder (for train "
-            "--encoder.model)"
+            f"[encoder] model = {model!r} has no weights ({' or '.join(WEIGHTS)}); restore them, or give the folder's new "
+            "path by --encoder (for train --encoder.model)"
         )
     from huggingface_hub import snapshot_download
 

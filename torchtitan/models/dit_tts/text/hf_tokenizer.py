@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,7 +22,7 @@ from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokeniz
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
-    from tokenizers import Encoding, Tokenizer
+    from tokenizers import Tokenizer
 
 # Where a model's own files are missing, transformers makes a tokenizer of special tokens alone.
 _MIN_PIECES = 16
@@ -31,7 +30,7 @@ _MIN_PIECES = 16
 
 class TextTokenizer:
     """A Hugging Face tokenizer whose ids depend on the text alone: no truncation, padding or dropout, and special
-    tokens only from its own rules: "</s>" in a text is four letters. Any thread may use it."""
+    tokens from its own rules. Any thread may use it."""
 
     def __init__(
         self,
@@ -57,20 +56,14 @@ class TextTokenizer:
         self._backend = backend
         # Of what was given, as another version of the library may serialize it differently.
         self.fingerprint = _fingerprint(contents)
-        self._special: dict[int, str] = {
-            token_id: token.content
-            for token_id, token in backend.get_added_tokens_decoder().items()
-            if token.special
-        }
         self._unknown = _unknown_id(contents["model"], backend)
-        in_empty = backend.encode("").ids
-        self._specials_of_a_text = sum(token_id in self._special for token_id in in_empty)
-        pieces = set(backend.get_vocab(with_added_tokens=True).values()) - set(self._special)
+        special = {i for i, each in backend.get_added_tokens_decoder().items() if each.special}
+        pieces = set(backend.get_vocab(with_added_tokens=True).values()) - special
         self.num_pieces = len(pieces)
         """number of ids for letters of a text"""
-        self.end = max([*pieces, *in_empty], default=-1) + 1
+        self.end = max([*pieces, *backend.encode("").ids], default=-1) + 1
         """1 + the highest id of its own that a text can have"""
-        self._convention, self._normalized = convention, NORMALIZERS[convention]
+        self._normalized = NORMALIZERS[convention]
         self.fingerprint += convention and f"-{convention}"
         self._id_of: dict[int, int] = {}
         if added is not None and added.tokens:
@@ -85,33 +78,18 @@ class TextTokenizer:
     def ids(self, text: str) -> list[int]:
         """Ids of a text with the model's special tokens."""
         unicode_bytes(text)
-        text = self._normalized(text)
-        encoding = self._backend.encode(text)
-        found = encoding.ids
-        if self._has_more_specials(encoding):
-            found = [token_id for token_id, _ in self._letters(text, encoding)]
+        found = self._backend.encode(self._normalized(text)).ids
         return [self._id_of.get(each, each) for each in found] if self._id_of else found
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         """Number of ids of each text."""
-        if self._convention:
-            return [len(self.ids(text)) for text in texts]
-        return [
-            len(self.ids(text)) if self._has_more_specials(encoding) else len(encoding)
-            for text, encoding in zip(texts, self._backend.encode_batch_fast(texts), strict=True)
-        ]
+        normalized = list(map(self._normalized, texts))
+        return list(map(len, self._backend.encode_batch_fast(normalized)))
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """(first character, the one after the last) of each of `ids`; equal for special tokens. The text is taken as
         it is: no convention has positions."""
-        encoding = self._backend.encode(text)
-        if not self._has_more_specials(encoding):
-            return encoding.offsets
-        return [span for _, span in self._letters(text, encoding)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text, without special tokens."""
-        return self._backend.decode(ids, skip_special_tokens=True)
+        return self._backend.encode(text).offsets
 
     def unknown_characters(self, text: str) -> list[str]:
         """The text's characters that have no id of their own, each once."""
@@ -124,30 +102,6 @@ class TextTokenizer:
         # Some models read a word as unknown for one of its characters.
         seen = {c for i, (start, end) in offsets if i == self._unknown for c in text[start:end]}
         return sorted(c for c in seen if self._unknown in self._backend.encode(c).ids)
-
-    def _has_more_specials(self, encoding: "Encoding") -> bool:
-        specials = sum(map(self._special.__contains__, encoding.ids))
-        return specials != self._specials_of_a_text
-
-    def _letters(self, text: str, encoding: "Encoding") -> list[tuple[int, tuple[int, int]]]:
-        """Ids and spans of a text with the letters of a special token, which are one piece of some models (of all
-        T5s): such a piece is encoded letter by letter."""
-        found = []
-        for token_id, (start, stop), added in zip(
-            encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True
-        ):
-            content = self._special.get(token_id)
-            unknown = token_id == self._unknown and text[start:stop] != content
-            if added or content is None or unknown:
-                found.append((token_id, (start, stop)))
-            else:
-                tokenize = self._backend.model.tokenize
-                found += [
-                    (piece.id, (place, place + 1))
-                    for place, character in enumerate(content, start)
-                    for piece in tokenize(character)
-                ]
-        return found
 
 
 class SubwordTokenizer(ConditionedTokenizer):
@@ -195,29 +149,19 @@ class SubwordTokenizer(ConditionedTokenizer):
     ) -> list[int]:
         return self.condition_ids(metadata, drop) + self.text_ids(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        # Piece by piece: the library would not know the ids of added tokens.
-        parts, tokens = list[str](), self.added.tokens
-        for is_own, group in groupby(ids, lambda i: i < self.base):
-            if is_own:
-                parts.append(self.text.decode(list(group)))
-            else:
-                parts += [tokens[i - self.base] for i in group if i - self.base < len(tokens)]
-        return "".join(parts)
-
     def unknown_characters(self, text: str) -> list[str]:
         return self.text.unknown_characters(self.words(text))
 
 
-def load_subword_tokenizer(model: str, *, download: bool = True) -> SubwordTokenizer:
+def load_subword_tokenizer(model: str) -> SubwordTokenizer:
     """The tokenizer of a pretrained encoder, without conditioning. `model`: hub name or folder, behind LEARNED_SUBWORDS
-    where only its tokenizer is used. `download`: whether the hub may be asked."""
+    where only its tokenizer is used."""
     if is_pretrained(model):
-        source = find_source(model, download=download)
+        source = find_source(model)
         model, size = source.model, source.vocab_size
-        found, text = _load_tokenizer(model, download)
+        found, text = _load_tokenizer(model)
     else:
-        found, text = _load_tokenizer(model.removeprefix(LEARNED_SUBWORDS), download)
+        found, text = _load_tokenizer(model.removeprefix(LEARNED_SUBWORDS))
         text, size = _begun_text(text, found.bos_token, found.bos_token_id), len(found)
     subwords = Subwords(size, text.fingerprint, found.pad_token_id or 0, model)
     return SubwordTokenizer(Vocabulary(SUBWORDS, subwords=subwords), text)
@@ -241,29 +185,26 @@ def _begun_text(text: TextTokenizer, begin: str | None, begin_id: int | None) ->
     return TextTokenizer(json.dumps(contents))
 
 
-def _load_tokenizer(model: str, download: bool) -> tuple[Any, TextTokenizer]:
+def _load_tokenizer(model: str) -> tuple[Any, TextTokenizer]:
     """The library's tokenizer of a folder or hub name, and ours."""
     from transformers import AutoTokenizer
 
-    def load(**where: Any) -> tuple[Any, TextTokenizer | None]:
+    def load(**where: Any) -> tuple[Any, TextTokenizer]:
         found = AutoTokenizer.from_pretrained(model, trust_remote_code=False, **where)
         backend = getattr(found, "backend_tokenizer", None)
-        text = None if backend is None else TextTokenizer(backend.to_str())
-        if text is not None and text.num_pieces < _MIN_PIECES:
+        if backend is None:
+            raise ValueError("it is written in Python; one with a tokenizer.json is needed")
+        text = TextTokenizer(backend.to_str())
+        if text.num_pieces < _MIN_PIECES:
             raise ValueError("its vocabulary's files are missing")
         return found, text
 
     try:
-        found, text = load_local_or_hub(load, model, download=download)
+        return load_local_or_hub(load, model)
     except Exception as error:  # the kind depends on the file
         raise InputError(
             f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({first_line(error)}); {download_by_hand(model)}"
         ) from error
-    if text is None:
-        raise InputError(
-            f"[encoder] model = {model!r} has a tokenizer in Python only; use one that has a tokenizer.json"
-        )
-    return found, text
 
 
 def _unknown_id(model: dict[str, Any], backend: "Tokenizer") -> int | None:

@@ -13,7 +13,9 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.initialization import plain_name
+from torchtitan.models.dit_tts.text.encoder_record import check_fingerprint
 from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
+from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.packing import TextRows, pack_rows
 
 
@@ -133,3 +135,13 @@ def load_text_encoder(
     source = find_source(encoder.model, folder=folder)
     core = source.load(TORCH_DTYPE_MAP[encoder.dtype])
     return PretrainedTextEncoder(source, core).requires_grad_(False).to(device)
+
+
+def load_run_encoder(
+    folder: Path, encoder: Encoder, device: torch.device | str
+) -> PretrainedTextEncoder:
+    """The frozen encoder of the trained run in `folder`."""
+    source = find_source(encoder.model, folder=folder)
+    fetch_weights(source.model)
+    check_fingerprint(folder, encoder, source.fingerprint(encoder.dtype))
+    return load_text_encoder(encoder, device, folder)

@@ -201,10 +201,10 @@ def language_of(model: str) -> str:
 def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool = False) -> None:
     """Raises InputError unless every token of the config and its data is one of `run`'s, the vocabulary that the weights
     of `where` were trained with. `may_grow`: tokens beyond those are allowed."""
-    is_same = (data.unit, data.language) == (run.unit, run.language)
+    kinds = [(each.unit, each.language, each.is_learned) for each in (data, run)]
     for key, wanted, had in (
         # Another name of the same tokenizer will do.
-        ("[encoder] model", run.model if is_same else data.model, run.model),
+        ("[encoder] model", run.model if kinds[0] == kinds[1] else data.model, run.model),
         ("[encoder] convention", data.convention, run.convention),
         ("[encoder] normalize", data.normalize, run.normalize),
         ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
@@ -214,12 +214,6 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool =
             raise InputError(
                 f"{key} = {wanted!r}, but {where} was trained with {had!r}; set it back, or {_NEW}"
             )
-    now, then = data.subwords, run.subwords
-    if now and then and now != then:
-        raise InputError(
-            f"[encoder] model = {now.model!r} has {now.base} ids by the tokenizer {now.text_fingerprint}, but {where} was "
-            f"trained with {then.model!r}, which had {then.base} by {then.text_fingerprint}; restore its files, or {_NEW}"
-        )
     if not may_grow and (missing := missing_tokens(run, data)):
         raise InputError(
             f"[data] path or [encoder] added_tokens has {missing} that {where} was not trained with; restore its data, "
