@@ -40,7 +40,7 @@ from torchtitan.models.dit_tts.run.run_folder import environment  # noqa: E402
 
 CORPUS = str(ROOT / "assets/spoken_digits/spoken_digits.tar")
 PREPARE = "--chunk-items 8 --samples-per-shard 8 --where speaker=slt".split()
-COLLECT = "--attempts 1000 --analyzer tools.harness.stand_in_analyzer:stand_in:100".split()
+COLLECT = "--analyzer tools.harness.stand_in_analyzer:stand_in:100".split()
 MADE = {
     "prepare": ["*/*.tar"],
     "collect": ["files/**/*.*", "collection.jsonl"],

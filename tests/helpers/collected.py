@@ -19,12 +19,7 @@ def write_collected(output: Path, agreements: list[float]) -> Path:
     """What `titan-tts collect` writes for one recording, without models: a segment of half a second for each agreement,
     whose tone has 100 Hz more than the one before."""
     from titan_tts.collect.analyze import Segment
-    from titan_tts.collect.folder import (
-        embeddings_of,
-        open_folder,
-        write_names,
-        write_recording,
-    )
+    from titan_tts.collect.folder import open_folder, write_names, write_recording
 
     output.mkdir(parents=True)
     open_folder(output, {"speaker_threshold": 0.8}, {})
@@ -38,10 +33,7 @@ def write_collected(output: Path, agreements: list[float]) -> Path:
         )
         for number, agreement in enumerate(agreements)
     ]
-    vectors = embeddings_of(segments)
-    write_recording(
-        output, FILE, output / "partial/t", segments, vectors, float(len(segments)), RATE
-    )
+    write_recording(output, FILE, output / "partial/t", segments, float(len(segments)), RATE)
     write_names(output, {FILE: "talk.mp3"})
     return output
 

@@ -2,7 +2,6 @@
 `collect`."""
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import soundfile
 
 from titan_tts import cli
 from titan_tts.collect import worker
-from titan_tts.collect.ledger import Ledger
 from titan_tts.jobs import engines
 from tools.harness.stand_in_analyzer import RATE, write_recordings
 
@@ -56,9 +54,9 @@ def read_rows(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "collection.jsonl").open(encoding="utf-8")]
 
 
-def states(output: Path, attempts: int = 3) -> dict[str, int]:
-    """{state: jobs} where so many attempts are the most."""
-    return dict(Counter(row.state for row in Ledger(output, attempts).jobs().values()))
+def complete(output: Path) -> set[str]:
+    """Ids of the recordings whose folders are there."""
+    return {path.name for path in (output / "files").glob("*")}
 
 
 def seconds(path: Path) -> int:

@@ -4,7 +4,6 @@
       collect.json             settings and versions, and {FILE_ID: name in SOURCE} of what it was made from
       speakers.json            {SEGMENT_ID: number of its speaker}, by which speakers keep their names
       sources.jsonl            which path has which content
-      jobs.jsonl               why a recording failed
       files/FILE_ID/           of one recording, renamed into place when it is complete
         recording.json         {"seconds"}
         segments.jsonl         a line per segment, in order of time
@@ -52,7 +51,8 @@ _DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "lo
 _DIGITS |= {"chars_per_second": 2}
 _FIELDS = (*_DIGITS, "text", "text_verbatim", "language", "quality")  # of a segment
 _NULLABLE = ("agreement", "text_verbatim")
-_FREE = {"speaker_threshold": None, "batch_size": None}  # they decide nothing in files/
+# They decide nothing in files/; the second one was a setting of earlier versions.
+_FREE = {"speaker_threshold": None, "batch_size": None}
 
 
 def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> None:
@@ -107,22 +107,11 @@ def _audio(file: str, name: str) -> str:
     return f"{FILES}/{file}/{name}.flac"
 
 
-def embeddings_of(segments: "Sequence[Segment]") -> np.ndarray:
-    """(segments, E) float32. Raises InputError for embeddings by which no speaker can be told."""
-    vectors = [np.asarray(segment.embedding, np.float32) for segment in segments]
-    require(
-        len({each.shape for each in vectors}) < 2 and all(np.isfinite(v).all() for v in vectors),
-        "the analyzer returned embeddings that are not finite, or of several sizes",
-    )
-    return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
-
-
 def write_recording(
     output: Path,
     file: str,
     folder: Path,
     segments: "Sequence[Segment]",
-    embeddings: np.ndarray,
     seconds: float,
     rate: int,
 ) -> None:
@@ -144,12 +133,9 @@ def write_recording(
         soundfile.write(flac, segment.waveform, rate, "PCM_16", format="FLAC")
         (folder / f"{name}.flac").write_bytes(flac.getvalue())
     (folder / "segments.jsonl").write_text(as_lines(records), encoding="utf-8")
-    np.save(folder / "embeddings.npy", embeddings)
+    vectors = [segment.embedding for segment in segments] or np.zeros((0, 0))
+    np.save(folder / "embeddings.npy", np.asarray(vectors, np.float32))
     (folder / "recording.json").write_text(json.dumps({"seconds": seconds}))
-    try:
-        read_recording(folder, file)
-    except Exception as error:
-        raise OSError(f"what was written does not read back: {first_line(error)}") from error
     sync_tree(folder)
     target = output / FILES / file
     target.parent.mkdir(exist_ok=True)
@@ -196,10 +182,7 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
         name, given = segment_id(file, start, stop), (record["id"], record["audio"])
         require(given == (name, _audio(file, name)), f"{given} has the times of {name}")
         check_regular(folder / f"{name}.flac")
-        with soundfile.SoundFile(folder / f"{name}.flac") as audio:
-            # The header of one that was cut tells the length of before: only its last sample tells.
-            audio.seek(audio.frames - 1)
-            length = (audio.frames - 1 + len(audio.read(1))) / audio.samplerate
+        length = soundfile.info(folder / f"{name}.flac").duration
         # As times rise, no id is there twice.
         require(
             last <= start < stop <= seconds and abs(length - (stop - start)) < 0.0015,

@@ -51,11 +51,8 @@ class Settings:
     """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder.
     With another one the speakers are found anew, and nothing is heard again."""
 
-    batch_size: int = 16
-    """Segments that a recognizer hears at once, if it can."""
-
     def check(self) -> None:
-        """Raises InputError where a number is out of its range."""
+        """Raises InputError where a value cannot be used."""
         check_range("--min-seconds", self.min_seconds, 0.2, 30.0)
         check_range("--max-seconds", self.max_seconds, 0.4, 120.0)
         require(
@@ -65,12 +62,10 @@ class Settings:
         check_range("--pause-seconds", self.pause_seconds, 0.15, 10.0)
         check_range("--change-threshold", self.change_threshold, 0.05, 0.99)
         check_range("--speaker-threshold", self.speaker_threshold, 0.05, 0.99)
-        check_range("--batch-size", self.batch_size, 1, 1024)
-        heard = filter(None, (self.recognizer, self.verbatim_recognizer))
         require(
-            not all(spec.startswith("words:") for spec in heard),
-            f"--recognizer {self.recognizer} hears one of its words in any sound, and nothing tells which texts are wrong; "
-            "give an open one, such as faster-whisper:small, as the verbatim one or in its place",
+            self.recognizer != self.verbatim_recognizer,
+            f"--recognizer and --verbatim-recognizer are both '{self.recognizer}', whose agreement says nothing; leave the "
+            "second out, or take another one",
         )
 
     def check_packages(self) -> None:

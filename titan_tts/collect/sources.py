@@ -1,4 +1,8 @@
-"""SOURCE of `titan-tts collect`: which recordings it names, and the hashes of their contents."""
+"""SOURCE of `titan-tts collect`: which recordings it names, and the hashes of their contents.
+
+OUTPUT/sources.jsonl keeps what is known of each path, so that a content is read once. A job is one content: it is done
+once its folder is there.
+"""
 
 import glob
 import hashlib
@@ -7,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
-from titan_tts.collect.folder import RECORD_NAME
-from titan_tts.collect.ledger import Ledger, Source
+from titan_tts.collect.folder import RECORD_NAME, is_complete
+from titan_tts.jobs.workspace import Journal
 from titan_tts.prepare.formats import find_files, has_pattern, say_unlisted
 from titan_tts.records.json_lines import is_utf8
 from torchtitan.models.dit_tts.data import remote
@@ -21,7 +26,7 @@ from torchtitan.models.dit_tts.data.storage import (
     plain_name,
     urls_of,
 )
-from torchtitan.models.dit_tts.errors import InputError, require, show
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import is_remote, local_path
 
 AUDIO_SUFFIXES = tuple(
@@ -29,6 +34,17 @@ AUDIO_SUFFIXES = tuple(
     ".au".split()
 )
 LIST_SUFFIXES = (".txt", ".lst", ".list")
+SOURCES_NAME = "sources.jsonl"
+
+
+class Source(NamedTuple):
+    """A path or URL that was read, and the content that it had."""
+
+    path: str
+    name: str  # relative to the command's SOURCE
+    size: int  # bytes
+    version: int  # changes with the content, as of `data.storage.ShardFile`; 0: unknown
+    file: str  # id of the content: a job's
 
 
 def list_source(source: str, output: Path) -> dict[str, str]:
@@ -113,23 +129,29 @@ def size_and_version(path: str) -> tuple[int, int]:
         return file.size, file.version
 
 
-def register(source: str, ledger: Ledger, output: Path, prune: bool) -> set[str]:
-    """Lists SOURCE into the ledger, and returns the paths that it names. What was read before and has the size and time
-    of then is not read again. What earlier ones named stays, unless it has failed or `prune` forgets it. A path whose
-    content has changed stands for the new content."""
-    known, listed = ledger.sources(), list_source(source, output)
+def register(source: str, output: Path, prune: bool = False) -> dict[str, Source]:
+    """Brings sources.jsonl up to SOURCE. Returns {FILE_ID: a source with that content, if possible one that SOURCE names}.
+
+    What was read before and has the size and time of then is not read again, and a path whose content has changed
+    stands for the new content. What earlier SOURCEs named stays if it is complete, unless `prune` forgets it.
+    """
+    journal, listed = Journal(output / SOURCES_NAME), list_source(source, output)
+    known = {path: Source(path, **row) for path, row in journal.rows().items()}
     shown = tqdm(listed.items(), "reading names and contents", unit="file", mininterval=1.0)
     for path, name in shown:
         found, before = size_and_version(path), known.get(path)
         is_same = before is not None and before[2:4] == found and found[1]
         file = before.file if before and is_same else content_id(path)
-        if not is_same and size_and_version(path) != found:
-            show(f"{plain_name(path)}: is still being written, so it is left for the next run")
-        elif (now := Source(path, name, *found, file)) != before:
-            ledger.put_source(now)
-    jobs, gone = ledger.jobs(), known.keys() - listed.keys()
-    ledger.forget_sources(path for path in gone if prune or jobs[known[path].file].state == "dead")
-    return set(listed)
+        known[path] = now = Source(path, name, *found, file)
+        if now != before:
+            values = now._asdict()
+            journal.note(values.pop("path"), **values)
+    gone = known.keys() - listed.keys()
+    left_out = {path for path in gone if prune or not is_complete(output, known[path].file)}
+    journal.forget(left_out)
+    left = [known[path] for path in known.keys() - left_out]
+    left.sort(key=lambda each: (each.path not in listed, each.name, each.path), reverse=True)
+    return {each.file: each for each in left}  # of several the last one stays
 
 
 def content_id(path: str) -> str:
@@ -143,15 +165,8 @@ def content_id(path: str) -> str:
 
 @contextmanager
 def local_copy(source: Source, folder: Path) -> Iterator[str]:
-    """The path of a recording, one of a store as a file in `folder` while the block runs. Raises InputError where the
-    content is, or becomes, another one than was listed."""
-
-    def check() -> None:
-        same = size_and_version(source.path) == (source.size, source.version)
-        changed = "has changed since it was listed; run the command again"
-        require(same, f"{plain_name(source.path)}: {changed}")
-
-    check()
+    """The path of a recording, one of a store as a file in `folder` while the block runs. Raises InputError at the end
+    where the content is another one than was listed."""
     path = source.path
     if is_remote(path):
         store, name = remote.filesystem(path)
@@ -161,4 +176,7 @@ def local_copy(source: Source, folder: Path) -> Iterator[str]:
     yield path
     if path != source.path:
         os.unlink(path)
-    check()
+    require(
+        size_and_version(source.path) == (source.size, source.version),
+        f"{plain_name(source.path)}: has changed since it was listed; run the command again",
+    )

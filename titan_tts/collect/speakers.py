@@ -2,6 +2,10 @@
 
 import numpy as np
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.sparse import csr_matrix, vstack
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial.distance import squareform
 
 from titan_tts.collect.segments import quietest
 from titan_tts.collect.speech_regions import RATE, Span
@@ -116,14 +120,14 @@ def cluster(
     files: np.ndarray,
     seconds: np.ndarray,
     threshold: float,
-    previous: np.ndarray | None = None,
+    previous: np.ndarray,
     highest: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the mean of its cluster).
 
-    Two clusters become one while the average cosine of their pairs of segments, weighted by seconds, is at least
-    `threshold`, the most alike first: within each file, then the clusters of all files. This is done with the segments
-    from `LONG_SECONDS` on. A shorter one, whose embedding tells less, goes to the cluster of its file with the nearest
+    Two clusters become one while the average cosine of their pairs is at least `threshold`, the most alike first: the
+    segments of each file, then the means of these clusters over all files. This is done with the segments from
+    `LONG_SECONDS` on. A shorter one, whose embedding tells less, goes to the cluster of its file with the nearest
     mean, if the cosine is at least `threshold - SHORT_MARGIN`; those left over are clustered alike by that.
     Labels go from the largest cluster to the smallest, unless `previous` has a segment's earlier label: a cluster takes
     the one that most of its segments had, and new clusters take the next numbers.
@@ -140,9 +144,9 @@ def cluster(
     unit, groups = _unit(embeddings), np.full(len(embeddings), -1)
     is_long, lower = seconds >= LONG_SECONDS, max(threshold - SHORT_MARGIN, 0.01)
     if is_long.any():
-        groups[is_long] = _clusters(unit[is_long], seconds[is_long], files[is_long], threshold)
-        voices = _unit(_means(unit[is_long], seconds[is_long], groups[is_long])[0])
-        for inside in _by_file(files):
+        groups[is_long] = _clusters(unit[is_long], files[is_long], threshold)
+        voices = _unit(_means(unit[is_long], groups[is_long]))
+        for inside in _members(files):
             short = inside[~is_long[inside]]
             near = np.unique(groups[inside[is_long[inside]]])
             if len(near) and len(short):
@@ -150,95 +154,56 @@ def cluster(
                 sure = cosines.max(axis=1) >= lower
                 groups[short[sure]] = near[cosines[sure].argmax(axis=1)]
     if (left := groups < 0).any():
-        found = _clusters(unit[left], seconds[left], files[left], lower)
-        groups[left] = groups.max() + 1 + found
-    voices = _unit(_means(unit, seconds, groups)[0])
+        groups[left] = groups.max() + 1 + _clusters(unit[left], files[left], lower)
+    voices = _unit(_means(unit, groups))
     parts = (slice(start, start + _ROWS) for start in range(0, len(unit), _ROWS))
     cosines = [np.einsum("ij,ij->i", unit[part], voices[groups[part]]) for part in parts]
-    labels = _named(groups, np.zeros_like(groups) if previous is None else previous, highest)
-    return labels, np.concatenate(cosines)
+    return _named(groups, previous, highest), np.concatenate(cosines)
 
 
-def _by_file(files: np.ndarray) -> list[np.ndarray]:
-    """The rows of each file."""
-    order = np.argsort(files, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(files[order])) + 1)
+def _members(groups: np.ndarray) -> list[np.ndarray]:
+    """The rows of each group."""
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
 
-def _means(
-    rows: np.ndarray, weights: np.ndarray, groups: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of the rows (n, E) of each group, numbered from 0, and the sum of its weights."""
-    sums, total = np.zeros((groups.max() + 1, rows.shape[1])), np.bincount(groups, weights)
-    np.add.at(sums, groups, rows * weights[:, None])
-    return sums / total[:, None], total
+def _means(rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Mean of the rows (n, E) of each group, numbered from 0."""
+    sums = np.zeros((groups.max() + 1, rows.shape[1]))
+    np.add.at(sums, groups, rows)
+    return sums / np.bincount(groups)[:, None]
 
 
-def _clusters(
-    unit: np.ndarray, seconds: np.ndarray, files: np.ndarray, threshold: float
-) -> np.ndarray:
+def _clusters(unit: np.ndarray, files: np.ndarray, threshold: float) -> np.ndarray:
     """(n,) cluster, from 0, of unit vectors: within each file, then over all."""
     groups, count = np.zeros(len(unit), np.int64), 0
-    for inside in _by_file(files):
-        groups[inside] = count + _average_linkage(unit[inside], seconds[inside], threshold)
+    for inside in _members(files):
+        groups[inside] = count + _average_linkage(unit[inside], threshold)
         count = int(groups[inside].max()) + 1
-    return _average_linkage(*_means(unit, seconds, groups), threshold)[groups]
+    return _average_linkage(_means(unit, groups), threshold)[groups]
 
 
-def _average_linkage(means: np.ndarray, weights: np.ndarray, threshold: float) -> np.ndarray:
+def _average_linkage(means: np.ndarray, threshold: float) -> np.ndarray:
     """(n,) cluster of each row, from 0. `means`: of unit vectors, so that the product of two means is the average
     cosine of all pairs between them. A row without a voice (zeros) stays alone.
 
     The average of two averages is at most the larger: what no chain of pairs above the threshold links is never
-    merged, and each linked part is clustered for itself.
+    merged, and each linked part is clustered for itself, which bounds the memory.
     """
-    labels, count = np.full(len(means), -1), 0
-    while len(left := np.flatnonzero(labels < 0)):
-        part = new = left[:1]
-        left = left[1:]
-        while len(new) and len(left):
-            rows = (new[start : start + _ROWS] for start in range(0, len(new), _ROWS))
-            near = np.any([(means[left] @ means[some].T >= threshold).any(1) for some in rows], 0)
-            new, left = left[near], left[~near]
-            part = np.concatenate([part, new])
-        part = np.sort(part)
-        labels[part] = count + _merge(means[part], weights[part], threshold)
-        count = int(labels.max()) + 1
+    rows = (means[start : start + _ROWS] for start in range(0, len(means), _ROWS))
+    near = vstack([csr_matrix(some @ means.T >= threshold) for some in rows])
+    labels, count = np.zeros(len(means), np.int64), 0
+    for part in _members(connected_components(near, directed=False)[1]):
+        labels[part] = count
+        if len(part) > 1:
+            distances = squareform(1 - means[part] @ means[part].T, checks=False)
+            labels[part] += fcluster(linkage(distances, "average"), 1 - threshold, "distance") - 1
+        count = int(labels[part].max()) + 1
     return labels
-
-
-def _merge(means: np.ndarray, weights: np.ndarray, threshold: float) -> np.ndarray:
-    """(n,) cluster of each row, from 0 in order of first rows: the most alike two are merged, as long as they are alike
-    enough. Of equal pairs the first one is."""
-    means, weights = means.astype(np.float64), weights.astype(np.float64)
-    owner = rows = np.arange(len(means))
-    table = means @ means.T
-    np.fill_diagonal(table, -np.inf)
-    best = table.argmax(axis=1)
-    while True:
-        values = table[rows, best]
-        first = int(values.argmax())
-        if not values[first] >= threshold:
-            break
-        kept, gone = sorted((first, int(best[first])))
-        total = weights[kept] + weights[gone]
-        means[kept] = (weights[kept] * means[kept] + weights[gone] * means[gone]) / total
-        weights[kept] = total
-        owner = np.where(owner == gone, kept, owner)
-        table[gone] = table[:, gone] = -np.inf
-        alive = table[kept] > -np.inf
-        table[kept, alive] = table[alive, kept] = means[alive] @ means[kept]
-        # Only rows whose best was one of the two, or is the merged one now, have another best.
-        stale = np.flatnonzero((best == kept) | (best == gone))
-        best[stale] = table[stale].argmax(axis=1)
-        best[kept] = table[kept].argmax()
-        better = alive & (table[kept] > table[rows, best])
-        best[better] = kept
-    return np.unique(owner, return_inverse=True)[1]
 
 
 def _named(groups: np.ndarray, previous: np.ndarray, highest: int) -> np.ndarray:

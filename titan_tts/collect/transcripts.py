@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import (
     normalizer,
 )
 
+_BATCH = 16  # segments that a recognizer hears at once, if it can
 _MAX_COMPRESSION = 2.4  # as Whisper's own decoding has it
 
 
@@ -35,15 +36,10 @@ class Transcriber:
     """Two recognizers, or one where the settings have no second. What belongs to a segment is found by its span."""
 
     def __init__(self, settings: Settings, device: str) -> None:
-        clean, verbatim = settings.recognizer, settings.verbatim_recognizer
-        require(
-            clean != verbatim,
-            f"--recognizer and --verbatim-recognizer are both '{clean}', whose agreement says nothing; leave the second "
-            "out, or take another one",
-        )
-        self.clean = open_recognizer(clean, device)
+        verbatim = settings.verbatim_recognizer
+        self.clean = open_recognizer(settings.recognizer, device)
         self.verbatim = open_recognizer(verbatim, device) if verbatim else None
-        self.language, self.batch = settings.language, settings.batch_size
+        self.language = settings.language
         for recognizer in filter(None, (self.clean, self.verbatim)):
             recognizer.check_texts([], [self.language] if self.language else [])
 
@@ -51,8 +47,8 @@ class Transcriber:
         """A transcript for each segment."""
         found: dict[Span, Transcript] = {}
         keys = list(sounds)
-        for start in range(0, len(keys), self.batch):
-            some = {key: sounds[key] for key in keys[start : start + self.batch]}
+        for start in range(0, len(keys), _BATCH):
+            some = {key: sounds[key] for key in keys[start : start + _BATCH]}
             clean = self._hear(self.clean, some)
             verbatim = self._hear(self.verbatim, some) if self.verbatim else {}
             for key, (text, detected, *told) in clean.items():

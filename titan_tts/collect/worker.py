@@ -11,15 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from titan_tts.collect.folder import (
-    MAX_SECONDS,
-    PARTIAL,
-    embeddings_of,
-    is_complete,
-    write_recording,
-)
-from titan_tts.collect.ledger import Source
-from titan_tts.collect.sources import local_copy
+from titan_tts.collect.folder import MAX_SECONDS, PARTIAL, is_complete, write_recording
+from titan_tts.collect.sources import Source, local_copy
 from titan_tts.jobs.engines import JobError
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
 from torchtitan.models.dit_tts.factories import call_factory
@@ -39,9 +32,8 @@ def _analyzer(settings: str, device: str) -> Any:
     return Analyzer(Settings(**values), device)
 
 
-def collect_recording(output: str, source: tuple, settings: str, device: str) -> dict[str, float]:
-    """Makes files/FILE_ID of a recording unless it is there. Returns {"seconds": of audio}. Called by name in processes of
-    every engine.
+def collect_recording(output: str, source: tuple, settings: str, device: str) -> dict[str, Any]:
+    """Makes files/FILE_ID of a recording unless it is there. Called by name in processes of every engine.
 
     Args:
         source: values of a `Source`.
@@ -49,7 +41,7 @@ def collect_recording(output: str, source: tuple, settings: str, device: str) ->
     """
     folder, given = Path(output), Source(*source)
     if is_complete(folder, given.file):
-        return {"seconds": 0.0}
+        return {}
     partial = folder / PARTIAL / f"{given.file}.{uuid.uuid4().hex}"
     try:
         with local_copy(given, partial) as path:
@@ -59,11 +51,10 @@ def collect_recording(output: str, source: tuple, settings: str, device: str) ->
         require(seconds <= MAX_SECONDS, f"has {hours}, but 27 are the most; cut it")
         try:
             segments = _analyzer(settings, device).analyze(samples, rate)
-            embeddings = embeddings_of(segments)
         except Exception as error:  # no fault of the recording
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
             raise JobError(f"{kind}{first_line(error)}") from error
-        write_recording(folder, given.file, partial, segments, embeddings, seconds, rate)
-        return {"seconds": seconds}
+        write_recording(folder, given.file, partial, segments, seconds, rate)
+        return {}
     finally:
         shutil.rmtree(partial, ignore_errors=True)

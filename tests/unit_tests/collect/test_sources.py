@@ -10,8 +10,7 @@ import pytest
 from tests.helpers.locked_folder import lock
 from tests.helpers.sentences import refused
 from titan_tts.collect import sources
-from titan_tts.collect.ledger import Ledger, Source
-from titan_tts.collect.sources import list_source, local_copy, register, size_and_version
+from titan_tts.collect.sources import Source, list_source, local_copy, register, size_and_version
 from torchtitan.models.dit_tts.data import remote
 
 OUTPUT = Path("/no/output")
@@ -28,17 +27,18 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    return Ledger(tmp_path)
+def output(output) -> Path:
+    output.mkdir()
+    return output
 
 
 def names(source: object) -> list[str]:
     return [*list_source(str(source), OUTPUT).values()]
 
 
-def registered(source: object, ledger: Ledger, prune: bool = False) -> dict[str, Source]:
-    register(str(source), ledger, OUTPUT, prune)
-    return ledger.sources()
+def registered(source: object, output: Path, prune: bool = False) -> dict[str, Source]:
+    """By name."""
+    return {each.name: each for each in register(str(source), output, prune).values()}
 
 
 def sha(text: str) -> str:
@@ -102,7 +102,7 @@ def test_what_names_no_recording_is_one_sentence(folder, tmp_path):
     refused(lambda: names(folder), "not UTF-8", "\\xff.mp3")
 
 
-def test_a_bucket(tmp_path, ledger, monkeypatch):
+def test_a_bucket(tmp_path, output, monkeypatch):
     store = fsspec.filesystem("memory")
     for name in ("x/a.mp3", "x/y/b.wav", "x/notes.md"):
         store.pipe(f"/bucket/{name}", f"content of {name}".encode())
@@ -113,65 +113,49 @@ def test_a_bucket(tmp_path, ledger, monkeypatch):
         patch.setattr(type(store), "invalidate_cache", lambda self: stale.clear())
         patch.setattr(type(store), "find", lambda self, path: stale or find(self, path))
         assert names("memory://bucket/x") == ["a.mp3", "y/b.wav"]
-    found = registered("memory://bucket/x", ledger)
-    url = "memory://bucket/x/y/b.wav"
-    assert found[url].file == sha("content of x/y/b.wav")
-    with local_copy(found[url], tmp_path / "copies") as path:
+    found = registered("memory://bucket/x", output)["y/b.wav"]
+    assert found.file == sha("content of x/y/b.wav")
+    with local_copy(found, tmp_path / "copies") as path:
         assert Path(path).read_text() == "content of x/y/b.wav"
     assert not os.path.exists(path)
     with monkeypatch.context() as patch:
         patch.setattr(remote, "TRIES", 1)
         patch.setattr(type(store), "get_file", lambda self, name, path: 1 / 0)
-        fetching = local_copy(found[url], tmp_path / "copies")
+        fetching = local_copy(found, tmp_path / "copies")
         refused(lambda: fetching.__enter__(), "b.wav: cannot be downloaded")
-    reading = local_copy(found[url], tmp_path)
+    reading = local_copy(found, tmp_path)
     reading.__enter__()
     store.pipe("/bucket/x/y/b.wav", b"another")
     changed = "b.wav: has changed since it was listed"
     refused(lambda: reading.__exit__(None, None, None), changed)
-    refused(lambda: local_copy(found[url], tmp_path).__enter__(), changed)
 
 
-def test_a_content_is_read_once_for_each_size_and_time(folder, ledger, tmp_path, monkeypatch):
+def test_a_content_is_read_once_for_each_size_and_time(folder, output, monkeypatch):
     read = []
     monkeypatch.setattr(sources, "READ_AHEAD_BYTES", 7)  # all contents are longer
     hashed = sources.content_id
     monkeypatch.setattr(sources, "content_id", lambda path: read.append(path) or hashed(path))
-    first = registered(folder, ledger)
-    assert {source.name: source.file for source in first.values()} == {
+    first = registered(folder, output)
+    assert {name: source.file for name, source in first.items()} == {
         name: sha(f"content of {name}") for name in FILES
     }
-    assert len(read) == 4 and registered(folder, ledger) == first and len(read) == 4
-    # The same length a moment later, and a copy of another.
+    assert len(read) == 4 and registered(folder, output) == first and len(read) == 4
+    # The same length a moment later, and a copy of another, which is no job of its own.
     (folder / "a.mp3").write_bytes(b"CONTENT of a.mp3")
     os.utime(folder / "a.mp3", ns=(1, 1))
     (folder / "copy.flac").write_bytes(b"content of deep/d.flac")
-    second = registered(folder, ledger)
+    second = registered(folder, output)
     assert sorted(read[4:]) == [str(folder / "a.mp3"), str(folder / "copy.flac")]
-    assert second[str(folder / "a.mp3")].file == sha("CONTENT of a.mp3")
-    assert len(ledger.jobs()) == 4  # the copy is no job of its own, nor is what was overwritten
-    assert Ledger(tmp_path).sources() == second
+    assert second["a.mp3"].file == sha("CONTENT of a.mp3")
+    assert second.keys() == {*FILES, "copy.flac"} - {"deep/d.flac"}
+    (folder / "copy.flac").unlink()
+    (output / "files" / second["copy.flac"].file).mkdir(parents=True)
+    assert registered(folder, output).keys() == {*FILES}
 
 
-def test_recordings_that_are_not_named_any_more_stay_unless_pruned_or_failed(folder, ledger):
-    registered(folder, ledger)
-    for attempts, name in ((3, "B.WAV"), (2, "deep/d.flac")):
-        ledger.fail(sha(f"content of {name}"), attempts, "broken")
-    left = {source.name for source in registered(folder / "a.mp3", ledger).values()}
-    assert left == {*FILES} - {"B.WAV"}
-    assert list(registered(folder / "a.mp3", ledger, prune=True)) == [str(folder / "a.mp3")]
-
-
-def test_a_recording_that_is_still_written_is_left_for_the_next_run(
-    folder, ledger, monkeypatch, capsys
-):
-    def grows(path: str) -> str:
-        if path.endswith(".mp3"):
-            with open(path, "a") as file:
-                file.write("more")
-        return sha(path)
-
-    monkeypatch.setattr(sources, "content_id", grows)
-    found = registered(folder, ledger)
-    assert [source.name for source in found.values()] == sorted(set(FILES) - {"a.mp3"})
-    assert "a.mp3: is still being written" in capsys.readouterr().out
+def test_recordings_that_are_not_named_any_more_stay_if_they_are_complete(folder, output):
+    found = registered(folder, output)
+    (output / "files" / found["B.WAV"].file).mkdir(parents=True)
+    assert registered(folder / "a.mp3", output).keys() == {"a.mp3", "B.WAV"}
+    assert registered(folder / "a.mp3", output, prune=True).keys() == {"a.mp3"}
+    assert registered(folder / "a.mp3", output).keys() == {"a.mp3"}

@@ -88,8 +88,10 @@ def voices(seed, files=3, each=40, size=16):
     return vectors.astype(np.float32), np.repeat(np.arange(files), each), who
 
 
-def labels_of(vectors, files, previous=None):
-    return cluster(vectors, files, np.full(len(vectors), 3.0), 0.6, previous)[0]
+def clusters(vectors, files, threshold, seconds=None, previous=None):
+    seconds = np.full(len(vectors), 3.0) if seconds is None else np.array(seconds)
+    previous = np.zeros(len(vectors), np.int64) if previous is None else previous
+    return cluster(np.array(vectors), np.array(files), seconds, threshold, previous)
 
 
 def same_partition(a, b):
@@ -99,10 +101,10 @@ def same_partition(a, b):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("threshold", (0.3, 0.6, 0.85))
 def test_one_file_is_average_linkage(seed, threshold, monkeypatch):
+    """Linked parts are clustered for themselves; the whole at once is the same."""
     monkeypatch.setattr(speakers, "_ROWS", 7)
     vectors, _, _ = voices(seed)
-    same = np.full(len(vectors), 4.0)
-    labels, similarity = cluster(vectors, np.zeros(len(vectors), int), same, threshold)
+    labels, similarity = clusters(vectors, np.zeros(len(vectors), int), threshold)
     wanted = fcluster(linkage(vectors, "average", "cosine"), 1 - threshold, "distance")
     assert same_partition(labels.tolist(), wanted.tolist())
     sizes = np.bincount(labels)[1:]
@@ -113,16 +115,16 @@ def test_one_file_is_average_linkage(seed, threshold, monkeypatch):
         assert similarity[row] == pytest.approx(unit[row] @ mean / np.linalg.norm(mean), abs=1e-5)
 
 
-def test_clusters_of_files_are_joined_by_the_average_over_seconds():
+def test_clusters_of_files_are_joined():
     vectors, files, who = voices(1)
-    assert same_partition(labels_of(vectors, files).tolist(), who.tolist())
-    assert same_partition(labels_of(vectors, files[::-1].copy()).tolist(), who.tolist())
-    # 9 s of one file and 3 s of another make a cluster, to which the third file's has 0.55 on average over the
-    # seconds, and 0.40 over the files.
-    angles = np.radians([0, 40, -45])
-    few, files = np.stack([np.cos(angles), np.sin(angles)], 1), np.arange(3)
-    for seconds, wanted in (([9.0, 3, 3], [1, 1, 1]), ([3.0, 3, 3], [1, 1, 2])):
-        assert cluster(few, files, np.array(seconds), 0.5)[0].tolist() == wanted
+    for each in (files, files[::-1].copy()):
+        assert same_partition(clusters(vectors, each, 0.6)[0].tolist(), who.tolist())
+    # Two of one file at 0 and 40 degrees, whose mean is 0.53 like the one of another file at 75 degrees.
+    angles = np.radians([0, 40, 75])
+    few = np.stack([np.cos(angles), np.sin(angles)], 1)
+    assert clusters(few, [0, 0, 1], 0.5)[0].tolist() == [1, 1, 1]
+    assert clusters(few, [0, 0, 1], 0.56)[0].tolist() == [1, 1, 2]
+    assert clusters(few, [0, 1, 1], 0.56)[0].tolist() == [2, 1, 1]
 
 
 def test_short_segments_join_the_long_ones_of_their_file_and_make_no_speakers_of_their_own():
@@ -136,35 +138,33 @@ def test_short_segments_join_the_long_ones_of_their_file_and_make_no_speakers_of
     vectors = share[:, None] * np.eye(64)[who] + np.sqrt(1 - share**2)[:, None] * noise
     seconds = np.where(np.arange(60) < 8, 4.0, 1.2)
     files = np.arange(60) // 2 % 2
-    labels, _ = cluster(vectors, files, seconds, 0.85)
+    labels, _ = clusters(vectors, files, 0.85, seconds)
     assert same_partition(labels.tolist(), who.tolist())
     # What is less like them than that is another voice, and two such of a file are compared.
     other = np.concatenate([vectors, np.eye(64)[[2, 2]]])
-    labels, _ = cluster(other, np.r_[files, 0, 0], np.r_[seconds, 1.0, 1.0], 0.85)
+    labels, _ = clusters(other, np.r_[files, 0, 0], 0.85, np.r_[seconds, 1.0, 1.0])
     assert labels.max() == 3 and labels[-1] == labels[-2] == 3
 
 
 def test_labels_stay_when_files_are_added():
     vectors, files, who = voices(2)
     first = files < 2
-    before = labels_of(vectors[first], files[first])
+    before, _ = clusters(vectors[first], files[first], 0.6)
     previous = np.zeros(len(vectors), np.int64)
     previous[first] = 10 * before  # names with gaps
-    after = labels_of(vectors, files, previous)
+    after, _ = clusters(vectors, files, 0.6, previous=previous)
     assert (after[first] == previous[first]).all()
     voice = -vectors[who == 0].mean(axis=0)
     more = np.concatenate([vectors, [voice] * 7])
-    labels = labels_of(more, np.r_[files, [3] * 7], np.r_[after, [0] * 7])
+    labels, _ = clusters(more, np.r_[files, [3] * 7], 0.6, previous=np.r_[after, [0] * 7])
     assert labels.tolist() == [*after.tolist(), *[after.max() + 1] * 7]
 
 
 def test_silence_stays_alone_and_nothing_has_no_cluster():
-    labels, similarity = cluster(
-        np.array([[1.0, 0], [0, 0], [0, 0], [1, 0]]), np.zeros(4, int), np.array([5, 5, 1, 1]), 0.8
-    )
+    labels, similarity = clusters([[1.0, 0], [0, 0], [0, 0], [1, 0]], [0] * 4, 0.8, [5, 5, 1, 1])
     assert labels[0] == labels[3] == 1 and len(set(labels.tolist())) == 3
     assert similarity.tolist() == [1, 0, 0, 1]
-    labels, similarity = cluster(np.zeros((0, 8)), np.zeros(0, int), np.zeros(0), 0.8)
+    labels, similarity = clusters(np.zeros((0, 8)), [], 0.8)
     assert len(labels) == len(similarity) == 0
 
 

@@ -29,8 +29,9 @@ def recognizer(name, hear, batch=None):
 
 def transcriber(monkeypatch, made, verbatim="", language="en", batch_size=2):
     monkeypatch.setattr(transcripts, "open_recognizer", lambda spec, device: made[spec])
-    settings = dict(verbatim_recognizer=verbatim, language=language, batch_size=batch_size)
-    return Transcriber(Settings(recognizer="clean", **settings), "cpu")
+    monkeypatch.setattr(transcripts, "_BATCH", batch_size)
+    settings = Settings(recognizer="clean", verbatim_recognizer=verbatim, language=language)
+    return Transcriber(settings, "cpu")
 
 
 def test_each_text_is_its_segments(monkeypatch):
@@ -61,13 +62,11 @@ def test_one_recognizer_agrees_with_nothing_and_tells_how_sure_it_is(monkeypatch
     assert [each.confidence for each in heard.values()] == [0.9, 0.0, None]
 
 
-def test_what_cannot_be_paired_or_compared_is_refused(monkeypatch):
+def test_texts_that_cannot_be_paired_are_refused(monkeypatch):
     made = {"clean": recognizer("lost one", None, lambda sounds, language: [("a", "en")])}
     heard = transcriber(monkeypatch, made)
     words = "'lost one' returned 1 texts for 2 segments"
     refused(lambda: heard.transcribe(sounds(1, 2)), words)
-    twice = Settings(recognizer="whisper:tiny", verbatim_recognizer="whisper:tiny")
-    refused(lambda: Transcriber(twice, "cpu"), "are both 'whisper:tiny'")
 
 
 @pytest.mark.parametrize(
