@@ -259,7 +259,7 @@ def texts(batches):
         for name, ids, count in zip(
             inputs["sample_id"], inputs["text_ids"], inputs["text_tokens"], strict=True
         ):
-            decoded.append((name, byte_tokenizer().decode(ids[:count].tolist())))
+            decoded.append((name, bytes(ids[1 : count - 1] - 3).decode()))
     return decoded
 
 

@@ -97,8 +97,8 @@ def test_ids_beyond_those_of_a_pretrained_tokenizer(checkpoints, name):
 def test_each_token_keeps_its_row_when_a_vocabulary_grows():
     """The rows of a table that holds each token's name."""
     fields, options = ("speaker", "duration"), {"max_seconds": 1.0}
-    run = make_vocabulary("chars", "bd", fields, {"speaker": ["m"]}, added=["(a)"], **options)
-    data = make_vocabulary("chars", "ac", fields, {"speaker": ["k"]}, added=["(b)"], **options)
+    run = make_vocabulary("chars", "bd", fields, {"speaker": ["m"]}, added=("(a)",), **options)
+    data = make_vocabulary("chars", "ac", fields, {"speaker": ["k"]}, added=("(b)",), **options)
     assert missing_tokens(run, data) == (
         "2 characters ('a', 'c'), 1 added tokens ('(b)'), 1 values of 'speaker' ('k')"
     )
@@ -112,7 +112,7 @@ def test_each_token_keeps_its_row_when_a_vocabulary_grows():
         # A new letter begins as the unknown one, a new speaker as an unknown one, an added token anew.
         expected = {"a": "?", "c": "?", "k": "who", "(b)": None}.get(name, name)
         assert (before[row] if row >= 0 else None) == expected
-    whole = make_vocabulary("bytes", added=["x"])
+    whole = make_vocabulary("bytes", added=("x",))
     assert rows_in(make_vocabulary("bytes"), whole).tolist() == [*range(259), -1]
 
 

@@ -132,15 +132,13 @@ def data_vocabulary(
 ) -> Vocabulary:
     """The vocabulary that the config asks for, with these ids of a pretrained encoder. The data is opened (`part` as in
     `open_dataset`) only if the vocabulary depends on it."""
-    data, unit = config.data, unit_of(config.encoder.model)
-    added, convention = config.encoder.added_tokens, config.encoder.convention
+    data, encoder, unit = config.data, config.encoder, unit_of(config.encoder.model)
     labels = [name for name in data.conditioning if name != "duration"]
     characters, values = "", {}
-    language = language_of(config.encoder.model)
+    language = language_of(encoder.model)
     if unit == "chars" or language or labels:
         dataset = open_training_data(data, part)
-        known = AddedTokens(added)
-        words = Normalizer(config.encoder.normalize, known)
+        words = Normalizer(encoder.normalize, AddedTokens(encoder.added_tokens))
         characters = "" if language else dataset.characters
         if language or (unit == "chars" and words.language):
             characters += _spoken_characters(dataset, words, language)
@@ -154,9 +152,9 @@ def data_vocabulary(
         max_seconds=data.max_frames / data.frames_per_second,
         subwords=subwords,
         language=language,
-        added=added,
-        convention=convention,
-        normalize=config.encoder.normalize,
+        added=tuple(encoder.added_tokens),
+        convention=encoder.convention,
+        normalize=encoder.normalize,
     )
 
 

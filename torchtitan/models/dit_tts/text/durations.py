@@ -6,6 +6,7 @@ the ratio of real to fitted frames. A run's folder keeps it, so that no training
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,14 +59,12 @@ class LinearDurationModel:
     """Fitted weights (257 + added tokens,) and the speaking rate of each speaker, 1 for an unknown one.
 
     Attributes:
-        explained: fraction of the variance of the lengths that the fit explains (R²).
         language: of the phones whose bytes count; empty: those of the text count.
         added, normalize: [encoder] added_tokens and normalize.
     """
 
     weights: np.ndarray
     speaker_scale: dict[str, float]
-    explained: float = 1.0
     language: str = ""
     added: tuple[str, ...] = ()
     normalize: str = ""
@@ -91,32 +90,19 @@ class LinearDurationModel:
 
     def to_json(self) -> str:
         """All of it, to the bit."""
-        names = ("speaker_scale", "explained", "language", "added", "normalize")
+        names = ("speaker_scale", "language", "added", "normalize")
         content = {"weights": self.weights.tolist()} | {name: getattr(self, name) for name in names}
         return json.dumps(content) + "\n"
 
 
 def language_unlike_phones(dataset: Dataset, model: str) -> str:
-    """The language that most samples of one path have, if it is another than that of the phones of [encoder] model;
-    else empty. Only codes of two letters are compared: espeak-ng's "cmn" may be a list's "zh"."""
-    phones = _code_of(language_of(model))
-    if not phones:
-        return ""
-    labels, names = dataset.labels("language")
-    # The last is of samples without a label, -1.
-    languages, codes = np.unique([*map(_code_of, names), ""], return_inverse=True)
-    for path in np.unique(dataset.source):
-        counts = np.bincount(codes[labels[dataset.source == path]])
-        most = str(languages[counts.argmax()])
-        if most not in ("", phones) and 2 * counts.max() > counts.sum():
-            return most
-    return ""
-
-
-def _code_of(language: str) -> str:
-    """de of de-AT or de_AT; empty for what has no code of two letters. Norwegian has three."""
-    code = language.lower().replace("_", "-").partition("-")[0]
-    return {"nb": "no", "nn": "no"}.get(code, code) if len(code) == 2 else ""
+    """The language label that most samples have, if it is another than that of the phones of [encoder] model; else
+    empty. Only codes of two letters are compared: espeak-ng's "cmn" may be a list's "zh"."""
+    codes, names = dataset.labels("language")
+    most = int(np.bincount(codes + 1).argmax())  # the first are the samples without a label
+    label = names[most - 1] if most else ""
+    one, other = (re.split("[-_]", each.lower())[0] for each in (label, language_of(model)))
+    return label if one != other and len(one) == len(other) == 2 else ""
 
 
 def stored_durations(folder: Path) -> LinearDurationModel:
@@ -126,15 +112,14 @@ def stored_durations(folder: Path) -> LinearDurationModel:
         content = read_json_file(path)
         weights = np.array(content["weights"], np.float64)
         scale = {str(name): float(value) for name, value in content["speaker_scale"].items()}
-        explained, language = float(content["explained"]), str(content.get("language", ""))
         added = tuple(map(str, content.get("added", ())))
-        normalize = str(content.get("normalize", ""))
+        language, normalize = (str(content.get(name, "")) for name in ("language", "normalize"))
         if weights.shape == (257,):  # as written before tokens counted
             weights = np.append(weights, np.zeros(len(added)))
-        finite = np.isfinite([*weights.flat, *scale.values(), explained]).all()
+        finite = np.isfinite([*weights.flat, *scale.values()]).all()
         if weights.shape != (257 + len(added),) or not finite:
             raise ValueError(f"it holds no {257 + len(added)} finite weights")
-    return LinearDurationModel(weights, scale, explained, language, added, normalize)
+    return LinearDurationModel(weights, scale, language, added, normalize)
 
 
 def solve(features: np.ndarray, frames: np.ndarray, ridge: float = _RIDGE) -> np.ndarray:
@@ -221,10 +206,6 @@ def fit_durations(
         old = {name: each / rate for name, each in base.speaker_scale.items()}
         targets = targets / np.where(names == "", 1.0, rates(features @ known))[codes]
     weights = known + solve(rows, targets - rows @ known, ridge)
-    fitted = features @ weights
-    own = dict(zip(names.tolist(), rates(fitted).tolist(), strict=True))
-    scale = old | {name: rate for name, rate in own.items() if name}
-    spread = float(((frames - frames.mean()) ** 2).sum())
-    fitted *= frames.sum() / max(1.0, float(fitted.sum()))  # another pace is no wrong text
-    explained = 1.0 - float(((frames - fitted) ** 2).sum()) / spread if spread else 0.0
-    return LinearDurationModel(weights, scale, explained, *read_by)
+    own = zip(names.tolist(), rates(features @ weights).tolist(), strict=True)
+    scale = old | {name: rate for name, rate in own if name}
+    return LinearDurationModel(weights, scale, *read_by)

@@ -177,19 +177,11 @@ class HFEncoderSpec:
         """(weights of the matmuls, blocks, heads times the width of a head)."""
         with torch.device("meta"):
             core = self.build()
+        weights = sum(each.weight.numel() for each in core.modules() if isinstance(each, nn.Linear))
         config = self._own_config
-        blocks = blocks_of(core)
-        n_layers = getattr(config, "num_hidden_layers", None) or len(blocks)
-        inside, outside = (
-            sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
-            for module in (blocks, core)
-        )
-        outside -= inside
-        # ALBERT applies one block repeatedly.
-        weights = outside + inside * n_layers // len(blocks)
         heads = getattr(config, "num_attention_heads", None) or config.num_heads
         head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
-        return weights, n_layers, heads * (head_dim or self.width // heads)
+        return weights, len(blocks_of(core)), heads * (head_dim or self.width // heads)
 
     def fingerprint(self, dtype: str) -> str:
         """16 hex digits, equal for encoders that give equal features. `dtype`: as [encoder] dtype."""

@@ -36,9 +36,6 @@ NOTHING: Mapping[str, Any] = {}
 # dropped from the same samples whichever other fields there are.
 _DROPOUT_STREAMS = {name: 200 + number for number, name in enumerate(CONDITIONING_FIELDS)}
 
-# Byte to id in one pass. The ids of 253 to 255 would not fit in a byte, but utf-8 has none of them.
-_BYTE_IDS = bytes((byte + FIRST_BYTE_ID) & 0xFF for byte in range(256))
-
 
 def with_duration(
     metadata: Mapping[str, Any], frames: int, frames_per_second: float
@@ -47,10 +44,10 @@ def with_duration(
     return {**metadata, "target_duration": frames / frames_per_second}
 
 
-def unicode_bytes(text: str, encoding: str = "utf-8") -> bytes:
-    """The text in a Unicode encoding."""
+def unicode_bytes(text: str) -> bytes:
+    """The text in UTF-8."""
     try:
-        return text.encode(encoding)
+        return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(
             f"the text has {text[error.start]!r} at character {error.start}, half of a surrogate pair"
@@ -206,12 +203,10 @@ class UnitTokenizer(ConditionedTokenizer):
         self._bytes = vocabulary.unit == "bytes"
         language = vocabulary.language
         self._phones = Phonemizer(language, self.added) if language else None
-        # Code point to id; those beyond the table are clipped to its last entry, an unknown one.
-        points = list(map(ord, vocabulary.characters + self.added.characters))
-        self._character_ids = np.full(max(points, default=0) + 2, UNKNOWN_CHARACTER_ID, np.int64)
-        self._character_ids[points] = FIRST_CHARACTER_ID + np.arange(len(points))
+        letters = [*vocabulary.characters, *self.added.characters]
+        self._id_of_letter = {c: n for n, c in enumerate(letters, FIRST_CHARACTER_ID)}
         first = vocabulary.first_added_id
-        self._id_of_added = {token: first + n for n, token in enumerate(self.added.tokens)}
+        self._id_of_added = {token: n for n, token in enumerate(self.added.tokens, first)}
 
     def spoken(self, text: str) -> str:
         if self._phones is None:
@@ -237,27 +232,24 @@ class UnitTokenizer(ConditionedTokenizer):
             units = count_letters(dataset, "bytes" if self._bytes else "chars", part, self.words)
         return units + np.int32(self.num_special_tokens)
 
-    def _ids(self, text: str) -> np.ndarray:
+    def _ids(self, text: str) -> list[int]:
         """Ids of the text alone."""
         unicode_bytes(text)
         if not self._bytes:  # no convention has these
-            points = np.frombuffer(unicode_bytes(self.spoken(text), "utf-32-le"), np.uint32)
-            return self._character_ids.take(points, mode="clip")
-        parts = [
-            np.array([self._id_of_added[token]])
-            if token
-            else np.frombuffer(unicode_bytes(part).translate(_BYTE_IDS), np.uint8)
-            for part, token in self.added.pieces(self._normalized(self.words(text)))
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, np.int64)])
+            return [self._id_of_letter.get(c, UNKNOWN_CHARACTER_ID) for c in self.spoken(text)]
+        ids = []
+        for part, token in self.added.pieces(self._normalized(self.words(text))):
+            if token:
+                ids.append(self._id_of_added[token])
+            else:
+                ids += [byte + FIRST_BYTE_ID for byte in unicode_bytes(part)]
+        return ids
 
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
-        ids = self._ids(text).tolist()
-        return [BEGIN_ID, *self.condition_ids(metadata, drop), *ids, *self._end]
+        return [BEGIN_ID, *self.condition_ids(metadata, drop), *self._ids(text), *self._end]
 
     def unknown_characters(self, text: str) -> list[str]:
-        known = {*self.vocabulary.characters, *self.added.characters}
-        unknown = [] if self._bytes else sorted(set(self.spoken(text)) - known)
+        unknown = [] if self._bytes else sorted({*self.spoken(text)} - self._id_of_letter.keys())
         return (self._phones.lost(text) if self._phones else []) or unknown

@@ -45,6 +45,7 @@ FIRST_CHARACTER_ID = 4
 _NEW = "start a new [job] experiment that loads none of its weights"
 _MAX_BINS = 1_000_000
 _VERSION = 1
+_OPTIONS = ("language", "added", "convention", "normalize")
 
 # So that 0.3 s in bins of 0.1 s is bin 3 and not, by rounding of the division, bin 2.
 _BIN_TOLERANCE = 1e-6
@@ -156,11 +157,7 @@ def make_vocabulary(
     *,
     duration_token_seconds: float = 0.5,
     max_seconds: float = 0.0,
-    subwords: Subwords | None = None,
-    language: str = "",
-    added: Sequence[str] = (),
-    convention: str = "",
-    normalize: str = "",
+    **options: Any,
 ) -> Vocabulary:
     """The vocabulary of some data, the same whatever the order of its samples.
 
@@ -184,8 +181,7 @@ def make_vocabulary(
     if unit in ("chars", PHONES) and not known:
         raise InputError(f"[encoder] model = {unit!r}, but all texts of [data] path are empty")
     width = duration_token_seconds if "duration" in fields else 0.0
-    options = language, tuple(added), convention, normalize
-    return Vocabulary(unit, known, fields, width, subwords, *options)
+    return Vocabulary(unit, known, fields, width, **options)
 
 
 def unit_of(model: str) -> str:
@@ -305,15 +301,12 @@ def from_json(text: str, where: str) -> Vocabulary:
                 width = entry["bin_seconds"]
             else:
                 fields[entry["field"]] = tuple(entry["values"])
-        subwords = None
+        options = {name: contents[name] for name in _OPTIONS if name in contents}
+        options["added"] = tuple(options.get("added", ()))
         if contents["unit"] == SUBWORDS:
-            subwords = Subwords(**contents["subwords"], model=contents["model"])
-        options: dict[str, Any] = {
-            n: contents.get(n, "") for n in ("language", "convention", "normalize")
-        }
-        options["added"] = tuple(contents.get("added", ()))
+            options["subwords"] = Subwords(**contents["subwords"], model=contents["model"])
         units = contents["unit"], contents["characters"]
-        vocabulary = Vocabulary(*units, fields, width, subwords, **options)
+        vocabulary = Vocabulary(*units, fields, width, **options)
         found = (contents["version"], contents["fingerprint"], contents["vocab_size"])
     except (ValueError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
         raise InputError(
@@ -339,9 +332,7 @@ def _contents(vocabulary: Vocabulary) -> dict[str, Any]:
     units = {"unit": vocabulary.unit, "characters": vocabulary.characters}
     contents = {"version": _VERSION, **units, "conditioning": fields}
     # Only where they are set: the fingerprints of earlier runs lack them.
-    options = {"language": vocabulary.language, "added": list(vocabulary.added)}
-    options |= {"convention": vocabulary.convention, "normalize": vocabulary.normalize}
-    contents |= {name: value for name, value in options.items() if value}
+    contents |= {name: value for name in _OPTIONS if (value := getattr(vocabulary, name))}
     if vocabulary.subwords:
         subwords = asdict(vocabulary.subwords)
         contents["subwords"] = {name: subwords[name] for name in subwords if name != "model"}
