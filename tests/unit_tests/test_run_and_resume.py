@@ -198,7 +198,7 @@ def test_a_full_disk_ends_in_a_sentence_and_leaves_the_last_save(
         arguments = ["--training.steps=6", f"--checkpoint.async_mode={mode}"]
         assert train(mode, *arguments) == 2
         error = capsys.readouterr().err
-        assert "step 4 could not be saved ([Errno 28] No space left on device); a" in error
+        assert "step 4 could not be saved ([Errno 28] No space left on device;" in error
         assert "continues from step 2" in error
         assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
         monkeypatch.setattr(CheckpointWriter, "write_data", write)

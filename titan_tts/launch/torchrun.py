@@ -14,7 +14,8 @@ from contextlib import suppress
 from types import FrameType
 
 from titan_tts.launch.supervisor import children
-from torchtitan.models.dit_tts.run.launcher import die_with_parent, say_start
+from torchtitan.models.dit_tts.errors import show
+from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 _PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
@@ -28,7 +29,7 @@ _AGENT = (
 
 def launch(args: list[str]) -> int:
     """Runs torchrun with its own arguments. Returns the first failed rank's exit status, or 0."""
-    say_start(args)
+    show("titan-tts train: starting")
     process = subprocess.Popen([sys.executable, "-c", _AGENT, *args], start_new_session=True)
 
     def pass_on(number: int, frame: FrameType | None) -> None:

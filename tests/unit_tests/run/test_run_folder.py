@@ -63,17 +63,6 @@ def test_start_writes_config_environment_and_state(tmp_path, config, monkeypatch
     assert "steps = 9" in (tmp_path / "config.toml").read_text()
 
 
-@pytest.mark.parametrize("name", ["samples", "checkpoint"])
-def test_a_file_where_the_run_has_a_folder_is_refused_at_the_start(tmp_path, config, name):
-    (tmp_path / name).write_text("mine")
-    folder = RunFolder(tmp_path, 0)
-    with pytest.raises(InputError, match=f"{tmp_path}/{name} is not a folder") as refused:
-        folder.start(config)
-    folder.fail(refused.value)
-    folder.close()
-    assert files_below(tmp_path) == sorted([name, "run.lock"])
-
-
 def test_resume_brings_every_line_file_back(tmp_path, config):
     """The first rank does it for all: another writes its audit alone."""
     folders = [RunFolder(tmp_path, rank) for rank in range(2)]

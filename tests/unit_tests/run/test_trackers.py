@@ -65,8 +65,9 @@ def test_sound_pictures_and_numbers_come_back_from_tensorboard(tmp_path):
     assert (audio.step, rate) == (5, 8000)
     assert torch.allclose(torch.tensor(samples).float(), wave, atol=1e-4)
     (picture,) = found.Images("speech/spectrogram")
-    assert (picture.step, picture.width, picture.height) == (5, 6, 4)
-    assert picture.encoded_image_string == png()
+    assert picture.step == 5
+    found = Image.open(io.BytesIO(picture.encoded_image_string))
+    assert found.size == (6, 4) and found.getpixel((5, 3)) == (255, 0, 0)
 
 
 # Weights & Biases

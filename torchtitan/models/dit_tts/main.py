@@ -12,12 +12,12 @@ from torchtitan.models.dit_tts.errors import (
     quiet_known_warnings,
     report_input_errors,
     report_thread_error,
+    show,
 )
 from torchtitan.models.dit_tts.run.launcher import (
     RANK_VARIABLES,
     check_launcher,
     die_with_parent,
-    say_start,
 )
 
 _QUIET_FILES = (
@@ -58,7 +58,7 @@ def train(args: list[str]) -> int:
 
     config = load_config(args)
     if "RANK" not in os.environ:
-        say_start(args, run_folder_path(config))
+        show(f"titan-tts train: starting; run folder: {run_folder_path(config)}")
     set_single_process_defaults()
     compile_cache = set_compile_cache(config)
 

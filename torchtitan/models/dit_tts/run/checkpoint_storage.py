@@ -218,8 +218,16 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
 
 
 def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
-    """As `verify_files`; the process that compares a checkpoint's table also reads it."""
-    return verify_files(path, part, read_table=read_table)
+    """As `verify_files`; the first process also reads a checkpoint's table, which may be unreadable as it was written."""
+    problem = verify_files(path, part)
+    if problem is None and part[0] == 0 and not is_exported(path):
+        try:
+            read_table(path)
+        except UnreadableError:
+            raise
+        except InputError as error:
+            return str(error)
+    return problem
 
 
 def verify_together(path: Path) -> str | None:

@@ -1,7 +1,6 @@
 """Saves, keeps, verifies and loads the checkpoints of a run."""
 
 import os
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -28,7 +27,7 @@ from torchtitan.models.dit_tts.infra.collectives import (
 )
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.run import checkpoint_storage as storage
-from torchtitan.models.dit_tts.run.grown_vocabulary import find_grown
+from torchtitan.models.dit_tts.run.grown_vocabulary import find_grown, load_grown
 from torchtitan.models.dit_tts.run.manifest import MANIFEST, checkpoint_steps
 from torchtitan.models.dit_tts.run.resume_rules import (
     adapter_base,
@@ -174,20 +173,12 @@ class RunCheckpointer(CheckpointManager):
         if dist.get_rank() == 0:
             shutil.rmtree(folder / f"step-{step}.saving", ignore_errors=True)
         # torch's writer of files does not always pass the reason on, such as a full disk.
-        free, needed = shutil.disk_usage(folder).free, self._bytes_of_a_checkpoint()
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        limited = f", and a file may have {limit / 2**30:.2f} GiB (ulimit -f)" if limit >= 0 else ""
-        steps = checkpoint_steps(folder)
+        free, steps = shutil.disk_usage(folder).free, checkpoint_steps(folder)
         return InputError(
-            f"{folder}: step {step} could not be saved ({'; '.join(sorted(reasons))}); a checkpoint takes about "
-            f"{needed / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB are free{limited}; remove the cause and give the same "
-            f"command again, which continues from {f'step {steps[-1]}' if steps else 'its beginning'}"
+            f"{folder}: step {step} could not be saved ({'; '.join(sorted(reasons))}; {free / 2**30:.2f} GiB are free); "
+            f"remove the cause and give the same command again, which continues from "
+            f"{f'step {steps[-1]}' if steps else 'its beginning'}"
         )
-
-    def _bytes_of_a_checkpoint(self) -> int:
-        trained = (p for p in self.states[MODEL].model[0].parameters() if p.requires_grad)
-        weights = sum(p.numel() for p in trained)
-        return int(1.1 * 4 * weights * (3 + len(self.ema.averages if self.ema is not None else ())))
 
     def _purge_stale_checkpoints(self) -> None:
         """Removes what `keep_latest_k` does not keep, in the background. Upstream's would take any name
@@ -353,7 +344,7 @@ class RunCheckpointer(CheckpointManager):
                     f"the data has tokens that {path} does not know, which a continued optimizer cannot learn; set "
                     f"[checkpoint] initial_load_model_only = true"
                 )
-            states.pop(grown.name, None)
+            states.pop(grown[0], None)
         table = storage.read_table(path).state_dict_metadata
         absent = [
             name
@@ -373,7 +364,7 @@ class RunCheckpointer(CheckpointManager):
             raise misfit(path, error) or error from None
         self.states[MODEL].load_state_dict(states)
         if grown is not None:
-            grown.load(self.states[MODEL].model[0], path)
+            load_grown(self.states[MODEL].model[0], path, *grown)
         if "ema" in absent:
             assert self.ema is not None
             self.ema.restart()

@@ -1,13 +1,10 @@
-"""A training process and its launcher: rank variables, the first line, the launcher's end."""
+"""A training process and its launcher: rank variables, the launcher's end."""
 
-import argparse
 import ctypes
 import os
 import signal
-from collections.abc import Sequence
-from pathlib import Path
 
-from torchtitan.models.dit_tts.errors import require, show, without_secrets
+from torchtitan.models.dit_tts.errors import require
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PR_SET_PDEATHSIG = 1
@@ -23,11 +20,12 @@ def launcher_number(name: str, default: str = "") -> int:
 def check_launcher() -> None:
     """Raises InputError unless RANK_VARIABLES hold the values that a launcher sets."""
     for name in RANK_VARIABLES:
-        if name != "MASTER_ADDR":
+        if name == "MASTER_ADDR":
+            _require(bool(os.environ.get(name)), name, "a host")
+        else:
             launcher_number(name)
-    _require(bool(os.environ.get("MASTER_ADDR")), "MASTER_ADDR", "a host")
-    ranks = launcher_number("WORLD_SIZE")
-    _require(launcher_number("RANK") < ranks, "RANK", f"less than {ranks}, WORLD_SIZE")
+    in_range = launcher_number("RANK") < launcher_number("WORLD_SIZE")
+    _require(in_range, "RANK", "less than WORLD_SIZE")
 
 
 def _require(holds: bool, name: str, kind: str) -> None:
@@ -41,23 +39,3 @@ def _require(holds: bool, name: str, kind: str) -> None:
 def die_with_parent() -> None:
     """Has the kernel send SIGTERM to this process when its parent dies, even of SIGKILL (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def say_start(args: Sequence[str], folder: Path | None = None) -> None:
-    """Prints what is started, before the imports that take seconds.
-
-    Args:
-        args: of torchrun or of one training process.
-        folder: the run folder, where it is known already.
-    """
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    names = ("--job.config_file", "--job.config-file")
-    parser.add_argument(*names, dest="config", nargs="?", default="the default config")
-    parser.add_argument("--nproc_per_node", nargs="?", default="1")
-    parser.add_argument("--nnodes", nargs="?", default="1")
-    given, _ = parser.parse_known_args(args)
-    count = f"{given.nproc_per_node} process{'es' if given.nproc_per_node != '1' else ''}"
-    machines = f" on each of {given.nnodes} machines" if given.nnodes != "1" else ""
-    where = f"; run folder: {folder}" if folder else ""
-    line = f"titan-tts train: {given.config}, {count}{machines}, starting{where}"
-    show(without_secrets(line))

@@ -6,13 +6,12 @@ It imports no DCP (as `checkpoint_storage` does), which takes a second and which
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import xxhash
-from tqdm import tqdm
 
 from torchtitan.models.dit_tts.bounded import check_regular, read_json_file
 from torchtitan.models.dit_tts.config.exported import files_read, is_exported
@@ -81,10 +80,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def verify_files(
-    path: Path,
-    part: tuple[int, int] = (0, 1),
-    needed: Collection[str] = (),
-    read_table: Callable[[Path], object] | None = None,
+    path: Path, part: tuple[int, int] = (0, 1), needed: Collection[str] = ()
 ) -> str | None:
     """Compares a checkpoint, or another folder, with its manifest. Returns a sentence about the first difference, or
     None.
@@ -92,55 +88,33 @@ def verify_files(
     Args:
         part: (number, count) of processes that verify together, each other files.
         needed: files that the manifest must list, by default those of a checkpoint or an exported folder.
-        read_table: reads DCP's table, which may be unreadable as it was written.
 
     Raises:
         UnreadableError: a file is missing or cannot be read, which does not say that it is corrupt.
     """
     try:
-        return _corruption(path, *part, needed, read_table)
+        files = read_manifest(path)["files"]
+        for name in needed or (files_read(path) if is_exported(path) else [METADATA]):
+            if name not in files:
+                return f"{path / MANIFEST} does not list {name}"
+        for name in sorted(files)[part[0] :: part[1]]:
+            size = files[name]["bytes"]
+            with reading_checkpoint(path / name):
+                longer = (path / name).stat().st_size > size
+                found = (0, "") if longer else size_and_hash(path / name)
+            if longer or found[0] != size:
+                return f"{path / name} has other bytes than {MANIFEST} says"
+            if found[1] != files[name]["xxh3"]:
+                return f"{path / name} has other content than {MANIFEST} says"
     except UnreadableError:
         raise
     except InputError as error:
         return str(error)
-
-
-def _corruption(
-    path: Path,
-    number: int,
-    count: int,
-    needed: Collection[str],
-    read_table: Callable[[Path], object] | None,
-) -> str | None:
-    files = read_manifest(path)["files"]
-    for read in needed or (files_read(path) if is_exported(path) else [METADATA]):
-        if read not in files:
-            return f"{path / MANIFEST} does not list {read}"
-    names = sorted(files)[number::count]
-    total = sum(files[name]["bytes"] for name in names)
-    with tqdm(
-        desc=f"verifying {path.name}",
-        total=total,
-        unit="B",
-        unit_scale=True,
-        delay=2.0,
-        disable=number > 0,
-    ) as bar:
-        for name in names:
-            with reading_checkpoint(path / name):
-                longer = (path / name).stat().st_size > files[name]["bytes"]
-                size, content = (0, "") if longer else size_and_hash(path / name, bar)
-            if longer or size != files[name]["bytes"]:
-                return f"{path / name} has other bytes than {MANIFEST} says"
-            if content != files[name]["xxh3"]:
-                return f"{path / name} has other content than {MANIFEST} says"
-    if read_table is not None and METADATA in names:
-        read_table(path)
     return None
 
 
-def size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
-    """(bytes, XXH3) of a file; `bar` shows the bytes."""
+def size_and_hash(path: Path) -> tuple[int, str]:
+    """(bytes, XXH3) of a file."""
     try:
         check_regular(path)
     except ValueError as error:
@@ -150,8 +124,6 @@ def size_and_hash(path: Path, bar: tqdm | None = None) -> tuple[int, str]:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-            if bar is not None:
-                bar.update(len(block))
     return size, digest.hexdigest()
 
 

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from torchtitan.models.dit_tts.errors import (
     LOST_PEER,
     InputError,
     failure_state,
+    first_line,
     is_lost_peer,
-    require,
     without_secrets,
 )
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
@@ -44,15 +45,10 @@ LOCK = "run.lock"
 
 
 def _git_commit() -> str | None:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
     here = Path(__file__).resolve().parent
     try:
-        result = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
+        result = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() if result.returncode == 0 else None
@@ -77,14 +73,9 @@ def _cuda() -> dict[str, str | None]:
 
 def environment() -> dict[str, Any]:
     """Versions, device, relevant environment variables and git commit of this process."""
-    versions: dict[str, str | None] = {}
-    for package in ("torch", "torchtitan", "numpy", "transformers", "torchao"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
+    packages = ("torch", "torchtitan", "numpy", "transformers", "torchao")
     return {
-        "versions": versions,
+        "versions": {name: version(name) if find_spec(name) else None for name in packages},
         **_cuda(),
         "variables": {
             name: without_secrets(value)
@@ -128,13 +119,6 @@ class RunFolder:
         """Locks the folder, and writes the state `init` and, in a new folder, config and environment."""
         if self.rank == 0:
             self._take_lock()
-            for name in ("samples", "audit", config.checkpoint.folder):
-                folder = self.path / name
-                require(
-                    folder.is_dir() or not os.path.lexists(folder),
-                    f"{folder} is not a folder, but the run writes into it; move it away or give another "
-                    f"[job] experiment",
-                )
         self.earlier = self._state()
         self.step = self.earlier.get("step", 0)
         self.saved_step = self.earlier.get("saved_step")
@@ -225,16 +209,14 @@ class RunFolder:
         failed = known.get("state") in ("oom", "failed", "timeout")
         # A rank that has lost its peer may write before that peer has; and this one a second time.
         failed = failed and known["time"] >= self.started and known.get("rank") != self.rank
-        if failed and (is_lost_peer(error) or not known.get("error", "").startswith(LOST_PEER)):
+        lost = is_lost_peer(error)
+        if failed and (lost or not known.get("error", "").startswith(LOST_PEER)):
             return
-        sentence = without_secrets(str(error).split("\n")[0]) or type(error).__name__
-        if is_lost_peer(error):
-            sentence = LOST_PEER
-        if behind:
-            sentence = f"{sentence}; {behind}"
-        state = {"state": failure_state(error), "step": self.step}
+        sentence = LOST_PEER if lost else without_secrets(first_line(error))
+        why = f"{sentence}; {behind}" if behind else sentence
+        state = {"state": failure_state(error), "step": self.step, "error": why}
         try:
-            self._write_state({**state, "error": sentence, "rank": self.rank})
+            self._write_state(state | {"rank": self.rank})
         except OSError as full:
             logger.error(f"{self.path}/state.json could not be written ({full.strerror})")
 

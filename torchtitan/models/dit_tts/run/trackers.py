@@ -7,12 +7,12 @@ Names are grouped by what stands before the `/`: `loss`, which comes first on Te
 import io
 import json
 import os
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torchtitan.tools.logging import logger
 
@@ -59,7 +59,8 @@ class Trackers:
                 if isinstance(value, tuple):
                     self._writer.add_audio(name, value[0][None], step, value[1])
                 elif isinstance(value, bytes):
-                    self._writer.file_writer.add_summary(_picture(name, value), step)
+                    pixels = np.asarray(_picture(value))
+                    self._writer.add_image(name, pixels, step, dataformats="HWC")
                 else:
                     self._writer.add_scalar(name, value, step)
         if self._wandb_run is not None:
@@ -87,21 +88,18 @@ class Trackers:
         )
 
 
-def _picture(name: str, png: bytes) -> Any:
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+def _picture(png: bytes) -> Any:
+    from PIL import Image
 
-    width, height = struct.unpack(">II", png[16:24])  # of the first chunk, IHDR
-    image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
-    return Summary(value=[Summary.Value(tag=name, image=image)])
+    return Image.open(io.BytesIO(png))
 
 
 def _for_wandb(value: Any) -> Any:
     import wandb
-    from PIL import Image
 
     if isinstance(value, tuple):
         return wandb.Audio(value[0].numpy(), sample_rate=value[1])
-    return wandb.Image(Image.open(io.BytesIO(value))) if isinstance(value, bytes) else value
+    return wandb.Image(_picture(value)) if isinstance(value, bytes) else value
 
 
 def _open_wandb(config: JobConfig, folder: Path) -> Any:
