@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from titan_tts.serving.batcher import Batcher, ending
 from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
 from titan_tts.serving.served import Served
-from titan_tts.speak.joining import faded, join, pause
+from titan_tts.speak.joining import join, part
 from titan_tts.speak.subtitles import as_json
 from titan_tts.speak.utterance import Speech, Utterance
 from torchtitan.models.dit_tts.errors import require
@@ -88,12 +88,11 @@ class SpeechService:
 
     async def sounds(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
         """The waveforms of `said`, one after the other the sound of the text."""
-        rate, before = self.served.synthesizer.sample_rate, torch.zeros(0)
+        rate, index = self.served.synthesizer.sample_rate, 0
         async with aclosing(self.said(pieces)) as said:
             async for speech in said:
-                sound = speech.waveform
-                yield torch.cat([before, faded(sound, rate)]) if len(pieces) > 1 else sound
-                before = pause(rate)
+                yield part(speech.waveform, index, len(pieces), rate)
+                index += 1
 
     async def answer(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech."""

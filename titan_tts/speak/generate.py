@@ -3,19 +3,16 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from titan_tts.speak.joining import join, joined
+from titan_tts.speak.joining import join, part
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untrained_tokens
 from titan_tts.speak.subtitles import as_json, subtitles
@@ -30,16 +27,11 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     wav_header,
     write_sound,
 )
-from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
-from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import named
 
 _BATCHES = 16
 """of a list, among which texts are sorted by length"""
-
-_MAX_PACE, _MIN_DEVIATION = 2.0, 0.3
-"""factor and seconds; a given length that differs from the expected one by more than both is warned of"""
 
 _VOICES = 256
 """voices in memory; others are loaded again"""
@@ -47,25 +39,18 @@ _VOICES = 256
 
 @dataclass
 class Narrator:
-    """Synthesizes requests in pieces, several candidates of each, and writes their sound."""
+    """Synthesizes requests and writes their sound."""
 
     synthesizer: Synthesizer
     seed: int = 0
     batch_size: int = 16
-    """utterances per batch, candidates counted"""
+    """pieces of texts per batch"""
 
-    candidates: int = 1
-    """per piece; the recognizer chooses the best"""
-
-    recognizer: Recognizer | None = None
     settings: str = ""
     """the command's options, for `Request.fingerprint`"""
 
     timestamps: Sequence[str] = ()
     """json, srt or vtt: files with the words' times, beside each sound"""
-
-    cue_words: int = 0
-    """see `subtitles`"""
 
     def __post_init__(self) -> None:
         self._voice = lru_cache(_VOICES)(self._load_voice)
@@ -90,28 +75,12 @@ class Narrator:
                 f"{longest:g} s; without --seconds the text is split into pieces",
                 sys.stderr,
             )
-        elif warn and request.seconds is not None:
-            with suppress(InputError):  # a length that is given needs no estimate
-                self._warn_of_pace(request.seconds, utterance)
-
-    def _warn_of_pace(self, seconds: float, utterance: Utterance) -> None:
-        """Warns of a length, in seconds, that is far from the text's expected one."""
-        frames = self.synthesizer.lengths.frames([replace(utterance, frames=None)])[0]
-        expected = frames / self.synthesizer.codec.frames_per_second
-        low, high = expected / _MAX_PACE, expected * _MAX_PACE
-        if abs(seconds - expected) > _MIN_DEVIATION and not low < seconds < high:
-            show(
-                f"warning: --seconds = {seconds:g}, but the text takes about {expected:.2g} s, and between {low:.2g} and "
-                f"{high:.2g} s in this voice; leave --seconds out",
-                sys.stderr,
-            )
 
     def _utterance(self, request: Request) -> Utterance:
+        voice = self.synthesizer.default_voice
         if request.names_voice:
-            named = request.reference_files, request.reference_text, request.speaker
-            voice = self._voice(*named)
-        else:
-            voice = self.synthesizer.default_voice
+            given = request.reference_files, request.reference_text, request.speaker
+            voice = self._voice(*given)
         conditions = self.synthesizer.conditions(voice)
         conditions |= checked_conditions(request, self.synthesizer.run.tokenizer)
         frames = None
@@ -131,162 +100,85 @@ class Narrator:
             out: the file; empty: the standard output, piece by piece where `kind` allows it.
             kind: format of the standard output.
         """
-        began = time.perf_counter()
+        began, pipe = time.perf_counter(), sys.stdout.buffer
         streams = not out and self.synthesizer.streams(kind)
         pieces = self.synthesizer.pieces(self._utterance(request), low_latency=streams)
-        rate, header = self.synthesizer.sample_rate, b""
+        rate, spoken, latency = self.synthesizer.sample_rate, list[Speech](), ""
         if (out or kind).lower().endswith("wav"):  # that it holds too little is told now
             header = wav_header(self.synthesizer.samples(pieces), rate)
-        spoken: list[Speech] = []
-        empty, first_sound, samples = torch.zeros(0), 0.0, 0
-
-        def waveforms() -> Iterator[Tensor]:
-            nonlocal first_sound
-            for speech in self.stream(pieces, low_latency=streams):
-                first_sound = first_sound or time.perf_counter() - began
-                # A long text's sound is not kept in memory, unless it is aligned.
-                kept = speech if self.timestamps else replace(speech, waveform=empty, latents=empty)
-                spoken.append(kept)
-                yield speech.waveform
-
-        sounds = joined(waveforms(), len(pieces), rate)
-        if streams:
-            sys.stdout.buffer.write(header)
-            for sound in sounds:
-                sys.stdout.buffer.write(pcm(sound))
-                sys.stdout.buffer.flush()
-                samples += len(sound)
+            if streams:
+                pipe.write(header)
+        for speech in self.synthesizer.stream(pieces, self.seed, self.batch_size, streams):
+            if streams:
+                latency = latency or f", first sound after {time.perf_counter() - began:.2f} s"
+                pipe.write(pcm(part(speech.waveform, len(spoken), len(pieces), rate)))
+                pipe.flush()
+            spoken.append(speech)
+        if out:
+            seconds = self._write_files(request, Path(out), pieces, spoken)
         else:
-            whole = torch.cat(list(sounds))
-            samples = len(whole)
-            if out:
-                write_sound(out, whole, rate)
-            else:
-                sys.stdout.buffer.write(encoded(whole, rate, SUFFIXES[f".{kind}"]))
-        run, about = self.synthesizer.run, self._about(request, spoken, samples / rate)
-        if self.timestamps:
-            self._write_times(Path(out), about, pieces, spoken)
-            if "words" in about:
-                write_atomic(Path(out).with_suffix(".json"), json.dumps(about, indent=1) + "\n")
+            sound = join([each.waveform for each in spoken], rate)
+            seconds = len(sound) / rate
+            if not streams:
+                pipe.write(encoded(sound, rate, SUFFIXES[f".{kind}"]))
+        run = self.synthesizer.run
         by = "--seconds" if request.seconds is not None else self.synthesizer.lengths.name
-        heard = ""
-        if "heard" in about:
-            wrong = f"{about['word_errors']} of {about['words']} words wrong"
-            heard = f"heard, with {wrong}: {about['heard']}\n"
         several = f" in {len(pieces)} pieces" if len(pieces) > 1 else ""
         return (
-            f"{out or 'standard output'}: {samples / rate:.2f} s (by {by}){several} from step {run.step} "
-            f"({run.weights})\n{heard}{self._speed(samples / rate)}"
-            f"{f', first sound after {first_sound:.2f} s' if streams else ''}"
+            f"{out or 'standard output'}: {seconds:.2f} s (by {by}){several} from step {run.step} "
+            f"({run.weights})\n{self._speed(seconds)}{latency}"
         )
 
     def write_all(self, requests: list[Request], folder: str, kind: str, quiet: bool) -> str:
         """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report. `quiet`: without a bar."""
-        remaining, rate, seconds = iter(requests), self.synthesizer.sample_rate, 0.0
+        remaining, seconds, run = iter(requests), 0.0, self.synthesizer.run
         with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.batch_size)):
                 pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
                 flat = [piece for each in pieces for piece in each]
-                for index, spoken in by_text(pieces, self.synthesize(flat)):
-                    request = chunk[index]
-                    sound = join([each.waveform for each in spoken], rate)
-                    about = self._about(request, spoken, len(sound) / rate)
-                    path = request.path(folder, kind)
+                said = self.synthesizer.speak_sorted(flat, self.seed, self.batch_size)
+                for index, spoken in by_text(pieces, said):
+                    path = chunk[index].path(folder, kind)
                     path.unlink(missing_ok=True)
-                    self._write_times(path, about, pieces[index], spoken)
-                    write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
-                    write_sound(path, sound, rate)  # last: its presence means that the text is done
-                    seconds += len(sound) / rate
+                    seconds += self._write_files(chunk[index], path, pieces[index], spoken, True)
                     bar.update()
-        run = self.synthesizer.run
-        speed = f", {self._speed(seconds)}" if requests else ""
-        return f"{folder}: {len(requests)} texts from step {run.step} ({run.weights}){speed}"
+        return f"{folder}: {len(requests)} texts from step {run.step} ({run.weights}), {self._speed(seconds)}"
 
-    def _write_times(
+    def _write_files(
         self,
+        request: Request,
         path: Path,
-        about: dict[str, Any],
         pieces: Sequence[Utterance],
         spoken: Sequence[Speech],
-    ) -> None:
-        """Writes the subtitles beside the sound at `path`, and puts the words into `about`, as `timestamps` says."""
-        if self.timestamps:
-            words = self.synthesizer.word_times([each.text for each in pieces], spoken)
-        for kind in self.timestamps:
-            if kind == "json":
-                about["words"] = as_json(words)
-            else:
-                content = subtitles(words, kind, self.cue_words)
-                write_atomic(path.with_suffix(f".{kind}"), content)
-
-    def _about(self, request: Request, spoken: list[Speech], seconds: float) -> dict[str, Any]:
-        """The content of NAME.json."""
-        run = self.synthesizer.run
+        described: bool = False,
+    ) -> float:
+        """Writes a text's sound, and what `timestamps` asks for. Returns its seconds. `described`: NAME.json without words
+        is written, too."""
+        run, rate = self.synthesizer.run, self.synthesizer.sample_rate
+        sound = join([each.waveform for each in spoken], rate)
         about: dict[str, Any] = {
             "text": request.text,
-            "seconds": round(seconds, 3),
+            "seconds": round(len(sound) / rate, 3),
             "pieces": len(spoken),
             "step": run.step,
             "weights": run.weights,
             "seed": self.seed,
             "request": request.fingerprint(self.settings),
         }
-        if self.recognizer is not None:
-            errors = [each.errors for each in spoken if each.errors is not None]
-            about["takes"] = [each.candidate for each in spoken]
-            about["heard"] = " ".join(each.transcript or "" for each in spoken)
-            about["word_errors"] = sum(each.word_errors for each in errors)
-            about["words"] = sum(each.words for each in errors)
-        return about
+        if self.timestamps:
+            words = self.synthesizer.word_times([each.text for each in pieces], spoken)
+            for kind in {*self.timestamps} - {"json"}:
+                write_atomic(path.with_suffix(f".{kind}"), subtitles(words, kind))
+            if "json" in self.timestamps:
+                about["words"] = as_json(words)
+        if described or "words" in about:
+            write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
+        write_sound(path, sound, rate)  # last: its presence means that the text is done
+        return len(sound) / rate
 
     def _speed(self, seconds: float) -> str:
         wall = self.synthesizer.seconds_spent
         return f"{wall:.2f} s for {seconds:.2f} s of speech (real-time factor {wall / seconds:.3f})"
-
-    def synthesize(self, utterances: Sequence[Utterance]) -> Iterator[tuple[int, Speech]]:
-        """(index, best candidate) of each utterance, as soon as it is complete."""
-        numbered = [
-            replace(each, candidate=number)
-            for each in utterances
-            for number in range(self.candidates)
-        ]
-        made: list[list[Speech]] = [[] for _ in utterances]
-        spoken = self.synthesizer.speak_sorted(numbered, self.seed, self.batch_size)
-        for place, speech in spoken:
-            index = place // self.candidates
-            made[index].append(self._transcribed(speech, numbered[place]))
-            if len(made[index]) == self.candidates:
-                yield index, min(made[index], key=_badness)
-                made[index] = []
-
-    def _transcribed(self, speech: Speech, utterance: Utterance) -> Speech:
-        if self.recognizer is None:
-            return replace(speech, candidate=utterance.candidate)
-        found = score(
-            speech,
-            utterance.text,
-            Scorers(self.recognizer, added=self.synthesizer.run.tokenizer.added),
-            language=str(utterance.conditions.get("language") or ""),
-        )
-        return replace(
-            speech, candidate=utterance.candidate, transcript=found.heard, errors=found.errors
-        )
-
-    def stream(self, pieces: Sequence[Utterance], low_latency: bool = False) -> Iterator[Speech]:
-        """Synthesizes the pieces of one text in order, in batches. `low_latency`: the first is a batch of its own."""
-        size = max(1, self.batch_size // self.candidates)
-        first = 1 if low_latency else size
-        starts = range(first, len(pieces), size)
-        for group in (pieces[:first], *(pieces[start : start + size] for start in starts)):
-            best = dict(self.synthesize(group))
-            yield from (best[index] for index in range(len(group)))
-
-
-def _badness(speech: Speech) -> tuple[int, int, int]:
-    """Wrong words, then wrong characters, then the order of the candidates."""
-    if speech.errors is None:
-        return 0, 0, speech.candidate
-    return speech.errors.word_errors, speech.errors.character_errors, speech.candidate
 
 
 def checked_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dict[str, str]:

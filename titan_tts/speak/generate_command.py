@@ -22,7 +22,6 @@ from titan_tts.speak.sampling_options import (
     load_synthesizer,
 )
 from torchtitan.models.dit_tts.bounded import read_json
-from torchtitan.models.dit_tts.config.trust import chosen_scorer
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, show
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.run.launcher import launcher_number
@@ -31,8 +30,6 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_c
 if TYPE_CHECKING:
     from titan_tts.speak.generate import Narrator
     from titan_tts.speak.open_run import OpenRun
-    from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer
 
 STANDARD_OUTPUT = "-"
 
@@ -75,23 +72,14 @@ class Options(SamplingOptions):
     seconds: Number = None
     """Length in seconds, instead of --duration; the text is then not split."""
 
-    takes: int = 1
-    """Candidates per piece of text; the recognizer chooses the one with the fewest word errors."""
-
-    recognizer: str = ""
-    """Recognizer for --takes, as for evaluate; the run's [samples] recognizer by default."""
-
     timestamps: tyro.conf.UseAppendAction[list[Literal["json", "srt", "vtt"]]] = field(
         default_factory=list
     )
     """Also write when each word is said, into files named as the sound: subtitles (srt, vtt), or the words with start and
     end in seconds (json); may be repeated."""
 
-    cue_words: Annotated[int, tyro.conf.arg(metavar="INT")] = 0
-    """Words per subtitle at most; by default as many as fit on a line of 42 characters."""
-
     batch_size: Annotated[int, tyro.conf.arg(metavar="INT")] = 16
-    """Pieces, times --takes, per batch."""
+    """Pieces of texts per batch."""
 
     overwrite: bool = False
     """Make files of --text-list again; by default those that this command has completed stay."""
@@ -128,20 +116,10 @@ def check_options(options: Options) -> None:
     """Raises InputError for mistakes that show without the run, whose checkpoint takes long to load."""
     given = [options.text is not None, bool(options.text_file), bool(options.text_list)]
     require(sum(given) == 1, "give one of --text TEXT, --text-file FILE and --text-list FILE")
-    check_range("--takes", options.takes, 1, 1000)
-    require(
-        options.takes > 1 or not options.recognizer,
-        "--recognizer chooses among takes, but --takes = 1; give more takes, or leave it out",
-    )
     check_range("--batch-size", options.batch_size, 1, 4096)
-    check_range("--cue-words", options.cue_words, 0, 1000)
     require(
         not options.timestamps or options.out != STANDARD_OUTPUT,
         "--timestamps writes files named as the sound; give a file by --out",
-    )
-    require(
-        not options.cue_words or not {"srt", "vtt"}.isdisjoint(options.timestamps),
-        "--cue-words is for subtitles; give --timestamps srt or vtt, too",
     )
     if options.text_list:
         require(
@@ -214,7 +192,7 @@ def _choose_rank(options: Options) -> tuple[int, int]:
 
 def _settings(options: Options) -> str:
     """All options that change the speech, except a request's own."""
-    unsaid = ("text_list", "out", "overwrite", "batch_size", "timestamps", "cue_words")
+    unsaid = ("text_list", "out", "overwrite", "batch_size")
     said = vars(options) | {"run": os.path.normpath(options.run)}
     return json.dumps({k: v for k, v in said.items() if k not in unsaid}, sort_keys=True)
 
@@ -229,23 +207,17 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
         about = sound.with_suffix(".json")
         known = read_json(about)
         is_own = known.get("request") == request.fingerprint(settings)
-        has_times = all(
-            "words" in known if kind == "json" else sound.with_suffix(f".{kind}").exists()
-            for kind in options.timestamps
-        )
         if not is_own and (sound.exists() or about.exists()):
             raise InputError(
                 f"{sound} is there from another text, voice, step or command than {request.where}; give its --step "
                 f"({about.name} has it), another --out, or --overwrite"
             )
-        if not (is_own and has_times and sound.exists()) or is_cut(sound):
+        if not (is_own and sound.exists()) or is_cut(sound):
             missing.append(request)
     return missing
 
 
 def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narrator":
-    config = chosen.config
-    recognizer = _open_recognizer(options, config, requests) if options.takes > 1 else None
     synthesizer = load_synthesizer(options, chosen)
     from titan_tts.speak.generate import Narrator
     from torchtitan.models.dit_tts.text.vocabulary import named
@@ -262,24 +234,5 @@ def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narr
         )
     if options.timestamps:
         _ = synthesizer.word_aligner  # likewise
-    given = options.seed, options.batch_size, options.takes, recognizer, _settings(options)
-    return Narrator(synthesizer, *given, options.timestamps, options.cue_words)
-
-
-def _open_recognizer(
-    options: Options, config: "JobConfig", requests: list[Request]
-) -> "Recognizer":
-    """The recognizer that chooses among the candidates."""
-    from torchtitan.tools.utils import device_module, device_type
-
-    from torchtitan.models.dit_tts.added_tokens import AddedTokens
-    from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
-
-    spec = chosen_scorer("recognizer", options.recognizer, config.samples.recognizer)
-    require(bool(spec), "--takes above 1 needs --recognizer, which chooses among them")
-    device = f"cuda:{device_module.current_device()}" if device_type == "cuda" else device_type
-    recognizer = open_recognizer(spec, device)
-    languages = [request.labels.get("language", "") for request in requests]
-    added = AddedTokens(config.encoder.added_tokens)
-    recognizer.check_texts([added.without(request.text) for request in requests], languages)
-    return recognizer
+    given = options.seed, options.batch_size, _settings(options), options.timestamps
+    return Narrator(synthesizer, *given)

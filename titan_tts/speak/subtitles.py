@@ -35,13 +35,9 @@ def as_json(words: Sequence[Word]) -> list[dict[str, Any]]:
     ]
 
 
-def subtitles(words: Sequence[Word], kind: str, cue_words: int = 0) -> str:
-    """The content of an srt or vtt file. In the latter each word of a cue has its time, too.
-
-    Args:
-        cue_words: words per cue at most; 0: as many as fit on a line.
-    """
-    found, is_vtt = cues(words, cue_words), kind == "vtt"
+def subtitles(words: Sequence[Word], kind: str) -> str:
+    """The content of an srt or vtt file. In the latter each word of a cue has its time, too."""
+    found, is_vtt = cues(words), kind == "vtt"
     nexts = [cue[0].begin for cue in found[1:]] + [float("inf")]
     parts = ["WEBVTT\n"] if is_vtt else []
     for number, (cue, following) in enumerate(zip(found, nexts), 1):
@@ -52,14 +48,10 @@ def subtitles(words: Sequence[Word], kind: str, cue_words: int = 0) -> str:
     return "\n".join(parts)
 
 
-def cues(words: Sequence[Word], cue_words: int = 0) -> list[list[Word]]:
+def cues(words: Sequence[Word]) -> list[list[Word]]:
     """The words in groups of like length within a sentence; no group spans two sentences or a pause."""
     found: list[list[Word]] = []
     for sentence in _sentences(words):
-        if cue_words:
-            firsts = range(0, len(sentence), cue_words)
-            found += [sentence[first : first + cue_words] for first in firsts]
-            continue
         width, lines = _LINE, _lines(sentence, _LINE)
         while width and len(narrower := _lines(sentence, width - 1)) == len(lines):
             width, lines = width - 1, narrower

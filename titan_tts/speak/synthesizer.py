@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -220,7 +221,7 @@ class Synthesizer:
             if isinstance(value := conditions.get(name), str):
                 conditions[name] = known_as(value, known)
         reference = utterance.voice.latents(data)
-        return SpeechRequest(utterance.text, reference, frames, conditions, utterance.candidate)
+        return SpeechRequest(utterance.text, reference, frames, conditions)
 
     def synthesize(
         self,
@@ -260,6 +261,19 @@ class Synthesizer:
             whole = join([each.waveform for each in spoken], self.sample_rate)
             latents = torch.cat([each.latents for each in spoken])
             yield index, Speech(whole, self.sample_rate, latents)
+
+    def stream(
+        self,
+        pieces: Sequence[Utterance],
+        seed: int,
+        batch_size: int,
+        low_latency: bool = False,
+    ) -> Iterator[Speech]:
+        """The speech of the pieces of one text, in their order. `low_latency`: the first is a batch of its own."""
+        ends = range(1 if low_latency else batch_size, len(pieces), batch_size)
+        for start, end in pairwise([0, *ends, len(pieces)]):
+            spoken = dict(self.speak_sorted(pieces[start:end], seed, batch_size))
+            yield from (spoken[index] for index in range(end - start))
 
     def speak(
         self, utterances: Sequence[Utterance], seed: int, sampling: Sampling | None = None

@@ -13,7 +13,6 @@ from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import nfc
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,6 @@ class Utterance:
     speed: float = 1.0
     """divides the estimated length"""
 
-    candidate: int = 0
-    """number of the rendition: another number draws other noise"""
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", nfc(self.text))
 
@@ -69,12 +65,6 @@ class Speech(Sound):
     """The speech of one utterance: a waveform (samples,) float32 in [-1, 1] on the CPU, with its latents (T, C)."""
 
     latents: Tensor
-    candidate: int = 0
-    transcript: str | None = None
-    """what the recognizer heard; None: no recognizer listened"""
-
-    errors: Errors | None = None
-    """of the transcript"""
 
     def save(self, path: str | Path) -> None:
         """Writes the sound to a file .wav, .flac, .ogg or .mp3."""

@@ -11,8 +11,8 @@ from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
 from titan_tts.serving.served import Served
-from titan_tts.speak.generate import checked_conditions
-from titan_tts.speak.joining import faded, join
+from titan_tts.speak.generate import Narrator, checked_conditions
+from titan_tts.speak.joining import join, part
 from titan_tts.speak.long_text import clean_text, split_text
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SamplingOptions
@@ -164,6 +164,27 @@ def test_long_texts_are_said_in_pieces(synthesizer):
     assert given == replace(whole, text=whole.text.strip(), frames=25)
 
 
+def test_a_stream_is_in_order_and_its_first_piece_is_said_alone(synthesizer, monkeypatch):
+    synthesizer.run.config.data.max_frames = 4
+    batches, speak = [], synthesizer.speak
+    monkeypatch.setattr(synthesizer, "speak", lambda r, *a: batches.append(len(r)) or speak(r, *a))
+    words = ("one two one", "a", "two two two two", "one", "one two")
+    pieces = [Utterance(each, synthesizer.speaker("ann")) for each in words]
+    for low_latency, expected in ((False, [2, 2, 1]), (True, [1, 2, 2])):
+        said = list(synthesizer.stream(pieces, 0, 2, low_latency))
+        assert [len(each.latents) for each in said] == synthesizer.frames(pieces)
+        assert batches == expected
+        batches.clear()
+
+
+def test_what_exceeds_a_wav_is_told_before_it_is_said(synthesizer, monkeypatch):
+    monkeypatch.setattr(type(synthesizer), "samples", lambda self, pieces: 2**31)
+    monkeypatch.setattr(synthesizer, "speak", None)
+    request = Request("a", "one", "", {}, {}, where="here")
+    for out in ("a.WAV", ""):
+        refused(lambda out=out: Narrator(synthesizer).write(request, out, "wav"), "4 GiB")
+
+
 def at_most(characters: int):
     return lambda texts: [len(each.strip()) / characters for each in texts]
 
@@ -212,4 +233,5 @@ def test_pieces_are_joined_without_clicks():
     expected = torch.cat([piece, torch.zeros(120), piece])
     torch.testing.assert_close(join([ones, ones], 1000), expected)
     assert torch.equal(join([ones], 1000), torch.ones(20))
-    assert faded(torch.ones(1), 1000).tolist() == [1] and faded(torch.ones(3), 1000)[0] == 0
+    assert part(torch.ones(1), 0, 2, 1000).tolist() == [1]
+    assert part(torch.ones(3), 0, 2, 1000)[0] == 0

@@ -104,42 +104,6 @@ def test_cut_files_are_made_again_and_other_settings_are_refused(generate, said,
     assert generate(*said, "--batch-size=2") == 0  # which changes no speech
 
 
-def test_the_best_of_several_takes_is_written(generate, tmp_path, monkeypatch, capsys):
-    asked, heard, specs = [], [], []
-
-    class Ears:
-        name = "ears"
-
-        def check_texts(self, texts, languages):
-            asked.append((texts, languages))
-
-        def transcribe(self, sound, language=""):
-            return heard.pop(0)
-
-    plugins = "torchtitan.models.dit_tts.speech.scoring.plugins"
-    monkeypatch.setattr(f"{plugins}.open_recognizer", lambda spec, _: specs.append(spec) or Ears())
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"text": "go home", "name": "a"}')
-    takes = ["--takes=3", "--recognizer=ears"]
-    heard[:] = ["no hope", "go away", "go homf"]  # equal words: fewer wrong characters
-    assert generate("--text-list", path, "--out=new", *takes) == 0
-    about = json.loads((tmp_path / "new/a.json").read_text())
-    wanted = {"takes": [2], "heard": "go homf", "word_errors": 1, "words": 2, "pieces": 1}
-    assert about | wanted == about
-    heard[:] = ["one six", "one two", "six"]
-    assert generate("--text=one two", "--out=a.wav", *takes) == 0
-    assert "heard, with 0 of 2 words wrong: one two\n" in capsys.readouterr().out
-    assert asked == [(["go home"], [""]), (["one two"], [""])] and specs == ["ears"] * 2
-    # The figures of a text in pieces are of all of them.
-    generate.loaded.config.data.max_text_tokens = 15
-    heard[:] = ["one six"] * 6
-    path.write_text('{"text": "One two. Two one.", "name": "b"}')
-    assert generate("--text-list", path, "--out=new", *takes) == 0
-    about = json.loads((tmp_path / "new/b.json").read_text())
-    wanted = {"takes": [0, 0], "heard": "one six one six", "word_errors": 3, "words": 4}
-    assert about | wanted | {"pieces": 2} == about
-
-
 def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
     """Two processes write the files that one writes."""
     assert generate(*said) == 0

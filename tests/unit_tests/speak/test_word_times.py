@@ -10,7 +10,6 @@ import pytest
 import soundfile
 import torch
 
-from titan_tts.cli import main
 from titan_tts.speak.subtitles import Word, cues, subtitles
 from titan_tts.speak.utterance import Speech
 from titan_tts.speak.word_times import WordAligner
@@ -99,23 +98,21 @@ def words_of(text, seconds=0.3, pauses=()):
 
 
 @pytest.mark.parametrize(
-    "text, most, pauses, lines",
+    "text, pauses, lines",
     [
-        ("", 0, (), []),
-        ("Mr. Fox ran. It rained!", 0, (), ["Mr. Fox ran.", "It rained!"]),
-        ("he ran and fell", 0, ("ran",), ["he ran", "and fell"]),
-        ("an ox ate all hay. So", 2, (), ["an ox", "ate all", "hay.", "So"]),
-        ("a" * 60 + " b", 0, (), ["a" * 60, "b"]),
+        ("", (), []),
+        ("Mr. Fox ran. It rained!", (), ["Mr. Fox ran.", "It rained!"]),
+        ("he ran and fell", ("ran",), ["he ran", "and fell"]),
+        ("a" * 60 + " b", (), ["a" * 60, "b"]),
         (
             "one two three four five six seven eight nine ten",
-            0,
             (),
             ["one two three four five", "six seven eight nine ten"],
         ),
     ],
 )
-def test_a_cue_is_a_line_of_one_sentence(text, most, pauses, lines):
-    found = cues(words_of(text, pauses=pauses), most)
+def test_a_cue_is_a_line_of_one_sentence(text, pauses, lines):
+    found = cues(words_of(text, pauses=pauses))
     assert [" ".join(word.text for word in cue) for cue in found] == lines
 
 
@@ -143,46 +140,17 @@ def test_subtitles_have_the_clock_of_their_kind():
 KINDS = ["--timestamps=json", "--timestamps=srt", "--timestamps=vtt"]
 
 
-def test_generate_writes_them_beside_the_sound(generate, tmp_path):
-    asked = ["--text=one two. One.", "--out=said.wav", "--speaker=bob", "--cue-words=1"]
-    assert generate(*asked, *KINDS) == 0
-    about = json.loads(Path("said.json").read_text())
-    times = [each[key] for each in about["words"] for key in ("start", "end")]
-    assert [each["word"] for each in about["words"]] == ["one", "two.", "One."]
-    assert times == sorted(times) and 0 <= times[0] < times[-1] <= about["seconds"]
-    assert Path("said.srt").read_text().count(" --> ") == 3
-    assert Path("said.vtt").read_text().startswith("WEBVTT\n\n00:00:0")
-
-
-def test_a_list_gets_them_later_too(generate, tmp_path, capsys):
+def test_generate_writes_them_beside_the_sound(generate, tmp_path, capsys):
+    assert generate("--text=one two. One.", "--out=said.wav", "--speaker=bob", *KINDS) == 0
     rows = [{"text": "one two", "name": "a.b"}, {"text": "two"}]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    asked = ["--text-list=list.jsonl", "--out=new", "--speaker=bob"]
-    assert generate(*asked) == 0
-    sound = Path("new/a.b.wav").read_bytes()
-    assert "words" not in json.loads(Path("new/a.b.json").read_text())
-    assert generate(*asked, *KINDS[:2]) == 0
-    assert "2 texts from step 7" in capsys.readouterr().out
-    for name, words in (("a.b", ["one", "two"]), ("000002", ["two"])):
-        about = json.loads(Path(f"new/{name}.json").read_text())
-        assert [each["word"] for each in about["words"]] == words
-        assert " ".join(words) in Path(f"new/{name}.srt").read_text()
-    assert Path("new/a.b.wav").read_bytes() == sound
-    assert generate(*asked, *KINDS[:2]) == 0
-    assert "all texts are complete" in capsys.readouterr().out
-    Path("new/000002.srt").unlink()
-    assert generate(*asked, *KINDS[:2]) == 0
-    assert "1 texts" in capsys.readouterr().out and Path("new/000002.srt").exists()
-
-
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        (["--out=-", "--timestamps=srt"], "--timestamps writes files named as the sound"),
-        (["--cue-words=2", "--timestamps=json"], "--cue-words is for subtitles"),
-        (["--cue-words=-1", "--timestamps=srt"], "--cue-words = -1, but"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(options, said, capsys):
-    assert main(["generate", "run", "--text=one", *options]) == 2
-    assert said in capsys.readouterr().err
+    assert generate("--text-list=list.jsonl", "--out=new", "--speaker=bob", *KINDS) == 0
+    for name, text in (("said", "one two. One."), ("new/a.b", "one two"), ("new/000002", "two")):
+        about = json.loads(Path(f"{name}.json").read_text())
+        times = [each[key] for each in about["words"] for key in ("start", "end")]
+        assert " ".join(each["word"] for each in about["words"]) == text
+        assert times == sorted(times) and 0 <= times[0] < times[-1] <= about["seconds"]
+        assert text.split(". ")[0] in Path(f"{name}.srt").read_text()
+        assert Path(f"{name}.vtt").read_text().startswith("WEBVTT\n\n00:00:0")
+    assert generate("--text=one", "--out=-", "--timestamps=srt") == 2
+    assert "--timestamps writes files named as the sound" in capsys.readouterr().err

@@ -126,17 +126,17 @@ def test_features_of_a_text_encoder_take_the_place_of_the_ids():
 
 
 def test_noise_is_keyed_by_seed_and_request():
-    """By text, speaker and candidate, not by length or reference: SHA-256 of their JSON, 7 bytes."""
+    """By text and speaker, not by length or reference: SHA-256 of their JSON, 7 bytes."""
     plain = SpeechRequest("a", reference(1.0), 300)
     bob = replace(plain, metadata={"speaker": "bob", "mood": "calm"})
     for request, row in (
         (plain, '["a", ""]'),
         (replace(plain, reference=reference(), frames=9, metadata={"mood": "calm"}), '["a", ""]'),
-        (replace(bob, candidate=2), '["a", "bob", 2]'),
+        (bob, '["a", "bob"]'),
     ):
         digest = hashlib.sha256(row.encode()).digest()
         assert request.noise_row() == int.from_bytes(digest[:7], "little")
-    first, *others = noise_of([plain, replace(plain, text="b"), bob, replace(plain, candidate=1)])
+    first, *others = noise_of([plain, replace(plain, text="b"), bob])
     assert abs(float(first.mean())) < 0.1 and abs(float(first.std()) - 1) < 0.1
     for other in (*others, noise_of([plain], seed=1)[0]):
         assert (first - other).abs().max() > 1
@@ -222,7 +222,7 @@ def test_a_cpu_computes_no_padded_frame():
     generate(REQUESTS, model=model)
     assert shapes == {(1, 5 + 3 + 4), (1, 3 * (5 + 3 + 4))}  # without guidance, and with both
     shapes.clear()
-    generate([replace(REQUESTS[0], candidate=number) for number in range(2)], model=model)
+    generate([REQUESTS[0]] * 2, model=model)
     assert shapes == {(2, 5), (3 * 2, 5)}
 
 

@@ -43,14 +43,10 @@ class SpeechRequest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """values of the conditioning tokens, under the names that a sample's JSON has"""
 
-    candidate: int = 0
-    """another number is another noise"""
-
     def noise_row(self) -> int:
         """Number that keys the request's noise, in addition to the seed. It depends on the content, not
         on the position in a batch, the length or the reference, which may differ by a rounding."""
-        parts = [self.text, str(self.metadata.get("speaker", "")), self.candidate]
-        content = json.dumps(parts if self.candidate else parts[:2])
+        content = json.dumps([self.text, str(self.metadata.get("speaker", ""))])
         return int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "little")
 
 
