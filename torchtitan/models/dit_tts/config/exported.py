@@ -26,6 +26,7 @@ from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, VOCODER
 from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig, Samples
 from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import EXPORTED, RECIPE, Mark
+from torchtitan.models.dit_tts.config.old_keys import changes_nothing
 from torchtitan.models.dit_tts.config.validation_figures import measured_figures
 from torchtitan.models.dit_tts.errors import InputError, reading
 
@@ -124,6 +125,7 @@ def read_exported(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is not of titan-tts export, version {VERSION}; give a folder that it wrote"
         )
+    known = {*marked(EXPORTED)}
     try:
         for name in ("kind", "name", "fingerprint"):
             assert isinstance(content["codec"][name], str)
@@ -132,7 +134,9 @@ def read_exported(folder: Path) -> dict[str, Any]:
         assert isinstance(content.get("voice", ""), str)
         for section, values in content["config"].items():
             assert isinstance(values, dict)
-            assert {f"{section}.{key}" for key in values} <= {*marked(EXPORTED)}
+            for key, value in values.items():
+                name = f"{section}.{key}"
+                assert name in known or changes_nothing(name, value)
     except (KeyError, TypeError, AttributeError, AssertionError):
         raise InputError(
             f"{path} was changed since titan-tts export wrote it; export the run again"
