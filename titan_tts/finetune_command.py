@@ -21,14 +21,7 @@ import tyro
 
 from titan_tts.prepare.prepare_command import OF_FINETUNE
 from torchtitan.models.dit_tts.bounded import read_json, read_toml
-from torchtitan.models.dit_tts.errors import (
-    EXIT_INPUT_ERROR,
-    InputError,
-    reading,
-    require,
-    require_modules,
-    show,
-)
+from torchtitan.models.dit_tts.errors import InputError, reading, require, require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
@@ -47,6 +40,8 @@ _RATES = {"full": 0.1, "lora": 0.3}
 """Method -> fraction of the base's learning rate"""
 
 _RANK = 16
+
+_SPEAKER_SCORER = "resemblyzer"
 
 
 @dataclass
@@ -98,9 +93,6 @@ class Options:
     recognizer: str = ""
     """Recognizer of the comparison, as of `titan-tts evaluate`; empty: the models are not compared."""
 
-    speaker_scorer: str = "resemblyzer"
-    """Scorer of voices in the comparison, as of `titan-tts evaluate`."""
-
     max_utterances: int = 40
     """Maximum texts of each comparison; 0: all that are held out."""
 
@@ -109,8 +101,6 @@ class Options:
 
 
 def run(options: Options) -> int:
-    if Path(options.out).is_file():
-        raise InputError(f"OUT = {options.out} is a file; give a folder")
     if Path(options.recordings, "prepare.json").is_file():
         for name in ("where", "language", "speaker", "heldout_fraction"):
             require(
@@ -122,9 +112,7 @@ def run(options: Options) -> int:
         from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
 
         require_modules("swift_f0")
-        check_pretrained(
-            Samples(recognizer=options.recognizer, speaker_scorer=options.speaker_scorer)
-        )
+        check_pretrained(Samples(recognizer=options.recognizer, speaker_scorer=_SPEAKER_SCORER))
     from torchtitan.models.dit_tts.data.storage import find_shards
 
     for shards in filter(None, (options.keep, options.keep_test)):
@@ -235,16 +223,7 @@ def _prepared(options: Options, base: Path) -> Path:
     if not config.encoder.added_tokens:  # `prepare` does not know these; training checks the rest
         arguments += ["--encoder", config.encoder.model]
     fraction = options.heldout_fraction or _fraction_held_out(options)
-    try:
-        _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
-    except _Ended as end:
-        if end.args[0] == EXIT_INPUT_ERROR:
-            show(
-                f"An option that the error names is one of the command above: run that with it, then finetune with "
-                f"RECORDINGS = {data}.",
-                sys.stderr,
-            )
-        raise
+    _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
     return data
 
 
@@ -337,8 +316,8 @@ def _compare(options: Options, base: Path, data: Path) -> None:
         tests["forgotten"] = Path(options.keep_test)
     for name, test in tests.items():
         arguments = ["--test", str(test), "--out", str(out / name), *_codec(options)]
-        for key in ("recognizer", "speaker_scorer", "max_utterances"):
-            arguments += [f"--{key.replace('_', '-')}", str(getattr(options, key))]
+        arguments += ["--recognizer", options.recognizer, "--speaker-scorer", _SPEAKER_SCORER]
+        arguments += ["--max-utterances", str(options.max_utterances)]
         if name == "evaluation" and data == out / "data":  # made here, of these
             arguments += ["--recordings", options.recordings]
         _titan_tts("evaluate", *systems, *arguments)

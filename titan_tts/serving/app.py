@@ -2,13 +2,12 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
@@ -86,69 +85,65 @@ class SpeechService:
                 for future in pending:  # the client may have gone
                     future.cancel()
 
-    async def sounds(self, pieces: list[Utterance]) -> AsyncIterator[torch.Tensor]:
-        """The waveforms of `said`, one after the other the sound of the text."""
+    async def all_said(self, pieces: list[Utterance]) -> list[Speech]:
+        """The pieces' speech once it is complete."""
+        return [each async for each in self.said(pieces)]
+
+    async def sounds(self, pieces: list[Utterance]) -> AsyncGenerator[bytes, None]:
+        """The samples of `said`, one after the other the sound of the text."""
         rate, index = self.served.synthesizer.sample_rate, 0
         async with aclosing(self.said(pieces)) as said:
             async for speech in said:
-                yield part(speech.waveform, index, len(pieces), rate)
+                yield pcm(part(speech.waveform, index, len(pieces), rate))
                 index += 1
 
     async def answer(self, body: SpeechBody, request: Request) -> Response:
-        """The response to a request for speech."""
+        """The response to a request for speech. It is a stream once the first piece is there: up to then an error has a
+        status."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
-        synthesizer, sounds = self.served.synthesizer, self.sounds(pieces)
-        rate, streams = synthesizer.sample_rate, synthesizer.streams(kind)
-
-        async def begun() -> torch.Tensor:
-            """The sound up to which an error still has a status: the first piece of a stream, else all."""
-            if streams:
-                return await anext(sounds)
-            return torch.cat([each async for each in sounds])
-
-        sound = await _unless_gone(request, begun())
-        if not streams:
+        synthesizer, media_type = self.served.synthesizer, MEDIA_TYPES[kind]
+        rate = synthesizer.sample_rate
+        if not synthesizer.streams(kind):
+            spoken = await _unless_gone(request, self.all_said(pieces))
+            sound = join([each.waveform for each in spoken], rate)
             content = await asyncio.to_thread(encoded, sound, rate, kind)
-            return Response(content, media_type=MEDIA_TYPES[kind])
+            return Response(content, media_type=media_type)
+        sounds = self.sounds(pieces)
+        first = await _unless_gone(request, anext(sounds))
 
         async def stream() -> AsyncIterator[bytes]:
             if kind == "wav":
                 yield wav_header(synthesizer.samples(pieces), rate)
-            yield pcm(sound)
+            yield first
             async for each in sounds:
-                yield pcm(each)
+                yield each
 
         headers = {"X-Sample-Rate": str(rate)}
-        return StreamingResponse(stream(), media_type=MEDIA_TYPES[kind], headers=headers)
+        return StreamingResponse(stream(), media_type=media_type, headers=headers)
 
     async def captioned(self, body: CaptionedBody, request: Request) -> Response:
         """The response to a request for speech and its words' times: one line of JSON, which those read, too, that expect
         one line for each part of a stream."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
+        spoken = await _unless_gone(request, self.all_said(pieces))
         synthesizer = self.served.synthesizer
-
-        async def all_said() -> list[Speech]:
-            return [each async for each in self.said(pieces)]
-
-        spoken = await _unless_gone(request, all_said())
 
         def content() -> dict[str, Any]:
             sound = join([each.waveform for each in spoken], synthesizer.sample_rate)
-            data = encoded(sound, synthesizer.sample_rate, kind)
+            audio = base64.b64encode(encoded(sound, synthesizer.sample_rate, kind)).decode()
             words = synthesizer.word_times([each.text for each in pieces], spoken)
             times = [
                 {"word": each["word"], "start_time": each["start"], "end_time": each["end"]}
                 for each in as_json(words if body.return_timestamps else [])
             ]
-            audio = base64.b64encode(data).decode()
             return {"audio": audio, "audio_format": kind, "timestamps": times}
 
         return JSONResponse(await asyncio.to_thread(content))
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Found]) -> _Found:
+async def _unless_gone(request: Request, work: Awaitable[_Found]) -> _Found:
     """Awaits the work, and cancels it if the client disconnects."""
-    working = asyncio.create_task(work)
+    working = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait([working], timeout=0.1))[0]:
             if await request.is_disconnected():

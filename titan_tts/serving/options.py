@@ -30,17 +30,19 @@ def check_server_options(options: ServerOptions) -> None:
     """Raises InputError for mistakes that show without the model."""
     check_range("--port", options.port, 0, 2**16 - 1)
     check_range("--max-characters", options.max_characters, 1, 10**6)
-    names = [given.partition("=")[0] for given in options.voice]
-    for name, given in zip(names, options.voice, strict=True):
-        path = given.partition("=")[2]
+    given_voices(options)
+
+
+def given_voices(options: ServerOptions) -> dict[str, tuple[str, list[str]]]:
+    """(folder of an adapter, recordings) of each --voice by its name."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for given in options.voice:
+        name, _, path = given.partition("=")
         require(bool(name and path), f"--voice = {given}, but it must be NAME=FILE")
-        require(names.count(name) == 1, f"--voice = {given}, but {name} is given twice")
-        exist = all(map(os.path.isfile, voice_parts(path)[1]))
+        require(name not in found, f"--voice = {given}, but {name} is given twice")
+        files = [path] if os.path.exists(path) else path.split(",")
+        folder = files.pop(0) if os.path.isdir(files[0]) else ""
+        exist = all(map(os.path.isfile, files))
         require(exist, f"--voice = {given}, but there is no such file")
-
-
-def voice_parts(path: str) -> tuple[str, list[str]]:
-    """(folder of an adapter, recordings) of FILE, FILE,FILE, FOLDER or FOLDER,FILE."""
-    parts = [path] if os.path.exists(path) else path.split(",")
-    folder = parts.pop(0) if os.path.isdir(parts[0]) else ""
-    return folder, parts
+        found[name] = folder, files
+    return found

@@ -54,14 +54,16 @@ def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
         about = f"{len(waveform) / rate:.2f} s in {counted(len(pieces), 'piece')}"
         return (rate, samples), draw_spectrograms([(text[:80], waveform)], rate), about
 
+    def slider(label: str, least: float, most: float, value: float, step: float) -> gr.Slider:
+        return gr.Slider(least, most, value, step=step, label=label)
+
     title, hour = f"titan-tts: {name}", 3600  # older recordings and speech are deleted
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=(hour, hour)) as page:
         gr.Markdown(f"# {name}")
         with gr.Row():
             with gr.Column():
-                text = gr.Textbox(
-                    label="Text", lines=4, max_length=served.max_characters, elem_id="text"
-                )
+                most = served.max_characters
+                text = gr.Textbox(label="Text", lines=4, max_length=most, elem_id="text")
                 voice = gr.Dropdown(names, value=first, label="Voice", elem_id="voice")
                 recording = gr.Audio(
                     sources=["upload", "microphone"],
@@ -69,24 +71,18 @@ def build_page(served: Served, name: str, seed: int) -> gr.Blocks:
                     label="or a recording of the voice",
                 )
                 with gr.Accordion("Knobs", open=False):
-                    speed = gr.Slider(0.5, 2.0, 1.0, step=0.05, label="Speed")
-                    steps = gr.Slider(1, 100, sampling.steps, step=1, label="Steps")
-                    text_scale = gr.Slider(
-                        0, 10, sampling.text_scale, step=0.1, label="Guidance towards the text"
-                    )
-                    speaker_scale = gr.Slider(
-                        0,
-                        10,
-                        sampling.speaker_scale,
-                        step=0.1,
-                        label="Guidance towards the speaker",
-                    )
-                    noise = gr.Number(seed, precision=0, minimum=0, label="Seed of the noise")
+                    knobs = [
+                        slider("Speed", 0.5, 2.0, 1.0, 0.05),
+                        slider("Steps", 1, 100, sampling.steps, 1),
+                        slider("Guidance towards the text", 0, 10, sampling.text_scale, 0.1),
+                        slider("Guidance towards the speaker", 0, 10, sampling.speaker_scale, 0.1),
+                        gr.Number(seed, precision=0, minimum=0, label="Seed of the noise"),
+                    ]
                 button = gr.Button("Say it", variant="primary", elem_id="say")
             with gr.Column():
                 sound = gr.Audio(label="Speech", format="wav", elem_id="speech")
                 picture = gr.Plot(label="Spectrogram")
                 about = gr.Textbox(label="Length", interactive=False, elem_id="about")
-        inputs = [text, voice, recording, speed, steps, text_scale, speaker_scale, noise]
+        inputs = [text, voice, recording, *knobs]
         button.click(say, inputs, [sound, picture, about], api_name="say", concurrency_limit=1)
     return page

@@ -115,7 +115,7 @@ class KeyCheck:
 
 
 class BodyLimit:
-    """Refuses a request's body above `limit` bytes, before it is sent where its length is announced."""
+    """Refuses a request's body above `limit` bytes."""
 
     def __init__(self, app: Any, limit: int):
         self.app, self.limit = app, limit
@@ -126,8 +126,6 @@ class BodyLimit:
         message = f"the request's body has more than the {self.limit} bytes that are allowed"
         # The client may still be sending, so the connection ends.
         refusal = Refusal(413, message, "request_too_large", headers={"Connection": "close"})
-        if int(Request(scope).headers.get("content-length", 0)) > self.limit:
-            return await refusal.response()(scope, receive, send)
         size = 0
 
         async def limited() -> Any:

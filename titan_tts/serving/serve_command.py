@@ -25,20 +25,13 @@ class Options(ServerOptions):
     A key that requests must have is taken from the environment variable TITAN_TTS_API_KEY.
     """
 
-    model_name: str = ""
-    """Name of the model in requests; by default the last name of RUN."""
-
     max_batch: int = 16
     """Texts per batch."""
-
-    max_waiting: int = 64
-    """Limit of unfinished pieces of texts; further requests get status 429."""
 
 
 def run(options: Options) -> int:
     check_server_options(options)
     check_range("--max-batch", options.max_batch, 1, 4096)
-    check_range("--max-waiting", options.max_waiting, 1, 10**6)
     require_modules("fastapi", "uvicorn", "soundfile")
     listening = listen(options.host, options.port)
 
@@ -47,9 +40,8 @@ def run(options: Options) -> int:
     from titan_tts.serving.served import load_served
 
     served = load_served(options)
-    batcher = Batcher(served.synthesizer, options.max_batch, options.max_waiting, options.seed)
-    name = options.model_name or Path(options.run).resolve().name
-    key = os.environ.get(KEY_VARIABLE, "")
+    batcher = Batcher(served.synthesizer, options.max_batch, seed=options.seed)
+    name, key = Path(options.run).resolve().name, os.environ.get(KEY_VARIABLE, "")
     service = SpeechService(served, batcher, name)
     port = listening.getsockname()[1]
     listening.listen()  # clients may connect once the line is printed

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from titan_tts.serving.options import ServerOptions, voice_parts
+from titan_tts.serving.options import ServerOptions, given_voices
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.sampling_options import check_text, load_synthesizer
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.errors import require
-from torchtitan.models.dit_tts.files import known_as
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Served:
         text = clean_text(text)
         check_text(text, self.synthesizer.run.tokenizer, "the text")
         if isinstance(voice, str) and voice:
-            voice, names = known_as(voice, self.names), ", ".join(self.names) or "none"
+            names = ", ".join(self.names) or "none"
             require(voice in self.names, f"there is no voice {voice!r}; there are: {names}")
             if voice not in self.voices:
                 self.voices[voice] = self.synthesizer.speaker(voice)
@@ -54,9 +53,7 @@ def load_served(options: ServerOptions) -> Served:
     synthesizer.show_default_voice("a request or the page")
     _ = synthesizer.lengths  # a missing predictor or fit is told now, not at the first request
     voices = {}
-    for given in options.voice:
-        name, _, path = given.partition("=")
-        folder, files = voice_parts(path)
+    for name, (folder, files) in given_voices(options).items():
         voices[name] = (
             synthesizer.adapted(name, folder, files) if folder else synthesizer.recording(files)
         )

@@ -19,7 +19,7 @@ from titan_tts.speak.subtitles import as_json, subtitles
 from titan_tts.speak.synthesizer import Synthesizer, by_text
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.files import known_as, write_atomic
+from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     SUFFIXES,
     encoded,
@@ -185,8 +185,7 @@ def checked_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dic
     """The request's values of conditioning tokens, named as in a sample's JSON. A field that it leaves out gets the
     unknown token, as in the fraction [data] conditioning_dropout of the training samples."""
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
-    found = {name: known_as(v, known.get(name, ())) for name, v in request.labels.items()}
-    for name, value in found.items():
+    for name, value in request.labels.items():
         about = f"{request.where}: condition {name}={value}, but the run"
         if name not in known:
             has = f"the conditioning tokens {', '.join(known)} only"
@@ -195,4 +194,4 @@ def checked_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dic
         if value not in known[name]:
             shown = named(known[name], SHOWN)
             raise InputError(f"{about} was not trained with it; it knows: {shown}")
-    return found
+    return dict(request.labels)

@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, show
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.run.launcher import launcher_number
-from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, is_cut
+from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES
 
 if TYPE_CHECKING:
     from titan_tts.speak.generate import Narrator
@@ -212,7 +212,7 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
                 f"{sound} is there from another text, voice, step or command than {request.where}; give its --step "
                 f"({about.name} has it), another --out, or --overwrite"
             )
-        if not (is_own and sound.exists()) or is_cut(sound):
+        if not (is_own and sound.exists()):
             missing.append(request)
     return missing
 

@@ -111,7 +111,7 @@ class Lengths:
         of_references = self.estimate(list(known.values()))
         for (index, each), estimate in zip(known.items(), of_references, strict=True):
             real = 0 if each.voice.reference is None else len(each.voice.reference)
-            if real and estimate > 0 and self._fits(each.text, real / estimate, real - estimate):
+            if real and estimate > 0 and self._fits(each.text, real, estimate):
                 estimates[index] *= (real / estimate) ** (real / (real + self.half_trusted))
         for each, frames in zip(utterances, estimates, strict=True):
             limit = _MAX_FRAMES + _FRAMES_PER_CHARACTER * len(each.text)
@@ -122,15 +122,16 @@ class Lengths:
                 )
         return [max(1, round(self.scale * frames)) for frames in estimates]
 
-    def _fits(self, text: str, pace: float, deviation: float) -> bool:
-        """Says what the text of a reference is not, if it is not; `pace`: real over estimated frames."""
-        if 1 / _MAX_PACE <= pace <= _MAX_PACE or abs(deviation) <= _MIN_DEVIATION:
+    def _fits(self, text: str, real: int, estimate: float) -> bool:
+        """Whether a reference of so many frames may be of its text; if not, that is said once."""
+        pace = real / estimate
+        if 1 / _MAX_PACE <= pace <= _MAX_PACE or abs(real - estimate) <= _MIN_DEVIATION:
             return True
         if text not in self._told:
             self._told.add(text)
             show(
-                f"warning: the reference is {pace:.2g} times as long as its text {text[:60]!r} takes, so it says another, and "
-                f"the pace does not follow it; give the words of the recording as the reference text",
+                f"warning: the reference is {pace:.2g} times as long as its text {text[:60]!r} takes, so the pace does not "
+                f"follow it; give the words of the recording as the reference text",
                 sys.stderr,
             )
         return False
@@ -189,16 +190,12 @@ def find_predictor(folder: Path, config: JobConfig) -> OpenRun | None:
 
 def open_predictor(folder: str) -> OpenRun:
     """The predictor that --duration names."""
-    needed = f"it must be {FIT} or the folder of a run of [model] flavor = '{DURATION_FLAVOR}'"
-    require(
-        Path(folder).is_dir(),
-        f"--duration = {folder}, but {needed} (a length in seconds is --seconds)",
-    )
-    found = open_run(folder)
-    flavor = found.config.model.flavor
-    require(
-        flavor == DURATION_FLAVOR, f"--duration = {folder} of flavor = {flavor!r}, but {needed}"
-    )
+    found = open_run(folder) if Path(folder).is_dir() else None
+    if found is None or found.config.model.flavor != DURATION_FLAVOR:
+        raise InputError(
+            f"--duration = {folder}, but it must be {FIT} or the folder of a run of [model] flavor = "
+            f"'{DURATION_FLAVOR}' (a length in seconds is --seconds)"
+        )
     return found
 
 

@@ -4,14 +4,15 @@ line of JSON each."""
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from titan_tts.records.utterance import Reference, Utterance
 from titan_tts.speak.long_text import clean_text
-from torchtitan.models.dit_tts.bounded import parse_json
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
+from torchtitan.models.dit_tts.errors import InputError, reading, require
 from torchtitan.models.dit_tts.files import file_name, fingerprint
 
 STANDARD_INPUT = "-"
@@ -60,11 +61,9 @@ class Request(Utterance):
         return Path(folder, f"{self.id}.{suffix}")
 
     def located(self, error: InputError) -> InputError:
-        """The error with this request's file and line or option in front, where it names none."""
-        sentence = str(error)
-        if sentence.startswith((self.where, "--") if self.where.startswith("--") else self.where):
-            return error
-        return InputError(f"{self.where}: {sentence}")
+        """The error with this request's file and line in front."""
+        is_named = self.where.startswith("--") or str(error).startswith(self.where)
+        return error if is_named else InputError(f"{self.where}: {error}")
 
     def check(self) -> None:
         """Raises InputError for mistakes that show without the model."""
@@ -82,11 +81,10 @@ class Request(Utterance):
         require(
             bool(files) or not self.reference_text, f"{where}: reference text without a reference"
         )
-        if self.seconds is not None and not 0 < self.seconds <= MAX_SECONDS:
-            option = "--seconds" if where.startswith("--") else f"{where}: seconds"
-            raise InputError(
-                f"{option} = {self.seconds:g}, but it must be above 0 and at most {MAX_SECONDS:g}"
-            )
+        require(
+            self.seconds is None or 0 < self.seconds <= MAX_SECONDS,
+            f"{where}: seconds = {self.seconds}, but it must be above 0 and at most {MAX_SECONDS:g}",
+        )
 
 
 _KEYS: dict[str, Any] = {
@@ -105,19 +103,12 @@ MAX_TEXT_BYTES = 256 << 20
 
 def read_text(path: str) -> str:
     """Reads a text file, or the standard input."""
-    try:
-        if path == STANDARD_INPUT:
-            content = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1) if sys.stdin else b""
-        else:
-            with open(path, "rb") as file:  # a device may have no end
-                content = file.read(MAX_TEXT_BYTES + 1)
-        if len(content) > MAX_TEXT_BYTES:
-            raise InputError(f"{path}: has more than {MAX_TEXT_BYTES >> 20} MiB; split it")
+    with reading(path, f"give utf-8 text of at most {MAX_TEXT_BYTES >> 20} MiB"):
+        if path != STANDARD_INPUT:
+            return read_bytes(path, MAX_TEXT_BYTES).decode("utf-8-sig")
+        content = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+        require(len(content) <= MAX_TEXT_BYTES, "the standard input is too long; split it")
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not utf-8 text") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def read_requests(path: str, common: Request) -> list[Request]:
@@ -129,17 +120,14 @@ def read_requests(path: str, common: Request) -> list[Request]:
         if line.strip():
             request = _request(f"{path} line {number}", line, root, common)
             request.check()
-            requests.append(request)
-    if not requests:
-        raise InputError(f"{path}: is empty; give one JSON object per line")
-    names = [file_name(each.id or f"{number:06d}") for number, each in enumerate(requests, 1)]
-    seen: set[str] = set()
-    for name in names:
-        # Some filesystems do not tell capitals from small letters.
-        is_new = name.lower() not in seen
-        require(is_new, f"{path}: two lines have the name {name!r}; give each its own")
-        seen.add(name.lower())
-    return [replace(request, id=name) for request, name in zip(requests, names, strict=True)]
+            name = file_name(request.id or f"{len(requests) + 1:06d}")
+            requests.append(replace(request, id=name))
+    require(bool(requests), f"{path}: is empty; give one JSON object per line")
+    # Some filesystems do not tell capitals from small letters.
+    counts = Counter(each.id.lower() for each in requests)
+    twice = [each.id for each in requests if counts[each.id.lower()] > 1]
+    require(not twice, f"{path}: two lines have the name {twice[-1:]}; give each its own")
+    return requests
 
 
 def _request(where: str, line: str, root: Path, common: Request) -> Request:
@@ -150,24 +138,19 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
     if not isinstance(given, dict) or "text" not in given:
         raise InputError(f'{where}: is {line[:100]!r}, but a JSON object with "text" is needed')
     for key, value in given.items():
-        kind = _KEYS.get(key)
-        if kind is None:
-            raise InputError(f"{where}: has {key!r}, but allowed are {', '.join(_KEYS)}")
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f"{where}: {key} = {value!r} is of a wrong type")
+        require(key in _KEYS, f"{where}: has {key!r}, but allowed are {', '.join(_KEYS)}")
+        is_right = isinstance(value, _KEYS[key]) and not isinstance(value, bool)
+        require(is_right, f"{where}: {key} = {value!r} is of a wrong type")
     conditions, files, said = common.labels, common.reference_files, common.reference_text
     speaker = common.speaker
     if "reference" in given or "speaker" in given:  # nothing of the common voice
         conditions = {name: value for name, value in conditions.items() if name != "speaker"}
         files, said, speaker = (), "", ""
-    if "reference" in given:
-        paths = given["reference"]
+    if paths := given.get("reference"):
         paths = [paths] if isinstance(paths, str) else paths
         are_paths = all(isinstance(path, str) for path in paths)
-        require(
-            are_paths, f"{where}: reference = {paths!r}, but it must be a path or a list of them"
-        )
-        files = tuple(str(root / path) for path in paths if path)
+        require(are_paths, f"{where}: reference = {paths!r}, but it must be paths")
+        files = tuple(str(root / path) for path in paths)
     seconds = given.get("seconds", common.seconds)
     return Request(
         id=given.get("name", ""),

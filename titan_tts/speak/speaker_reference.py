@@ -1,4 +1,4 @@
-"""Reference latents from a recording, an array file or a speaker of the data."""
+"""Reference latents from a recording or an array file."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +11,10 @@ from torch import Tensor
 from titan_tts.prepare.processing import REASONS, process
 from titan_tts.prepare.settings import AudioSettings
 from torchtitan.models.dit_tts.bounded import parse_array, read_bytes
-from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError, reading, require
-from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.audio import decode
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.record import recorded_codecs
-from torchtitan.models.dit_tts.text.vocabulary import named
 
 # Less is not even a syllable.
 MIN_SECONDS = 0.2
@@ -65,21 +62,3 @@ def load_latents(path: str | Path, channels: int) -> Tensor:
         )
     require(bool(np.isfinite(found).all()), f"--reference {path}: has values that are not finite")
     return torch.from_numpy(found.astype(np.float32))
-
-
-def reference_of_speaker(dataset: Dataset, speaker: str) -> Tensor:
-    """(R, C): the longest reference among a speaker's samples; if none has one, the longest sample."""
-    codes, speakers = dataset.labels("speaker")
-    speaker = known_as(speaker, speakers)
-    has = named(sorted(speakers), 20) or "none"
-    require(
-        speaker in speakers,
-        f"--speaker = {speaker}, but the data have no such speaker; they have: {has}",
-    )
-    samples = np.flatnonzero(codes == speakers.index(speaker))
-    longest = int(samples[np.argmax(dataset.reference_frames[samples])])
-    if dataset.reference_frames[longest]:
-        return torch.from_numpy(dataset.load(longest).reference)
-    # Training data give a speaker's only recording no reference: it would be a part of its target.
-    longest = int(samples[np.argmax(dataset.frames[samples])])
-    return torch.from_numpy(dataset.load(longest).latents)

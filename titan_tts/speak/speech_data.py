@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from titan_tts.speak.speaker_reference import reference_of_speaker
 from torchtitan.models.dit_tts.bounded import read_weights
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder, JobConfig
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.errors import reading, require
-from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME
 from torchtitan.models.dit_tts.text.durations import (
     LinearDurationModel,
@@ -45,8 +45,20 @@ class TrainingShards:
         return fit_durations(self.dataset, self.encoder)
 
     def reference(self, speaker: str) -> Tensor:
-        """(R, C) latents of a speaker's reference."""
-        return reference_of_speaker(self.dataset, speaker)
+        """(R, C) latents of a speaker's longest reference; if no sample of the speaker has one, of the longest sample."""
+        dataset, (codes, speakers) = self.dataset, self.dataset.labels("speaker")
+        has = named(self.speakers, 20) or "none"
+        require(
+            speaker in speakers,
+            f"--speaker = {speaker}, but the data have no such speaker; they have: {has}",
+        )
+        samples = np.flatnonzero(codes == speakers.index(speaker))
+        longest = int(samples[np.argmax(dataset.reference_frames[samples])])
+        if dataset.reference_frames[longest]:
+            return torch.from_numpy(dataset.load(longest).reference)
+        # Training data give a speaker's only recording no reference: it would be a part of its target.
+        longest = int(samples[np.argmax(dataset.frames[samples])])
+        return torch.from_numpy(dataset.load(longest).latents)
 
     @property
     def speakers(self) -> list[str]:
@@ -85,7 +97,6 @@ class ExportedSpeechData:
 
     def reference(self, speaker: str) -> Tensor:
         """(R, C) latents of a speaker's reference."""
-        speaker = known_as(speaker, self._voices)
         has = named(self.speakers, 20) or "nobody"
         require(
             speaker in self._voices,

@@ -23,7 +23,6 @@ from titan_tts.speak.utterance import Speech, Utterance, Voice
 from titan_tts.speak.word_times import WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.errors import require, show
-from torchtitan.models.dit_tts.files import known_as
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.speech.sampling.sound_files import STREAMED
@@ -126,7 +125,7 @@ class Synthesizer:
     def speaker(self, name: str) -> Voice:
         """The voice of one of `speakers`."""
         reference = self.speech_data.reference(name)
-        return Voice(reference, known_as(name, self.speakers))
+        return Voice(reference, name)
 
     def recording(self, path: Files, text: str = "") -> Voice:
         """The voice in an audio file, or in a .npy of latents (R, C).
@@ -169,8 +168,7 @@ class Synthesizer:
     def conditions(self, voice: Voice) -> dict[str, str]:
         """The speaker's token, where the model was trained with it."""
         known = self.run.tokenizer.vocabulary.conditioning.get("speaker", ())
-        speaker = known_as(voice.speaker, known)
-        return {"speaker": speaker} if speaker in known else {}
+        return {"speaker": voice.speaker} if voice.speaker in known else {}
 
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:
         """Lengths to generate, in latent frames: given, or by `lengths`."""
@@ -217,9 +215,6 @@ class Synthesizer:
         """What the sampler takes, of an utterance whose length is set."""
         data, frames = self.run.config.data, utterance.frames or 0
         conditions = with_duration(utterance.conditions, frames, data.frames_per_second)
-        for name, known in self.run.tokenizer.vocabulary.conditioning.items():
-            if isinstance(value := conditions.get(name), str):
-                conditions[name] = known_as(value, known)
         reference = utterance.voice.latents(data)
         return SpeechRequest(utterance.text, reference, frames, conditions)
 

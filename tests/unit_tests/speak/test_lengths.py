@@ -185,7 +185,7 @@ def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):
     alone.config.encoder.model = "google-t5/t5-base"
     own = config_of(alone, "duration")
     configs = {
-        "of flavor = 'debug', but it must be fit": config_of(alone, "debug"),
+        "but it must be fit": config_of(alone, "debug"),
         "latent_channels = 7 and the run": config_of(alone, "duration", latent_channels=7),
         "frames_per_second = 50.0": config_of(alone, "duration", frames_per_second=50.0),
         "": own,

@@ -4,22 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
-from titan_tts.serving.served import Served
-from titan_tts.speak.generate import Narrator, checked_conditions
+from titan_tts.speak.generate import Narrator
 from titan_tts.speak.joining import join, part
 from titan_tts.speak.long_text import clean_text, split_text
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SamplingOptions
-from titan_tts.speak.speech_data import ExportedSpeechData
 from titan_tts.speak.utterance import Utterance, Voice
-from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 
 
 def test_alone_as_in_a_batch(synthesizer, monkeypatch, tmp_path):
@@ -105,33 +100,11 @@ def test_speed_and_length(synthesizer):
     assert synthesizer.conditions(Voice(None, "eve")) == {}
 
 
-def test_texts_are_composed_and_names_compared_so(synthesizer, tmp_path, monkeypatch):
-    """A model of decomposed data keeps its names; a request may have them either way."""
+def test_texts_are_composed(synthesizer):
+    """As `prepare` composes them."""
     heard = synthesizer.pieces(Utterance("o\u0308", Voice(text="u\u0308")))[0]
     assert (heard.text, heard.voice.text) == ("\u00f6", "\u00fc")
     assert clean_text(" o\u0308") == "\u00f6"
-    (tmp_path / exported.VOICES).parent.mkdir(exist_ok=True)
-    save_file({"Jo\u0308rg": torch.ones(3, CHANNELS)}, tmp_path / exported.VOICES)
-    values = {"speaker": ("Jo\u0308rg",), "duration": ("0",)}
-    tokenizer = UnitTokenizer(replace(synthesizer.run.tokenizer.vocabulary, conditioning=values))
-    run = replace(synthesizer.run, tokenizer=tokenizer)
-    own, asked = replace(synthesizer, run=run, speech_data=ExportedSpeechData(tmp_path, 8)), []
-    monkeypatch.setattr(
-        "titan_tts.speak.synthesizer.generate_latents",
-        lambda *given: asked.append(given[3]) or [torch.ones(5, CHANNELS)],
-    )
-    for name in ("J\u00f6rg", "Jo\u0308rg"):
-        voice = own.speaker(name)
-        assert voice.speaker == "Jo\u0308rg" and len(voice.reference) == 3
-        assert own.conditions(Voice(speaker=name)) == {"speaker": "Jo\u0308rg"}
-        own.speak([Utterance("one", conditions={"speaker": name}, frames=5)], 0)
-        assert asked.pop()[0].metadata["speaker"] == "Jo\u0308rg"
-        request = Request("", "one", "", {"speaker": name}, {})
-        assert checked_conditions(request, tokenizer) == {"speaker": "Jo\u0308rg"}
-        served = Served(own, {}, 100)
-        [piece] = served.pieces("o\u0308", name, 1.0)
-        assert (piece.text, dict(piece.conditions)) == ("\u00f6", {"speaker": "Jo\u0308rg"})
-    refused(lambda: own.speaker("J\u00fcrg"), "--speaker = J\u00fcrg")
 
 
 def test_long_texts_are_said_in_pieces(synthesizer):

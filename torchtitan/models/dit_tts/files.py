@@ -10,7 +10,7 @@ import stat
 import tempfile
 import unicodedata
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -270,13 +270,6 @@ def file_name(key: str) -> str:
 def nfc(text: str) -> str:
     """The text in composed Unicode: "o" and a combining diaeresis become the one character "ö"."""
     return unicodedata.normalize("NFC", text)
-
-
-def known_as(name: str, known: Iterable[str]) -> str:
-    """A name as `known` writes it, composed or not; itself if that has it so, or not at all."""
-    if name.isascii() or name in known:
-        return name
-    return next((each for each in known if nfc(each) == nfc(name)), name)
 
 
 def path_on_disk(folder: str, name: str) -> str:

@@ -8,7 +8,7 @@ import soundfile
 import torch
 
 from torchtitan.models.dit_tts.speech.sampling.plots import log_mel_decibels, save_spectrograms
-from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded, is_cut, write_sound
+from torchtitan.models.dit_tts.speech.sampling.sound_files import encoded, write_sound
 
 
 def test_a_wav_holds_the_samples(tmp_path):
@@ -17,10 +17,7 @@ def test_a_wav_holds_the_samples(tmp_path):
     samples, rate = soundfile.read(path)
     assert rate == 24_000 and soundfile.info(path).subtype == "PCM_16"
     np.testing.assert_allclose(samples, [0.0, 0.5, -0.25, 1.0, -1.0], atol=1e-4)
-    assert encoded(waveform, 24_000, "pcm") == path.read_bytes()[44:] and not is_cut(path)
-    for size in (53, 7, 0):
-        path.write_bytes(path.read_bytes()[:size])
-        assert is_cut(path)
+    assert encoded(waveform, 24_000, "pcm") == path.read_bytes()[44:]
 
 
 @pytest.mark.parametrize(

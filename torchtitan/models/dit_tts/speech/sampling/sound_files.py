@@ -91,13 +91,3 @@ def write_sound(path: str | Path, waveform: "Tensor", sample_rate: int) -> None:
     """Writes (samples,) in [-1, 1] in the format of the path's suffix, replacing the file at once."""
     kind = SUFFIXES[Path(path).suffix.lower()]
     write_atomic(path, encoded(waveform.detach().cpu(), sample_rate, kind))
-
-
-def is_cut(path: str | Path) -> bool:
-    """True if a file has less than was written: nothing, or of a wav less than its header says."""
-    size = Path(path).stat().st_size
-    if Path(path).suffix.lower() != ".wav":
-        return size == 0
-    with open(path, "rb") as file:
-        head = file.read(8)
-    return len(head) < 8 or size < 8 + int.from_bytes(head[4:], "little")
