@@ -13,7 +13,6 @@ from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import FlowMatching, NoisyBatch, squared_error_sums
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise
 from torchtitan.models.dit_tts.infra.optimizer import build_tts_lr_schedulers, build_tts_optimizers
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
@@ -42,7 +41,6 @@ def trainer_on(device: str, dims: ParallelDims, *arguments: str) -> DiTTTSTraine
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
     trainer.progress = SimpleNamespace(at=lambda step, part: None)
     trainer.divergence, trainer.global_batch = DivergenceGuard(10.0), 1
-    trainer.gradient_noise = GradientNoise()
     trainer.ema = EMA(model, [0.9, 0.999])
     trainer.train_context = dist_utils.get_train_context(False)
     trainer.loss_fn, trainer.maybe_enable_amp = squared_error_sums, nullcontext()

@@ -26,7 +26,7 @@ from titan_tts.plan.memory import Layout
 from torchtitan.models.dit_tts import metrics
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.forward_pass import measure
-from torchtitan.models.dit_tts.infra import gradient_noise
+from torchtitan.models.dit_tts.infra import optimizer
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.infra.divergence import StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -188,7 +188,7 @@ def test_no_step_waits_for_the_device(monkeypatch, one_process_group, logged):
     monkeypatch.setattr(  # the device "meta" has no foreach for it
         dist_utils, "clip_grad_norm_", lambda parameters, norm, foreach: clip(parameters, norm)
     )
-    monkeypatch.setattr(gradient_noise, "get_total_norm", lambda g, foreach: get_total_norm(g))
+    monkeypatch.setattr(optimizer, "get_total_norm", lambda g, foreach: get_total_norm(g))
     trainer = trainer_on("meta", one_rank())
     # It has no fused optimizer either, which reads the flag by itself.
     trainer.optimizers.step_unless = lambda *_: trainer.optimizers.step()

@@ -79,9 +79,7 @@ def _optimizer_bytes(config: JobConfig, model: Model, layout: Layout) -> int:
             total += own * numbers
             continue
         total += _FLOAT32
-        if options.state_dtype == "bfloat16":
-            total += 2 * 2 * numbers
-        elif options.state_dtype == "8bit" and numbers >= 4096 and numbers % _8BIT_BLOCK == 0:
+        if options.state_dtype == "8bit" and numbers >= 4096 and numbers % _8BIT_BLOCK == 0:
             # torchao: a byte per number, a float32 scale per block, and each moment's table of 256 values.
             total += 2 * (numbers + _FLOAT32 * (numbers // _8BIT_BLOCK + 256))
         else:
@@ -103,12 +101,10 @@ def lasting_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, 
 
 
 def unit_sizes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
-    """Numbers of the complete weights that FSDP2 gathers together, by unit; decoder blocks are joined."""
-    per_unit, found = config.parallelism.fsdp_blocks_per_unit, defaultdict[str, int](int)
+    """Numbers of the complete weights that FSDP2 gathers together, by unit."""
+    found = defaultdict[str, int](int)
     for weight in model.weights:
-        name, _, number = weight.unit.partition(".")
-        unit = f"layers.{int(number) // per_unit}" if name == "layers" else weight.unit
-        found[unit] += weight.local_numel(1, layout.tensor)
+        found[weight.unit] += weight.local_numel(1, layout.tensor)
     return found
 
 
@@ -130,11 +126,8 @@ def passing_bytes(
     if layout.sharded:
         units = unit_sizes(config, model, layout)
         kept = kept_units(config, units)
-        ahead = max(1, config.parallelism.fsdp_prefetch_units)
-        passing = [
-            (1 + (ahead if name.startswith("layers.") else 1)) * units[name]
-            for name in units.keys() - kept
-        ]
+        # One computes, and the next is fetched.
+        passing = [2 * units[name] for name in units.keys() - kept]
         gathered = sum(units[name] for name in kept) + max(passing, default=0)
         reduced = itemsize(training.mixed_precision_reduce)
         found = {

@@ -41,7 +41,7 @@ class Weight:
     """a large matrix of a decoder block, which Muon updates"""
 
     unit: str
-    """modules whose weights FSDP2 gathers together, before `fsdp_blocks_per_unit` joins blocks: layers.3"""
+    """modules whose weights FSDP2 gathers together: layers.3"""
 
     def local_numel(self, shards: int, tensor: int) -> int:
         """Numbers of the first rank, which has the longest shard: FSDP2 divides the first dimension and rounds up."""

@@ -29,8 +29,6 @@ from torchtitan.models.dit_tts.model.flops import (
     training_flops,
 )
 
-_MOMENT_BYTES = {"bfloat16": 2, "8bit": 1}
-
 
 @dataclass(frozen=True)
 class Batches:
@@ -91,7 +89,8 @@ def optimizer_seconds(config: JobConfig, model: Model, device: Device, layout: L
     """Seconds of norm, clipping, update and averages of the rank's own parameters."""
     own = itemsize(config.training.dtype)
     # The norm reads gradients, clipping reads and writes; weights and two moments are read and written.
-    each = 3 * own + 3 * own + 4 * _MOMENT_BYTES.get(config.optimizer.state_dtype, own)
+    moment = 1 if config.optimizer.state_dtype == "8bit" else own
+    each = 3 * own + 3 * own + 4 * moment
     each += (own + 2 * 4) * len(config.ema.decays) if config.ema.enable else 0
     numbers = local_parameters(model, layout, trained=True)
     return each * numbers / (measured.OPTIMIZER_BANDWIDTH * device.bandwidth)

@@ -10,6 +10,7 @@ import tyro
 from torchtitan.models.dit_tts.config.options import option_name
 from torchtitan.models.dit_tts.config.shipped import BASE
 from torchtitan.models.dit_tts.errors import check_range, require, show
+from torchtitan.models.dit_tts.files import keep_compiled_kernels
 
 if TYPE_CHECKING:
     from titan_tts.speak.open_run import OpenRun
@@ -95,12 +96,7 @@ def load_synthesizer(
         refit: whether lengths are fitted to `options.data`.
     """
     run = run or choose_run(options)
-    if options.compile != "off":
-        from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache_folder
-
-        # Never the run's own [compile] cache_folder: a stranger's could hold any code.
-        show(set_compile_cache_folder(""), sys.stderr)
-
+    keep_compiled_kernels()
     from titan_tts.speak.lengths import Lengths, open_lengths
     from titan_tts.speak.load_run import load_run
     from titan_tts.speak.speech_data import open_speech_data

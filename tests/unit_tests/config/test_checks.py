@@ -136,7 +136,7 @@ REFUSED = """
 2 | GRAPHS | 2 data-parallel ranks do not allow
 1 | compile = {mode = 'max-autotune-no-cudagraphs', backend = 'eager'} | 'eager' | to 'default'
 1 | optimizer.name = 'SGD' | 'SGD' | 'AdamW', 'Adam', 'Muon'
-1 | optimizer = {name = 'Muon', state_dtype = 'bfloat16'} | name = 'Muon' | only AdamW
+1 | optimizer = {name = 'Muon', state_dtype = '8bit'} | name = 'Muon' | only AdamW
 1 | optimizer.state_dtype = '8bit'; checkpoint.async_mode = 'async' | '8bit' | to 'disabled'
 1 | model.converters = ['mx'] | converters = ['mx'] | 'float8'
 1 | model.converters = ['float8']; training.mixed_precision_param = 'float32' | to 'bfloat16'
@@ -159,7 +159,6 @@ REFUSED = """
 1 | sampling.start_t = 0.0 | start_t = 0.0 | greater than 0
 2 | training.enable_cpu_offload = true; optimizer.name = 'Muon' | would run on the CPU
 1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' | 'float32'
-1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.9995} | at most 0.999
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true | sharded
 1 | model.flavor = 'duration' | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
 1 | model.text_positions = 'aligned'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
@@ -208,7 +207,7 @@ ALLOWED = """
 1 | data = {prefetch_batches = 0, num_workers = 0}
 1 | data = {prefetch_batches = 1, seed = 9223372036854775807}; validation.times = [1.0]
 1 | EDGES; data.bucket_batch_sizes = [1, 32]; ema.decays = [0.0, 1.0]
-1 | optimizer = {state_dtype = 'bfloat16', beta2 = 0.999}; checkpoint.keep_latest_k = 2
+1 | checkpoint.keep_latest_k = 2
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 768]
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 3}
 1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36

@@ -44,8 +44,7 @@ truncation_factor=1.0 rescale_k=1.0 rescale_sigma=1.0 speaker_kv_scale=1.0
 speaker_kv_min_t=0.0 codec="mel_dct"
 [checkpoint] enable=true last_save_model_only=false
 [divergence] spike_sigmas=10.0 max_bad_steps=3 max_rollbacks=2
-[parallelism] backend="torchtitan" tensor_parallel_degree=1 fsdp_blocks_per_unit=1
-fsdp_prefetch_units=0
+[parallelism] backend="torchtitan" tensor_parallel_degree=1
 [megatron] transformer_impl="local" sequence_parallel=false use_te_attn=false fp8=false
 [compile] components=["model","encoders"] mode="default"
 [benchmark] enable=false steps=0 warmup_steps=3
@@ -55,7 +54,7 @@ lengths="mixed" mean_seconds=9.0 sigma=0.5
 # Low, high, open low, open high -> keys, of which those of one section share its name.
 BOUNDS = {
     (0, math.inf, True, False): """metrics.log_freq optimizer.eps training.max_norm,steps
-    parallelism.tensor_parallel_degree,fsdp_blocks_per_unit checkpoint.interval
+    parallelism.tensor_parallel_degree checkpoint.interval
     comm.init_timeout_seconds,train_timeout_seconds validation.freq,samples
     data.latent_channels,frames_per_second,speaker_patch_size,max_text_tokens,batch_multiple
     data.duration_token_seconds encoder.n_layers,n_heads lora.alpha objective.logit_std
@@ -63,7 +62,7 @@ BOUNDS = {
     sampling.steps,truncation_factor,rescale_k,rescale_sigma,speaker_kv_scale""",
     (0, math.inf, False, False): """optimizer.lr,weight_decay,muon_lr,base_dim,encoder_lr
     lr_scheduler.warmup_steps training.local_batch_size,max_local_batch_size
-    parallelism.fsdp_prefetch_units checkpoint.keep_latest_k validation.seed samples.freq,seed
+    checkpoint.keep_latest_k validation.seed samples.freq,seed
     encoder.fsdp_min_gib,dim,vocab_size lora.rank distill.passes
     divergence.spike_sigmas,max_rollbacks benchmark.steps""",
     (0, 1, False, False): """optimizer.beta1,beta2 lr_scheduler.decay_ratio,min_lr_factor ema.decays
@@ -97,7 +96,7 @@ MARKS = {
     lora.rank,alpha distill.teacher_steps,times,fingerprint megatron.fp8""",
     "WEIGHTS": "model.flavor,sizes,text_positions objective.prediction",
     "WORKLOAD": """model.sizes,text_positions training.enable_cpu_offload,mixed_precision_reduce
-    parallelism.fsdp_blocks_per_unit,fsdp_prefetch_units compile.components ema.enable,decays
+    compile.components ema.enable,decays
     data.batching,longest_per_row,num_buckets,bucket_frames,bucket_batch_sizes,num_workers
     encoder.model,convention,normalize,frozen,dtype lora.rank distill.teacher_steps,passes
     megatron.transformer_impl,sequence_parallel,use_te_attn quantize.linear.float8.recipe_name""",

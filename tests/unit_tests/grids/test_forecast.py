@@ -43,7 +43,7 @@ def test_cells_of_one_model_build_it_once(tmp_path, monkeypatch):
     several = [
         {"layout": "fsdp", "checkpointing": "every 2", "gpus": 4, "batch": 1},
         {"layout": "fsdp", "gpus": 8, "batch": 6},
-        {"layout": "ddp", "gpus": 4, "batch": 1, "optimizer.state_dtype": "bfloat16"},
+        {"layout": "ddp", "gpus": 4, "batch": 1, "optimizer.state_dtype": "8bit"},
     ]
     found = [forecaster.forecast(cells.make(each, 0)) for each in several]
     assert all(each["fits"] and each["gpu"] == "H200" for each in found)

@@ -1,8 +1,5 @@
 """Blocks are compiled in place: one graph for each static shape, shared by all blocks."""
 
-import os
-from unittest import mock
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -17,7 +14,6 @@ from tests.helpers.small_models import (
 )
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import parallelize
 from torchtitan.models.dit_tts.infra.compat import dynamo_config
 from torchtitan.models.dit_tts.infra.compile import (
@@ -26,7 +22,6 @@ from torchtitan.models.dit_tts.infra.compile import (
     compiled_graphs,
     static_shapes,
 )
-from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -125,31 +120,3 @@ def test_every_block_gets_the_mode_also_those_of_the_encoders(model, monkeypatch
     of_mode = torch._inductor.list_mode_options("max-autotune")
     assert first.pop("options") == {**of_mode, "realize_reads_threshold": 5}
     assert first == {"backend": "inductor", "fullgraph": True, "dynamic": False}
-
-
-def test_the_folder_of_compiled_kernels(monkeypatch, tmp_path):
-    """The user's cache folder, the config's, or the environment's; nothing without compilation."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-
-    def cache(*args: str) -> tuple[str, str | None]:
-        with mock.patch.dict(os.environ):
-            said = set_compile_cache(load_config(list(args)))
-            return said, os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-
-    folder, enable = tmp_path / "titan-tts/compile", "--compile.enable"
-    assert cache() == ("", None) and not folder.exists()
-    for key in (enable, "--optimizer.state_dtype=8bit"):
-        said, variable = cache(key)
-        assert variable == str(folder) and f"{folder} (empty" in said
-    (folder / "fxgraph").mkdir()
-    assert "empty" not in cache(enable)[0]
-    own = f"--compile.cache_folder={tmp_path}/own"
-    assert cache(enable, own)[1] == f"{tmp_path}/own"
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        InputError, match=r"\[compile\] cache_folder: no files .*/file/x .*Not a dir"
-    ):
-        cache(enable, f"--compile.cache_folder={tmp_path}/file/x")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}/variable")
-    assert cache(enable, own)[1] == f"{tmp_path}/variable"

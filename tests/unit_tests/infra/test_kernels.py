@@ -10,7 +10,6 @@ from torchtitan.models.dit_tts.infra.cpu_kernels import CPUKernels
 from torchtitan.models.dit_tts.infra.kernels import InductorKernels, implementation, use_operations
 from torchtitan.models.dit_tts.model.layers import rope_table
 from torchtitan.models.dit_tts.model.operations import Operations
-from torchtitan.models.dit_tts.streams import Stream, stream_of
 
 ARGS = small_args(
     n_heads=3,
@@ -57,11 +56,6 @@ def rope(positions: torch.Tensor) -> torch.Tensor:
     return rope_table(positions.float(), 4, 10.0, (True, False)).double()
 
 
-def row(*lengths: int) -> Stream:
-    """Samples of these lengths in one row of six positions."""
-    return stream_of(torch.tensor(lengths), 6, max(lengths))
-
-
 QUERIES_AND_KEYS = normal(4, 4), 2 * normal(4, 4)
 CASES = [
     (CPUKernels, "rms_norm", (normal(2, 3, 4), normal(4), 1e-3)),
@@ -69,14 +63,6 @@ CASES = [
     (CPUKernels, "modulated_norm", (normal(2, 3, 4), normal(2, 1, 4), -normal(2, 1, 4), 1e-3)),
     # One frame: sums and products have the shape of what they are made of.
     (CPUKernels, "modulated_norm", (normal(2, 1, 4), 2 * normal(2, 1, 4), -normal(2, 1, 4), 1e-3)),
-    *(
-        (CPUKernels, name, (normal(1, 6, 4), *more, row(*lengths)))
-        for lengths in ((1, 1, 4), (2, 0, 3))
-        for name, more in [
-            ("modulated_norm", (normal(3, 1, 4), -normal(3, 1, 4), 1e-3)),
-            ("add_gated", (normal(3, 1, 4), -normal(1, 6, 4))),
-        ]
-    ),
     (CPUKernels, "add_gated", (normal(2, 3, 4), normal(2, 1, 4), -normal(2, 3, 4))),
     (CPUKernels, "add_gated", (normal(2, 1, 4), 2 * normal(2, 1, 4), -normal(2, 1, 4))),
     (CPUKernels, "normed_heads", (normal(1, 1, 4, 4, 4), QUERIES_AND_KEYS, None, 1e-3)),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as flex_module
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
 from tests.helpers.small_models import full_inputs, small_args, until
@@ -106,21 +106,6 @@ def test_attention_written_out_in_float64(backend, monkeypatch):
     torch.testing.assert_close(out[valid], expected[valid], rtol=0, atol=1e-12)
     for actual, wanted in zip(gradients, expected_gradients):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-12)
-
-
-def test_block_mask_is_that_of_the_whole_mask():
-    for valid, frames in ((VALID, 140), (torch.ones(1, 256, dtype=torch.bool), 128)):
-        mine = prepare_keys("flex", valid, frames, torch.float32).blocks
-        whole = create_block_mask(
-            lambda b, h, query, key: valid[b, key], len(valid), None, frames, valid.shape[1], "cpu"
-        )
-        assert mine.seq_lengths == whole.seq_lengths and mine.BLOCK_SIZE == whole.BLOCK_SIZE
-        for kind in ("kv", "full_kv", "q", "full_q"):
-            count, listed = (getattr(mine, f"{kind}_{what}") for what in ("num_blocks", "indices"))
-            assert torch.equal(count, getattr(whole, f"{kind}_num_blocks")), kind
-            among = torch.arange(listed.shape[-1]) < count[..., None]
-            assert torch.equal(listed[among], getattr(whole, f"{kind}_indices")[among]), kind
-    assert mine.full_kv_num_blocks.flatten().tolist() == [2]  # the second case has full blocks only
 
 
 def test_the_kernel_of_flash_attention_is_called_as_it_wants(monkeypatch):

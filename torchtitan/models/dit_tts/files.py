@@ -251,6 +251,12 @@ def user_cache_folder(name: str) -> str:
     return os.path.join(base, "titan-tts", name)
 
 
+def keep_compiled_kernels() -> None:
+    """Lets the compiler keep its kernels in the user's cache folder, so that only a configuration's first start compiles.
+    TORCHINDUCTOR_CACHE_DIR names another folder. To be called before the compiler is imported."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", user_cache_folder("compile"))
+
+
 def fingerprint(*parts: str | bytes) -> str:
     """16 hex digits that change with any of the parts."""
     digest = hashlib.sha256()

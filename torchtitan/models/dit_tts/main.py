@@ -14,6 +14,7 @@ from torchtitan.models.dit_tts.errors import (
     report_thread_error,
     show,
 )
+from torchtitan.models.dit_tts.files import keep_compiled_kernels
 from torchtitan.models.dit_tts.run.launcher import (
     RANK_VARIABLES,
     check_launcher,
@@ -54,13 +55,12 @@ def train(args: list[str]) -> int:
         return print_help("--help-all" in args)
     # Before what takes seconds to import: most mistakes are in the config.
     from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
-    from torchtitan.models.dit_tts.infra.compile_cache import set_compile_cache
 
     config = load_config(args)
     if "RANK" not in os.environ:
         show(f"titan-tts train: starting; run folder: {run_folder_path(config)}")
     set_single_process_defaults()
-    compile_cache = set_compile_cache(config)
+    keep_compiled_kernels()
 
     # Modules are no garbage, and looking for it takes a fifth of a start. Upstream's trainer disables
     # the collector, too, and collects every [training] gc_freq steps.
@@ -94,8 +94,6 @@ def train(args: list[str]) -> int:
     threading.excepthook = report_thread_error
     if rank != 0:
         logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
-    if compile_cache:
-        logger.info(compile_cache)
     folder = RunFolder(run_folder_path(config), rank)
     trainer = failure = None
     if "TORCHELASTIC_RUN_ID" in os.environ:

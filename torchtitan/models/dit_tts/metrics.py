@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,11 @@ import torch
 
 from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
 from torchtitan.models.dit_tts.infra.collectives import sum_over_samples
 from torchtitan.models.dit_tts.infra.device_time import HostCopy, moment, seconds_between
 from torchtitan.models.dit_tts.infra.divergence import StepStats
-from torchtitan.models.dit_tts.infra.gpu_use import read_gpu
-from torchtitan.models.dit_tts.infra.gradient_noise import critical_batch
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch, executed_flops, useful_flops
 from torchtitan.models.dit_tts.run.trackers import Trackers
@@ -57,7 +54,7 @@ def peak_flops(device_name: str, peak_tflops: float) -> float | None:
 
 _TRAIN = (
     "grad_norm lr padding_fraction text_padding_fraction reference_padding_fraction replaced_samples "
-    "skipped_batches progress critical_batch"
+    "skipped_batches progress"
 ).split()
 """Metrics of the group `train/`; all others but the loss are of `speed/`"""
 
@@ -70,6 +67,21 @@ _COUNTED = (
 """Sums over micro-batches since the last logged step; `gpus`: those that give the values of `_OF_GPU`"""
 
 
+def gpu_use() -> dict[str, float]:
+    """Power, the fraction of the last second or less in which any kernel ran, and memory, of this process's GPU by all
+    processes. Empty without one, its driver, or its vendor's library (nvidia-ml-py)."""
+    if not torch.cuda.is_available():
+        return {}
+    try:
+        return {
+            "power_watts": torch.cuda.power_draw() / 1000,
+            "utilization": torch.cuda.utilization() / 100,
+            "memory_used_gib": torch.cuda.device_memory_used() / 2**30,
+        }
+    except Exception:  # the libraries have errors of their own, and such figures end no run
+        return {}
+
+
 def eta(seconds: float) -> str:
     """A duration as h:mm:ss, with days where it has some."""
     return str(timedelta(seconds=int(seconds)))
@@ -77,13 +89,13 @@ def eta(seconds: float) -> str:
 
 @dataclass
 class _Collected:
-    """What a step logs besides its loss, of this rank since the last logged step, and `values` of all ranks on
-    their way to the host: the counts, and the gradient noise (2,)."""
+    """What a step logs besides its loss, of this rank since the last logged step, and the counts of all ranks on
+    their way to the host."""
 
     step: int
     lr: float | torch.Tensor
     counts: Counter[str]
-    values: HostCopy
+    of_all_ranks: HostCopy
     moment: Any
 
 
@@ -116,7 +128,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         self.total_steps = job_config.training.steps
         self.counts: Counter[str] = Counter()
         self._collected: _Collected | None = None
-        self.shapes: Counter[tuple[int, int, int, int]] = Counter()
         self.compiles = 0
         self.skipped_batches = 0
         self.metrics_file: JsonLines | None = None
@@ -180,7 +191,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         packed batch lacks.
         """
         rows, *padded = batch.shape
-        self.shapes[batch.shape] += 1
         self.counts.update(
             executed_flops=executed_flops(self.model_args, batch),
             useful_flops=useful_flops(self.model_args, batch),
@@ -204,25 +214,17 @@ class TTSMetricsProcessor(MetricsProcessor):
         allocated, reserved = self._max_memory_gib
         return max(allocated, now.max_active_gib), max(reserved, now.max_reserved_gib)
 
-    def collect(
-        self, step: int, lr: float | torch.Tensor, noise: torch.Tensor | None = None
-    ) -> None:
-        """Begins the log of a step, without a wait for the device.
-
-        Args:
-            lr: of the first optimizer; torchao's is a tensor.
-            noise: as of `infra.gradient_noise`.
-        """
-        if (gpu := read_gpu()) is not None:
-            self.counts.update(gpus=1, **asdict(gpu))
+    def collect(self, step: int, lr: float | torch.Tensor) -> None:
+        """Begins the log of a step, without a wait for the device. `lr`: of the first optimizer; torchao's is a
+        tensor."""
+        if use := gpu_use():
+            self.counts.update(gpus=1, **use)
         counts, self.counts = self.counts, Counter()
         counts["loading_seconds"] += sum(self.data_loading_times)  # type: ignore[assignment]
         self.data_loading_times.clear()
         counted = [float(counts[name]) for name in _COUNTED]
         pinned = torch.tensor(counted, dtype=torch.float64, pin_memory=device_type == "cuda")
         sums = sum_over_samples(pinned.to(device_type, non_blocking=True), self.parallel_dims)
-        if noise is not None:  # on the CPU where the optimizer is there
-            sums = torch.cat([sums, noise.to(sums.device, non_blocking=True)])
         now = moment()  # before the copy, so that it has come when the copy is there
         self._collected = _Collected(step, lr, counts, HostCopy(sums), now)
 
@@ -235,9 +237,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         if stats.bad:
             self.counts.update(collected.counts)
             return
-        step, values = collected.step, collected.values.read()
-        counts, noise = dict(zip(_COUNTED, values)), values[len(_COUNTED) :]
-        critical = critical_batch(*noise) if noise else None
+        step = collected.step
+        counts = dict(zip(_COUNTED, collected.of_all_ranks.read(), strict=True))
         seconds = seconds_between(self._last_moment, collected.moment) - self._excluded_seconds
         gpus, devices = counts["gpus"] or None, self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
@@ -250,10 +251,8 @@ class TTSMetricsProcessor(MetricsProcessor):
         metrics: dict[str, Any] = {
             "loss": stats.loss,
             "grad_norm": stats.grad_norm,
-            "critical_batch": None if critical is None else round(critical),
             "samples_per_second": counts["samples"] / seconds,
             "audio_seconds_per_second": audio_seconds / seconds,
-            "padded_frames_per_second": counts["padded_frames"] / seconds,
             "tflops_per_device": executed / 1e12,
             **{
                 f"{stream}padding_fraction": 1.0
@@ -262,7 +261,6 @@ class TTSMetricsProcessor(MetricsProcessor):
             },
             "replaced_samples": int(counts["replaced_samples"]),
             "skipped_batches": self.skipped_batches,
-            "compiled_shapes": len(self.shapes),
             "compiles": self.compiles,
             "seconds_per_step": seconds / (step - self.last_logged_step),
             "data_loading_fraction": collected.counts["loading_seconds"] / seconds,
@@ -286,11 +284,6 @@ class TTSMetricsProcessor(MetricsProcessor):
         self._last_moment, self._excluded_seconds = collected.moment, 0.0
         self.device_memory_monitor.reset_peak_stats()
 
-    def samples_per_step(self) -> int:
-        """Samples of the longest bucket in a step, as [training] global_batch_size counts them."""
-        ranks = self.parallel_dims.dp_replicate * self.parallel_dims.dp_shard
-        return batch_split(self.job_config.training, ranks)[0]
-
     def _print(self, step: int, metrics: dict[str, Any]) -> None:
         mfu = (
             f"mfu: {metrics['mfu']:.1%} (goodput {metrics['goodput_mfu']:.1%})"
@@ -298,13 +291,11 @@ class TTSMetricsProcessor(MetricsProcessor):
             else f"{metrics['tflops_per_device']:.3f} TFLOP/s"
         )
         color = self.color
-        batch = metrics["critical_batch"]
-        critical = "" if batch is None else f"critical batch: {batch:,}  "
         logger.info(
             f"{color.red}step: {step}/{self.total_steps} ({metrics['progress']:.0%})  "
             f"{color.green}loss: {metrics['loss']:.5f}  "
             f"{color.orange}grad_norm: {metrics['grad_norm']:.4f}  "
-            f"{color.green}{critical}{color.turquoise}memory: {metrics['peak_memory_gib']:.2f}GiB  "
+            f"{color.turquoise}memory: {metrics['peak_memory_gib']:.2f}GiB  "
             f"{color.blue}{metrics['audio_seconds_per_second']:.0f} audio-s/s  "
             f"{color.cyan}padding: {metrics['padding_fraction']:.0%}  "
             f"{color.magenta}{mfu}{color.reset}  ETA {eta(metrics['eta_seconds'])}"

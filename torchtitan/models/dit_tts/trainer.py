@@ -24,13 +24,8 @@ from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_o
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.infra.gradient_noise import GradientNoise, gradient_norm
-from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers
-from torchtitan.models.dit_tts.infra.parallelize import (
-    begin_micro_batch,
-    is_first_copy,
-    weights_stay,
-)
+from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers, gradient_norm
+from torchtitan.models.dit_tts.infra.parallelize import begin_micro_batch, is_first_copy
 from torchtitan.models.dit_tts.infra.ranks import gather_ranks
 from torchtitan.models.dit_tts.infra.stop_signal import Progress, StopSignal
 from torchtitan.models.dit_tts.infra.text_encoder import build_frozen_encoder
@@ -108,7 +103,6 @@ class DiTTTSTrainer(Trainer):
             text_encoder = build_frozen_encoder(view, self.parallel_dims, self.device)
         self.forward_pass = self.build_forward_pass(text_encoder)
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
-        self.gradient_noise = GradientNoise()
         self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)
         self.ema = EMA(self.model_parts[0], config.ema.decays) if config.ema.enable else None
         self.checkpointer = RunCheckpointer(
@@ -284,9 +278,6 @@ class DiTTTSTrainer(Trainer):
                     input_dict=batch, labels=labels, global_valid_tokens=valid_frames
                 )
                 losses.append(loss.detach())
-                measurable = not weights_stay(self.parallel_dims, self.job_config.parallelism)
-                if measurable and len(losses) == 1 < len(micro_batches):
-                    self.gradient_noise.after_first(self.model_parts[0].parameters())
             grad_norm = gradient_norm(self.model_parts[0].parameters())
             loss = sum_over_samples(torch.stack(losses).sum(), self.parallel_dims)
             self.checkpointer.maybe_wait_for_staging()
@@ -297,12 +288,10 @@ class DiTTTSTrainer(Trainer):
             everyone = dist.group.WORLD if self.parallel_dims.world_size > 1 else None
             bad = self.divergence.judge(self.step, self.global_batch, loss, grad_norm, everyone)
             self.optimizers.step_unless(bad, grad_norm, self.job_config.training.max_norm)
-            samples = self.metrics_processor.samples_per_step()
-            self.gradient_noise.add(grad_norm, bad, len(micro_batches), samples)
             self.lr_schedulers.step()
             self._mark("optimizer")
             if should_log:
-                self.metrics_processor.collect(self.step, lr, self.gradient_noise.sums)
+                self.metrics_processor.collect(self.step, lr)
                 if self.metrics_processor.logs_at_once(self.step):
                     if self._settle(self.divergence.read()):
                         return

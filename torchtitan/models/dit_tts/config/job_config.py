@@ -68,10 +68,6 @@ DURATION_FLAVOR = "duration"
 FLOAT8_CONVERTER = "float8"
 """Name of our fp8 converter in `[model] converters`"""
 
-MAX_BETA2_BFLOAT16 = 0.999
-"""Largest beta2 with moments in bfloat16, which has 8 significant bits: rounding leaves a second moment
-right in the mean, with a deviation of 3 % at 0.999 that grows as 1/√(1 - beta2)"""
-
 EVALUATIONS_PER_STEP = {"euler": 1, "midpoint": 2, "heun": 2}
 """of the velocity, in an interval of the schedule"""
 

@@ -83,6 +83,11 @@ REMOVED: dict[str, Any] = {
 
 WITHOUT_EFFECT = {
     *("data.cache_folder", "data.cache_gib", "training.batch_ramp_steps", "benchmark.profile"),
+    *(
+        "compile.cache_folder",
+        "parallelism.fsdp_blocks_per_unit",
+        "parallelism.fsdp_prefetch_units",
+    ),
     *("sampling.cfg_zero_star", "sampling.zero_init_steps"),  # no difference was measured
     *(
         "encoder.cache_features",
@@ -93,6 +98,7 @@ WITHOUT_EFFECT = {
 
 OLD_VALUES: dict[str, Any] = {
     "sampling.schedule = epss": "sway",  # whose steps it pruned
+    "optimizer.state_dtype = bfloat16": "float32",  # which computed the update
 }
 """section.key = value of an earlier version -> the value that is read instead"""
 

@@ -3,7 +3,6 @@
 from torchtitan.models.dit_tts.config.job_config import (
     CUDA_GRAPH_MODES,
     FLOAT8_CONVERTER,
-    MAX_BETA2_BFLOAT16,
     JobConfig,
     is_pretrained,
 )
@@ -96,14 +95,11 @@ def check_optimizer(config: JobConfig, dp_degree: int) -> None:
     if o.state_dtype != "float32" and o.name != "AdamW":
         why = "only AdamW has other moments; set state_dtype to 'float32'"
         raise conflict(config, "optimizer.state_dtype optimizer.name", why)
-    if o.state_dtype == "bfloat16" and o.beta2 > MAX_BETA2_BFLOAT16:
-        why = f"rounding would hold the second moments up; give at most {MAX_BETA2_BFLOAT16}"
-        raise conflict(config, "optimizer.beta2 optimizer.state_dtype", why)
     if offloads and dp_degree <= config.parallelism.data_parallel_replicate_degree:
         why = "it needs weights that are sharded over several GPUs (data_parallel_shard_degree); set it to false"
         raise conflict(config, "training.enable_cpu_offload", why)
     if offloads and (o.name == "Muon" or o.state_dtype == "8bit"):
-        why = "the update would run on the CPU; use AdamW with state_dtype 'float32' or 'bfloat16'"
+        why = "the update would run on the CPU; use AdamW with state_dtype 'float32'"
         raise conflict(
             config, "training.enable_cpu_offload optimizer.name optimizer.state_dtype", why
         )

@@ -28,8 +28,8 @@ def refuse_function_as_codec(codec: str, where: str, option: str) -> None:
 
 def check_export_runs_nothing(sections: dict[str, Any], path: str) -> None:
     """Raises InputError where a config that lies in an exported folder, which may be a stranger's, names a
-    function to call or a folder of compiled code."""
-    for key in (*_SHIPPED, "sampling.codec", "compile.cache_folder"):
+    function to call."""
+    for key in (*_SHIPPED, "sampling.codec"):
         section, _, name = key.partition(".")
         values = sections.get(section)
         given = values.get(name) if isinstance(values, dict) else None

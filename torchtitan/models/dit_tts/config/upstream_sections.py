@@ -85,10 +85,6 @@ class Compile(titan.Compile):
     """Mode of torch.compile; reduce-overhead and max-autotune replay CUDA graphs, on one GPU and
     without accumulation only"""
 
-    cache_folder: str = ""
-    """Where compiled kernels are kept between runs; empty: titan-tts/compile in the user's cache folder.
-    The environment variable TORCHINDUCTOR_CACHE_DIR overrides it"""
-
 
 @dataclass
 class Parallelism(titan.Parallelism):
@@ -99,14 +95,6 @@ class Parallelism(titan.Parallelism):
     tensor_parallel_degree: PositiveInt = 1
     """GPUs that share each block's heads and MLP units, with backend = "megatron"; must divide the flavor's
     heads: 1, 2 or 4 of 3B's 20 and 8B's 32, 1 or 2 of 800M's 10"""
-
-    fsdp_blocks_per_unit: Annotated[PositiveInt, WORKLOAD] = 1
-    """Decoder blocks whose weights are gathered, and whose gradients are reduced, in one collective (FSDP2,
-    HSDP, DDP). More blocks: fewer and larger collectives, more memory"""
-
-    fsdp_prefetch_units: Annotated[NonNegativeInt, WORKLOAD] = 0
-    """Units of decoder blocks that FSDP2 and HSDP gather ahead, requested before the present one computes; each
-    takes memory. 0: FSDP2's implicit prefetch of one"""
 
 
 @dataclass
@@ -133,7 +121,7 @@ class Optimizer(titan.Optimizer):
     name: Literal["AdamW", "Adam", "Muon"] = "AdamW"
     """Muon updates the large matrices of the decoder's blocks, and AdamW the rest"""
 
-    state_dtype: Literal["float32", "bfloat16", "8bit"] = "float32"
+    state_dtype: Literal["float32", "8bit"] = "float32"
     """Precision of AdamW's two moments; 8bit needs torchao and leaves embeddings in float32"""
 
     muon_lr: NonNegativeFloat = 0.0

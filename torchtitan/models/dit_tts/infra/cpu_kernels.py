@@ -5,7 +5,8 @@ As one function each they work in place, keep little more than their input, and 
 a matmul's output into its gradient without a `cat`. A compiler fuses the definitions, and a GPU has a kernel
 for RMSNorm.
 
-They compute in float32, or float64 for such an input; results have the dtype of the input.
+They compute in float32, or float64 for such an input; results have the dtype of the input. Samples that are packed in
+one row, as training on a GPU has them, are scaled and gated by the definitions.
 """
 
 from typing import Any
@@ -47,71 +48,33 @@ def _norm_backward(
     return gradient.addcmul_(normed, mean).mul_(inverse)
 
 
-def _parts(x: torch.Tensor, starts: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """The samples of a row x (1, L, D), or all of x without starts."""
-    if starts is None:
-        return (x,)
-    lengths = starts.diff().tolist()
-    lengths[-1] += x.shape[1] - sum(lengths)
-    return x.split(lengths, 1)
-
-
-def _factors(table: torch.Tensor, starts: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """What each part of a row is multiplied by."""
-    return (table,) if starts is None else table.split(1)
-
-
-def _sums(x: torch.Tensor, table: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
-    """x summed to the table's shape, each part to its factor's."""
-    pairs = zip(_parts(x, starts), _factors(table, starts), strict=True)
-    # The sum of one position is the part itself, which callers overwrite; cat copies.
-    return torch.cat([part.sum_to_size(factor.shape) for part, factor in pairs])
-
-
-def _multiply_(x: torch.Tensor, table: torch.Tensor, starts: torch.Tensor | None) -> torch.Tensor:
-    for part, factor in zip(_parts(x, starts), _factors(table, starts), strict=True):
-        part.mul_(factor)
-    return x
-
-
 class _ScaledNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        scale: torch.Tensor,
-        shift: torch.Tensor | None,
-        eps: float,
-        starts: torch.Tensor | None,
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         y = upcast(x)
         inverse = _inverse_rms(y, eps)
-        ctx.save_for_backward(x, scale, inverse, shift, starts)
+        ctx.save_for_backward(x, scale, inverse, shift)
         y = x * inverse if y is x else y.mul_(inverse)
         scale = upcast(scale)
         if shift is None:
-            return _multiply_(y, scale, starts).to(x.dtype)
-        tables = _factors(upcast(shift), starts), _factors(scale, starts)
-        for part, added, factor in zip(_parts(y, starts), *tables, strict=True):
-            torch.addcmul(added, part, factor, out=part)
-        return y.to(x.dtype)
+            return y.mul_(scale).to(x.dtype)
+        return torch.addcmul(upcast(shift), y, scale, out=y).to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
-        x, scale, inverse, shift, starts = ctx.saved_tensors
+        x, scale, inverse, shift = ctx.saved_tensors
         gradient = upcast(gradient)
-        d_shift = None if shift is None else _sums(gradient, shift, starts).to(shift.dtype)
+        d_shift = None if shift is None else gradient.sum_to_size(shift.shape).to(shift.dtype)
         normed = _scaled(x, inverse)
         product = gradient * normed
-        d_scale = _sums(product, scale, starts).to(scale.dtype)
+        # The sum of one position is the product itself, which is overwritten below.
+        d_scale = product.sum_to_size(scale.shape).clone().to(scale.dtype)
         scale = upcast(scale)
-        if starts is None:
-            d_normed = gradient * scale
-        else:
-            d_normed = _multiply_(gradient.clone(), scale, starts)
-        d_x = _norm_backward(d_normed, normed, inverse, _multiply_(product, scale, starts))
-        return d_x.to(x.dtype), d_scale, d_shift, None, None
+        d_x = _norm_backward(gradient * scale, normed, inverse, product.mul_(scale))
+        return d_x.to(x.dtype), d_scale, d_shift, None
 
 
 def _empty_upcast(x: torch.Tensor) -> torch.Tensor:
@@ -206,34 +169,22 @@ class _SigmoidMul(Function):
 class _AddScaled(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        scale: torch.Tensor,
-        update: torch.Tensor,
-        starts: torch.Tensor | None,
+        ctx: Any, x: torch.Tensor, scale: torch.Tensor, update: torch.Tensor
     ) -> torch.Tensor:
-        ctx.save_for_backward(scale, update, starts)
-        if starts is None:
-            return torch.addcmul(x, scale, update)
-        parts = (_parts(each, starts) for each in (x, update))
-        return torch.cat(
-            [torch.addcmul(a, c, b) for a, b, c in zip(*parts, scale.split(1), strict=True)], 1
-        )
+        ctx.save_for_backward(scale, update)
+        return torch.addcmul(x, scale, update)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):  # type: ignore[override]
-        scale, update, starts = ctx.saved_tensors
-        d_scale = _sums(gradient * update, scale, starts)
-        if starts is None:
-            return gradient, d_scale, gradient * scale, None
-        return gradient, d_scale, _multiply_(gradient.clone(), scale, starts), None
+        scale, update = ctx.saved_tensors
+        return gradient, (gradient * update).sum_to_size(scale.shape), gradient * scale
 
 
 class CPUKernels(Operations):
     @staticmethod
     def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return _ScaledNorm.apply(x, weight, None, eps, None)
+        return _ScaledNorm.apply(x, weight, None, eps)
 
     @staticmethod
     def modulated_norm(
@@ -243,13 +194,17 @@ class CPUKernels(Operations):
         eps: float,
         packed: Stream | None = None,
     ) -> torch.Tensor:
-        return _ScaledNorm.apply(x, 1 + scale, shift, eps, packed and packed.starts)
+        if packed is not None:
+            return Operations.modulated_norm(x, scale, shift, eps, packed)
+        return _ScaledNorm.apply(x, 1 + scale, shift, eps)
 
     @staticmethod
     def add_gated(
         x: torch.Tensor, gate: torch.Tensor, update: torch.Tensor, packed: Stream | None = None
     ) -> torch.Tensor:
-        return _AddScaled.apply(x, gate, update, packed and packed.starts)
+        if packed is not None:
+            return Operations.add_gated(x, gate, update, packed)
+        return _AddScaled.apply(x, gate, update)
 
     @staticmethod
     def normed_heads(

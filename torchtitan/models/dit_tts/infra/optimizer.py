@@ -12,7 +12,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.nn.utils import clip_grads_with_norm_
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -22,7 +23,6 @@ from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
-from torchtitan.models.dit_tts.infra.low_precision_adamw import BFloat16AdamW, build_8bit_adamw
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.muon import Muon
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder
@@ -81,6 +81,13 @@ class TTSOptimizers(OptimizersContainer):
             optim_state_dict={**settings, **states},
             options=_OPTIONS,
         )
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """() norm of all gradients, over all ranks that hold parts of them; 0 if there are none."""
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    norm = get_total_norm(gradients, foreach=True)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _is_state(name: str) -> bool:
@@ -179,7 +186,7 @@ def build_tts_optimizers(
         tables = embeddings(model).intersection(parameters)
         if tables:
             optimizers.append(adam([p for p in parameters if p in tables], _adam(config)))
-        first = adam([p for p in parameters if p not in tables], build_8bit_adamw)
+        first = adam([p for p in parameters if p not in tables], _adam_8bit)
     else:
         first = adam(parameters, _adam(config))
     # AdamW comes first, since the learning rate of its first group is logged.
@@ -187,11 +194,24 @@ def build_tts_optimizers(
 
 
 def _adam(config: OptimizerConfig) -> Callable[..., Optimizer]:
-    kind = Adam if config.name == "Adam" else AdamW
-    if config.state_dtype == "bfloat16":
-        kind = BFloat16AdamW
-    implementation = config.implementation
+    kind, implementation = Adam if config.name == "Adam" else AdamW, config.implementation
     return partial(kind, fused=implementation == "fused", foreach=implementation == "foreach")
+
+
+def _adam_8bit(groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    """torchao's AdamW with moments in 8 bits, quantised in blocks of 256 elements (Dettmers et al. 2022). Tensors of
+    fewer than 4096 elements per rank keep float32. Its update is compiled once per parameter shape."""
+    from torchao.optim import AdamW8bit
+
+    class EagerOnCPU(AdamW8bit):
+        """Without compilation, which takes seconds per shape and saves little on a CPU."""
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            with torch.compiler.set_stance("force_eager"):
+                super().step(closure)
+
+    on_cpu = all(p.device.type in ("cpu", "meta") for group in groups for p in group["params"])
+    return (EagerOnCPU if on_cpu else AdamW8bit)(groups, **options)
 
 
 class TTSLRSchedulers(LRSchedulersContainer):

@@ -1,7 +1,7 @@
 """Data parallelism for the plain model, after activation checkpointing and compile."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.attention.varlen  # registers torch_attn._varlen_attn
@@ -137,16 +137,15 @@ def reshards(parallelism: Parallelism) -> bool:
     return parallelism.fsdp_reshard_after_forward != "never"
 
 
-def _units(model: DiTTTSModel, blocks: int = 1) -> Iterator[list[nn.Module]]:
-    """Modules whose weights are gathered, and whose gradients are reduced, together: encoders and `blocks`
-    blocks of the decoder each, and each block of a pretrained encoder before the encoder itself."""
+def _units(model: DiTTTSModel) -> Iterator[nn.Module]:
+    """Modules whose weights are gathered, and whose gradients are reduced, together: encoders and blocks of the
+    decoder, and each block of a pretrained encoder before the encoder itself."""
     if isinstance(model.text_encoder, PretrainedTextEncoder):
-        yield from ([block] for block in blocks_of(model.text_encoder.core))
+        yield from blocks_of(model.text_encoder.core)
     if isinstance(model.text_encoder, nn.Module):
-        yield [model.text_encoder]
-    yield [model.speaker_encoder]
-    layers = list(model.layers)
-    yield from (layers[first : first + blocks] for first in range(0, len(layers), blocks))
+        yield model.text_encoder
+    yield model.speaker_encoder
+    yield from model.layers
 
 
 def apply_fsdp(
@@ -161,18 +160,12 @@ def apply_fsdp(
     if cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy()
     # The backward pass needs the last units again at once.
-    head: list[nn.Module] = [model.norm, model.output]
-    units = [*_units(model, parallelism.fsdp_blocks_per_unit), head]
-    for unit in units:
-        keep = unit is head or unit is units[-2] or not reshards(parallelism)
+    last = list(model.layers)[-1]
+    for unit in _units(model):
+        keep = unit is last or not reshards(parallelism)
         fully_shard(unit, **options, reshard_after_forward=not keep)
+    fully_shard([model.norm, model.output], **options, reshard_after_forward=False)
     fully_shard(model, **options)
-    # Of encoders nothing is fetched ahead: a sampler calls the decoder alone, and would leave it unused.
-    inner = [unit[0] for unit in units if unit is head or unit[0] in {*model.layers}]
-    first, depth = cast(list[FSDPModule], inner), parallelism.fsdp_prefetch_units
-    for index, module in enumerate(first):
-        module.set_modules_to_forward_prefetch(first[index + 1 :][:depth])
-        module.set_modules_to_backward_prefetch(first[:index][::-1][:depth])
 
 
 def parallelize_dit_tts(
@@ -208,7 +201,7 @@ def parallelize_dit_tts(
         mesh = parallel_dims.get_mesh("dp_replicate")
         # One all-reduce per unit overlaps with the backward pass of earlier units.
         policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
-        for unit in _units(model, parallelism.fsdp_blocks_per_unit):
+        for unit in _units(model):
             replicate(unit, mesh=mesh, mp_policy=policy)
         replicate(model, mesh=mesh, mp_policy=policy)
         logger.info("Applied DDP")

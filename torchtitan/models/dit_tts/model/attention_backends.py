@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from torchtitan.models.dit_tts.model.packed_attention import Packing, Streams, packed_attention
 from torchtitan.models.dit_tts.streams import PackedStreams, Stream
@@ -240,24 +240,19 @@ def prepare_packed_keys(
     )
 
 
-def _block_mask(valid: torch.Tensor, frames: int, size: int = 128) -> BlockMask:
-    """Built from the valid keys of each block; the mask of all frames by all keys is never made."""
-    keys = valid.shape[1]
-    counts = F.pad(valid, (0, -keys % size)).unflatten(1, (-1, size))
-    # As in `create_block_mask`, a block that ends behind the last frame is not a full one.
-    complete = torch.arange(size, frames + size, size, device=valid.device) <= frames
-    full = counts.all(dim=2)[:, None] & complete[:, None]  # (B, blocks of frames, blocks of keys)
-    partial = counts.any(dim=2)[:, None] & ~full
-    return _listed_blocks(
-        partial, full, size, (frames, keys), lambda b, h, query, key: valid[b, key]
-    )
+def _block_mask(valid: torch.Tensor, frames: int) -> BlockMask:
+    def mask(b, h, query, key):
+        return valid[b, key]
+
+    rows, keys = valid.shape
+    return create_block_mask(mask, rows, None, frames, keys, str(valid.device))
 
 
 def _segment_block_mask(
     query_segment: torch.Tensor, key_segment: torch.Tensor, size: int = 128
 ) -> BlockMask:
-    """Queries see the keys of their segment, (N,) and (K,). Built from the first and the last segment of each
-    block."""
+    """Queries see the keys of their segment, (N,) and (K,). Built from the first and the last segment of each block: the
+    mask of all queries by all keys, which `create_block_mask` makes, would be large."""
     (first, last), (first_key, last_key) = (
         F.pad(x[None].float(), (0, -len(x) % size), mode="replicate")
         .unflatten(1, (-1, size))
@@ -265,34 +260,17 @@ def _segment_block_mask(
         for x in (query_segment, key_segment)
     )
     overlap = (first[..., None] <= last_key[:, None]) & (first_key[:, None] <= last[..., None])
-    sizes = len(query_segment), len(key_segment)
 
     def mask(b, h, query, key):
         return query_segment[query] == key_segment[key]
 
-    return _listed_blocks(overlap, torch.zeros_like(overlap), size, sizes, mask)
-
-
-def _listed_blocks(
-    partial: torch.Tensor,
-    full: torch.Tensor,
-    size: int,
-    lengths: tuple[int, int],
-    mask: Callable[..., torch.Tensor],
-) -> BlockMask:
-    """From (B, blocks of frames, blocks of keys) bool of the blocks in which some, and all, keys are seen."""
-
-    def listed(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For each block of frames: the number of chosen blocks of keys, and their indices first."""
-        order = chosen.int().argsort(dim=2, descending=True, stable=True)
-        return chosen.sum(dim=2).int()[:, None], order.int()[:, None]
-
     return BlockMask.from_kv_blocks(
-        *listed(partial),
-        *listed(full),
+        # For each block of queries: the number of blocks of keys that it sees, and their indices first.
+        overlap.sum(dim=2).int()[:, None],
+        overlap.int().argsort(dim=2, descending=True, stable=True).int()[:, None],
         BLOCK_SIZE=size,
         mask_mod=mask,
-        seq_lengths=lengths,
+        seq_lengths=(len(query_segment), len(key_segment)),
     )
 
 
