@@ -17,8 +17,7 @@ class EMA(Stateful):
     """One average of a model's trained weights for each decay β, which is min(β, n / (9 + n)) after n updates:
     the first update copies the weights, and early averages follow them closely.
 
-    Averages are float32 whatever the dtype of the weights, since an update with a decay of 0.9999 changes
-    less than bfloat16 resolves. They are sharded like the weights, so a checkpoint reshards both alike.
+    Averages are float32, as the weights are, and sharded like these, so a checkpoint reshards both alike.
     """
 
     def __init__(self, model: nn.Module, decays: Sequence[float]):
@@ -27,9 +26,7 @@ class EMA(Stateful):
             plain_name(name): p for name, p in model.named_parameters() if p.requires_grad
         }
         self.averages = {
-            decay: {
-                name: p.detach().to(torch.float32, copy=True) for name, p in self.weights.items()
-            }
+            decay: {name: p.detach().clone() for name, p in self.weights.items()}
             for decay in decays
         }
         self._read_as = {decay: prefix(decay) for decay in decays}
@@ -37,7 +34,7 @@ class EMA(Stateful):
     @torch.no_grad()
     def update(self) -> None:
         """Moves every average towards the weights, after an optimizer step."""
-        weights = [local_tensor(value.detach()).float() for value in self.weights.values()]
+        weights = [local_tensor(value.detach()) for value in self.weights.values()]
         for decay, average in self.averages.items():
             decay = min(decay, self.num_updates / (9.0 + self.num_updates))
             local = [local_tensor(value) for value in average.values()]
@@ -55,15 +52,13 @@ class EMA(Stateful):
     @contextmanager
     def in_place_of_weights(self, decay: float) -> Iterator[None]:
         """Gives the model the averaged weights, and its own back afterwards, to the bit."""
-        # float32 weights and averages swap; narrower weights are cloned, as an average in their dtype is lossy.
         own = [local_tensor(value.detach()) for value in self.weights.values()]
         average = [local_tensor(value) for value in self.averages[decay].values()]
-        kept = [None if mine.dtype == torch.float32 else mine.clone() for mine in own]
-        _swap(own, average, kept)
+        _swap(own, average)
         try:
             yield
         finally:
-            _swap(own, average, kept, back=True)
+            _swap(own, average)
 
     def read_from(self, names: Collection[str]) -> None:
         """Prepares to load a checkpoint with these entries. An average that it lacks starts from the
@@ -89,16 +84,8 @@ class EMA(Stateful):
 
 
 @torch.no_grad()
-def _swap(
-    own: list[torch.Tensor],
-    average: list[torch.Tensor],
-    kept: list[torch.Tensor | None],
-    back: bool = False,
-) -> None:
-    for mine, other, copy in zip(own, average, kept, strict=True):
-        if copy is None:
-            mine_before = mine.clone()
-            mine.copy_(other)
-            other.copy_(mine_before)
-        else:
-            mine.copy_(copy if back else other)
+def _swap(some: list[torch.Tensor], others: list[torch.Tensor]) -> None:
+    for one, other in zip(some, others, strict=True):
+        before = one.clone()
+        one.copy_(other)
+        other.copy_(before)
