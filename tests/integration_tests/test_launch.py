@@ -1,14 +1,16 @@
-"""`scripts/train_tts.slurm` under SLURM's own daemons, and several machines without SLURM."""
+"""`scripts/train_tts.slurm` with stand-ins for SLURM's commands, and several machines without SLURM."""
 
 import json
+import os
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.slurm import free_ports, slurm  # noqa: F401
 from tools.harness import forked, kill_resume, runs
 
 CONFIG = forked.ROOT / "train_configs/debug.toml"
@@ -19,114 +21,107 @@ import json, os, signal, sys, time
 if sys.argv[1] == "-c":
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def leave(state, status):
-    if os.environ["SLURM_NODEID"] == "0":  # two would write into each other's
-        with open("{folder}/state.json", "w") as file:
-            json.dump(dict(state=state, step=3, time=time.time(), error="for a reason"), file)
+    with open("{folder}/run/state.json", "w") as file:
+        json.dump(dict(state=state, step=3, time=time.time(), error="for a reason"), file)
     sys.exit(status)
-def stopped(number, frame):
-    time.sleep(0.5)  # a save
-    leave("preempted", 128 + number)
-signal.signal(signal.SIGUSR1, stopped)
-signal.signal(signal.SIGTERM, stopped)
-if os.environ["SLURM_NODEID"] == "0":
-    with open("{folder}/arguments.json", "w") as file:
-        json.dump(sys.argv[1:] + [os.environ.get("NCCL_DEBUG")], file)
-print("it trains", flush=True)
+signal.signal(signal.SIGUSR1, lambda number, frame: leave("preempted", 128 + number))
 state = os.environ.get("STUB_STATE")
+if state == "nothing":
+    sys.exit(2)
+with open("{folder}/arguments.json", "w") as file:
+    json.dump(sys.argv[1:] + [os.environ.get("NCCL_DEBUG")], file)
 if state:
     leave(state, state != "completed")
 while True:
     time.sleep(0.1)
 """
+# Of one node; the options end with --label.
+COMMANDS = {
+    "srun": 'echo "$*" >{folder}/srun; while [[ $1 != --label ]]; do shift; done; shift; exec "$@"',
+    "squeue": "echo RUNNING",
+    "scontrol": 'echo "$*" >{folder}/scontrol',
+}
 
 
-NODES = ("--nodes=2", "--gpus-per-node=1", "--cpus-per-task=1", "--mem=100", "--time=10")
-
-
-def submit(slurm, python, *arguments: str, **variables: str) -> str:  # noqa: F811
-    """Puts the job into the queue, on both nodes with one process each. Returns its id."""
-    common = {"CONFIG": str(CONFIG), "GPUS": "1", "PYTHON": str(python)}
-    script = forked.ROOT / "scripts/train_tts.slurm"
-    return slurm.submit(script, *NODES, "--oversubscribe", "--", *arguments, **common | variables)
-
-
-def submit_stub(slurm, folder: Path, *arguments: str, **variables: str) -> str:  # noqa: F811
-    (folder / "run").mkdir()
-    stub = folder / "stub"
-    stub.write_text(STUB.format(python=sys.executable, folder=folder / "run"))
-    stub.chmod(0o755)
+def submit(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen:
+    """The script of the job 7 on two nodes."""
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "bin").mkdir()
+    texts = {name: f"#!/bin/bash\n{text}" for name, text in COMMANDS.items()}
+    for name, text in (texts | {"stub": STUB}).items():
+        (folder / "bin" / name).write_text(
+            text.replace("{folder}", str(folder)).replace("{python}", sys.executable)
+        )
+        (folder / "bin" / name).chmod(0o755)
+    own = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
+    own |= {"CONFIG": str(CONFIG), "GPUS": "1", "PYTHON": str(folder / "bin/stub")}
+    own["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
     place = [f"--job.dump_folder={folder}", "--job.experiment=run"]
-    return submit(slurm, stub, *arguments, *place, **variables)
-
-
-def wait_until_it_trains(slurm, job, starts=1):  # noqa: F811
-    """On both nodes: a stub that a signal reaches sooner says nothing."""
-    runs.wait_until(
-        lambda: slurm.log(job).count("it trains") == 2 * starts, 120, lambda: slurm.log(job)
+    return subprocess.Popen(
+        ["bash", str(forked.ROOT / "scripts/train_tts.slurm"), *arguments, *place],
+        env=forked.environment(**own | variables),
+        cwd=forked.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
-def signal_as_at_the_time_limit(slurm, job):  # noqa: F811
-    slurm.command("scancel", "--signal=USR1", "--batch", job)
+@pytest.mark.parametrize("restarts, status", [("0", 0), ("1", 138)])
+def test_a_job_is_requeued_at_its_time_limit_as_often_as_allowed(tmp_path, restarts, status):
+    job = submit(tmp_path, MAX_REQUEUES="1", SLURM_RESTART_COUNT=restarts)
+    runs.wait_until((tmp_path / "arguments.json").exists, 60)
+    job.send_signal(signal.SIGUSR1)
+    printed, _ = job.communicate(timeout=60)
+    assert "exit status 138; the run is preempted at step 3" in printed
+    assert job.returncode == status and (tmp_path / "scontrol").exists() == (status == 0)
+    asked = "requeued; the next start" if status == 0 else "this was requeue 1 of at most 1"
+    assert asked in printed
+    assert (tmp_path / "srun").read_text().startswith("--nodes 2 --ntasks 2 --ntasks-per-node 1 ")
 
 
-def test_a_job_is_requeued_at_its_time_limit_as_often_as_allowed(slurm, tmp_path):  # noqa: F811
-    job = submit_stub(slurm, tmp_path, MAX_REQUEUES="1")
-    wait_until_it_trains(slurm, job)
-    signal_as_at_the_time_limit(slurm, job)
-    slurm.wait_for(job, "exit status 138; the run is preempted at step 3")
-    slurm.start_requeued(job)
-    slurm.wait_for(job, "requeued 1 times")
-    wait_until_it_trains(slurm, job, starts=2)
-    signal_as_at_the_time_limit(slurm, job)
-    slurm.wait_for(job, "not requeued: this was requeue 1 of at most 1")
-    slurm.wait_for_state(job, "FAILED")
-    assert slurm.job(job)["ExitCode"] == "138:0"
-
-
-def test_a_job_that_has_failed_is_not_requeued(slurm, tmp_path):  # noqa: F811
-    job = submit_stub(slurm, tmp_path, STUB_STATE="oom")
-    slurm.wait_for_state(job, "FAILED")
-    assert "the run is oom at step 3 for a reason" in slurm.log(job)
-    assert "requeued;" not in slurm.log(job) and slurm.job(job)["Restarts"] == "0"
-
-
-def test_a_state_of_an_earlier_start_does_not_count(slurm, tmp_path):  # noqa: F811
+@pytest.mark.parametrize(
+    "state, arguments, status, said",
+    [
+        ("oom", [], 1, "exit status 1; the run is oom at step 3 for a reason"),
+        (
+            "nothing",
+            [],
+            2,
+            "exit status 2; the run is unstarted",
+        ),  # an earlier start's does not count
+        ("completed", ["--training.stepss=3"], 2, "stepss"),
+    ],
+)
+def test_a_job_that_has_failed_is_not_requeued(tmp_path, state, arguments, status, said):
     (tmp_path / "run").mkdir()
     old = json.dumps({"state": "preempted", "step": 3, "time": 1e9})
-    (tmp_path / "run" / "state.json").write_text(old)
-    stub = tmp_path / "stub"
-    stub.write_text(f'#!/bin/sh\ncase $1 in -c) exec {sys.executable} "$@";; esac; exit 2')
-    stub.chmod(0o755)
-    job = submit(slurm, stub, f"--job.dump_folder={tmp_path}", "--job.experiment=run")
-    slurm.wait_for_state(job, "FAILED")
-    assert "exit status 2; the run is unstarted" in slurm.log(job)
+    (tmp_path / "run/state.json").write_text(old)
+    job = submit(tmp_path, *arguments, STUB_STATE=state)
+    printed, _ = job.communicate(timeout=60)
+    assert said in printed and job.returncode == status and not (tmp_path / "scontrol").exists()
+    assert (tmp_path / "srun").exists() == (not arguments)
 
 
-def test_a_mistake_in_the_config_ends_the_job_before_its_nodes_start(slurm, tmp_path):  # noqa: F811
-    job = submit_stub(slurm, tmp_path, "--training.stepss=3")
-    slurm.wait_for_state(job, "FAILED")
-    assert "stepss" in slurm.log(job) and "it trains" not in slurm.log(job)
-    assert slurm.job(job)["ExitCode"] == "2:0"
-
-
-def test_hostile_arguments_reach_the_process_unchanged(slurm, tmp_path):  # noqa: F811
+def test_hostile_arguments_reach_the_process_unchanged(tmp_path):
     hostile = "a 'b' \"c\" $HOME $(touch x) `d` \\ * #\n--e;f &"
     setup = tmp_path / "setup of the site.sh"
     setup.write_text(f"export NCCL_DEBUG={shlex.quote(hostile)}")
-    arguments = {"STUB_STATE": "completed", "SETUP": str(setup)}
-    job = submit_stub(slurm, tmp_path, f"--job.description={hostile}", **arguments)
-    slurm.wait_for_state(job, "COMPLETED")
-    assert slurm.job(job)["Restarts"] == "0"
-    found = json.loads((tmp_path / "run" / "arguments.json").read_text())
+    given = {"STUB_STATE": "completed", "SETUP": str(setup)}
+    job = submit(tmp_path, f"--job.description={hostile}", **given)
+    printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, printed
+    found = json.loads((tmp_path / "arguments.json").read_text())
     assert found[-1] == hostile and f"--job.description={hostile}" in found
     assert found[:4] == ["-m", "titan_tts", "train", str(CONFIG)]
+    assert found[4:8] == ["--nodes", "2", "--nproc", "1"]
 
 
 @pytest.mark.slow
 def test_two_machines_without_slurm(tmp_path):
     """Two launchers that meet at a port train as one group."""
-    meeting = ["--nodes", "2", "--rendezvous", f"localhost:{free_ports(1)[0]}"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = ["--nodes", "2", "--rendezvous", f"localhost:{free.getsockname()[1]}"]
     machines, logs = [], [tmp_path / f"machine{number}.log" for number in range(2)]
     with kill_resume.plain_data(tmp_path) as data:
         kill_resume.make_seed_checkpoint(tmp_path, data)
