@@ -189,7 +189,7 @@ def test_what_is_annotated_is_trained_on(reader, page):
             assert connection.execute("SELECT token FROM access").fetchone()[0]
         desk = Desk(folder / "annotations.sqlite", read_segments(folder))
         for _ in range(16):
-            segment = desk.next().segment
+            segment = desk.next()
             desk.judge(segment.id, "accept", "two four", "uh two four")
     assert "16 of 20 segments annotated, 0 rejected" in reader.run(export[0])
     reader.run(tune[0])

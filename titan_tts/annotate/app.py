@@ -1,6 +1,8 @@
 """The annotation server's answers. All but the page itself, which holds no data, need the token of the page's address,
 so that no other page in the browser and no other machine can ask."""
 
+import re
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,9 +11,9 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, field_validator
 
-from titan_tts.annotate.desk import Desk, Task
-from titan_tts.annotate.differences import differences
+from titan_tts.annotate.desk import Desk
 from titan_tts.annotate.segments import Segment, load_audio
+from titan_tts.annotate.store import Edit
 from titan_tts.records.json_lines import is_utf8
 from titan_tts.report.page import STYLE
 from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
@@ -55,26 +57,24 @@ def build_app(
             raise Refusal(404, f"there is no segment {segment!r}", "segment_not_found")
         return desk.segments[segment]
 
-    def answer(task: Task | None) -> dict[str, Any]:
-        shown = None
-        if task is not None:
-            of, begin = task.segment, task.undone or task.segment
-            clean, verbatim = differences(of.text, of.text_verbatim or "")
-            shown = {
-                "id": of.id,
-                "recognized": {"text": of.text, "text_verbatim": of.text_verbatim},
-                "heard": {"text": clean, "text_verbatim": verbatim},
-                "texts": {"text": begin.text, "text_verbatim": begin.text_verbatim},
-                "undone": task.undone and task.undone.action,
-                "facts": {name: of.labels.get(name) for name in _FACTS},
-            }
-        return {"segment": shown, "progress": desk.progress()}
+    def answer(of: Segment | None, undone: Edit | None = None) -> dict[str, Any]:
+        if of is None:
+            return {"segment": None, "progress": desk.progress()}
+        shown, (clean, verbatim) = undone or of, differences(of.text, of.text_verbatim or "")
+        segment = {
+            "id": of.id,
+            "recognized": {"text": of.text, "text_verbatim": of.text_verbatim},
+            "heard": {"text": clean, "text_verbatim": verbatim},
+            "texts": {"text": shown.text, "text_verbatim": shown.text_verbatim},
+            "undone": undone and undone.action,
+            "facts": {name: of.labels.get(name) for name in _FACTS},
+        }
+        return {"segment": segment, "progress": desk.progress()}
 
     @app.get("/")
     def page() -> HTMLResponse:
-        content = _PAGE.read_text(encoding="utf-8").replace(
-            "/* page_style */", STYLE.read_text(encoding="utf-8")
-        )
+        style = STYLE.read_text(encoding="utf-8")
+        content = _PAGE.read_text(encoding="utf-8").replace("/* page_style */", style)
         return HTMLResponse(content, headers={"Content-Security-Policy": _POLICY})
 
     @app.get("/v1/settings")
@@ -92,7 +92,7 @@ def build_app(
 
     @app.post("/v1/undo")
     def undo() -> dict[str, Any]:
-        return answer(desk.undo())
+        return answer(*desk.undo())
 
     @app.get("/v1/audio")
     def audio(segment: str) -> Response:
@@ -101,3 +101,18 @@ def build_app(
         return Response(encoded(sound, found.rate, "wav"), media_type="audio/wav")
 
     return app
+
+
+def differences(first: str, second: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """Each text in runs of words, with whether a run differs from the other text; case and punctuation do not differ.
+
+    Of texts without blanks, such as Chinese ones, every character is a word.
+    """
+    gap = " " if " " in first + second else ""
+    a, b = (text.split() if gap else list(text) for text in (first, second))
+    plain = [[re.sub(r"[^\w'’]", "", word).lower() for word in words] for words in (a, b)]
+    runs: tuple[list[tuple[str, bool]], list[tuple[str, bool]]] = ([], [])
+    for kind, *place in SequenceMatcher(None, plain[0], plain[1], autojunk=False).get_opcodes():
+        for found, words in zip(runs, (a[slice(*place[:2])], b[slice(*place[2:])])):
+            found += [(gap.join(words), kind != "equal")] if words else []
+    return runs

@@ -1,112 +1,79 @@
 """The next segment to decide about: the recognizers' least agreement comes first, skipped segments last."""
 
-import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from heapq import heappop, heappush
+from collections import deque
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from titan_tts.annotate.segments import Segment
-from titan_tts.annotate.store import Edit, History, create, opened
+from titan_tts.annotate.store import Edit, create, decision, opened, read_edits
 from torchtitan.models.dit_tts.errors import InputError
 
 
-class Task(NamedTuple):
-    """A segment to decide about; `undone`: the decision about it that was taken back."""
-
-    segment: Segment
-    undone: Edit | None = None
-
-
 class Desk:
-    """The segments of a collection with their history, for several threads. `token` is what requests must have."""
+    """The segments of a collection with their edits, for several threads. `token` is what requests must have."""
 
     def __init__(self, path: Path, segments: dict[str, Segment]):
         self.path, self.segments = path, segments
-        self.order = sorted(segments.values(), key=lambda each: (each.agreement, each.id))
-        self.history = History({i: each.place for i, each in segments.items()})
         self._lock, self.token = Lock(), create(path)
-        self._undone: Task | None = None  # what comes next, because it was taken back
-        # Counted as edits are read: a click must not take longer the more there are.
-        self._places = {each.id: place for place, each in enumerate(self.order)}
-        self._waiting = [(0, place) for place in range(len(self.order))]  # a heap of (skips, place)
-        self._done: dict[str, Edit] = {}
-        self._rejected, self._seconds_done = 0, 0.0
-        self._seconds = sum(each.seconds for each in self.order)
+        counting, _ = read_edits(path, {i: each.place for i, each in segments.items()})
+        self._edits = {i: counting.get(i, []) for i in segments}
+        # All edits of what is not decided are skips.
+        waiting = (each for i, each in segments.items() if decision(self._edits[i]) is None)
+        order = sorted(waiting, key=lambda one: (len(self._edits[one.id]), one.agreement, one.id))
+        self._waiting = deque(each.id for each in order)
 
-    def next(self) -> Task | None:
+    def next(self) -> Segment | None:
         """The segment that was taken back, else the first of those that were skipped least."""
-        with self._transaction():
-            if self._undone is not None:
-                return Task(self._undone.segment)
-            while self._waiting:
-                skips, place = self._waiting[0]
-                found = self.order[place]
-                if found.id not in self._done and len(self.history.of(found.id)) == skips:
-                    return Task(found)
-                heappop(self._waiting)  # it was decided about or skipped since
-            return None
+        with self._lock:
+            return self.segments[self._waiting[0]] if self._waiting else None
 
     def judge(self, segment: str, action: str, text: str, text_verbatim: str | None) -> None:
         """Keeps an accept, a reject or a skip. The same decision again, which a page may send after a lost answer, is
         not kept twice."""
         if action == "accept" and not text.strip():
             raise InputError("an accepted segment needs a text; reject it if nobody speaks")
-        decision = (action, text, text_verbatim)
-        with self._transaction() as connection:
-            last = [(e.action, e.text, e.text_verbatim) for e in self.history.of(segment)[-1:]]
-            if action == "skip" or last != [decision]:
-                _append(connection, self.segments[segment], *decision)
-            self._undone = None
+        now = (action, text, text_verbatim)
+        with self._lock:
+            edits = self._edits[segment]
+            if action == "skip" or [edit[2:5] for edit in edits[-1:]] != [now]:
+                edits.append(self._write(segment, *now))
+            if segment in self._waiting:
+                self._waiting.remove(segment)
+            if decision(edits) is None:
+                self._waiting.append(segment)
 
-    def undo(self) -> Task:
-        """Takes back the last decision. Raises InputError where there is none."""
-        with self._transaction() as connection:
-            edit = self.history.last()
-            if edit is None or edit.segment not in self.segments:
+    def undo(self) -> tuple[Segment, Edit]:
+        """Takes back the last decision, whose segment comes next. Raises InputError where there is none."""
+        with self._lock:
+            last = max((edits[-1] for edits in self._edits.values() if edits), default=None)
+            if last is None:
                 raise InputError("there is nothing to undo")
-            self._undone = Task(self.segments[edit.segment], edit)
-            _append(connection, self._undone.segment, "undo", None, None)
-            return self._undone
+            self._write(last.segment, "undo", None, None)
+            self._edits[last.segment].pop()
+            if last.segment in self._waiting:
+                self._waiting.remove(last.segment)
+            self._waiting.appendleft(last.segment)
+            return self.segments[last.segment], last
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is decided, and of all."""
-        with self._transaction():
+        with self._lock:
+            found = {i: edit for i, edits in self._edits.items() if (edit := decision(edits))}
             return {
-                "done": len(self._done),
-                "rejected": self._rejected,
+                "done": len(found),
+                "rejected": sum(edit.action == "reject" for edit in found.values()),
                 "all": len(self.segments),
-                "hours_done": self._seconds_done / 3600,
-                "hours": self._seconds / 3600,
+                "hours_done": sum(self.segments[i].seconds for i in found) / 3600,
+                "hours": sum(each.seconds for each in self.segments.values()) / 3600,
             }
 
-    def _count(self, segment: str) -> None:
-        """Brings the counts and what waits up to the segment's edits."""
-        seconds = self.segments[segment].seconds
-        if before := self._done.pop(segment, None):
-            self._rejected -= before.action == "reject"
-            self._seconds_done -= seconds
-        if now := self.history.decision(segment):
-            self._done[segment] = now
-            self._rejected += now.action == "reject"
-            self._seconds_done += seconds
-        else:
-            heappush(self._waiting, (len(self.history.of(segment)), self._places[segment]))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """With the history up to date."""
-        with self._lock, opened(self.path) as connection:
-            for segment in self.history.read(connection):
-                if segment in self.segments:
-                    self._count(segment)
-            yield connection
-
-
-def _append(connection: sqlite3.Connection, segment: Segment, *decision: str | None) -> None:
-    """`decision`: action, text and text_verbatim."""
-    row = (segment.id, "", time.time(), *decision, segment.place)
-    connection.execute("INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
+    def _write(self, segment: str, *decided: str | None) -> Edit:
+        """`decided`: action, text and text_verbatim."""
+        audio = self.segments[segment].place
+        row = (segment, "", time.time(), *decided, audio)
+        with opened(self.path) as connection:
+            statement = "INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)"
+            number = connection.execute(statement, row).lastrowid
+        return Edit(number or 0, segment, *decided, audio)

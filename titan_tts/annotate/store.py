@@ -11,11 +11,10 @@ heard; what was decided about other audio than the segment's does not count. The
 
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchtitan.models.dit_tts.errors import InputError, show
 
@@ -27,11 +26,13 @@ _SCHEMA = (
     "audio TEXT)",
     "CREATE TABLE IF NOT EXISTS access (one INTEGER PRIMARY KEY CHECK (one = 1), token TEXT)",
 )
+# SQLite keeps a value of any kind, and the folder may be another person's.
+_TEXTS = ("segment", "action", "text", "text_verbatim", "audio")
+_ROWS = f"SELECT id, {', '.join(f'CAST({name} AS TEXT)' for name in _TEXTS)} FROM edits ORDER BY id"
 
 
-@dataclass(frozen=True)
-class Edit:
-    """A row of the history."""
+class Edit(NamedTuple):
+    """A row of the table."""
 
     id: int
     segment: str
@@ -39,57 +40,6 @@ class Edit:
     text: str | None
     text_verbatim: str | None
     audio: str | None  # `Segment.place`
-
-
-class History:
-    """The edits that count, replayed from the table; `read` adds the rows since the last one.
-
-    Attributes:
-        counting: {segment: edits that were not undone, oldest first}.
-        of_other_audio: segments with edits that do not count, because they are about other audio.
-    """
-
-    def __init__(self, audio: Mapping[str, str]):
-        """`audio`: {segment: where its audio is}; of a segment that is not in it, any edit counts."""
-        self.counting: dict[str, list[Edit]] = {}
-        self.of_other_audio: set[str] = set()
-        self._audio, self._last_id = audio, 0
-        self._by_id: dict[int, Edit] = {}  # those that count
-
-    def read(self, connection: sqlite3.Connection) -> list[str]:
-        """Returns the segment of each new row."""
-        read = []
-        # SQLite keeps a value of any kind, and the folder may be another person's.
-        columns = ", ".join(
-            f"CAST({each.name} AS {'INTEGER' if each.type is int else 'TEXT'})"
-            for each in fields(Edit)
-        )
-        statement = f"SELECT {columns} FROM edits WHERE id > ? ORDER BY id"
-        for row in connection.execute(statement, [self._last_id]):
-            edit = Edit(*row)
-            self._last_id = edit.id
-            if self._audio.get(edit.segment, edit.audio) != edit.audio:
-                self.of_other_audio.add(edit.segment)
-                continue
-            edits = self.counting.setdefault(edit.segment, [])
-            read.append(edit.segment)
-            if edit.action != "undo":
-                edits.append(edit)
-                self._by_id[edit.id] = edit
-            elif edits:
-                del self._by_id[edits.pop().id]
-        return read
-
-    def of(self, segment: str) -> list[Edit]:
-        return self.counting.get(segment, [])
-
-    def decision(self, segment: str) -> Edit | None:
-        """Its newest accept or reject."""
-        return next((edit for edit in reversed(self.of(segment)) if edit.action != "skip"), None)
-
-    def last(self) -> Edit | None:
-        """The latest edit that counts, which an undo would take back."""
-        return next(reversed(self._by_id.values()), None)
 
 
 def database_path(target: Path) -> Path:
@@ -100,12 +50,12 @@ def database_path(target: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-    """A transaction, on disk when the block ends and undone where it raises. By default no other writer interleaves."""
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A transaction, on disk when the block ends and undone where it raises. No other writer interleaves."""
     try:
         # Which rolls back what was not committed.
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
-            connection.execute(begin)
+            connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
     except sqlite3.DatabaseError as error:
@@ -124,11 +74,36 @@ def create(path: Path) -> str:
         return str(connection.execute("SELECT token FROM access").fetchone()[0])
 
 
+def read_edits(path: Path, audio: Mapping[str, str]) -> tuple[dict[str, list[Edit]], set[str]]:
+    """({segment: edits that count, oldest first}, segments with edits about other audio, which do not count).
+
+    `audio`: {segment: where its audio is}; of a segment that is not in it, any edit counts.
+    """
+    counting: dict[str, list[Edit]] = {}
+    of_other_audio = set()
+    with opened(path) as connection:
+        rows = [Edit(*row) for row in connection.execute(_ROWS)]
+    for edit in rows:
+        edits = counting.setdefault(edit.segment, [])
+        if audio.get(edit.segment, edit.audio) != edit.audio:
+            of_other_audio.add(edit.segment)
+        elif edit.action != "undo":
+            edits.append(edit)
+        elif edits:
+            edits.pop()
+    return counting, of_other_audio
+
+
+def decision(edits: Sequence[Edit]) -> Edit | None:
+    """The newest accept or reject of a segment's edits."""
+    return next((edit for edit in reversed(edits) if edit.action != "skip"), None)
+
+
 def annotations(
     folder: str | Path, audio: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Any] | None]:
     """The decision about every annotated segment of a collected folder (or a manifest's path). With `audio`, see
-    History, those about other audio are left out, and their number is printed.
+    `read_edits`, those about other audio are left out, and their number is printed.
 
     Returns:
         {segment id: {"annotated": True, "text", and "text_verbatim" where it has one}, or None where it was rejected}
@@ -136,16 +111,13 @@ def annotations(
     path = database_path(Path(folder))
     if not path.exists():
         return {}
-    history = History(audio or {})
-    with opened(path, "BEGIN") as connection:
-        history.read(connection)
+    counting, of_other_audio = read_edits(path, audio or {})
     found: dict[str, dict[str, Any] | None] = {}
-    for segment in history.counting:
-        if (edit := history.decision(segment)) is None:
-            continue
-        texts = {"text": edit.text, "text_verbatim": edit.text_verbatim}
-        kept = {name: text for name, text in texts.items() if text is not None}
-        found[segment] = {"annotated": True, **kept} if edit.action == "accept" else None
-    if count := len(history.of_other_audio - found.keys()):
+    for segment, edits in counting.items():
+        if edit := decision(edits):
+            texts = {"text": edit.text, "text_verbatim": edit.text_verbatim}
+            kept = {name: text for name, text in texts.items() if text is not None}
+            found[segment] = {"annotated": True, **kept} if edit.action == "accept" else None
+    if count := len(of_other_audio - found.keys()):
         show(f"{count} annotations are of other audio than their rows name now; they are left out")
     return found
