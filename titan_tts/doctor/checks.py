@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -26,15 +25,13 @@ RECORD_NAME = "prepare.json"
 EXTRA_TEXT_TOKENS = 2
 # Frames by which a length may differ from its target_duration: one for rounding, one more.
 DURATION_TOLERANCE = 2.0
-# However alike the other samples are, a value within this factor of the median is no outlier.
+# An outlier's logarithm is so many robust standard deviations from the median ...
+OUTLIER_SIGMAS = 5.0
+# ... and however alike the other samples are, a value within this factor of the median is none.
 MIN_OUTLIER_RATIO = 2.0
-# Recordings that begin, or end, like speech are taken for cut ones from this fraction of all on, and where their
-# letters have less than this part of their time: 0.88 and more where right ones were trimmed tightly, up to 0.81 where
-# half lack 0.3 s.
-MIN_CUT_FRACTION = 0.02
-MAX_CUT_TIME = 0.85
 # Peaks spread more than levels do.
 MIN_PEAK_RATIO = 4.0
+EXAMPLES = 20  # of a finding
 
 # A problem's kind in data/shard.py -> code.
 _PROBLEM_CODES = {
@@ -71,7 +68,7 @@ class _Checks:
         """Cases of one kind of fault; several calls add up."""
         finding = self.findings[code]
         finding.count += count
-        finding.examples += examples[: self.limits.examples - len(finding.examples)]
+        finding.examples += examples[: EXAMPLES - len(finding.examples)]
 
     def add_samples(
         self,
@@ -82,7 +79,7 @@ class _Checks:
     ) -> None:
         """Cases that are samples (k,); those with the highest score (k,), if given, are shown first."""
         order = np.arange(len(samples)) if score is None else np.argsort(-score, kind="stable")
-        shown = [int(sample) for sample in samples[order[: self.limits.examples]]]
+        shown = [int(sample) for sample in samples[order[:EXAMPLES]]]
         examples = [Example(self.dataset.sample_id(one), detail(one)) for one in shown]
         self.add(code, len(samples), examples)
 
@@ -115,14 +112,15 @@ class _Checks:
 
     def speech_rates(self) -> None:
         """Each language is compared with itself: Chinese has three characters where English has ten."""
-        rate = characters_per_second(self.dataset, self.limits.frames_per_second)
+        seconds = np.maximum(self.dataset.frames, 1) / self.limits.frames_per_second
+        rate = self.dataset.text_chars / seconds
         distance, centre = np.zeros(len(rate)), np.zeros(len(rate))
         languages, _ = self.dataset.labels("language")
         for language in np.unique(languages):
             group = np.flatnonzero(languages == language)
             # A text without a character is another finding.
             found, limit, centre[group] = log_distance(
-                rate[group], rate[group] > 0, self.limits.outlier_sigmas, MIN_OUTLIER_RATIO
+                rate[group], rate[group] > 0, MIN_OUTLIER_RATIO
             )
             distance[group] = np.where(found > limit, found, 0)
 
@@ -134,18 +132,12 @@ class _Checks:
         self.add_samples("chars_per_second_outlier", cases, detail, distance[cases])
 
     def texts(self) -> None:
-        """Lengths of the texts against those of their recordings, recordings that end before their text, and what is
-        written and not said, or cannot be."""
+        """Lengths of the texts against those of their recordings, and what is written and not said, or cannot be."""
         dataset, rows, metadata = self.dataset, self.rows, self.dataset.metadata
         read = np.flatnonzero(rows["state"] == READ)
         for match in judge_texts(*read_evenly(dataset, read)):
             if match.verdict:
                 self.add(match.verdict, match.count, [Example(match.where, str(match))])
-        for side in ("start", "end"):
-            cut = self.measured.where(rows[side] > 0)
-            time = rows[side][cut]
-            if len(cut) > MIN_CUT_FRACTION * len(read) and np.median(time) < MAX_CUT_TIME:
-                self.add_samples(f"cut_{side}", cut, partial(self._cut_text, side), -time)
         for code, column, detail in (
             ("empty_text", "blank_text", lambda one: "its text is empty"),
             ("unspoken_parts", "unspoken", lambda one: unspoken(metadata(one))),
@@ -156,12 +148,6 @@ class _Checks:
             lost = lost_letters(dataset, Phonemizer(language))
             self.add_samples("lost_letters", np.array([*lost], int), lambda one: named(lost[one]))
 
-    def _cut_text(self, side: str, one: int) -> str:
-        text = self.dataset.metadata(one)["text"].strip()
-        shown = f"{text[:12]}..." if side == "start" else f"...{text[-12:]}"
-        time = self.rows[side][one]
-        return f"{shown!r}, whose {side} has {time:.0%} of the usual time of its letters and no pause around it"
-
     def speakers(self) -> None:
         codes, values = self.dataset.labels("speaker")
         counts = np.bincount(codes[codes >= 0], minlength=len(values) or 1)
@@ -169,8 +155,6 @@ class _Checks:
         self.add_samples(
             "single_utterance_speaker", single, lambda one: f"speaker '{values[codes[one]]}'"
         )
-        without = np.flatnonzero(codes < 0)
-        self.add_samples("no_speaker", without, lambda one: "no speaker in its JSON")
 
     def arrays(self) -> None:
         """Samples that could not be read, and values of the arrays that were read."""
@@ -185,7 +169,7 @@ class _Checks:
             ("peak_outlier", "peak", "maximum magnitude", MIN_PEAK_RATIO),
         ):
             values = rows[name].astype(np.float64)
-            distance, limit, centre = log_distance(values, valid, self.limits.outlier_sigmas, ratio)
+            distance, limit, centre = log_distance(values, valid, ratio)
             # A small maximum is a matter of level.
             cases = np.flatnonzero((distance > limit) & ((name == "std") | (values > centre)))
             self.add_samples(
@@ -194,10 +178,6 @@ class _Checks:
                 lambda one: f"{word} {values[one]:.3g}, the median is {centre:.3g}",
                 distance[cases],
             )
-        many = frames[rows["state"] == READ].sum() > 1
-        dead = np.flatnonzero((measured.lowest == measured.highest) & many)
-        examples = [Example(f"channel {one}", f"always {measured.lowest[one]:.4g}") for one in dead]
-        self.add("constant_channel", len(dead), examples)
 
     def durations(self) -> None:
         """Lengths against the durations in the JSON."""
@@ -215,13 +195,9 @@ class _Checks:
             )
 
         self.add_samples("duration_mismatch", mismatch, detail, excess[mismatch])
-        absent = measured.where(np.isnan(duration))
-        self.add_samples("no_duration", absent, lambda one: "no positive number")
 
     def references(self) -> None:
         measured, lengths = self.measured, self.dataset.reference_frames
-        empty = np.flatnonzero(lengths == 0)
-        self.add_samples("no_reference", empty, lambda one: "an empty reference")
         for code, column, words in (
             ("constant_reference", "constant_reference", "{} reference frames"),
             ("reference_from_target", "leak", "of its {} reference frames some are its target's"),
@@ -279,11 +255,6 @@ def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:
     return units.astype(np.int64) + EXTRA_TEXT_TOKENS
 
 
-def characters_per_second(dataset: Dataset, frames_per_second: float) -> np.ndarray:
-    """(n,) characters of the text per second of latents."""
-    return dataset.text_chars * frames_per_second / np.maximum(dataset.frames, 1)
-
-
 def measured_frame_rate(
     dataset: Dataset, measured: Measurements, frames_per_second: float
 ) -> float | None:
@@ -300,11 +271,11 @@ def measured_frame_rate(
 
 
 def log_distance(
-    values: np.ndarray, valid: np.ndarray, sigmas: float, min_ratio: float
+    values: np.ndarray, valid: np.ndarray, min_ratio: float
 ) -> tuple[np.ndarray, float, float]:
     """(distance (n,), limit, median): an outlier's logarithm is farther from the median than limit.
 
-    The limit is `sigmas` robust standard deviations (1.4826 times the median absolute deviation) of
+    The limit is `OUTLIER_SIGMAS` robust standard deviations (1.4826 times the median absolute deviation) of
     the logarithm, and at least log(`min_ratio`). Where not `valid` (positive values) the distance is 0.
     """
     distance = np.zeros(len(values))
@@ -314,7 +285,7 @@ def log_distance(
     centre = float(np.median(logs))
     distance[valid] = np.abs(logs - centre)
     spread = 1.4826 * float(np.median(distance[valid]))
-    return distance, max(sigmas * spread, float(np.log(min_ratio))), float(np.exp(centre))
+    return distance, max(OUTLIER_SIGMAS * spread, float(np.log(min_ratio))), float(np.exp(centre))
 
 
 def repeats(hashes: np.ndarray, samples: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.inspect_command import DatasetOptions, check_input
-from torchtitan.models.dit_tts.errors import require, require_modules, show
+from torchtitan.models.dit_tts.errors import require, show
 from torchtitan.models.dit_tts.files import SHARD_SUFFIX, is_remote, local_path
 
 if TYPE_CHECKING:
@@ -26,14 +26,11 @@ class Options(DatasetOptions):
     max_samples: int = 0
     """Read an even subset of this many samples only; 0: all."""
 
-    threads: int = 0
-    """Threads that read; 0: as many as cores, at most 8."""
-
     limits: Limits = Limits()
 
 
 def run(options: Options) -> int:
-    from titan_tts.doctor.page import GENERATOR, doctor_page, draw_plots
+    from titan_tts.doctor.page import GENERATOR, doctor_page
     from titan_tts.report.page import check_page
     from torchtitan.models.dit_tts.data.dataset import open_dataset
     from torchtitan.models.dit_tts.text.normalize import Normalizer
@@ -50,15 +47,13 @@ def run(options: Options) -> int:
 
         Phonemizer(language)
     Normalizer(limits.normalize)
-    # Whatever would fail at the end fails before hours of reading.
-    require_modules("matplotlib")
+    # What would fail at the end fails before hours of reading.
     output = Path(options.output or default_output(options.path)).expanduser().absolute()
     check_page(output, "--output", GENERATOR)
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
     result = examine(dataset, options)
-    edges = result["suggestion"]["bucket_frames"] if result["suggestion"] else []
     result["page"] = str(output)
-    page = doctor_page(result, draw_plots(dataset, limits, edges))
+    page = doctor_page(result)
     page.write(output)
     show(page.json() if options.json else f"{page.text()}\n\npage: {output}")
     return int(result["status"] == "errors")
@@ -78,17 +73,13 @@ def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
 
     from titan_tts.doctor.checks import check_dataset, measured_frame_rate
     from titan_tts.doctor.scan import READ, choose_samples, measure
-    from titan_tts.doctor.speech_ends import MAX_FRAMES, learn_ends
     from titan_tts.doctor.suggest_buckets import suggest
     from titan_tts.doctor.summary import summarize
-    from torchtitan.models.dit_tts.text.aligner import choose_recordings
 
-    limits = options.limits
-    threads = options.threads if options.threads > 0 else min(8, os.cpu_count() or 1)
+    limits, threads = options.limits, min(8, os.cpu_count() or 1)
     samples = choose_samples(len(dataset), options.max_samples)
-    ends = learn_ends(choose_recordings(dataset, 10**6, MAX_FRAMES))
     with tqdm(total=len(samples), desc="reading", unit=" samples", mininterval=1.0) as bar:
-        measured = measure(dataset, samples, threads, bar.update, ends)
+        measured = measure(dataset, samples, threads, bar.update)
     findings = check_dataset(dataset, measured, limits)
     worst = findings[0].severity if findings else "note"
     rate = measured_frame_rate(dataset, measured, limits.frames_per_second)

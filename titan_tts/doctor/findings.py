@@ -1,4 +1,4 @@
-"""The kinds of faults that the doctor knows, and the limits beyond which something is one."""
+"""The kinds of faults that the doctor knows, and limits that depend on the training."""
 
 from dataclasses import dataclass, field
 
@@ -18,11 +18,8 @@ error | lost_letters | Texts with letters that espeak-ng does not read | It says
 error | heldout_in_training | Held-out samples with the latents of a training sample | Their metrics measure memorization: remove them from one of the two.
 warning | std_outlier | Latents with a standard deviation far from the others' | Often a different loudness, a different codec or silence: listen to a few.
 warning | peak_outlier | Latents with a maximum magnitude far above the others' | Often a corrupt or clipped recording: listen to a few.
-warning | constant_channel | Channels that are the same in every frame | The codec does not use them, or they were lost in processing.
 warning | chars_per_second_outlier | Speech much faster or slower than the rest | Text and audio probably do not match, or one of them is cut off.
 warning | texts_explain_little | Texts that fit the lengths of their recordings less than right ones do | Some belong to other recordings, or these are cut or hold long silence: listen to a few.
-warning | cut_start | Recordings that begin in the middle of speech | Their text says more than is heard: cut them again with a pause before it, or remove the first words of the text.
-warning | cut_end | Recordings that end in the middle of speech | Their text says more than is heard: cut them again with a pause behind it, or remove the last words of the text.
 warning | empty_text | Samples without text | The model learns to speak from nothing: give them their text or remove them.
 warning | unspoken_parts | Texts with parts in brackets, such as <beep> or (laughs) | The model learns to say them: remove what is not heard, and name what is in [encoder] added_tokens.
 warning | not_nfc | Samples with a text or a speaker in decomposed Unicode (not NFC) | Generation composes what it is given, so these are other letters and other speakers: titan-tts prepare into a new folder composes them.
@@ -33,9 +30,6 @@ warning | duplicate_latents | Samples with the latents of an earlier sample | Th
 note | texts_not_compared | Texts that could not be compared with the lengths of their recordings | Whether they belong to other recordings cannot be told from so little: listen to a few.
 note | duplicate_text | Samples with speaker and text of an earlier sample | Several takes of one sentence, or copies that were encoded separately.
 note | single_utterance_speaker | Speakers with one utterance | No other utterance can be their reference.
-note | no_speaker | Samples without a speaker | They cannot be balanced by speaker nor tagged with one.
-note | no_duration | Samples without a target_duration that is a positive number | Their length was not compared with anything.
-note | no_reference | Samples whose reference is empty | They train the model without a speaker, but for [data] references = 'drawn', which draws references.
 """
 
 
@@ -57,12 +51,6 @@ class Limits:
 
     normalize: str = ""
     """Language in which numbers count as words, as [encoder] normalize."""
-
-    outlier_sigmas: float = 5.0
-    """Robust standard deviations of the logarithm beyond which a value is an outlier."""
-
-    examples: int = 20
-    """Examples shown per finding."""
 
 
 @dataclass(frozen=True)

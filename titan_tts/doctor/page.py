@@ -1,20 +1,12 @@
-"""What doctor and inspect show of a dataset: findings, suggested buckets, plots and contents."""
+"""What doctor and inspect show of a dataset: findings, suggested buckets and contents."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from titan_tts.doctor.checks import characters_per_second
-from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.summary import QUANTILES
-from titan_tts.report.page import Code, Details, Figure, Kind, Page, Part, Section, Table
-from titan_tts.report.plots import plot_style, svg_element
+from titan_tts.report.page import Code, Details, Kind, Page, Part, Section, Table
 from titan_tts.report.words import counted, number, size_text
-from torchtitan.models.dit_tts.data.dataset import Dataset
 
 GENERATOR = "titan-tts data doctor"
-_BLUE, _ORANGE = "#4a7fc1", "#d9730d"
 _EXAMPLES = 3  # of each finding on a terminal
 _OPEN = 6  # findings
 _RARE = 60
@@ -23,12 +15,11 @@ _LENGTHS = {
     "frames": "frames",
     "reference_frames": "reference frames",
     "text_chars": "text characters",
-    "text_bytes": "text bytes",
     "chars_per_second": "characters per second",
 }
 
 
-def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
+def doctor_page(result: dict[str, Any]) -> Page:
     """The page of `examine`'s result."""
     read, summary, findings = result["read"], result["summary"], result["findings"]
     measured = read["frames_per_second_measured"]
@@ -43,7 +34,6 @@ def doctor_page(result: dict[str, Any], plots: Sequence[Figure]) -> Page:
         [
             Section("Findings", found or ["None: every check passed."]),
             Section("Suggested buckets", _suggestion(result["suggestion"])),
-            Section("Plots", [Section("", plots)] if plots else [], on_terminal=False),
             Section("Contents", _contents(summary), on_terminal=False),
         ],
         cards=_cards(summary) | {f"frames per second, {how}": rate},
@@ -96,6 +86,7 @@ def _finding(place: int, finding: dict[str, Any]) -> Details:
 def _contents(summary: dict[str, Any]) -> list[Part]:
     """All of `summary.summarize`."""
     fps = summary["frames_per_second"]
+    references, without = number(summary["reference_hours"]), summary["reference_frames"]["without"]
     dtypes = ", ".join(f"{name} in {n:,} samples" for name, n in summary["dtype"].items())
     characters = f"{summary['characters']:,} different"
     if rare := summary["rare_characters"]:
@@ -104,7 +95,7 @@ def _contents(summary: dict[str, Any]) -> list[Part]:
         characters += f"; in few texts: {', '.join(listed[:_RARE])}{more}"
     facts = [
         ("speech", f"{number(summary['hours'])} hours at {fps:g} frames per second"),
-        ("references", f"{number(summary['reference_hours'])} hours"),
+        ("references", f"{references} hours, {without:,} samples without"),
         ("arrays", f"{counted(summary['latent_channels'], 'channel')}, {dtypes}"),
         ("characters", characters),
         ("fingerprint", summary["fingerprint"]),
@@ -157,42 +148,6 @@ def _suggestion(suggestion: dict[str, Any] | None) -> list[Part]:
         Table(("buckets", "padding"), rows),
         f"with these, {suggestion['text_padding_fraction']:.1%} of the text tokens and "
         f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding",
-        "In the config, in its one table of [data]:",
-        Code(suggestion["toml"]),
-        "or as options:",
+        "as options of titan-tts train; in a config they stand in [data]:",
         Code(suggestion["command_line"]),
     ]
-
-
-def draw_plots(dataset: Dataset, limits: Limits, edges: list[int]) -> list[Figure]:
-    """`edges` (frames) end the suggested buckets."""
-    if not len(dataset):
-        return []
-    fps = limits.frames_per_second
-    rate = characters_per_second(dataset, fps)
-    # Far ends are gathered in the outermost bins.
-    rate = np.clip(rate, *np.quantile(rate, [0.001, 0.999]))
-    seconds, ends = dataset.frames / fps, [edge / fps for edge in edges]
-    plots: list[tuple[str, Any, str, list, str]] = [
-        ("Length of latents", seconds, "seconds", ends, "ends of the suggested buckets"),
-        ("Length of texts", dataset.text_chars, "characters", [], ""),
-        ("Speech rate", rate, "characters per second", [np.median(rate)], "median"),
-    ]
-    return [Figure(title, _histogram(*given)) for title, *given in plots]
-
-
-def _histogram(values: np.ndarray, unit: str, marks: Sequence[float], meaning: str) -> str:
-    """An `<svg>` element: samples by value, with lines at `marks`, which the legend explains above the plot."""
-    from matplotlib.figure import Figure as Plot
-
-    with plot_style(unit):
-        # Two plots stand in a row of the page: at this width letters are as large as the page's.
-        figure = Plot(figsize=(5.0, 2.6), layout="constrained")
-        axes = figure.add_subplot()
-        axes.hist(values, bins=60, color=_BLUE)
-        for place, mark in enumerate(marks):
-            axes.axvline(mark, color=_ORANGE, linewidth=1, label="" if place else meaning)
-        if marks:
-            axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
-        axes.set(xlabel=unit, ylabel="samples")
-        return svg_element(figure)

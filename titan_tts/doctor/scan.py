@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from titan_tts.doctor.speech_ends import SpeechEnds
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.members import LABELS, VERBATIM
@@ -41,8 +40,6 @@ ROW = np.dtype(
         ("blank_text", "?"),  # nothing but white space
         ("decomposed", "?"),  # see the function
         ("unspoken", "?"),  # likewise
-        ("start", "f4"),  # `SpeechEnds.cut`, or 0
-        ("end", "f4"),
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
         ("duration", "f8"),  # target_duration in seconds; NaN: no positive number
@@ -56,8 +53,6 @@ class Measurements:
     """The result of a pass."""
 
     rows: np.ndarray  # (n,) `ROW`, one per sample of the dataset
-    lowest: np.ndarray  # (C,) of each channel, in the latents that were read
-    highest: np.ndarray
     messages: dict[int, str]  # sample -> why it could not be read, for the first `MAX_MESSAGES`
 
     def where(self, mask: np.ndarray) -> np.ndarray:
@@ -79,20 +74,16 @@ def measure(
     samples: np.ndarray,
     threads: int,
     progress: Callable[[int], Any] = lambda count: None,
-    ends: SpeechEnds | None = None,
 ) -> Measurements:
-    """Read `samples` with `threads` threads; `progress` is called with the number of new ones. `ends`: what tells
-    whether recordings were cut, if that can be told."""
-    found = _nothing(dataset, len(dataset))
+    """Read `samples` with `threads` threads; `progress` is called with the number of new ones."""
+    found = Measurements(np.zeros(len(dataset), ROW), {})
     starts = range(0, len(samples), CHUNK_SAMPLES)
     chunks = [samples[start : start + CHUNK_SAMPLES] for start in starts]
     pool = ThreadPoolExecutor(threads, thread_name_prefix="doctor")
     try:
-        results = pool.map(lambda chunk: _measure_chunk(dataset, chunk, ends), chunks)
+        results = pool.map(lambda chunk: _measure_chunk(dataset, chunk), chunks)
         for chunk, part in zip(chunks, results, strict=True):
             found.rows[chunk] = part.rows
-            np.minimum(found.lowest, part.lowest, out=found.lowest)
-            np.maximum(found.highest, part.highest, out=found.highest)
             if len(found.messages) < MAX_MESSAGES:
                 found.messages.update(part.messages)
             progress(len(chunk))
@@ -101,13 +92,8 @@ def measure(
     return found
 
 
-def _nothing(dataset: Dataset, count: int) -> Measurements:
-    infinite = np.full(dataset.latent_channels, np.inf)
-    return Measurements(np.zeros(count, ROW), infinite, -infinite, {})
-
-
-def _measure_chunk(dataset: Dataset, samples: np.ndarray, ends: SpeechEnds | None) -> Measurements:
-    numbers, found = samples.tolist(), _nothing(dataset, len(samples))
+def _measure_chunk(dataset: Dataset, samples: np.ndarray) -> Measurements:
+    numbers, found = samples.tolist(), Measurements(np.zeros(len(samples), ROW), {})
     fetched = dataset.fetch(numbers)
     for row, sample in zip(found.rows, numbers, strict=True):
         try:
@@ -117,8 +103,6 @@ def _measure_chunk(dataset: Dataset, samples: np.ndarray, ends: SpeechEnds | Non
             continue
         row["state"] = READ
         latents, reference, metadata = loaded.latents, loaded.reference, loaded.metadata
-        np.minimum(found.lowest, latents.min(axis=0), out=found.lowest)
-        np.maximum(found.highest, latents.max(axis=0), out=found.highest)
         row["std"] = latents.std(dtype=np.float64)  # squares of large values overflow in float32
         row["peak"] = np.abs(latents).max()
         row["constant"] = _is_constant(latents)
@@ -126,8 +110,6 @@ def _measure_chunk(dataset: Dataset, samples: np.ndarray, ends: SpeechEnds | Non
         own_key = len(reference) > 0 and metadata.get("reference_key") == dataset.key(sample)
         row["leak"] = own_key or is_leak(reference, latents)
         _measure_metadata(row, metadata)
-        if ends is not None:
-            row["start"], row["end"] = ends.cut(metadata["text"], latents)
     return found
 
 

@@ -1,6 +1,5 @@
 """Length buckets and batch sizes that suit a dataset, and the padding of each choice."""
 
-import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -74,10 +73,6 @@ def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str,
         "text_padding_fraction": round(1 - policy.useful_text_fraction, 6),
         "reference_padding_fraction": round(1 - policy.useful_reference_fraction, 6),
         "choices": choices,
-        # JSON's strings, numbers and lists of them are TOML's.
-        "toml": "\n".join(
-            ["[data]", *(f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in pasted.items())]
-        ),
         "command_line": shlex.join(
             f"--data.{k}={','.join(map(str, v)) if isinstance(v, list) else v}"
             for k, v in pasted.items()

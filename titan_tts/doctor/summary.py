@@ -45,7 +45,6 @@ def summarize(
             **distribution(references[references > 0]),
             "without": int((references == 0).sum()),
         },
-        "text_bytes": distribution(dataset.text_bytes),
         "text_chars": distribution(dataset.text_chars),
         "chars_per_second": distribution(dataset.text_chars / seconds),
         "characters": len(dataset.characters),

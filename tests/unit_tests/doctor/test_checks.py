@@ -17,6 +17,7 @@ from tests.helpers.sound_samples import (
     write_raw,
     write_shards,
 )
+from titan_tts.doctor import checks
 from titan_tts.doctor.checks import check_dataset, log_distance
 from titan_tts.doctor.findings import Example, Limits
 from titan_tts.doctor.scan import choose_samples, measure, unspoken
@@ -59,7 +60,6 @@ def folder(tmp_path):
 
 
 def test_the_first_and_the_last_speaker_may_have_one_utterance(folder):
-    """And the one without a speaker is nobody's."""
     samples = sound_samples()
     for number, speaker in ((0, "a"), (23, "z"), (5, None), (1, "two"), (22, "two")):
         samples[number] = changed(samples[number], metadata={"speaker": speaker})
@@ -67,7 +67,7 @@ def test_the_first_and_the_last_speaker_may_have_one_utterance(folder):
     findings = examine(folder)
     single = findings["single_utterance_speaker"]
     assert [one.detail for one in single.examples] == ["speaker 'a'", "speaker 'z'"]
-    assert (single.count, findings["no_speaker"].count) == (2, 1)
+    assert single.count == 2
 
 
 def cut_off(folder):
@@ -119,14 +119,6 @@ def with_peak(sample):
     return {"latents": sample.latents}
 
 
-def dead_channel(folder):
-    samples = sound_samples()
-    for sample in samples:
-        sample.latents[:, 5] = 0.25
-    write_shards(folder, samples)
-    return "channel 5"
-
-
 def like_another(number, other, what):
     """A sample with the latents or the text of an earlier one, at the same speed of speech."""
 
@@ -157,7 +149,6 @@ FAULTS = [
     ("constant_reference", one_sample(13, lambda _: {"reference": np.zeros((20, CHANNELS))})),
     ("std_outlier", one_sample(2, lambda sample: {"latents": sample.latents / 4})),
     ("peak_outlier", one_sample(2, with_peak)),
-    ("constant_channel", dead_channel),
     ("chars_per_second_outlier", metadata(4, text="hm")),
     ("empty_text", metadata(4, text=" \n")),
     ("unspoken_parts", metadata(4, text="Press the pound key. (simple tone sound plays)")),
@@ -169,9 +160,6 @@ FAULTS = [
     ("reference_from_target", one_sample(3, lambda one: {"reference": one.latents[10:40]})),
     ("duplicate_text", like_another(18, 0, "text")),
     ("single_utterance_speaker", metadata(6, speaker="once")),
-    ("no_speaker", metadata(6, speaker=None)),
-    ("no_duration", metadata(6, target_duration=None)),
-    ("no_reference", one_sample(6, lambda _: {"reference": np.zeros((0, CHANNELS))})),
 ]
 # What the example says, where it has a figure.
 DETAILS = {
@@ -233,8 +221,8 @@ def test_valid_dataset_has_no_finding(folder):
     paths = write_shards(folder, sound_samples())
     record(folder, paths)
     assert examine(folder) == {}
-    of_twice_the_rate = examine(folder, limits=Limits(frames_per_second=50, examples=1))
-    [example] = of_twice_the_rate["duration_mismatch"].examples
+    of_twice_the_rate = examine(folder, limits=Limits(frames_per_second=50))
+    example, *_ = of_twice_the_rate["duration_mismatch"].examples
     assert "the median sample has 25 per second" in example.detail
     # One shard of two is complete in itself.
     assert examine(paths[0]) == {} == examine(folder, max_samples=6)
@@ -258,7 +246,7 @@ def test_a_held_out_sample_that_is_trained_on(folder):
     assert "heldout_in_training" not in examine(folder, folder.parent / "train2")
 
 
-def test_two_languages_of_different_speed_are_each_compared_with_itself(folder):
+def test_two_languages_of_different_speed_are_each_compared_with_itself(folder, monkeypatch):
     samples = sound_samples()
     for number in range(4):
         seconds = samples[number].metadata["target_duration"]
@@ -269,7 +257,8 @@ def test_two_languages_of_different_speed_are_each_compared_with_itself(folder):
     for sample in samples:
         del sample.metadata["language"]
     write_shards(folder, samples)
-    finding = examine(folder, limits=Limits(examples=3))["chars_per_second_outlier"]
+    monkeypatch.setattr(checks, "EXAMPLES", 3)
+    finding = examine(folder)["chars_per_second_outlier"]
     assert finding.count == 4 and len(finding.examples) == 3
 
 
@@ -281,16 +270,16 @@ def test_what_reaches_a_limit_is_within_it_and_the_worst_comes_first(folder):
     assert examine(folder, limits=Limits(max_frames=frames, max_text_tokens=tokens)) == {}
     above = examine(folder, limits=Limits(max_frames=frames - 1, max_text_tokens=tokens - 1))
     assert set(above) == {"long_latents", "long_text"}
-    limits = Limits(max_frames=frames, max_text_tokens=tokens, outlier_sigmas=100)
+    limits = Limits(max_frames=frames, max_text_tokens=tokens)
     chinese = changed(samples[4], metadata={"text": "你好世" * 20})  # 60 characters, 180 bytes
     write_shards(folder, [*samples[:4], chinese, *samples[5:]])
     assert list(examine(folder, limits=limits)) == ["long_text"]
     assert examine(folder, limits=replace(limits, text_unit="chars")) == {}
 
-    finding = examine(folder, limits=Limits(max_frames=60, examples=1))["long_latents"]
+    finding = examine(folder, limits=Limits(max_frames=60))["long_latents"]
     longest = max(samples, key=lambda sample: len(sample.latents))
     assert finding.count == sum(len(sample.latents) > 60 for sample in samples) > 1
-    assert [example.where.split(":")[1] for example in finding.examples] == [longest.key]
+    assert finding.examples[0].where.split(":")[1] == longest.key
 
 
 def near_misses():
@@ -302,13 +291,13 @@ def near_misses():
     # A reference encoded again from the same recording has other bytes, but its key is known.
     yield 3, {"metadata": {"reference_key": "utt003"}}, ["reference_from_target"]
     yield 3, {"reference": samples[3].latents}, ["reference_from_target"]
-    for duration in (0, True, "2 s"):
-        yield 9, {"metadata": {"target_duration": duration}}, ["no_duration"]
+    for duration in (0, True, "2 s", None):
+        yield 9, {"metadata": {"target_duration": duration}}, []
     yield 7, {"latents": ZEROS, "metadata": {"target_duration": 2.4}}, ["constant_latents"]
     yield 3, {"reference": samples[4].reference[:1]}, []
     yield 3, {"reference": np.full((1, CHANNELS), 0.5)}, ["constant_reference"]
     yield 2, {"latents": samples[2].latents / 16}, ["std_outlier"]  # a low maximum is a level
-    yield 3, nothing, ["no_reference"]
+    yield 3, nothing, []
     yield 6, {"metadata": {"text": text}}, ["duplicate_text"]  # of the same speaker
     yield 4, {"metadata": {"text": text}}, []
     long = samples[4].metadata["text"]
@@ -323,15 +312,13 @@ def test_at_the_limit_of_a_fault(folder, number, changes, codes):
     findings = examine(folder)
     assert [code for code in findings if code != "chars_per_second_outlier"] == codes
     assert all(findings[code].examples[0].where == where for code in codes)
-    if codes == ["std_outlier"]:
-        assert examine(folder, limits=Limits(outlier_sigmas=100)) == {}
 
 
 def test_outliers_are_measured_by_medians():
     """An outlier's logarithm is 5 robust deviations off, and the value at least a factor of 2."""
     values = np.array([1.0, 1.0, 1.0, 1.0, 1.9])
-    distance, limit, centre = log_distance(values, values > 0, 5.0, 2.0)
+    distance, limit, centre = log_distance(values, values > 0, 2.0)
     assert centre == 1 and limit == pytest.approx(np.log(2)) and (distance < limit).all()
     wide = np.exp(np.random.default_rng(0).normal(0, 1, 10_000))
-    _, limit, _ = log_distance(wide, wide > 0, 5.0, 2.0)
+    _, limit, _ = log_distance(wide, wide > 0, 2.0)
     assert limit == pytest.approx(5, rel=0.05)

@@ -94,7 +94,6 @@ def test_doctor_of_valid_data(folder, capsys):
     # Not that every check passed: 24 texts tell nothing.
     for each in (printed, page):
         assert "every check passed" not in each and "24 texts are too few" in each
-    assert page.count("<svg") == 3
     assert "<b>24</b><span>samples</span>" in page and "24 of 24 samples read" in page
     # A page is replaced, and nothing else is.
     options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
@@ -140,7 +139,6 @@ def test_doctor_of_corrupt_data(folder, capsys):
     assert data("doctor", "bad.tar", "--output=page.html") == 1
     printed = capsys.readouterr().out
     assert "cannot be parsed" in printed and "none: no training sample" in printed
-    assert "<svg" not in (folder / "page.html").read_text()
 
 
 def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):

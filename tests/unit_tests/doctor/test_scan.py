@@ -35,9 +35,6 @@ def test_threads_and_chunks_change_nothing(tmp_path, monkeypatch):
     arrays = [sample.latents.astype(np.float64) for sample in samples]
     np.testing.assert_allclose(one.rows["std"], [array.std() for array in arrays], rtol=1e-4)
     np.testing.assert_array_equal(one.rows["peak"], [np.abs(array).max() for array in arrays])
-    latents = np.concatenate(arrays)
-    np.testing.assert_array_equal(many.lowest, latents.min(0))
-    np.testing.assert_array_equal(many.highest, latents.max(0))
 
 
 def test_huge_float32_values_do_not_overflow(tmp_path):
@@ -79,7 +76,7 @@ def test_summary_of_known_data(tmp_path):
     references = summary["reference_frames"]
     assert (references["min"], references["max"], references["without"]) == (30, 30, 1)
     texts = [len(sample.metadata["text"]) for sample in samples]
-    assert summary["text_chars"]["total"] == summary["text_bytes"]["total"] - 1 == sum(texts)
+    assert summary["text_chars"]["total"] == sum(texts)
     rates = [12.5 * text / length for text, length in zip(texts, frames, strict=True)]
     assert summary["chars_per_second"]["max"] == pytest.approx(max(rates))
     assert [one["samples"] for one in summary["sources"]] == [24, 1]
@@ -100,7 +97,7 @@ def test_summary_of_known_data(tmp_path):
     # The same on a terminal, and what is not listed counted.
     said = [" ".join(line.split()) for line in inspect_page(summary).text().split("\n")]
     for words in (
-        "references 0.016 hours",
+        "references 0.016 hours, 1 samples without",
         "speaker: 3 different, 1 samples without samples hours fraction",
         "1 more (--top lists more)",
         "problems in the shards: 1; titan-tts data doctor lists them",

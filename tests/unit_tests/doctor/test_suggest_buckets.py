@@ -1,7 +1,6 @@
 """Suggested buckets: what padding they cost, and that the loader takes them."""
 
 import shlex
-import tomllib
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from tests.helpers.sound_samples import CHANNELS, changed, sound_samples, write_shards
 from titan_tts.doctor.findings import Limits
 from titan_tts.doctor.suggest_buckets import suggest
-from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.buckets import make_batch_policy, select_samples
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -28,14 +26,12 @@ def suggestion_of(dataset, limits=Limits(), paths=("set",)):
 
 
 def test_suggestion_can_be_pasted_and_trains(dataset):
-    """The TOML, like the options, is taken by the loader and gives the padding that it promises."""
+    """The loader takes the options, which give the padding that is promised."""
     paths = ['/a "quoted" \\ folder', "/Ordner für 王"]
     suggestion = suggestion_of(dataset, paths=paths)
-    pasted = tomllib.loads(suggestion["toml"])
-    assert pasted["data"]["path"] == paths
-    config = load_config(shlex.split(suggestion["command_line"]))
-    assert {name: getattr(config.data, name) for name in pasted["data"]} == pasted["data"]
-    options = Data(**pasted["data"], on_too_long="error", batch_multiple=8, speaker_patch_size=4)
+    options = load_config(shlex.split(suggestion["command_line"])).data
+    assert options.path == paths
+    options.on_too_long, options.batch_multiple, options.speaker_patch_size = "error", 8, 4
     tokens = dataset.text_bytes + 2
     frames = select_samples(dataset.frames, tokens, options).frames
     policy = make_batch_policy(options, 32, frames, dataset.reference_frames, tokens)
@@ -97,7 +93,7 @@ def test_without_stored_references_no_limit_of_them_is_suggested(tmp_path):
     samples = [changed(each, reference=each.reference[:0]) for each in sound_samples()]
     write_shards(tmp_path / "set", samples)
     suggestion = suggestion_of(open_dataset(str(tmp_path / "set"), CHANNELS))
-    assert "max_speaker_frames" not in suggestion["toml"] + suggestion["command_line"]
+    assert "max_speaker_frames" not in suggestion["command_line"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +111,7 @@ def test_held_out_shards_are_left_out(tmp_path, paths):
     if not training:
         assert suggestion is None
         return
-    found = tomllib.loads(suggestion["toml"])["data"]["path"]
+    found = load_config(shlex.split(suggestion["command_line"])).data.path
     found = [found] if isinstance(found, str) else found
     assert sorted(found) == sorted(str(tmp_path / name) for name in training)
     parts = [("train", "heldout", "other", "dev").index(name) for name in training]
