@@ -19,7 +19,7 @@ fi
 scripts/setup.sh speech
 unset PYTHONDONTWRITEBYTECODE # .venv is our own: what a start compiles, the next need not
 # The corpus is normalized and trimmed already.
-.venv/bin/titan-tts prepare "$corpus" "$data" --loudness off --max-silence off --overwrite
+.venv/bin/titan-tts prepare "$corpus" "$data" --loudness off --max-silence off
 prepared=$SECONDS
 
 . scripts/threads.sh

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, cast
 from titan_tts.overlay import call_in_overlay
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
 
-_TICK_SECONDS = 1.0
 _MAX_FRUITLESS = 5  # workers in turn that end before they are ready
 
 
@@ -48,9 +47,8 @@ class Failure(NamedTuple):
 Answer = dict[str, Any] | Failure
 
 
-Runner = Callable[[str, Sequence[tuple], Callable[[], object]], Iterator[tuple[int, Answer]]]
-"""Does jobs by a function: yields (number of the job, its answer) as they end, in any order. The last argument is called
-while it waits."""
+Runner = Callable[[str, Sequence[tuple]], Iterator[tuple[int, Answer]]]
+"""Does jobs by a function: yields (number of the job, its answer) as they end, in any order."""
 
 
 @contextmanager
@@ -66,7 +64,7 @@ def open_engine(name: str, workers: int, devices: list[str], here: bool = True) 
         with _ray(workers, devices) as start, _pool(start, _wait_for_actors) as runner:
             yield runner
     elif here and workers <= 1 and len(devices) == 1:
-        yield lambda function, jobs, tick: (
+        yield lambda function, jobs: (
             (number, attempt(function, job, devices[0])) for number, job in enumerate(jobs)
         )
     else:
@@ -107,15 +105,13 @@ class _Place:
 @contextmanager
 def _pool(
     starts: Sequence[Callable[[], "_Worker"]],
-    wait_for: Callable[[list[Any], float], list[Any]],
+    wait_for: Callable[[list[Any]], list[Any]],
 ) -> Iterator[Runner]:
     """A runner over workers, which are started when there is a job for them. A worker says None once it is ready, then
     an answer for each job that it is given."""
     places = [_Place(start) for start in starts]
 
-    def runner(
-        function: str, jobs: Sequence[tuple], tick: Callable[[], object]
-    ) -> Iterator[tuple[int, Answer]]:
+    def runner(function: str, jobs: Sequence[tuple]) -> Iterator[tuple[int, Answer]]:
         left, fruitless = deque(range(len(jobs))), 0
         while left or any(place.job is not None for place in places):
             for place in places:
@@ -127,7 +123,7 @@ def _pool(
             for place in absent[: max(0, len(left) - starting)]:
                 place.worker = place.start()
             by_worker = {place.worker: place for place in places if place.worker}
-            for worker in wait_for([*by_worker], _TICK_SECONDS):
+            for worker in wait_for([*by_worker]):
                 place, answer = by_worker[worker], worker.heard()
                 ended = isinstance(answer, Failure) and answer.kind in ("killed", "error")
                 number, place.job = place.job, None
@@ -142,7 +138,6 @@ def _pool(
                 place.is_ready = not ended
                 if number is not None and answer is not None:
                     yield number, answer
-            tick()
 
     at_once = True
     try:
@@ -174,7 +169,10 @@ class _Process:
             return cast(Answer | None, self.connection.recv())
         except (EOFError, OSError):
             self._process.join()
-            return Failure("killed", _how_it_ended(self._process.exitcode or 0))
+            status = self._process.exitcode or 0
+            by = signal.Signals(-status).name if status < 0 else f"itself with status {status}"
+            advice = "if nobody killed it, use fewer --workers: it had too little memory"
+            return Failure("killed", f"its worker process was ended by {by}; {advice}")
 
     def end(self, at_once: bool) -> None:
         if at_once:
@@ -183,16 +181,9 @@ class _Process:
         self._process.join()
 
 
-def _wait_for_processes(workers: list[_Process], seconds: float) -> list[_Process]:
-    found = wait([worker.connection for worker in workers], seconds)
+def _wait_for_processes(workers: list[_Process]) -> list[_Process]:
+    found = wait([worker.connection for worker in workers])
     return [worker for worker in workers if worker.connection in found]
-
-
-def _how_it_ended(status: int) -> str:
-    if status >= 0:
-        return f"its worker process ended with status {status}; its error stands in the log"
-    name = signal.Signals(-status).name
-    return f"its worker process was ended by {name}; if nobody did that, use fewer --workers: it had too little memory"
 
 
 def serve(connection: Connection, device: str, threads: int) -> None:
@@ -249,11 +240,10 @@ class _RayActor:
 _Worker = _Process | _RayActor
 
 
-def _wait_for_actors(workers: list[_RayActor], seconds: float) -> list[_RayActor]:
+def _wait_for_actors(workers: list[_RayActor]) -> list[_RayActor]:
     import ray
 
-    said = [worker.said for worker in workers if worker.said is not None]
-    found = ray.wait(said, num_returns=1, timeout=seconds)[0]
+    found = ray.wait([worker.said for worker in workers if worker.said is not None])[0]
     return [worker for worker in workers if worker.said in found]
 
 

@@ -1,6 +1,5 @@
 """Does the jobs of a stage: with a bar, and a bounded number of attempts for each."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,6 @@ from torchtitan.models.dit_tts.errors import InputError, show
 
 ATTEMPTS = 3
 _MAX_ALIKE = 3  # failures in turn, all by the same error, while nothing was done
-_REDRAWN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -63,16 +61,9 @@ def run_jobs(
     """
     done, alike, last = 0, 0, ""
     left = list(jobs)
-
-    def tick() -> None:
-        if bar.format_dict["elapsed"] - drawn[0] > _REDRAWN_SECONDS and sys.stderr.isatty():
-            bar.refresh()
-            drawn[0] = bar.format_dict["elapsed"]
-
-    drawn = [0.0]
     while left:
         again = []
-        for number, answer in runner(function, [job.values for job in left], tick):
+        for number, answer in runner(function, [job.values for job in left]):
             job = left[number]
             if not isinstance(answer, Failure):
                 done += 1

@@ -118,7 +118,7 @@ class Loader:
     def _cell(self, place: dict[str, Any]) -> bytes | str:
         """The bytes of an audio cell, or the path that it names."""
         column = place["column"]
-        value = self._cursor(place, column).row(place["group"], place["row"])[column].as_py()
+        value = self._cursor(place, column).row(place["group"], place["row"])[column]
         if isinstance(value, dict):
             value = value["bytes"] if value.get("bytes") is not None else value.get("path")
         if not isinstance(value, (bytes, str)) or not value:
@@ -135,7 +135,7 @@ class Loader:
         if len(latents) == 0:
             raise InputError(f"column {names[0]} has no frame")
         reference = np.zeros((0, channels), np.float32)
-        if len(names) == 2 and row[names[1]].is_valid:
+        if len(names) == 2 and row[names[1]] is not None:
             reference = matrix(row[names[1]], channels, names[1], rows[1])
         return ReadyLatents(latents, reference)
 

@@ -20,13 +20,12 @@ import torch
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from titan_tts.prepare.formats import SourceError
 from titan_tts.prepare.listing import items_of_chunk, unusable
-from titan_tts.prepare.processing import COUNTED, REASONS, length_reason, process
+from titan_tts.prepare.processing import REASONS, length_reason, process
 from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.records.utterance import SPLITS, Utterance
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
-from torchtitan.models.dit_tts.data.left_out import WORST
 from torchtitan.models.dit_tts.data.members import REFERENCE_PARTS
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
@@ -56,13 +55,10 @@ class Chunk:
     samples: dict[str, int] = field(default_factory=dict)  # split -> samples
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> recordings
     problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
-    counts: dict[str, float] = field(default_factory=dict)  # COUNTED field -> sum
     dropped_seconds: dict[str, float] = field(default_factory=dict)  # of those that can be decoded
-    longest: list[tuple[str, float]] = field(default_factory=list)  # of them: key, seconds
 
     def add(self, other: "Chunk") -> None:
-        self.longest = sorted([*self.longest, *other.longest], key=lambda one: -one[1])[:WORST]
-        for name in ("samples", "dropped", "counts", "dropped_seconds"):
+        for name in ("samples", "dropped", "dropped_seconds"):
             sums = getattr(self, name)
             for key, value in getattr(other, name).items():
                 sums[key] = sums.get(key, 0) + value
@@ -156,23 +152,17 @@ def _encode(
             chunk.problems.append([item.id, str(error)])
             made = "undecodable"
         if isinstance(made, str):
-            longest = [(item.id, seconds)] if seconds else []
-            chunk.add(Chunk({}, {made: 1}, [], {}, {made: seconds}, longest))
-            continue
-        triplet, counts = made
-        samples[item.split].append(triplet)
-        chunk.add(Chunk(counts={name: value for name, value in counts.items() if value}))
+            chunk.add(Chunk(dropped={made: 1}, dropped_seconds={made: seconds}))
+        else:
+            samples[item.split].append(made)
     chunk.samples = {split: len(triplets) for split, triplets in samples.items() if triplets}
     return chunk, samples
 
 
-# A sample and what is counted of it, see COUNTED; or the reason to leave it out.
-_Made = tuple[Triplet, dict[str, float]] | str
-
-
 def _of_recording(
     run: Run, item: Utterance, loaded: Recording, references: list[Recording], device: str
-) -> _Made:
+) -> Triplet | str:
+    """The sample, or the reason to leave it out."""
     audio, labels = run.options.audio, dict(item.labels)
     done = process(loaded.samples, loaded.rate, run.sample_rate, item.text, audio)
     # No filters for references: the user chose these recordings.
@@ -193,11 +183,10 @@ def _of_recording(
     if len(references) > 1:
         labels[REFERENCE_PARTS] = [len(each) for each in parts[1:]]
     latents = _latents(run, done.waveform, device)
-    counts = {name: getattr(done, name) for name in COUNTED[:2]}
-    return Triplet(item.id, latents, np.concatenate(parts), labels), counts
+    return Triplet(item.id, latents, np.concatenate(parts), labels)
 
 
-def _of_latents(run: Run, item: Utterance, loaded: ReadyLatents, seconds: float) -> _Made:
+def _of_latents(run: Run, item: Utterance, loaded: ReadyLatents, seconds: float) -> Triplet | str:
     if reason := length_reason(seconds, item.text, run.options.audio):
         return reason
     latents, reference, labels = loaded.latents, loaded.reference, dict(item.labels)
@@ -209,8 +198,7 @@ def _of_latents(run: Run, item: Utterance, loaded: ReadyLatents, seconds: float)
     duration, fps = labels.get("target_duration"), run.sample_rate / run.hop_length
     if not isinstance(duration, (int, float)) or abs(duration * fps - len(latents)) > 1:
         labels["target_duration"] = len(latents) / fps
-    triplet = Triplet(item.id, latents, reference[:0] if is_part else reference, labels)
-    return triplet, {"replaced_reference": is_part}
+    return Triplet(item.id, latents, reference[:0] if is_part else reference, labels)
 
 
 def _latents(run: Run, waveform: np.ndarray, device: str) -> np.ndarray:

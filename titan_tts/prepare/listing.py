@@ -24,8 +24,6 @@ from titan_tts.records.utterance import TRAIN, Unusable, Utterance
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file, nfc, path_on_disk
-from torchtitan.models.dit_tts.text.phones import Phonemizer, lost_letters_error
-from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
 SHOWN_PROBLEMS = 20
@@ -41,8 +39,8 @@ class Plan:
     dropped: dict[str, int] = field(default_factory=dict)
     problems: list[list[str]] = field(default_factory=list)  # the first [id, sentence]
 
-    def drop(self, reason: str, recordings: int = 1) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + recordings
+    def drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
 
 def list_items(reader: Reader) -> Iterator[tuple[Utterance | Unusable, int, int]]:
@@ -121,7 +119,7 @@ def usable_items(
     """Utterances to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
-            plan.drop("undecodable", item.recordings)
+            plan.drop("undecodable")
             if len(plan.problems) < SHOWN_PROBLEMS:
                 plan.problems.append([item.id, item.sentence])
         elif not is_wanted(item, where):
@@ -154,17 +152,11 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
     starts: list[int] = []
     items = usable_items(reader, options.source, options.on_error, plan, options.where)
     progress = tqdm(items, "listing", unit="recording", mininterval=1.0)
-    language, lost = language_of(options.encoder), {}
-    phones = Phonemizer(language) if language else None
     with atomic_file(folder / ITEMS_NAME) as file:
         for number, item in enumerate(progress):
             if number % options.chunk_items == 0:
                 starts.append(file.tell())
             file.write(item.to_json().encode() + b"\n")
-            if phones and (letters := phones.lost(item.text)):
-                lost[item.id] = letters
-        if phones and lost:
-            raise lost_letters_error("--encoder", phones, lost, plan.items)
         _check_splits(options, plan)
         end = file.tell()
     plan.chunks = len(starts)

@@ -63,7 +63,7 @@ def _opened(folder: str, run: Run) -> tuple[Dataset, SpeakerTable]:
     chunks = open_chunks(Path(folder), run.channels, part=(1, 2))  # the pipeline has the bar
     splits = np.array([Path(path).parent.name for path in chunks.tar_paths])[chunks.shard]
     speakers = chunks.labels("speaker")[0]
-    return chunks, SpeakerTable(speakers, splits == "train", chunks.frames, chunks.latents_hash)
+    return chunks, SpeakerTable(speakers, splits == "train", chunks.frames)
 
 
 def _triplets(

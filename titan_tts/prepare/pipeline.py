@@ -56,18 +56,17 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     )
     state = {
         "version": work_folder.RECORD_VERSION,
-        "versions": library_versions(),
+        "versions": library_versions() | {"work folder": work_folder.WORK_VERSION},
         # Which weights they are, not where they lie: moved ones are the same.
         "settings": options.of_shards()
         | {"codec": codec_kind(codec.name), "codec_fingerprint": codec.fingerprint},
         "source_digest": source_digest(reader),
     }
     with work_folder.working_in_partial(output) as folder:
-        if record := _reusable(output, state, options):
+        if record := _reusable(output, state):
             return record | {"reused": True}
-        replaces = work_folder.read_record(output)  # None, or --overwrite is given
         if not work_folder.is_finishing(folder, state):
-            work_folder.begin(folder, state, options.overwrite)
+            work_folder.begin(folder, state)
             shape = codec.latent_channels, codec.sample_rate, codec.hop_length
             run = Run(reader.root, reader.files(), *shape, options)
             write_run(folder, run)
@@ -78,22 +77,19 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
                     work_folder.clear(folder)
                 raise
         record = work_folder.read_record(folder)
-        work_folder.finish(folder, output, replaces)
+        work_folder.finish(folder, output)
     assert record is not None
     return record | {"reused": False}
 
 
-def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str, Any] | None:
-    """The record of an output that is complete and up to date; None where it has to be made."""
+def _reusable(output: Path, state: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of an output that is complete and up to date; None where there is no output."""
     if work_folder.is_empty(output):
         return None
     record = work_folder.read_record(output)
     if record is None:
-        raise InputError(
-            f"{output}: exists and has no {work_folder.RECORD_NAME} of this command, so it is not "
-            "replaced; give another output folder or remove this one"
-        )
-    if record["version"] != work_folder.RECORD_VERSION:
+        why = f"exists and has no {work_folder.RECORD_NAME} of this command, so it is not replaced"
+    elif record["version"] != work_folder.RECORD_VERSION:
         why = "was made by another version"
     elif changed := difference(record["settings"], state["settings"]):
         why = f"was made with other settings ({changed})"
@@ -102,16 +98,8 @@ def _reusable(output: Path, state: dict[str, Any], options: Options) -> dict[str
     elif record["source_digest"] != state["source_digest"]:
         why = "was made from other recordings, or the source's files have changed since"
     else:
-        work_folder.tidy(output)
         return record
-    other = "or give another output folder"
-    if not options.overwrite:
-        raise InputError(f"{output}: {why}; pass --overwrite to replace it at the end, {other}")
-    if foreign := {path.name for path in output.iterdir()} - work_folder.OUTPUT_NAMES:
-        raise InputError(
-            f"{output}: holds {min(foreign)}, which --overwrite would remove; move it away {other}"
-        )
-    return None
+    raise InputError(f"{output}: {why}; give another output folder, or remove this one")
 
 
 def _build(

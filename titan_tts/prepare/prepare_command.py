@@ -32,14 +32,14 @@ def run(options: Options) -> int:
         command = ["titan-tts", "evaluate", "RUN", "--test", options.output]
         print(f"test on it:   {shlex.join(command)}")
         return 0
-    held_out, of_finetune = record["summary"]["heldout"]["samples"], OF_FINETUNE in os.environ
+    held_out = record["summary"]["heldout"]["samples"]
     if 0 < held_out < FEW_SAMPLES:
         print(
             f"warning: only {held_out} recordings are held out, by which a training chooses its best step; give a larger "
-            f"--heldout-fraction (and {'another OUT' if of_finetune else '--overwrite'})",
+            "--heldout-fraction and another OUTPUT",
             file=sys.stderr,
         )
-    if of_finetune:
+    if OF_FINETUNE in os.environ:
         return 0
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
@@ -47,9 +47,9 @@ def run(options: Options) -> int:
     command = ["titan-tts", "train", config, "--data.path", train, *keys]
     print(f"train on it:  {shlex.join(command)}")
     if trained["hours"] < 1:
-        adapt = shlex.join(["titan-tts", "finetune", "MODEL", options.output, "TUNED"])
-        first = "" if held_out else "hold some out (--heldout-fraction 0.1 --overwrite), then "
-        print(f"or better, with so little: {first}{adapt}")
+        source = options.output if held_out else options.source  # finetune holds some out itself
+        adapt = shlex.join(["titan-tts", "finetune", "MODEL", source, "TUNED"])
+        print(f"or better, with so little: {adapt}")
     return 0
 
 

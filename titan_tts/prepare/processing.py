@@ -36,9 +36,6 @@ FRAME_SECONDS = 0.01
 # raises the threshold, but never to less than 20 dB below the loud part.
 QUIET_DB, NOISY_DB, ABOVE_NOISE_DB = 40.0, 20.0, 6.0
 
-# What is summed over a corpus; the last counts references of a table that are a part of their own latents.
-COUNTED = ("peak_limited", "silence_cut_seconds", "replaced_reference")
-
 
 @dataclass(frozen=True)
 class Processed:
@@ -47,8 +44,6 @@ class Processed:
     waveform: np.ndarray
     seconds: float
     gain_db: float | None = None  # None: the level was left alone
-    peak_limited: bool = False  # the peak limits the gain
-    silence_cut_seconds: float = 0.0
 
 
 def process(
@@ -66,10 +61,8 @@ def process(
     waveform = resample(to_mono(samples), rate, target_rate)
     if len(waveform) == 0:
         return "silent" if settings.min_seconds is None else "too_short"
-    silence_cut = 0.0
     if settings.max_silence is not None:
         start, stop = speech_span(waveform, target_rate, settings.max_silence)
-        silence_cut = (len(waveform) - (stop - start)) / target_rate
         waveform = np.ascontiguousarray(waveform[start:stop])
     waveform = waveform[:longest]
     seconds = len(waveform) / target_rate
@@ -78,11 +71,11 @@ def process(
     measured = loudness(waveform, target_rate)
     if measured <= SILENCE_LUFS:
         return "silent"
-    gain_db, limited = None, False
+    gain_db = None
     if settings.loudness is not None:
-        gain_db, limited = safe_gain(waveform, settings.loudness - measured)
+        gain_db = safe_gain(waveform, settings.loudness - measured)
         waveform = waveform * np.float32(10 ** (gain_db / 20))
-    return Processed(waveform, seconds, gain_db, limited, silence_cut)
+    return Processed(waveform, seconds, gain_db)
 
 
 def clipped_fraction(samples: np.ndarray) -> float:
@@ -123,10 +116,10 @@ def loudness(waveform: np.ndarray, rate: int) -> float:
     return float(value) if math.isfinite(value) else -math.inf
 
 
-def safe_gain(waveform: np.ndarray, wanted_db: float) -> tuple[float, bool]:
-    """(gain in dB to the thousandth, whether the peak limits it): no sample comes to exceed 1."""
+def safe_gain(waveform: np.ndarray, wanted_db: float) -> float:
+    """The gain in dB to the thousandth with which no sample comes to exceed 1."""
     headroom_db = -20 * math.log10(float(np.abs(waveform).max()))
-    return math.floor(1000 * min(wanted_db, headroom_db)) / 1000, wanted_db > headroom_db
+    return math.floor(1000 * min(wanted_db, headroom_db)) / 1000
 
 
 def speech_span(waveform: np.ndarray, rate: int, max_silence: float) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from titan_tts.prepare.encode import Chunk
 from titan_tts.prepare.listing import SHOWN_PROBLEMS
-from titan_tts.prepare.processing import COUNTED, REASONS
+from titan_tts.prepare.processing import REASONS
 from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.data.left_out import left_out_words
 from torchtitan.models.dit_tts.errors import without_secrets
@@ -28,8 +28,6 @@ def summarize(
         "speakers": speakers,
         "dropped": dict(sorted(total.dropped.items())),
         "dropped_seconds": seconds,
-        "longest_dropped": total.longest,
-        **{name: round(total.counts.get(name, 0), 2) for name in COUNTED},
         "problems": total.problems[:SHOWN_PROBLEMS],
     }
 
@@ -50,23 +48,11 @@ def lines(summary: dict[str, Any]) -> list[str]:
             )
     out.append(f"speakers: {summary['speakers']}")
     samples = sum(summary[split]["samples"] for split in SPLITS)
-    for name, words in (
-        ("replaced_reference", "samples whose reference in the source was a part of themselves"),
-        ("peak_limited", "samples a little below the wanted loudness, as their peaks would clip"),
-    ):
-        if summary[name]:
-            out.append(f"{words}: {summary[name]} ({summary[name] / samples:.1%})")
-    if summary["silence_cut_seconds"]:
-        out.append(f"silence cut: {summary['silence_cut_seconds']:.1f} seconds")
     if total := sum(summary["dropped"].values()):
         seconds = summary.get("dropped_seconds", {})  # not in records of earlier versions
         lost = sum(seconds.values())
         everything = lost + 3600 * sum(summary[split]["hours"] for split in SPLITS)
-        longest = summary.get("longest_dropped", ())
-        counts = total, samples + total
-        unread = sum(count for name, count in summary["dropped"].items() if name not in seconds)
-        words = left_out_words("recordings", counts, (lost, everything), longest)
-        out.append(words + (f"; of unknown length: {unread} of them" if unread else ""))
+        out.append(left_out_words("recordings", (total, samples + total), (lost, everything), ()))
         for name, count in summary["dropped"].items():
             minutes = f", {seconds[name] / 60:.1f} minutes" if seconds.get(name) else ""
             out.append(f"  {name}: {count}{minutes} ({REASONS[name]})")

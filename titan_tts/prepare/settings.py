@@ -80,9 +80,6 @@ class Options(Columns):
 
     audio: AudioSettings = AudioSettings()
 
-    encoder: str = ""
-    """The [encoder] model to train with: texts that phones:LANGUAGE cannot read are refused before the audio is encoded."""
-
     device: str = "auto"
     """Device of the codec: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
 
@@ -100,9 +97,6 @@ class Options(Columns):
 
     max_corrupt_fraction: float = 0.01
     """With --on-error skip: stop if a larger fraction of the recordings is corrupt."""
-
-    overwrite: bool = False
-    """Replace an output that was made from other settings or another source."""
 
     def check(self) -> None:
         """Raises InputError where a number is out of its range or a pattern is none."""
@@ -146,5 +140,4 @@ class Options(Columns):
 
 
 # Options that change nothing in the shards.
-_OF_A_RUN = {"source", "output", "encoder", "device", "workers", "engine", "on_error"}
-_OF_A_RUN |= {"max_corrupt_fraction", "overwrite"}
+_OF_A_RUN = {"source", "output", "device", "workers", "engine", "on_error", "max_corrupt_fraction"}

@@ -8,7 +8,6 @@
       chunks/                  encoded recordings, as shards
       train/ heldout/          shards
       prepare.json             the record: with it the output is complete
-      replaced/                the earlier OUTPUT, while this one takes its place
 
 Every file appears complete or not at all. The last steps are: prepare.json is written, the scratch
 files are removed, the folder is renamed to OUTPUT. A kill between them is repaired by the next run.
@@ -20,7 +19,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from titan_tts.jobs.workspace import difference, require_same, sweep, working_in
+from titan_tts.jobs.workspace import require_same, sweep, working_in
 from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError
@@ -29,10 +28,10 @@ from torchtitan.models.dit_tts.files import check_writable, sync_folder, write_a
 RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
 RECORD_VERSION = 5
-_REPLACED_NAME = "replaced"
-OUTPUT_NAMES = {*SPLITS, RECORD_NAME, _REPLACED_NAME}
+# Changes with the other files of the work folder.
+WORK_VERSION = 2
 _LISTED = ("items.jsonl", "chunk_starts.npy", "plan.json", "run.json")
-_SCRATCH = ("chunks", *_LISTED, "shards_of", STATE_NAME)  # the state goes last
+_SCRATCH = ("chunks", *_LISTED, STATE_NAME)  # the state goes last
 
 
 def working_in_partial(output: Path) -> AbstractContextManager[Path]:
@@ -59,17 +58,17 @@ def has_all_shards(output: Path, record: dict[str, Any]) -> bool:
     )
 
 
-def begin(folder: Path, state: dict[str, Any], overwrite: bool) -> None:
-    """Set the work folder up for `state`, or find it set up; with `overwrite` other work is removed."""
+def begin(folder: Path, state: dict[str, Any]) -> None:
+    """Set the work folder up for `state`, or find it set up; the work of another state is refused."""
     record = read_record(folder)
     # Without its state.json a folder was killed in the last steps of `finish`.
     earlier = read_json(folder / STATE_NAME) or record
-    compared = _compared(earlier or state, state), _compared(state, state)
-    if earlier is not None and not overwrite:
-        require_same(folder, *compared, "pass --overwrite to drop that work, or remove the folder")
-    if earlier is None or record is not None or difference(*compared):
+    if earlier is not None:
+        compared = _compared(earlier, state), _compared(state, state)
+        require_same(folder, *compared, "remove the folder, or give another OUTPUT")
+    if record is not None:
         clear(folder)
-        write_atomic(folder / STATE_NAME, json.dumps(state))
+    write_atomic(folder / STATE_NAME, json.dumps(state))
 
 
 def _compared(state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -84,38 +83,24 @@ def _compared(state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 def clear(folder: Path) -> None:
     """Remove everything that a preparation made in its work folder."""
-    replaced = folder / _REPLACED_NAME
-    if replaced.exists():  # an output that was being replaced, and is not back in its place
-        raise InputError(f"{replaced}: is an earlier output; move it away and start again")
     for name in (*SPLITS, RECORD_NAME, *_SCRATCH):
         _remove(folder / name)
 
 
-def finish(folder: Path, output: Path, replaces: dict[str, Any] | None) -> None:
-    """Rename a complete work folder to the output, of which only one with the record `replaces` is replaced.
-    It may be killed and done again."""
+def finish(folder: Path, output: Path) -> None:
+    """Rename a complete work folder to the output, which is absent or empty. It may be killed and done again."""
     for name in _SCRATCH:
         _remove(folder / name)
     sweep(folder)
-    replaced = folder / _REPLACED_NAME
     if not is_empty(output):
-        if replaces is None or read_record(output) != replaces:
-            raise InputError(
-                f"{output}: was created or changed meanwhile, so it is not replaced; move it "
-                f"away and start again, the work is kept in {folder}"
-            )
-        _remove(replaced)
-        output.rename(replaced)
-    elif output.exists():
+        raise InputError(
+            f"{output}: was created meanwhile, so it is not replaced; move it away and start again, the work is kept in "
+            f"{folder}"
+        )
+    if output.exists():
         output.rmdir()
     folder.rename(output)
     sync_folder(output.parent)
-    tidy(output)
-
-
-def tidy(output: Path) -> None:
-    """Remove what a kill after the rename of `finish` leaves in the output."""
-    shutil.rmtree(output / _REPLACED_NAME, ignore_errors=True)
 
 
 def is_finishing(folder: Path, state: dict[str, Any]) -> bool:

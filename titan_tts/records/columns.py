@@ -120,11 +120,9 @@ def first_value(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def speaker_in(key: str, pattern: str) -> str:
-    """The match in a key of a pattern's group "speaker", else of its first group; "" if none."""
+    """The match in a key of a pattern's first group; "" if none."""
     match = re.search(pattern, key) if pattern else None
-    if match is None:
-        return ""
-    return (match["speaker"] if "speaker" in match.re.groupindex else match[1]) or ""
+    return match[1] or "" if match else ""
 
 
 def drawn(name: str, seed: int) -> float:

@@ -12,7 +12,6 @@ class Unusable(NamedTuple):
 
     id: str
     sentence: str  # why, without the source's path
-    recordings: int = 1  # number of recordings that it stands for
 
 
 class Reference(NamedTuple):

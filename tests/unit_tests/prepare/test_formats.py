@@ -174,7 +174,6 @@ BAD_SOURCES = [
     ("m.jsonl", '{"audio": "a.wav", "text": "x"}', "no speaker.*--speaker NAME"),
     ("m.jsonl", ROW.replace('"s"}', '"s", "split": "all"}'), "'all'"),
     ("m.jsonl", ROW.replace("a.wav", "b.wav"), "b.wav' cannot be read"),
-    ("m.jsonl", ROW.replace("a.wav", "D:\\\\clips\\\\0.wav"), "has backslashes"),
     ("m.jsonl", ROW.replace('"s"}', '"s", "offset": "soon"}'), "'soon'"),
     ("m.jsonl", f"{ROW}\n{ROW}", "more than one rec"),
     ("m.jsonl", ROW.replace('"x"', '"\\ud800"'), "utf-8 cannot encode"),
@@ -244,7 +243,7 @@ def test_quotes_in_lists(tmp_path):
     path.write_text('audio,text,speaker\na.wav,"x,s\nb.wav,y",s\nc.wav,"a ""b"", c",s\n')
     plan, reader = Plan(), open_corpus(Options(str(path), ""))
     (item,) = usable_items(reader, str(path), "skip", plan)
-    assert plan.dropped == {"undecodable": 2} and item.text == 'a "b", c'
+    assert plan.dropped == {"undecodable": 1} and item.text == 'a "b", c'
     assert (plan.items, plan.train_items, plan.problems[0][0]) == (1, 1, "m.csv line 2")
     # Some of them, by their columns.
     rows = [{"audio": "a.wav", "text": each, "speaker": each, "ok": each == "x"} for each in "xyz"]

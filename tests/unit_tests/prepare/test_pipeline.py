@@ -215,7 +215,7 @@ def test_latents_that_tables_hold(tmp_path):
     record = prepare(tmp_path / "source", tmp_path / "out", max_reference_frames=3, audio=ten)
     assert record["summary"]["dropped"] == {"too_long": 1}
     dataset = open_dataset(str(tmp_path / "out/train"), 128)
-    assert len(dataset) == len(rows) and record["summary"]["replaced_reference"] == 0
+    assert len(dataset) == len(rows)
     for number, own in enumerate(values):
         loaded = dataset.load(number)
         assert loaded.metadata["text"] == f"text {number}"
@@ -242,7 +242,7 @@ def test_a_tables_reference_that_is_a_part_of_its_latents_is_replaced(tmp_path):
     ]
     write_table(tmp_path / "t.parquet", rows)
     summary = prepare(tmp_path / "t.parquet", tmp_path / "out")["summary"]
-    assert summary["replaced_reference"] == 3 and summary["train"]["without_reference"] == 1
+    assert summary["train"]["without_reference"] == 1
     train = read_shards(tmp_path / "out/train")
     found = {key: one["json"].get("reference_key") for key, one in train.items()}
     assert found["k0"] in ("k1", "k3") and found["k1"] in ("k0", "k3")
@@ -287,8 +287,6 @@ def test_every_reason_is_counted(tmp_path):
     printed = report.lines(summary)
     assert "the first corrupt recordings:" in printed
     assert "  too_long: 1, 0.1 minutes (above --max-seconds)" in printed
-    longest = summary["longest_dropped"]
-    assert longest[0] == ["too_long", 4.0] and len(longest) == 5
     assert prepare(source, out, **settings, **SKIP)["reused"]
     settings["audio"] = replace(filters, min_seconds=9, max_seconds=10)
     with pytest.raises(InputError, match="no recording is left for train.*'too_short'"):
@@ -314,10 +312,8 @@ def test_processing_is_recorded(tmp_path):
     peak = np.where(np.arange(16_000) == 8000, np.float32(0.9), voice)
     others = replace(quiet, key="b", samples=voice), replace(quiet, key="c", samples=peak)
     path = corpora.write_manifest(tmp_path / "m", [quiet, *others])
-    summary = prepare(path, tmp_path / "out")["summary"]
+    prepare(path, tmp_path / "out")
     first, second, third = read_shards(tmp_path / "out/train").values()
-    assert summary["peak_limited"] == 1
-    assert summary["silence_cut_seconds"] == pytest.approx(1.5, abs=0.05)
     # Of twelve blocks of 0.4 s six are full of the tone, and 3.75 of the others together.
     gain = second["json"]["gain_db"] + 20 - 10 * np.log10(9.75 / 12)
     assert first["json"]["gain_db"] == pytest.approx(gain, abs=0.05)

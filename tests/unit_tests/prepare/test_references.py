@@ -13,7 +13,7 @@ def make_table() -> SpeakerTable:
     samples = [(0, True, 3 + n) for n in range(40)]
     samples[20:20] = [(0, False, 9), (1, True, 11), (2, True, 4)]
     samples += [(2, True, 4), (0, False, 8), (2, True, 4)]
-    return SpeakerTable(*map(np.array, zip(*samples, strict=True)), np.arange(len(samples)))
+    return SpeakerTable(*map(np.array, zip(*samples, strict=True)))
 
 
 def choose(table: SpeakerTable, sample: int, **settings: int) -> Span | None:
@@ -38,7 +38,7 @@ def test_references_are_other_utterances_of_the_speaker(longest):
         assert len({each.sample for each in given} - {sample}) == others
         assert choose(table, sample, attempt=others) is None
     # They differ by sample and seed.
-    samples = np.flatnonzero((table.speaker == 0) & table.train)
+    samples = [*range(20), *range(23, 43)]  # ann's training ones
     first, second = (
         [choose(table, sample, seed=seed, max_frames=5) for sample in samples] for seed in (0, 1)
     )
@@ -47,27 +47,19 @@ def test_references_are_other_utterances_of_the_speaker(longest):
     assert sum(a.sample != b.sample for a, b in zip(first, second)) > 30
 
 
-def random_table(generator: np.random.Generator) -> tuple[SpeakerTable, np.ndarray]:
-    """Up to 30 samples of few speakers, some of them copies of each other; with their contents."""
-    n = int(generator.integers(1, 30))
-    content = generator.integers(0, 2**64, 12, np.uint64)[generator.integers(0, 12, n)]
-    speaker, train = generator.integers(0, 5, n).astype(np.int32), generator.random(n) < 0.6
-    return SpeakerTable(speaker, train, generator.integers(1, 40, n), content), content
-
-
 def test_no_reference_is_of_its_target_whatever_the_corpus():
-    """Held-out samples have held-out references, else training ones; nobody has a copy of himself."""
-    generator = np.random.default_rng(0)
-    seen = set()
+    """Held-out samples have held-out references, else training ones."""
+    generator, seen = np.random.default_rng(0), set()
     for _ in range(60):
-        table, content = random_table(generator)
-        longest = generator.integers(1, 60)
-        for sample in range(len(content)):
-            allowed = (table.speaker == table.speaker[sample]) & (content != content[sample])
-            own_split = allowed & (table.train == table.train[sample])
-            fallback = not own_split.any() and not table.train[sample]
-            allowed &= table.train if fallback else own_split
-            span = choose(table, sample, max_frames=longest)
+        n = int(generator.integers(1, 30))
+        speaker, train = generator.integers(0, 5, n).astype(np.int32), generator.random(n) < 0.6
+        table = SpeakerTable(speaker, train, generator.integers(1, 40, n))
+        for sample in range(n):
+            allowed = (speaker == speaker[sample]) & (np.arange(n) != sample)
+            own_split = allowed & (train == train[sample])
+            fallback = not own_split.any() and not train[sample]
+            allowed &= train if fallback else own_split
+            span = choose(table, sample, max_frames=generator.integers(1, 60))
             assert allowed[span.sample] if span else not allowed.any()
             seen.add((span is not None, fallback))
     assert seen == {(True, False), (True, True), (False, False), (False, True)}

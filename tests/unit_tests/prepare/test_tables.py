@@ -8,18 +8,7 @@ from pyarrow import parquet
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.corpus_items import items_of, problems_of, table_of, write_tone
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents
-from titan_tts.prepare.formats import table
 from torchtitan.models.dit_tts.errors import InputError
-
-
-def test_rows_of_a_table_are_read_in_any_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "_ROWS_AT_ONCE", 2)
-    path = tmp_path / "t.parquet"
-    parquet.write_table(pyarrow.table({"path": list(range(10))}), path, row_group_size=5)
-    cursor = table.TableCursor(str(path), ("path",))
-    places = [(0, 4), (0, 1), (1, 3), (1, 2), (0, 0), (0, 1)]
-    assert [cursor.row(*place)["path"].as_py() for place in places] == [4, 1, 8, 7, 0, 1]
-
 
 SHARD_ROW = {
     "key": ["a"],
@@ -31,26 +20,26 @@ SHARD_ROW = {
 }
 
 
-def test_rows_of_a_foreign_shard(tmp_path):
-    def path(rows):
-        parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
-        return tmp_path / "t.parquet"
+def write_rows(tmp_path, rows):
+    parquet.write_table(pyarrow.table(rows), tmp_path / "t.parquet")
+    return tmp_path / "t.parquet"
 
-    assert items_of(path(SHARD_ROW))[0].id == "a"
-    for name in SHARD_ROW:
-        rows = {other: values for other, values in SHARD_ROW.items() if other != name}
-        if name != "latents":
-            with pytest.raises(InputError, match=f"its column {name} is missing, not "):
-                items_of(path(rows))
-            with pytest.raises(InputError, match=f"its column {name} is double, not "):
-                items_of(path(rows | {name: [1.5]}))
-        if name not in ("latents", "reference"):
-            nulls = pyarrow.array([None], pyarrow.table(SHARD_ROW)[name].type)
-            [found] = problems_of(path(rows | {name: nulls}))
-            assert "has nulls" in found.sentence
-    large = pyarrow.array([bytes(256)], pyarrow.large_binary())
-    with pytest.raises(InputError, match="its column latents is large_binary, not binary"):
-        items_of(path(SHARD_ROW | {"latents": large}))
+
+@pytest.mark.parametrize("name", SHARD_ROW)
+def test_rows_of_a_foreign_shard(name, tmp_path):
+    if name == "latents":
+        large = {"latents": pyarrow.array([bytes(256)], pyarrow.large_binary())}
+        with pytest.raises(InputError, match="its column latents is large_binary, not binary"):
+            items_of(write_rows(tmp_path, SHARD_ROW | large))
+        return
+    rows = {other: values for other, values in SHARD_ROW.items() if other != name}
+    for wrong, kind in ((rows, "missing"), (rows | {name: [1.5]}, "double")):
+        with pytest.raises(InputError, match=f"its column {name} is {kind}, not "):
+            items_of(write_rows(tmp_path, wrong))
+    if name != "reference":
+        nulls = pyarrow.array([None], pyarrow.table(SHARD_ROW)[name].type)
+        [found] = problems_of(write_rows(tmp_path, rows | {name: nulls}))
+        assert "has nulls" in found.sentence
 
 
 @pytest.mark.parametrize("kind", ["<f2", "<f4"])
@@ -65,9 +54,9 @@ def test_latents_of_a_foreign_shard(kind, count, tmp_path):
         "reference": [b"", latents[0].astype("<f2").tobytes()],
         "metadata": ['{"text": "a", "speaker": "s"}', '{"text": "b", "speaker": "s"}'],
     }
-    parquet.write_table(pyarrow.table(cells), tmp_path / "t.parquet")
-    loader = Loader(str(tmp_path))
-    loaded = [loader.load(item.audio, 128) for item in items_of(tmp_path / "t.parquet")]
+    items, loader = items_of(write_rows(tmp_path, cells)), Loader(str(tmp_path))
+    loaded = [loader.load(item.audio, 128) for item in items]
+    assert [item.id for item in items] == ["a", "b"]
     for one, expected in zip(loaded, latents, strict=True):
         np.testing.assert_array_equal(one.latents, expected)
     assert len(loaded[0].reference) == 0
@@ -84,41 +73,33 @@ def test_a_name_that_is_there_twice(names, suffix, tmp_path):
     table = pyarrow.Table.from_arrays(columns, names)
     path = str(tmp_path / f"t.{suffix}")
     if suffix == "parquet":
-        pyarrow.parquet.write_table(table, path)
+        parquet.write_table(table, path)
     else:
         with pyarrow.ipc.new_file(path, table.schema) as file:
             file.write_table(table)
     with pytest.raises(InputError, match="t.[a-z]*: cannot be read as a table"):
-        items_of(path)
+        [item] = items_of(path, speaker="s")
+        Loader(str(tmp_path)).load(item.audio, 128)
 
 
-BYTES = [np.full((1, 128), np.nan, "<f2"), np.full((1, 128), 1e9, "<f4"), np.zeros((1, 127), "<f4")]
-BYTES = [SHARD_ROW | {"latents": [each.tobytes()]} for each in BYTES]
-CELLS = (
-    [[]],
-    [[float("nan")] * 128],
-    [[None] * 128],
-    [[0.0] * 100],
-    [[[0.0] * 64] * 2],
-    [[[0.0] * 128, [0.0]]],
-)
-CELLS = [{"latents": pyarrow.array(each)} for each in CELLS]
+def shard_of(latents):
+    return SHARD_ROW | {"latents": [latents.tobytes()]}
 
 
 @pytest.mark.parametrize(
     "columns, message",
     [
-        (BYTES[0], "not finite in float16"),
-        (BYTES[1], "not finite in float16"),
-        (BYTES[2], "508 bytes for 1 frames of 128 channels"),
-        (CELLS[0], "has no frame"),
-        (CELLS[1], "missing or not finite"),
-        (CELLS[2], "missing or not finite"),
-        (CELLS[3], "frames of 128 numbers are needed"),
-        (CELLS[4], r"\(2, 64\); frames of 128 numbers are needed"),
-        (CELLS[5], "frames of 128 numbers are needed"),
-        ({"latents": [3.0]}, "holds double"),
-        ({"latents": ["x"]}, "holds string"),
+        (shard_of(np.full((1, 128), np.nan, "<f2")), "not finite in float16"),
+        (shard_of(np.full((1, 128), 1e9, "<f4")), "not finite in float16"),
+        (shard_of(np.zeros((1, 127), "<f4")), "508 bytes for 1 frames of 128 channels"),
+        ({"latents": pyarrow.array([[]])}, "has no frame"),
+        ({"latents": [[float("nan")] * 128]}, "missing or not finite"),
+        ({"latents": [[None] * 128]}, "missing or not finite"),
+        ({"latents": [[0.0] * 100]}, "frames of 128 numbers are needed"),
+        ({"latents": [[[0.0] * 64] * 2]}, r"\(2, 64\); frames of 128 numbers are needed"),
+        ({"latents": [[[0.0] * 128, [0.0]]]}, "frames of 128 numbers are needed"),
+        ({"latents": [3.0]}, "frames of 128 numbers are needed"),
+        ({"latents": ["x"]}, "frames of 128 numbers are needed"),
     ],
 )
 def test_bad_latents(columns, message, tmp_path):
@@ -135,7 +116,7 @@ def test_table_of_audio(recordings, tmp_path):
     assert [item.text for item in items] == [one.text for one in recordings]
     assert {item.speaker for item in items} == {"0", "1"} and "audio" not in items[0].labels
     loader = Loader(str(folder))
-    for number in (0, 1, 6, 3):  # forwards, backwards, over row groups
+    for number in (0, 1, 6, 3, 4, 2, 5):  # forwards, backwards, over row groups
         samples = loader.load(items[number].audio, 128).samples[:, 0]
         np.testing.assert_allclose(samples, recordings[number].samples, atol=1e-4)
     assert items_of(folder / "all-00000-of-00001.parquet") == items
@@ -163,12 +144,15 @@ def test_table_of_paths_and_split_by_file(bytes_type, tmp_path):
             audio = pyarrow.struct({"bytes": bytes_type, "path": "string"})
             table = table.set_column(0, "audio", table["audio"].cast(audio))
         parquet.write_table(table, tmp_path / "data" / name)
-    items = items_of(tmp_path)
+    items, loader = items_of(tmp_path), Loader(str(tmp_path / "data"))
     named = [(item.id, item.split) for item in items]
     assert named == [("k", "heldout"), ("train-0-00000000", "train")]
-    assert "blob" not in items[0].labels and items[0].audio == {"file": "clips/a.wav"}
+    assert not {"blob", "path"} & items[0].labels.keys()
+    assert [len(loader.load(item.audio, 128).samples) for item in items] == [1600] * 2
     (tmp_path / "data/clips/a.wav").unlink()
-    assert len(problems_of(tmp_path)) == 2
+    for item in items:
+        with pytest.raises(InputError, match="a.wav' cannot be read"):
+            loader.load(item.audio, 128)
 
 
 def test_splits_by_folder(tmp_path):

@@ -1,4 +1,4 @@
-"""Killed work continues to the same bytes, mixes with no other, and replaces only what it may."""
+"""Killed work continues to the same bytes, mixes with no other, and replaces nothing."""
 
 import errno
 import os
@@ -70,27 +70,22 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, out, monkeypatc
     inode = shard.stat().st_ino
     again = prepare(corpus, out, **SMALL)
     assert again == first | {"reused": True} and shard.stat().st_ino == inode
-
-    shard.write_bytes(b"corrupt")
-    with pytest.raises(InputError, match="lacks shards.*--overwrite"):
-        prepare(corpus, out, **SMALL)
-    assert not prepare(corpus, out, **SMALL, overwrite=True)["reused"] and shards(out) == before
     other = build_codec(Options.codec)
     other.fingerprint = "of other weights"
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "build_codec", lambda *_: other)
         with pytest.raises(InputError, match="codec_fingerprint was .* is 'of other weights'"):
             prepare(corpus, out, **SMALL)
-
-    with pytest.raises(InputError, match=r"other settings \(seed was 0, is 1\)"):
+    with pytest.raises(InputError, match=r"other settings \(seed was 0, is 1\).*another output"):
         prepare(corpus, out, **OTHER)
-    assert shards(out) == before
-    prepare(corpus, out, **OTHER, overwrite=True)
-    assert shards(out) != before
-    assert beside(out) == ["out"] and sorted(os.listdir(out)) == OUTPUT_NAMES
+    assert shards(out) == before and sorted(os.listdir(out)) == OUTPUT_NAMES
     os.utime(corpus.parent / "0.wav", (1, 1))
     with pytest.raises(InputError, match="other recordings, or the source's files have chan"):
-        prepare(corpus, out, **OTHER)
+        prepare(corpus, out, **SMALL)
+    shard.write_bytes(b"corrupt")
+    with pytest.raises(InputError, match="lacks shards"):
+        prepare(corpus, out, **SMALL)
+    assert beside(out) == ["out"]
 
 
 def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch, capsys):
@@ -123,34 +118,30 @@ def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch, capsys):
 
 
 def test_killed_in_the_last_steps(corpus, out, monkeypatch):
-    """After prepare.json is written, between the two renames, and after them."""
-    partial = out.with_name("out.partial")
-    prepare(corpus, out, **SMALL)
-    before = shards(out)
-    killed(monkeypatch, work_folder, "finish", corpus, out, **OTHER, overwrite=True)
-    assert shards(out) == before and (partial / "prepare.json").exists()
-    after = shards(partial)
-
-    real = Path.rename
-    killed_rename = lambda path, to: kill() if path == partial else real(path, to)  # noqa: E731
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Path, "rename", killed_rename)
-        prepare(corpus, out, **OTHER, overwrite=True)
-    assert beside(out) == ["out.partial"]
-    # The earlier output is never lost, and the later work is only put in place.
-    for options in ({}, {"overwrite": True}):
-        with pytest.raises(InputError, match="other settings|replaced: is an earlier output"):
-            prepare(corpus, out, **SMALL, **options)
-    assert shards(partial / "replaced") == before
+    """After prepare.json is written, before the rename, and with a file that a killed writer left or that was lost."""
+    prepare(corpus, out.with_name("complete"), **SMALL)
+    expected, partial = shards(out.with_name("complete")), out.with_name("out.partial")
+    killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
+    assert (partial / "prepare.json").exists() and not out.exists()
+    with pytest.raises(InputError, match="begun with other settings"):
+        prepare(corpus, out, **OTHER)
+    killed(monkeypatch, Path, "rename", corpus, out, **SMALL)
+    assert sorted(os.listdir(partial)) == OUTPUT_NAMES
+    with pytest.raises(InputError, match="begun with other settings"):
+        prepare(corpus, out, **OTHER)
+    (partial / "train/.x.tmp").touch()
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_build", kill)
-        assert prepare(corpus, out, **OTHER)["reused"] is False
-    assert shards(out) == after != before and beside(out) == ["out"]
-
-    killed(monkeypatch, work_folder, "tidy", corpus, out, **SMALL, overwrite=True)
-    assert shards(out) == before and (out / "replaced").exists()
-    assert prepare(corpus, out, **SMALL)["reused"] is True
-    assert sorted(os.listdir(out)) == OUTPUT_NAMES and beside(out) == ["out"]
+        patched.setattr(pipeline, "_build", kill)  # only the rename is left to do
+        assert prepare(corpus, out, **SMALL)["reused"] is False
+    assert shards(out) == expected and not (out / "train/.x.tmp").exists()
+    out.rename(partial)
+    (partial / "train/shard-000001.tar").unlink()
+    prepare(corpus, out, **SMALL)
+    assert shards(out) == expected and beside(out) == ["out"]
+    out.rename(partial)
+    os.utime(corpus.parent / "0.wav", (1, 1))
+    with pytest.raises(InputError, match="source was .another, or changed since"):
+        prepare(corpus, out, **SMALL)
 
 
 def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
@@ -158,25 +149,18 @@ def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
     versions = lambda: {"torch": "99"}  # noqa: E731
     for place, name, value, message in (
         (work_folder, "RECORD_VERSION", 99, "version of prepare was [0-9]*, is 99"),
+        (work_folder, "WORK_VERSION", 99, "version of work folder was [0-9]*, is 99"),
         (pipeline, "library_versions", versions, "version of torch was '[^']*', is '99'"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(place, name, value)
-            with pytest.raises(InputError, match=f"other settings .*{message}.*--overwrite"):
+            with pytest.raises(InputError, match=f"other settings .*{message}.*remove the folder"):
                 prepare(corpus, out, **SMALL)
     record = prepare(corpus, out, **SMALL)
     assert record["versions"]["numpy"] == np.__version__
     # A complete output mixes nothing.
     monkeypatch.setattr(pipeline, "library_versions", versions)
     assert prepare(corpus, out, **SMALL)["reused"] is True
-
-
-def test_overwrite_drops_work_that_this_version_cannot_read(corpus, out):
-    work = out.with_name("out.partial")
-    (work / "chunks").mkdir(parents=True)
-    (work / "state.json").write_text('{"version": 1, "settings": {}, "source_digest": ""}')
-    (work / "plan.json").write_text('{"items": 6, "chunks": 1, "of_another_version": 1}')
-    assert prepare(corpus, out, **SMALL, overwrite=True)["summary"]["train"]["samples"] == 6
 
 
 @pytest.mark.parametrize("place, name", [(encode, "write_atomic"), (pack_shards, "write_shard")])
@@ -242,24 +226,11 @@ def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypat
         prepare(corpus, out, **SMALL)
 
 
-def test_two_runs_do_not_meet_nor_is_complete_work_of_another_source_put_in_place(
-    corpus, out, monkeypatch
-):
+def test_two_runs_do_not_meet(corpus, out):
     at_work = pytest.raises(InputError, match="another titan-tts prepare is running")
     with work_folder.working_in_partial(out), at_work:
         prepare(corpus, out, **SMALL)
     assert os.listdir(out.parent) == ["corpus"]
-    killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
-    partial = out.with_name("out.partial")  # what a killed writer left goes, what is lost is made
-    for name, change in ((".x.tmp", Path.touch), ("shard-000001.tar", Path.unlink)):
-        change(partial / "train" / name)
-        killed(monkeypatch, work_folder, "tidy", corpus, out, **SMALL)
-        assert len(shards(out)) == 3 and not (out / "train/.x.tmp").exists()
-        out.rename(partial)
-    os.utime(corpus.parent / "0.wav", (1, 1))
-    with pytest.raises(InputError, match="source was .another, or changed since"):
-        prepare(corpus, out, **SMALL)
-    assert beside(out) == ["out.partial"]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +238,7 @@ def test_two_runs_do_not_meet_nor_is_complete_work_of_another_source_put_in_plac
     [
         (None, "no prepare.json of this command.*not replaced"),
         ('{"mine": 1}', "no prepare.json of this command.*not replaced"),
-        ('{"version": 1, "settings": {}, "shards": {}}', "another version; pass --overwrite"),
+        ('{"version": 1, "settings": {}, "shards": {}}', "another version; give another output"),
     ],
 )
 def test_foreign_files_are_not_replaced(record, message, corpus, out):
@@ -277,22 +248,12 @@ def test_foreign_files_are_not_replaced(record, message, corpus, out):
         (out / "prepare.json").write_text(record)
     with pytest.raises(InputError, match=message):
         prepare(corpus, out, **SMALL)
-    with pytest.raises(InputError, match="not replaced|holds thesis.tex, which --overwrite would"):
-        prepare(corpus, out, **SMALL, overwrite=True)
     assert (out / "thesis.tex").exists() and beside(out) == ["out"]
-    if "version" in (record or ""):
-        (out / "thesis.tex").unlink()
-        prepare(corpus, out, **SMALL, overwrite=True)
-        assert sorted(os.listdir(out)) == OUTPUT_NAMES
 
 
-def test_an_output_may_be_a_link(corpus, out):
+def test_an_output_may_be_a_link_and_what_appears_in_it_meanwhile_stays(corpus, out, monkeypatch):
     (out.parent / "link").symlink_to("out")
-    assert prepare(corpus, out.parent / "link", **SMALL)["reused"] is False
-    assert (out.parent / "link").is_symlink() and sorted(os.listdir(out)) == OUTPUT_NAMES
 
-
-def test_what_appears_in_the_output_meanwhile_stays(corpus, out, monkeypatch):
     def appear(*args):
         out.mkdir()
         (out / "thesis.tex").write_text("ten years of work")
@@ -301,10 +262,10 @@ def test_what_appears_in_the_output_meanwhile_stays(corpus, out, monkeypatch):
     real = pipeline._shard_stage
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "_shard_stage", appear)
-        with pytest.raises(InputError, match="changed meanwhile.*kept in"):
-            prepare(corpus, out, **SMALL, overwrite=True)
+        with pytest.raises(InputError, match="created meanwhile.*kept in"):
+            prepare(corpus, out, **SMALL)
     assert os.listdir(out) == ["thesis.tex"] and beside(out) == ["out", "out.partial"]
-    out.rename(out.with_name("elsewhere"))
+    (out / "thesis.tex").unlink()
     monkeypatch.setattr(pipeline, "_build", kill)  # the work is complete: only the rename is left
-    assert prepare(corpus, out, **SMALL)["reused"] is False
-    assert sorted(os.listdir(out)) == OUTPUT_NAMES
+    assert prepare(corpus, out.parent / "link", **SMALL)["reused"] is False
+    assert (out.parent / "link").is_symlink() and sorted(os.listdir(out)) == OUTPUT_NAMES

@@ -82,7 +82,6 @@ def test_texts_names_and_keys_are_composed():
     "key, pattern, speaker",
     [
         ("p225_001", "^([^_]+)_", "p225"),
-        ("x/007/a", r"(x)/(?P<speaker>\d+)", "007"),  # the group of that name, else the first
         ("a_b_1", r"_(\w+)_", "b"),  # anywhere in the key
         ("p225_001", r"^(\d+)_", None),
         ("p225_001", r"p(x)?", None),

@@ -33,7 +33,7 @@ from torchtitan.models.dit_tts.files import path_on_disk
 AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aac", ".aiff", ".wma")
 _LIST_SUFFIXES = (".csv", ".txt", ".list")
 _LIST_NAME, _OWN_FOLDERS = "metadata.csv", ("", "wavs", "wav")
-_FIELD = re.compile(r'(?:"((?:[^"]|"")*)"|([^|]*))(\||$)')
+_FIELD = re.compile(r'(?:^|\|)(?:"((?:[^"]|"")*)"(?=\||$)|([^|]*))')
 _COLUMNS = {2: ["audio", "text"], 4: ["audio", "speaker", "language", "text"]}
 _OF_LJSPEECH = ["audio", "original_text", "text"]
 _OF_SPEAKERS = ["audio", "speaker", "text"]
@@ -162,16 +162,11 @@ def has_bars(path: str) -> bool:
 
 
 def _fields(line: str) -> list[str]:
-    found, position = list[str](), 0
-    while True:
-        match = _FIELD.match(line, position)
-        quoted = match[1] if match else None
-        if match and quoted is not None and ('""' in quoted or "|" in quoted):
-            found.append(quoted.replace('""', '"'))
-            bar, position = match[3], match.end()
+    fields = []
+    for match in _FIELD.finditer(line):
+        quoted = match[1]
+        if quoted is not None and ('""' in quoted or "|" in quoted):
+            fields.append(quoted.replace('""', '"'))
         else:
-            field, bar, _ = line[position:].partition("|")
-            found.append(field)
-            position += len(field) + 1
-        if not bar:
-            return found
+            fields.append(match[0].removeprefix("|"))
+    return fields

@@ -8,8 +8,7 @@ them. All columns are kept in the sample's JSON.
 
 import csv
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 from titan_tts.prepare.formats.bars import has_bars
@@ -30,8 +29,8 @@ from torchtitan.models.dit_tts.files import nfc
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 _FOLDER_NAMES = ("manifest.jsonl", "manifest.csv", "manifest.tsv", "metadata.jsonl")
-# Its line, the number of recordings that it stands for, and its columns; a ValueError says why there are none.
-_Row = tuple[int, int, Callable[[], dict[str, Any]]]
+# Its line, and its columns or why there are none.
+_Row = tuple[int, dict[str, Any] | str]
 
 
 class Manifest:
@@ -68,11 +67,12 @@ class Manifest:
 
     def items(self) -> Iterator[Utterance | Unusable]:
         is_table = self.name.endswith((".csv", ".tsv"))
-        for line, recordings, columns in self._table_rows() if is_table else self._json_rows():
+        for line, row in self._table_rows() if is_table else self._json_rows():
+            where = f"{self.name} line {line}"
             try:
-                item = self._item(columns())
+                item = Unusable(where, row) if isinstance(row, str) else self._item(row)
             except ValueError as error:
-                item = Unusable(f"{self.name} line {line}", str(error), recordings)
+                item = Unusable(where, str(error))
             yield item
 
     def _lines(self) -> Iterator[str]:
@@ -81,7 +81,7 @@ class Manifest:
     def _json_rows(self) -> Iterator[_Row]:
         for number, line in enumerate(self._lines(), 1):
             if line.strip():
-                yield number, 1, partial(_json_columns, line)
+                yield number, _json_row(line)
 
     def _table_rows(self) -> Iterator[_Row]:
         """A CSV has quotes as in RFC 4180; one that is not closed or not doubled is an error of the file, as
@@ -105,22 +105,24 @@ class Manifest:
             )
             first = reader.line_num + 1
             for record in reader:
-                if record:
-                    lines = reader.line_num - first + 1
-                    yield first, lines, partial(self._table_columns, header, record, lines)
+                if (
+                    reader.line_num > first
+                ):  # a stray quote takes the rows up to the next one into its text
+                    sentence = "has a line break within quotes; check its quotes, or join the lines"
+                    yield first, sentence
+                elif record:
+                    yield first, self._table_row(header, record)
                 first = reader.line_num + 1
         except csv.Error as error:
             raise InputError(
                 f"{self.path} line {first}: is not CSV ({error}); check its quotes"
             ) from None
 
-    def _table_columns(self, header: list[str], record: list[str], lines: int) -> dict[str, Any]:
-        if lines > 1:  # a stray quote takes the rows up to the next one into its text
-            raise ValueError("has a line break within quotes; check its quotes, or join the lines")
+    def _table_row(self, header: list[str], record: list[str]) -> dict[str, Any] | str:
         if not is_utf8("".join(record)):
-            raise ValueError(NOT_UTF8)
+            return NOT_UTF8
         if len(record) != len(header):
-            raise ValueError(f"does not have the {len(header)} fields of the header")
+            return f"does not have the {len(header)} fields of the header"
         # pandas writes its index as a column without a name.
         named = {name: value for name, value in zip(header, record, strict=True) if name}
         row = {name: value for name, value in named.items() if value != ""}
@@ -148,17 +150,16 @@ class Manifest:
         return make_utterance(row, sample_key(str(name)), place, self.options, references)
 
 
-def _json_columns(line: str) -> dict[str, Any]:
+def _json_row(line: str) -> dict[str, Any] | str:
     if not is_utf8(line):
-        raise ValueError(NOT_UTF8)
+        return NOT_UTF8
     try:
         row = parse_json(line)
-        if isinstance(row, dict):
-            return row
-        error: object = f"but {str(row)[:20]!r}"
-    except ValueError as reason:
-        error = reason
-    raise ValueError(f"is not a JSON object ({error}); a manifest has one per line")
+    except ValueError as error:
+        return f"is not a JSON object ({error}); a manifest has one per line"
+    if not isinstance(row, dict):
+        return f"is not a JSON object (but {str(row)[:20]!r}); a manifest has one per line"
+    return row
 
 
 def _references(row: dict[str, Any], audio: str) -> list[str]:

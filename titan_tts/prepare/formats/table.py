@@ -54,6 +54,8 @@ def shard_schema() -> "pyarrow.Schema":
 class TableCorpus:
     """Keys are the rows' own, or the file's name and the number of the row in it."""
 
+    self_contained = True
+
     def __init__(self, options: Options):
         source, self.options = options.source, options
         paths = find_files(source, SUFFIXES, below=True)
@@ -65,7 +67,6 @@ class TableCorpus:
         self.names = [os.path.relpath(path, self.root) for path in paths]
         base = _given_folder(source)
         self.splits = [_split_of_path(os.path.relpath(path, base)) for path in paths]
-        self.self_contained = not any(Table(path).payload_is_path for path in paths)
 
     @classmethod
     def recognizes(cls, source: str) -> bool:
@@ -98,18 +99,11 @@ class TableCorpus:
         self, own_name: str, table: "Table", values: dict[str, Any], place: dict[str, Any]
     ) -> Utterance | Unusable:
         given = None if table.is_shard else first_value(values, KEY_NAMES)
-        key = sample_key(own_name if given is None else str(given))
         if table.payload == LATENTS:
             place |= {"latents": LATENTS, "reference": table.reference}
-        elif table.payload_is_path:
-            path = values[table.payload]
-            if isinstance(path, dict):
-                path = path.get("path")
-            if not path:
-                return Unusable(key, f"has no path in its column {table.payload}")
-            place = {"file": os.path.join(os.path.dirname(place["table"]), path)}
         else:
             place["column"] = table.payload
+        key = sample_key(own_name if given is None else str(given))
         return make_utterance(values, key, place, self.options)
 
 
@@ -144,7 +138,6 @@ class Table:
                 f"{path}: has the columns {', '.join(names)}; one of {needed} is needed"
             )
         self.payload = payload
-        self.payload_is_path = payload != LATENTS and self._names_files(names[payload])
         self.reference = REFERENCE if payload == LATENTS and REFERENCE in names else None
         self.is_shard = payload == LATENTS and "binary" in str(names[payload])
         for field in shard_schema() if self.is_shard else ():
@@ -153,18 +146,20 @@ class Table:
                 f"{path}: has latents in bytes, as a shard has, but its column {field.name} is "
                 f"{names.get(field.name, 'missing')}, not {field.type}; give latents as lists of numbers",
             )
-        heavy = {self.reference} | (set() if self.payload_is_path else {payload})
+        heavy = {self.reference, payload}
         heavy |= {n for n in names if types.is_binary(names[n]) or types.is_large_binary(names[n])}
         self._listed = [name for name in names if name not in heavy]
 
-    def batches(
+    def _batches_of(
         self, group: int, columns: list[str], rows_at_once: int
     ) -> Iterator["pyarrow.RecordBatch"]:
         """The rows of a group, a few at a time; an Arrow file's are views of the file."""
         failures = pyarrow.ArrowException, OSError  # pyarrow may be gone when a generator is closed
         try:
             if self._parquet is None:
-                yield self._batches[group].select(columns)
+                batch = self._batches[group].select(columns)
+                starts = range(0, batch.num_rows, rows_at_once)
+                yield from (batch.slice(start, rows_at_once) for start in starts)
             else:
                 yield from self._parquet.iter_batches(
                     rows_at_once, row_groups=[group], columns=columns, use_threads=False
@@ -172,26 +167,16 @@ class Table:
         except failures as error:
             raise _unreadable(self.path, error) from None
 
-    def rows(self, group: int) -> Iterator[dict[str, Any]]:
-        """The rows of a group as plain values, without audio, latents and other binary columns."""
-        for batch in self.batches(group, self._listed, _LISTED_AT_ONCE):
+    def rows(
+        self, group: int, columns: list[str] | None = None, at_once: int = _LISTED_AT_ONCE
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of a group as plain values: of these columns, or of all without audio, latents and other binary ones."""
+        for batch in self._batches_of(group, columns or self._listed, at_once):
             try:
                 yield from batch.to_pylist()
             # Python has no type for some values, such as a date after the year 9999.
             except (pyarrow.ArrowException, OverflowError, ValueError, LookupError) as error:
                 raise _unreadable(self.path, error) from None
-
-    def _names_files(self, kind: "pyarrow.DataType") -> bool:
-        """True if the payload holds paths: strings, or structs whose bytes are null in the first row."""
-        if not types.is_struct(kind):
-            return types.is_string(kind) or types.is_large_string(kind)
-        for group in range(self.groups):
-            for batch in self.batches(group, [self.payload], 1):
-                try:
-                    return not (batch.column(self.payload)[0].as_py() or {}).get("bytes")
-                except ValueError as error:  # two fields of one name
-                    raise _unreadable(self.path, error) from None
-        return False
 
 
 class TableCursor:
@@ -200,28 +185,23 @@ class TableCursor:
     def __init__(self, path: str, columns: tuple[str, ...]):
         self.path, self.columns, self._table = path, columns, Table(path)
         self._group, self._next = -1, 0
-        self._rows: Iterator[dict[str, pyarrow.Scalar]] = iter(())
+        self._rows: Iterator[dict[str, Any]] = iter(())
 
-    def row(self, group: int, row: int) -> dict[str, "pyarrow.Scalar"]:
-        """{column: scalar} of a row of a group."""
+    def row(self, group: int, row: int) -> dict[str, Any]:
+        """{column: value} of a row of a group."""
         if group != self._group or row < self._next:
-            self._group, self._next, self._rows = group, 0, self._read(group)
+            self._group, self._next = group, 0
+            self._rows = self._table.rows(group, list(self.columns), _ROWS_AT_ONCE)
         found = next(islice(self._rows, row - self._next, None), None)
         self._next = row + 1
         if found is None:
             raise InputError(f"{self.path} ends before row {row} of group {group}; it changed")
         return found
 
-    def _read(self, group: int) -> Iterator[dict[str, "pyarrow.Scalar"]]:
-        for batch in self._table.batches(group, list(self.columns), _ROWS_AT_ONCE):
-            for row in range(batch.num_rows):
-                yield {name: batch.column(name)[row] for name in self.columns}
 
-
-def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = None) -> np.ndarray:
+def matrix(value: Any, channels: int, name: str, rows: int | None = None) -> np.ndarray:
     """A cell's latents (T, channels) float32, from a list of frames or a flat list of numbers, or of a shard from the
     bytes of so many rows."""
-    value: Any = cell.as_py()
     if rows is not None:
         sizes = {rows * channels * int(kind[2]): kind for kind in ("<f4", "<f2")}
         needed = f"{rows} frames of {channels} channels"
@@ -234,7 +214,7 @@ def matrix(cell: "pyarrow.Scalar", channels: int, name: str, rows: int | None = 
     flat = numbers.ndim == 1 and numbers.size % channels == 0
     require(
         flat or (numbers.ndim == 2 and numbers.shape[1] == channels),
-        f"column {name} holds {cell.type} {numbers.shape}; frames of {channels} numbers are needed",
+        f"column {name} holds {numbers.shape}; frames of {channels} numbers are needed",
     )
     finite = np.isfinite(numbers).all() and np.abs(numbers).max(initial=0) <= np.finfo("<f2").max
     require(bool(finite), f"column {name} has values that are missing or not finite in float16")
