@@ -14,9 +14,6 @@ import torch.distributed.checkpoint as dcp
 from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers import transformer_engine
 from tests.helpers.small_models import assert_equal, initialized_model, random_model
-from tools.gpu_check import block, numerics
-from tools.gpu_check.items import Settings
-from tools.gpu_check.models import ENGINE as MODES
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -74,13 +71,3 @@ def fp8(layout: ranks.Layout) -> None:
     model.load_state_dict(model.state_dict(), strict=True)
     with pytest.raises(InputError, match="24 inputs and 32 outputs on a GPU.*multiples of 16"):
         ranks.begin((1, 1, 2), ENGINE, FP8)
-
-
-def gpu_check(folder: Path) -> None:
-    """What scripts/gpu_check.sh asks of the real one."""
-    there = Settings(False, str(folder), ["numerics"], ["800M"])
-    for items in (numerics.items(there), block.items(there)):
-        assert sum("TransformerEngine" in item.name for item in items) == len(MODES) == 3
-    for mode in MODES:
-        values = numerics.check(mode, replace(there, tiny=True))
-        assert values["passed"], (mode.name, values)

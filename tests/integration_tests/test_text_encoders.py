@@ -21,15 +21,13 @@ TRAINED = ["--encoder.no-frozen"]
 UNMOVED = [*TRAINED, "--optimizer.encoder_lr=0"]
 
 WAYS = {
-    "frozen_sharded": (2, [*FSDP, "--encoder.fsdp_min_gib=0"]),
-    "frozen_whole_beside_shards": (2, FSDP),
+    "frozen_fsdp": (2, FSDP),
     "trained_fsdp": (2, [*UNMOVED, *FSDP]),
 }
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
 MATRIX_WAYS = {
     "trained": (1, UNMOVED),
-    "frozen_sharded_tp": (4, [*TP, *FSDP, "--encoder.fsdp_min_gib=0"]),
-    "frozen_whole_tp": (2, TP),
+    "frozen_tp": (2, TP),
 }
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager"]
 CHECKPOINTED = ["--activation_checkpoint.mode=selective"]

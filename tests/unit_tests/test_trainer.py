@@ -34,7 +34,7 @@ from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.trainer import DiTTTSTrainer
 
-LAYOUTS = [Layout(2, 1), Layout(2, 2)]
+NEVER = "--parallelism.fsdp_reshard_after_forward=never"
 
 
 class NoWaiting(TorchDispatchMode):
@@ -205,12 +205,17 @@ def test_no_step_waits_for_the_device(monkeypatch, one_process_group, logged):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
-def test_no_step_on_ranks_reads_a_value(layout):
-    """A fake tensor has no value to read. Replicas reduce gradients in the last pass of a step."""
+@pytest.mark.parametrize(
+    "layout, keys",
+    [(Layout(2, 1), []), (Layout(2, 2), []), (Layout(1, 2), [NEVER])],
+    ids=("ddp", "hsdp", "fsdp, whole weights stay"),
+)
+def test_no_step_on_ranks_reads_a_value(layout, keys):
+    """A fake tensor has no value to read. Replicas reduce gradients in the last pass of a step; where whole weights
+    stay, they are gathered in the first one, and gradients are reduced in the last."""
     with ExitStack() as modes:
         dims = modes.enter_context(fake_process_group(layout))
-        trainer = trainer_on("cpu", dims, "--optimizer.implementation=fused")
+        trainer = trainer_on("cpu", dims, "--optimizer.implementation=fused", *keys)
         batches = list(islice(trainer.batch_generator(loaded()), MICRO_BATCHES))
         modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         counted = modes.enter_context(Calls())
@@ -229,7 +234,11 @@ def test_no_step_on_ranks_reads_a_value(layout):
     reduced = [0, 0, units if layout.replicas > 1 else 0]
     assert [each["c10d::allreduce_"] for each in passes] == reduced
     scattered = units if layout.shards > 1 else 0
-    assert [each["c10d::_reduce_scatter_base_"] for each in passes] == [scattered] * MICRO_BATCHES
+    each_pass = [0, 0, scattered] if keys else [scattered] * MICRO_BATCHES
+    assert [each["c10d::_reduce_scatter_base_"] for each in passes] == each_pass
+    gathers = [each["c10d::_allgather_base_"] for each in passes]
+    assert gathers == ([units, 0, 0] if keys else [gathers[0]] * MICRO_BATCHES)
+    assert gathers[0] >= scattered
 
 
 @pytest.mark.parametrize("shards, computed", [(1, torch.bfloat16), (2, torch.float32)])

@@ -32,7 +32,7 @@ from titan_tts.plan.step_time import (
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
 from torchtitan.models.dit_tts.config.checks import validate_config
-from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.errors import InputError
@@ -107,7 +107,7 @@ class Planner:
         offloaded = config.training.enable_cpu_offload and layout.sharded
         memory = {} if offloaded else dict(lasting)
         memory |= passing_bytes(config, model, layout, times)
-        memory |= encoder_bytes(config, model, layout)
+        memory |= encoder_bytes(config, model)
         if model.args.teacher_passes:
             gathered = memory.get("gathered weights", 0)
             memory["teacher"] = (0 if offloaded else lasting["weights"]) + gathered
@@ -230,18 +230,13 @@ def layouts(config: JobConfig, cluster: Cluster) -> Iterator[list[Settings]]:
 def _ways(
     config: JobConfig, degrees: dict[str, Any], divided: bool, sharded: bool
 ) -> Iterator[Settings]:
-    frozen = is_pretrained(config.encoder.model) and config.encoder.frozen
     either = (False, True)
-    for sequence, stay, shard in product(
-        either[: 1 + divided], either[: 1 + sharded], either[: 1 + (sharded and frozen)]
-    ):
+    for sequence, stay in product(either[: 1 + divided], either[: 1 + sharded]):
         way: Settings = {"parallelism": dict(degrees)}
         if stay == reshards(config.parallelism):
             way["parallelism"]["fsdp_reshard_after_forward"] = "never" if stay else "default"
         if sequence != config.megatron.sequence_parallel:
             way["megatron"] = {"sequence_parallel": sequence}
-        if shard:
-            way["encoder"] = {"fsdp_min_gib": 0.0}
         yield way
 
 

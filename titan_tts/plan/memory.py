@@ -12,7 +12,6 @@ from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled, compiled_stacks
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing, reshards
-from torchtitan.models.dit_tts.infra.text_encoder import encoder_shards
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import Lengths, learned_encoders
 from torchtitan.models.dit_tts.run.factors import layout_name
@@ -146,18 +145,11 @@ def passing_bytes(
     return found
 
 
-def encoder_bytes(config: JobConfig, model: Model, layout: Layout) -> dict[str, int]:
-    """A frozen text encoder, with its largest unit, the embedding, gathered twice where it is sharded."""
+def encoder_bytes(config: JobConfig, model: Model) -> dict[str, int]:
+    """A frozen text encoder, which every GPU has."""
     if not model.encoder_parameters or model.args.text_encoder_sizes is None:
         return {}
-    assert model.source is not None
-    each = itemsize(config.encoder.dtype)
-    shards = encoder_shards(config.encoder, each * model.encoder_parameters, layout.shards)
-    found = {"frozen text encoder": -(-model.encoder_parameters // shards) * each}
-    if shards > 1:
-        embedding = model.source.vocab_size * model.source.width
-        found["gathered of the text encoder"] = 2 * embedding * each
-    return found
+    return {"frozen text encoder": model.encoder_parameters * itemsize(config.encoder.dtype)}
 
 
 def matmul_bytes(args: DiTTTSModelArgs, frames: int, tensor: int, sequence: bool) -> float:

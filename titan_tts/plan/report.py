@@ -105,14 +105,14 @@ def _report_lines(
 
 def _layout_lines(config: JobConfig, choices: list[tuple[Forecast, Settings]]) -> list[str]:
     """A table of layouts, each in its fastest way that fits, and the keys of the best. "kept": complete weights and
-    gradients through a step; "sequence": sequence parallelism; "encoder": a frozen one that is sharded."""
+    gradients through a step; "sequence": sequence parallelism."""
     if not choices:
         return _section("Layouts: none fits these GPUs", [])
     names = "layout,ways,checkpointing,micro-batch x steps,MFU,step ms,exposed ms,GiB"
     rows = [
         [
             f"{step.layout.name} {step.layout.replicas} x {step.layout.shards}",
-            _ways(with_settings(config, settings), "encoder" in settings),
+            _ways(with_settings(config, settings)),
             " ".join(map(str, settings["activation_checkpoint"].values())),
             f"{step.batches.micro_batch} x {step.batches.accumulation}",
             f"{step.mfu(step.seconds):.1%}",
@@ -127,11 +127,10 @@ def _layout_lines(config: JobConfig, choices: list[tuple[Forecast, Settings]]) -
     return [*_section("Layouts that fit", lines), "", *tomli_w.dumps(choices[0][1]).splitlines()]
 
 
-def _ways(config: JobConfig, shards_encoder: bool) -> str:
+def _ways(config: JobConfig) -> str:
     words = {
         "sequence": config.megatron.sequence_parallel,
         "kept": not reshards(config.parallelism),
-        "encoder": shards_encoder,
     }
     return " ".join(word for word, applies in words.items() if applies) or "-"
 

@@ -7,7 +7,6 @@ from titan_tts.plan import measured
 from titan_tts.plan.devices import Cluster, Device, runs_fp8
 from titan_tts.plan.memory import (
     Layout,
-    encoder_bytes,
     itemsize,
     kept_units,
     local_parameters,
@@ -132,10 +131,6 @@ def communication(
         passes = args.teacher_passes
         add("all-gather, teacher", times * passes * compute * (weights - kept), shards, tensor)
         add("reduce-scatter", once[0] * reduced * trained, shards, tensor, last if stay else "each")
-        encoder = encoder_bytes(config, model, layout)
-        if len(encoder) > 1:  # gathered, too
-            gathered = times * encoder["frozen text encoder"] * shards
-            add("all-gather, text encoder", gathered, shards, tensor)
     size = 2 * reduced * trained / shards
     add("all-reduce", size, layout.replicas, tensor * shards, last)
     blocks = blocks_by_checkpointing(config, args.n_layers)

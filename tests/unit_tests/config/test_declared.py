@@ -24,7 +24,7 @@ longest_per_row=4 num_buckets=8 bucket_frames=[] bucket_batch_sizes=[] batch_mul
 on_too_long="drop" max_dropped_fraction=0.1 num_workers=2 prefetch_batches=4 conditioning=[]
 conditioning_dropout=0.1 duration_token_seconds=0.5 audit=false
 [encoder] model="bytes" added_tokens=[] convention="" normalize="" frozen=true dtype="bfloat16"
-fsdp_min_gib=16.0 dim=0 n_layers=2 n_heads=4 vocab_size=0
+dim=0 n_layers=2 n_heads=4 vocab_size=0
 [model] name="dit_tts" flavor="debug" sizes=[] text_positions="none"
 [lora] rank=0 alpha=16.0
 [attention] backend="auto"
@@ -63,7 +63,7 @@ BOUNDS = {
     (0, math.inf, False, False): """optimizer.lr,weight_decay,muon_lr,base_dim,encoder_lr
     lr_scheduler.warmup_steps training.local_batch_size,max_local_batch_size
     checkpoint.keep_latest_k validation.seed samples.freq,seed
-    encoder.fsdp_min_gib,dim,vocab_size lora.rank distill.passes
+    encoder.dim,vocab_size lora.rank distill.passes
     divergence.spike_sigmas,max_rollbacks benchmark.steps""",
     (0, 1, False, False): """optimizer.beta1,beta2 lr_scheduler.decay_ratio,min_lr_factor ema.decays
     data.max_corrupt_fraction,verbatim_fraction,max_dropped_fraction,conditioning_dropout

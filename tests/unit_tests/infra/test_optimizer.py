@@ -11,12 +11,17 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
+from torchtitan.config import LRScheduler
 
 from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers.small_models import assert_equal, full_inputs, initialized_model, small_args
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.job_config import Optimizer, Parallelism
-from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers, build_tts_optimizers
+from torchtitan.models.dit_tts.infra.optimizer import (
+    TTSOptimizers,
+    build_tts_lr_schedulers,
+    build_tts_optimizers,
+)
 from torchtitan.models.dit_tts.infra.parallelize import _sum_gradients, apply_fsdp, write_sharded
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -313,3 +318,46 @@ def test_shards_resume_exactly_and_move_as_the_whole_does(tmp_path):
         # Sums of parts differ in the last bit, which 8 bits may make larger.
         apart, moved = distance(weights(model), end), distance(weights(model), start)
         assert apart < 0.02 * moved, kind
+
+
+def test_the_schedule_reaches_every_optimizer_and_survives_other_groups():
+    optimizers = build(small_model(), replace(CONFIG, name="Muon", muon_lr=0.5))
+    schedulers = build_tts_lr_schedulers(optimizers, LRScheduler(warmup_steps=4), 10)
+    optimizers.step()
+    schedulers.step()
+    adam, muon = optimizers.optimizers
+    assert [group["lr"] for group in adam.param_groups] == pytest.approx([1e-2 * 2 / 4] * 2)
+    assert muon.param_groups[0]["lr"] == pytest.approx(0.5 * 2 / 4)
+    # Into a run with other optimizers and learning rates: the position counts.
+    other = build(small_model(), replace(KINDS["8bit"], lr=3.0))
+    loaded = build_tts_lr_schedulers(other, LRScheduler(warmup_steps=4), 10)
+    loaded.load_state_dict(schedulers.state_dict())
+    groups = [group for adam in other.optimizers for group in adam.param_groups]
+    assert [float(group["lr"]) for group in groups] == [1.5] * 3
+
+
+def test_a_longer_run_continues_from_the_stable_part(caplog):
+    model = small_model()
+
+    def schedule_of(
+        steps: int, first: int = 0, saved: dict | None = None, decay_ratio: float | None = 0.2
+    ) -> list[float]:
+        optimizers = build(model, replace(CONFIG, lr=1.0))
+        schedule = LRScheduler(warmup_steps=4, decay_ratio=decay_ratio, decay_type="sqrt")
+        schedulers = build_tts_lr_schedulers(optimizers, schedule, steps)
+        schedulers.load_state_dict(saved or schedulers.state_dict())
+        found = []
+        for _ in range(first, steps):
+            found.append(schedulers.schedulers[0].get_last_lr()[0])
+            schedulers.step()
+        return found
+
+    assert schedule_of(20, decay_ratio=1.0) == schedule_of(20, decay_ratio=None)
+    # All behind the warm-up, of which upstream would warn.
+    assert not caplog.messages and schedule_of(20, decay_ratio=0.9) and "exceed" in caplog.text
+    short, long = schedule_of(20), schedule_of(40)
+    assert short[:17] == [0.25, 0.5, 0.75, 1.0] + [1.0] * 13
+    # The last step, not a step after it, ends above 0.
+    assert short[17:] == pytest.approx([1 - (n / 4) ** 0.5 for n in (1, 2, 3)])
+    assert long[:33] == short[:4] + [1.0] * 29 and long[33] < 1.0
+    assert schedule_of(40, 12, {"last_epoch": 12}) == long[12:]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor
 from torch.nn.attention.varlen import varlen_attn
 from torchtitan.config.job_config import ActivationCheckpoint
 from torchtitan.distributed.activation_checkpoint import apply_ac
@@ -13,14 +12,11 @@ from tests.helpers.calls import Calls
 from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import full_inputs, random_model, small_args
 from titan_tts.plan.memory import Layout
-from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.parallelize import SAVED_OPERATIONS, parallelize_dit_tts
-from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.model.attention_backends import attend
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model.packed_attention import packed_attention
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 ARGS = small_args(text_vocab_size=8, latent_channels=8)
 
@@ -64,31 +60,6 @@ def test_weights_travel_in_bfloat16_and_gradients_in_float32(replicas):
     assert calls.dtypes["c10d::_allgather_base_"] == {torch.bfloat16}
     assert calls.dtypes["c10d::_reduce_scatter_base_"] == {torch.float32}
     assert (calls.dtypes["c10d::allreduce_"] == {torch.float32}) == (replicas > 1)
-
-
-class FrozenEncoder(PretrainedTextEncoder):
-    """A fake text encoder of two blocks, 2 x 64 x 64 x 4 = 32,768 bytes."""
-
-    def __init__(self):
-        nn.Module.__init__(self)
-        self.core = nn.Module()
-        self.core.blocks = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(2))
-
-
-@pytest.mark.parametrize(
-    "layout, limit_bytes, sharded",
-    [
-        (Layout(2, 2), 30_000, True),
-        (Layout(1, 2), 36_000, False),
-        (Layout(2, 1), 0, False),  # replicas have no shards
-    ],
-)
-def test_a_frozen_encoder_is_sharded_from_a_size_on(layout, limit_bytes, sharded):
-    module = FrozenEncoder()
-    with fake_process_group(layout) as dims:
-        assert shard_if_large(module, Encoder(fsdp_min_gib=limit_bytes / 2**30), dims) == sharded
-    parts = [w.to_local() if isinstance(w, DTensor) else w for w in module.parameters()]
-    assert sum(part.nbytes for part in parts) == 32_768 // (layout.shards if sharded else 1)
 
 
 HEADS, WIDTH = 2, 16

@@ -8,7 +8,6 @@ import torch
 
 from tests.helpers.pretrained_checkpoints import write_tiny_t5
 from tests.helpers.sentences import refused
-from tests.helpers.small_models import one_rank
 from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra import text_encoder
@@ -22,7 +21,7 @@ def test_texts_longer_than_the_encoders_positions_are_refused(monkeypatch, tmp_p
     source = SimpleNamespace(max_tokens=191)
     monkeypatch.setattr(text_encoder, "find_source", lambda *_, **__: source)
     with pytest.raises(InputError, match="max_text_tokens = 192, but some/encoder .* 191 tokens"):
-        build_frozen_encoder(settings, one_rank(), torch.device("cpu"))
+        build_frozen_encoder(settings, torch.device("cpu"))
 
 
 @pytest.mark.long
@@ -33,7 +32,7 @@ def test_weights_go_with_the_encoder_that_their_own_run_has_recorded(tmp_path, o
         settings = JobConfig(encoder=Encoder(model=model))
         settings.job.dump_folder = str(tmp_path / name)
         settings.checkpoint.initial_load_path = weights
-        return build_frozen_encoder(settings, one_rank(), torch.device("cpu"))
+        return build_frozen_encoder(settings, torch.device("cpu"))
 
     for name in ("before", "after"):
         (tmp_path / name).mkdir()

@@ -111,20 +111,12 @@ def test_shards_are_those_of_training(layout, arguments):
     assert (found["weights"], found["gradients"]) == (size, trained)
 
 
-def test_a_frozen_encoder_is_sharded_above_a_size():
-    class Source:
-        vocab_size, width = 10, 4
-
+def test_a_frozen_encoder_is_whole_on_every_gpu():
     args = replace(MODEL.args, text_encoder_sizes=object())
-    model = replace(MODEL, args=args, source=Source(), encoder_parameters=1001)
-    encoder = {"dtype": "bfloat16", "fsdp_min_gib": 2002 / 2**30}
-    whole = debug_config(encoder=encoder)
-    assert encoder_bytes(whole, model, Layout(1, 4)) == {"frozen text encoder": 2002}
-    less = debug_config(encoder=encoder | {"fsdp_min_gib": 2001 / 2**30})
-    sharded = {"frozen text encoder": 251 * 2, "gathered of the text encoder": 2 * 40 * 2}
-    assert encoder_bytes(less, model, Layout(2, 4)) == sharded
-    assert encoder_bytes(less, model, Layout(4, 1)) == {"frozen text encoder": 2002}
-    assert encoder_bytes(less, MODEL, Layout(1, 4)) == {}
+    model = replace(MODEL, args=args, encoder_parameters=1001)
+    config = debug_config(encoder={"dtype": "bfloat16"})
+    assert encoder_bytes(config, model) == {"frozen text encoder": 2002}
+    assert encoder_bytes(config, MODEL) == {}
 
 
 ARGS = replace(model_flavors()["debug"], dim=8, mlp_dim=16, n_layers=4, speaker_n_layers=0)

@@ -98,9 +98,9 @@ class DiTTTSTrainer(Trainer):
                 metrics.peak,
                 metrics.max_memory_gib,
             )
-            text_encoder = build_random_encoder(view, self.parallel_dims, self.device)
+            text_encoder = build_random_encoder(view, self.device)
         else:
-            text_encoder = build_frozen_encoder(view, self.parallel_dims, self.device)
+            text_encoder = build_frozen_encoder(view, self.device)
         self.forward_pass = self.build_forward_pass(text_encoder)
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
         self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)

@@ -12,7 +12,6 @@ from torchtitan.models.dit_tts.config.marks import (
     Bounds,
     Fraction,
     Frames,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -170,10 +169,6 @@ class Encoder:
 
     dtype: Annotated[Literal["bfloat16", "float32"], WORKLOAD, EXPORTED] = "bfloat16"
     """Precision of a frozen encoder; a trained one has the model's"""
-
-    fsdp_min_gib: NonNegativeFloat = 16.0
-    """Size of a frozen encoder's weights, in GiB, above which it is sharded over the ranks (FSDP2), which takes time: it is
-    gathered in every micro-batch. Lower it where a copy on each GPU takes memory that is needed"""
 
     dim: Annotated[NonNegativeInt, EXPORTED] = 0
     """Width of the text features; 0: the flavor's text_dim for the learned encoder, the config's width

@@ -88,6 +88,7 @@ WITHOUT_EFFECT = {
         "parallelism.fsdp_blocks_per_unit",
         "parallelism.fsdp_prefetch_units",
     ),
+    "encoder.fsdp_min_gib",  # a frozen encoder is whole on every GPU
     *("sampling.cfg_zero_star", "sampling.zero_init_steps"),  # no difference was measured
     *(
         "encoder.cache_features",

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 
-from torchtitan.distributed import ParallelDims
-from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import long_timeout_group, run_on_all_ranks
 from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
@@ -17,14 +15,14 @@ from torchtitan.models.dit_tts.text.encoder_record import (
     read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, blocks_of, find_source
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
 from torchtitan.models.dit_tts.text.hf_files import fetch_weights
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 from torchtitan.tools.logging import logger
 
 
 def build_frozen_encoder(
-    job_config: JobConfig, parallel_dims: ParallelDims, device: torch.device
+    job_config: JobConfig, device: torch.device
 ) -> PretrainedTextEncoder | None:
     """The encoder that a run uses outside the model, if there is one. Records a pretrained encoder, frozen or not,
     in the run folder."""
@@ -50,10 +48,8 @@ def build_frozen_encoder(
         return None
     module = load_text_encoder(encoder, "cpu", folder)
     gib = sum(parameter.nbytes for parameter in module.parameters()) / 2**30
-    sharded = shard_if_large(module, encoder, parallel_dims)
     logger.info(
-        f"text encoder: {encoder.model}, {gib:.2f} GiB in {encoder.dtype}, frozen, "
-        f"{'sharded' if sharded else 'replicated on every rank'}"
+        f"text encoder: {encoder.model}, {gib:.2f} GiB in {encoder.dtype}, frozen, whole on every rank"
     )
     return module.to(device)
 
@@ -76,23 +72,3 @@ def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
             group,
         )
     return found[0]
-
-
-def encoder_shards(encoder: Encoder, size: int, shards: int) -> int:
-    """Ranks, of the `shards` that share the model's weights, that share a frozen encoder of `size` bytes; else each has a
-    copy. Its weights are then gathered in every micro-batch, and nothing hides all of that."""
-    return shards if size > encoder.fsdp_min_gib * 2**30 else 1
-
-
-def shard_if_large(
-    module: PretrainedTextEncoder, encoder: Encoder, parallel_dims: ParallelDims
-) -> bool:
-    """Shards a frozen encoder (FSDP2) as `encoder_shards` says; returns whether it did."""
-    size = sum(parameter.nbytes for parameter in module.parameters())
-    if encoder_shards(encoder, size, parallel_dims.dp_shard) == 1:
-        return False
-    mesh = parallel_dims.get_mesh("fsdp")
-    for unit in (*blocks_of(module.core), module):
-        # By default the last unit stays gathered until the backward pass, and there is none.
-        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
-    return True

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torchtitan.config import TORCH_DTYPE_MAP
-from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
@@ -18,7 +17,6 @@ from torchtitan.models.dit_tts.data.build import describe
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, PackedSampler
 from torchtitan.models.dit_tts.infra.collectives import run_on_all_ranks
-from torchtitan.models.dit_tts.infra.text_encoder import shard_if_large
 from torchtitan.models.dit_tts.run.benchmark.synthetic import RandomTokens, synthetic_data
 from torchtitan.models.dit_tts.text.encoder_record import write_record
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
@@ -122,7 +120,7 @@ def build_synthetic_dataloader(
 
 
 def build_random_encoder(
-    job_config: JobConfig, parallel_dims: ParallelDims, device: torch.device
+    job_config: JobConfig, device: torch.device
 ) -> PretrainedTextEncoder | None:
     """The frozen text encoder with random weights, which take as much time as its own.
 
@@ -142,5 +140,4 @@ def build_random_encoder(
             else:
                 parameter.normal_(0.0, _WEIGHT_STD, generator=generator)
     module = module.to(TORCH_DTYPE_MAP[encoder.dtype]).requires_grad_(False)
-    shard_if_large(module, encoder, parallel_dims)
     return module.to(device)
