@@ -2,9 +2,11 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from tests.helpers.analysis_table import check_page, check_table
@@ -34,7 +36,6 @@ batch = [1, 2]
 batch = 2
 
 [[extra]]
-memory_gib = 3.0
 batch = 4096
 
 [[extra]]
@@ -45,8 +46,10 @@ batch = 4096
 def start(*arguments: str, **variables: str) -> subprocess.Popen:
     words = [sys.executable, "-m", "titan_tts", *arguments]
     options = {"cwd": ROOT, "env": {**os.environ, "OMP_NUM_THREADS": "1", **variables}}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(words, stdout=pipe, text=True, start_new_session=True, **options)
+    options |= {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    memory = 8 * 2**30  # as `ulimit -v` limits the runs, too
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (memory, memory))
+    return subprocess.Popen(words, preexec_fn=limit, **options)
 
 
 def test_a_grid_killed_and_continued(tmp_path):

@@ -4,12 +4,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from torchtitan.models.dit_tts.errors import (
-    InputError,
-    check_range,
-    quiet_known_warnings,
-    require_modules,
-)
+from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
 from torchtitan.models.dit_tts.files import check_writable
 
 
@@ -25,10 +20,7 @@ class Options:
     """TOML file of the grid, or the name of a shipped one: table, 800m, 8b, autotune, debug."""
 
     dry_run: bool = False
-    """List the runs with the plan's forecasts if the GPU is known, the fastest, hours and cost; start none."""
-
-    price: float = 0.0
-    """Price of one GPU for an hour, for the cost in the list; 0: not known."""
+    """List the runs with the plan's forecasts if the GPU is known, the fastest, and hours; start none."""
 
     gpu: str = ""
     """Name of the GPU for the forecasts, as in `titan-tts plan`; overrides the grid's."""
@@ -57,14 +49,13 @@ def run(options: Options) -> int:
 
     quiet_known_warnings()
     if not (options.no_analysis or options.dry_run):
-        require_modules("scipy", "matplotlib")  # before hours of work
+        require_modules("matplotlib")  # before hours of work
     retried = {state for state in options.retry.split(",") if state}
     if retried - set(FINAL):
         raise InputError(f"--retry {options.retry}, but allowed are {', '.join(FINAL)}")
-    check_range("--price", options.price, 0, 10**6)
     grid_run = GridRun(grid, retried, options.run_what_cannot_fit)
     if options.dry_run:
-        for line in grid_run.list(options.price):
+        for line in grid_run.list():
             print(line, flush=True)
         return 0
     check_writable(grid_run.folder / "grid.toml", "[grid] dump_folder")

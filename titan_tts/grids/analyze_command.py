@@ -35,7 +35,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    require_modules("scipy", "matplotlib")
+    require_modules("matplotlib")
     out = Path(options.out or Path(options.runs[0]) / "analysis").expanduser().absolute()
     check_page(out / PAGE, "--out", GENERATOR)
     from titan_tts.grids.page import analysis_page
@@ -64,8 +64,7 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
     rows = [run.row(axes) for run in runs if run.measured]
     names = effects.varying(rows, factors)
     speed = verdicts.SPEED
-    known = any(row["peak_reserved_gib"] is not None for row in rows)
-    memory = "peak_reserved_gib" if known else "peak_allocated_gib"  # what must fit
+    memory = "peak_reserved_gib"  # what must fit
     figures = (speed, "audio_seconds_per_second", "seconds_per_step", "mfu", "goodput_mfu", "hfu")
     return {
         "all": [run.row(axes) for run in runs],
@@ -73,12 +72,11 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "rows": rows,
         "names": names,
         "constant": {name: rows[0][name] for name in factors if rows and name not in names},
-        "noise": vars(effects.pooled_noise(effects.cells_of(rows, names, speed))),
+        "deviation": effects.repeat_deviation(effects.cells_of(rows, names, speed)),
         "effects": {name: effects.effects(rows, names, name) for name in (speed, memory)},
         "growth": verdicts.growth(rows, names),
         "best": verdicts.best(rows, names, (*figures, memory)),
         "scaling": verdicts.scaling(rows, names),
-        "forecasts": verdicts.forecasts(runs),
     }
 
 

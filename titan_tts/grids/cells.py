@@ -41,9 +41,6 @@ class Cell:
     factors: dict[str, Any]
     """of `run.factors`, and the other axes"""
 
-    memory_gib: float
-    """limit of the address space of each process; 0: none"""
-
     refused: str
     """the sentence with which training would refuse the config; empty where it starts"""
 
@@ -77,12 +74,12 @@ class Cell:
 
 
 class Cells:
-    """The runs of a grid, each with a folder in `folder`; `base` replaces `[grid] config`."""
+    """The runs of a grid, each with a folder in `folder`."""
 
-    def __init__(self, grid: GridFile, folder: Path, base: JobConfig | None = None):
+    def __init__(self, grid: GridFile, folder: Path):
         self.grid = grid
         self.folder = folder
-        self._bases = {} if base is None else {grid.grid.config: asdict(base)}
+        self._bases: dict[str, dict[str, Any]] = {}
 
     def all(self) -> list[Cell]:
         """Every run, grouped and by growing batch, the first repeat of all before the second of any."""
@@ -110,9 +107,6 @@ class Cells:
         options = self.grid.grid
         chosen = axes if batch is None else {**axes, "batch": batch}
         gpus = _whole("gpus", chosen.get("gpus", options.gpus))
-        memory_gib = chosen.get("memory_gib", options.memory_gib)
-        if not isinstance(memory_gib, (int, float)) or not 0 <= memory_gib < 10**6:
-            raise _mistake("memory_gib", memory_gib, "it must be a number from 0 on")
         base = chosen.get("size", options.config)
         tensor = self._tensor_degree(base, chosen)
         config = self._config(
@@ -144,9 +138,7 @@ class Cells:
                 refused = f"{gpus} GPUs have no layout {layout}"
                 found["layout"] = layout
             named = f"_{layout}" if refused else ""
-        found |= {
-            axis: value for axis, value in axes.items() if axis not in AXES or axis == "memory_gib"
-        }
+        found |= {axis: value for axis, value in axes.items() if axis not in AXES}
         name = _name(degrees, found, repeat if options.repeats > 1 else None) + named
         folder = folder or self.folder / name
         placed = replace(config.job, dump_folder=str(folder.parent), experiment=folder.name)
@@ -158,7 +150,6 @@ class Cells:
             config=replace(config, job=placed),
             content=content,
             factors=found,
-            memory_gib=memory_gib,
             refused=refused,
         )
 

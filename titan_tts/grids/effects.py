@@ -1,9 +1,7 @@
-"""The effect of each factor on throughput, with the uncertainty that repeats show.
+"""The effect of each factor on throughput and memory.
 
-All of it works on y = log(figure), so that effects are ratios. A *cell* is the runs equal in all factors. *Noise* is
-the pooled variance within cells, s² = Σ (y - cell mean)² / df with df = Σ (n - 1). An *effect* is the mean of the
-differences of P pairs of cell means, with the interval ± t(0.975, df) · s / P · √(Σ 1/n over their cells): about the
-mean over just these pairs; `smallest` and `largest` show how far it differs between them.
+All of it works on y = log(figure), so that effects are ratios. A *cell* is the runs equal in all factors. An *effect* is
+the mean of the differences of pairs of cell means; `smallest` and `largest` show how far it differs between them.
 
 Rows are dictionaries, as `Run.row` makes them, of runs that were measured.
 """
@@ -11,12 +9,10 @@ Rows are dictionaries, as `Run.row` makes them, of runs that were measured.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from titan_tts.grids.runs import DATA
 
@@ -24,7 +20,6 @@ Row = Mapping[str, Any]
 Cells = Mapping[tuple, np.ndarray]
 """Levels -> log(figure) of the runs that have them"""
 
-LEVEL = 0.95
 NO_ALTERNATIVES = ("size", "device", "gpus", "nodes", "lengths", *DATA)
 """Runs that differ in these do not compete: the best is sought, and plots are drawn, for each."""
 
@@ -43,30 +38,12 @@ _BASES: dict[str, tuple[str, ...]] = {
 }
 """Levels that others are compared with, the first that was measured"""
 
-_ROUNDING = 1e-9  # of log(figure), where repeats agree to the last digit
 
-
-@dataclass(frozen=True)
-class Noise:
-    """Pooled variance of log(figure) between repeats, and its degrees of freedom (0: not known)."""
-
-    variance: float = 0.0
-    df: int = 0
-
-    def half_width(self, inverse_counts: float, tail: float = (1 - LEVEL) / 2) -> float | None:
-        """Half an interval's width, t · √(variance · inverse_counts) with probability `tail` above it; None without
-        repeats."""
-        if self.df == 0:
-            return None
-        quantile = float(stdtrit(self.df, 1 - tail))  # Student's t
-        return max(_ROUNDING, quantile * math.sqrt(self.variance * inverse_counts))
-
-
-def pooled_noise(cells: Cells) -> Noise:
-    """The variance within cells."""
+def repeat_deviation(cells: Cells) -> tuple[float, int]:
+    """(standard deviation of log(figure) within cells, pooled; its degrees of freedom, 0 without repeats)."""
     df = sum(len(values) - 1 for values in cells.values())
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in cells.values())
-    return Noise(squares / df, df) if df else Noise()
+    return (math.sqrt(squares / df), df) if df else (0.0, 0)
 
 
 def level_order(value: Any) -> tuple:
@@ -119,7 +96,7 @@ def _best_batches(cells: Cells, names: Sequence[str]) -> Cells:
     return best
 
 
-def _estimate(cells: Cells, place: int, base: Any, level: Any, noise: Noise) -> dict[str, Any]:
+def _estimate(cells: Cells, place: int, base: Any, level: Any) -> dict[str, Any]:
     """The effect, as a ratio, over the pairs of cells that are equal but in the factor at this place of their keys."""
     pairs = [
         (cell, cells[other])
@@ -127,14 +104,10 @@ def _estimate(cells: Cells, place: int, base: Any, level: Any, noise: Noise) -> 
         if key[place] == base and (other := (*key[:place], level, *key[place + 1 :])) in cells
     ]
     if not pairs:
-        return dict.fromkeys(("ratio", "low", "high", "smallest", "largest")) | {"pairs": 0}
+        return dict.fromkeys(("ratio", "smallest", "largest")) | {"pairs": 0}
     changes = [other.mean() - cell.mean() for cell, other in pairs]
-    inverse = sum(1 / len(cell) + 1 / len(other) for cell, other in pairs)
-    half, mean = noise.half_width(inverse / len(pairs) ** 2), float(np.mean(changes))
     return {
-        "ratio": math.exp(mean),
-        "low": None if half is None else math.exp(mean - half),
-        "high": None if half is None else math.exp(mean + half),
+        "ratio": math.exp(np.mean(changes)),
         "smallest": math.exp(min(changes)),
         "largest": math.exp(max(changes)),
         "pairs": len(pairs),
@@ -146,18 +119,16 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
     the first other one that has; for each model size: what a level is worth for one says little of another.
 
     `equal_batch` compares cells equal in every other factor, the batch too; `best_batch` the best batch of each
-    side, but not of memory, whose ratios have no interval. `together`: factors that change with this one in all runs
+    side, but not of memory. `together`: factors that change with this one in all runs
     of the size, so that the effect is of all of them. `names`: the factors that vary.
     """
-    plain = figure.endswith("_gib")
-    noise = Noise() if plain else pooled_noise(cells_of(rows, names, figure))
     table = []
     for (size,), of_size in grouped(rows, ["size"]).items():
         # Backend and degree of tensor parallelism may go together in one size only.
         followers = _together(of_size, names)
         own = [name for name in names if name not in sum(followers.values(), [])]
         cells = cells_of(of_size, own, figure)
-        best = {} if plain else _best_batches(cells, own)
+        best = {} if figure.endswith("_gib") else _best_batches(cells, own)
         for place, factor in enumerate(own):
             if factor in _NOT_COMPARED:
                 continue
@@ -168,8 +139,8 @@ def effects(rows: Sequence[Row], names: Sequence[str], figure: str) -> list[dict
                 for base in bases:
                     row = {"size": size, "factor": factor, "level": level, "base": base}
                     row["together"] = followers.get(factor, [])
-                    row["equal_batch"] = _estimate(cells, place, base, level, noise)
-                    row["best_batch"] = _estimate(best, place, base, level, noise)
+                    row["equal_batch"] = _estimate(cells, place, base, level)
+                    row["best_batch"] = _estimate(best, place, base, level)
                     if row["equal_batch"]["pairs"] or row["best_batch"]["pairs"]:
                         break
                 table.append(row)

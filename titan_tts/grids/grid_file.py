@@ -14,10 +14,10 @@ from torchtitan.models.dit_tts.files import is_remote
 
 AXES = (
     *("size", "gpus", "layout", "batch", "accumulation"),
-    *("checkpointing", "compile", "precision", "attention", "memory_gib"),
+    *("checkpointing", "compile", "precision", "attention"),
 )
 """Axes with values of their own; every other axis is a config key, `section.key`. `size` is a config,
-`batch` the micro-batch of a rank or "auto": the largest that fits, `memory_gib` as in Options."""
+`batch` the micro-batch of a rank or "auto": the largest that fits."""
 
 AUTO = "auto"
 
@@ -58,9 +58,6 @@ class Options:
 
     timeout_minutes: float = 20.0
     """of a run"""
-
-    memory_gib: float = 0.0
-    """limit of the address space of each process; 0: none"""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.runner import FINAL, TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.launch.supervisor import Outcome
-from titan_tts.plan.search import largest_that_fits
+from titan_tts.plan.forecast import largest_that_fits
 from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
@@ -44,10 +44,9 @@ class GridRun:
 
         self.run_what_cannot_fit = run_what_cannot_fit
 
-    def list(self, price: float = 0.0) -> Iterator[str]:
+    def list(self) -> Iterator[str]:
         """Each run in a line, in the order of the grid, as soon as it is planned; then the fastest
-        of each size and number of GPUs, and totals. `price`: of one GPU for an hour; 0: not known.
-        """
+        of each size and number of GPUs, and totals."""
         fastest: dict[tuple[str, int], tuple[float, str]] = {}
         runs: dict[str, list[tuple[int, float]]] = defaultdict(list)
         width = max((len(cell.name) for cell in self.all), default=0)
@@ -72,7 +71,6 @@ class GridRun:
             hours = sum(seconds for _, seconds in each) / 3600
             gpu_hours = sum(gpus * seconds for gpus, seconds in each) / 3600
             words = f", {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours" if hours else ""
-            words += f", cost {price * gpu_hours:,.2f}" if hours and price else ""
             yield f"{kind}: {counted(len(each), 'run')}{words}"
         if _BY_PLAN in runs:
             yield f"the plan takes {_START_SECONDS:g} s to start and compile a run, then its steps"

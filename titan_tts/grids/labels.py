@@ -14,6 +14,7 @@ UNITS = {
     "goodput_mfu": "goodput MFU %",
     "hfu": "HFU %",
     "tflops_per_device": "TFLOP/s per device",
+    "peak_tflops": "peak TFLOP/s",
     "peak_allocated_gib": "allocated GiB",
     "peak_reserved_gib": "reserved GiB",
     "loss": "loss",

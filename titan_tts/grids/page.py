@@ -1,12 +1,11 @@
 """The page of an analysis: best configurations, verdicts, effects, scaling and every run."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from titan_tts.grids.labels import UNITS, figure_text, label, short_name
+from titan_tts.grids.labels import UNITS, figure_text, label
 from titan_tts.grids.runs import COLUMNS, FIGURES
-from titan_tts.grids.verdicts import SPEED, WITHOUT_REPEATS
+from titan_tts.grids.verdicts import LARGEST_FALL, SPEED
 from titan_tts.report.page import Cell, Figure, Kind, Note, Page, Part, Section, Table
 from titan_tts.report.words import counted, number
 
@@ -25,7 +24,7 @@ _MFU = (
 _EFFECTS = (
     "Change by one level against another, for each model size. At equal batch: mean over pairs of cells equal in every other "
     "factor, the micro-batch too. At best batches: both sides where they are fastest. Range: the smallest and largest effect over "
-    "the pairs. Small figures are intervals of 95 % by the variance of repeats, about the mean over just these pairs."
+    "the pairs."
 )
 _SCALING = (
     "At equal micro-batch and configuration. Efficiency is throughput per GPU over that at the smallest number of GPUs; a run on "
@@ -45,11 +44,10 @@ def analysis_page(generator: str, content: Content, plots: Mapping[str, dict[str
     sections: dict[str, list[Part]] = {
         "Best configuration": [*_best(content), *drawn("configurations")],
         "Verdicts": [Table((), verdicts, left=(0, 1))],
-        "How MFU is counted": [_MFU, _peaks(content)],
+        "How MFU is counted": [_MFU],
         "Over the micro-batch": drawn(*(name for name in plots if name.endswith("_over_batch"))),
         "Effects": [*_effects(content)],
         "Scaling": [*_scaling(content), *drawn("scaling")],
-        "Predicted beside measured": [*_forecasts(content["forecasts"])],
         "All runs": [*_all_runs(content)],
     }
     constant = content["constant"]
@@ -97,43 +95,21 @@ def _best(content: Content) -> Iterator[Part]:
 
 def _verdicts(content: Content) -> Iterator[tuple[str, str]]:
     """(verdict, what it is about); the verdict is pass, fail, cannot tell or note."""
-    growth, noise = content["growth"], content["noise"]
+    growth, (deviation, degrees) = content["growth"], content["deviation"]
     text = "no configuration was run at two batches"
     if growth["pairs"]:
-        limit = f"{100 * growth['tolerance']:.1f} %"
-        text = f"{len(growth['falls'])} of {growth['pairs']} steps to the next batch fall by more than the noise ({limit})"
+        text = f"{len(growth['falls'])} of {growth['pairs']} steps to the next batch fall by more than {LARGEST_FALL:.0%}"
     if growth["falls"]:
         worst = min(growth["falls"], key=lambda fall: fall["ratio"])
         text += f", most by {_change(worst['ratio'])}: {label(worst['configuration'])}, "
         text += f"batch {worst['batch']} to {worst['next_batch']}"
     yield growth["verdict"], f"samples/s does not fall with a larger batch: {text}"
-    if noise["df"]:
-        deviation = f"{100 * noise['variance'] ** 0.5:.2f} % of samples/s"
-        degrees = f"{noise['df']} degrees of freedom"
-        yield "note", f"standard deviation of repeats: {deviation}, {degrees}"
-    elif content["rows"]:
-        limit = f"{100 * WITHOUT_REPEATS:g} %"
-        yield "cannot tell", f"without repeats effects have no interval; {limit} is taken as noise"
-    found = content["forecasts"]
-    if found["tried"]:
-        verdict = "pass" if found["right"] == found["tried"] else "fail"
-        right = f"{found['right']} of {counted(found['tried'], 'run')}"
-        yield verdict, f"the forecast whether a run fits into memory was right for {right}"
+    if degrees:
+        said = f"{100 * deviation:.2f} % of samples/s, {degrees} degrees of freedom"
+        yield "note", f"standard deviation of repeats: {said}"
     if compiled := sum(bool(row["compiles_while_timed"]) for row in content["all"]):
         runs = counted(compiled, "run")
         yield "fail", f"{runs} compiled while being timed; raise [benchmark] warmup_steps"
-
-
-def _peaks(content: Content) -> str:
-    """The dense bf16 peaks over which the benchmarks count MFU."""
-    rows = [row for row in content["all"] if row["device"] is not None]
-    peaks = []
-    for (device, peak), count in Counter(
-        (row["device"], row["peak_tflops"]) for row in rows
-    ).items():
-        text = "not known" if peak is None else f"{peak:g} TFLOP/s"
-        peaks.append(f"{device}: {text} ({counted(count, 'run')})")
-    return f"Peaks: {'; '.join(peaks) or 'none'}."
 
 
 def _effects(content: Content) -> Iterator[Part]:
@@ -155,9 +131,11 @@ def _effects(content: Content) -> Iterator[Part]:
 
 
 def _estimate(found: Mapping[str, Any]) -> _Row:
-    interval = "" if found["low"] is None else _span(found["low"], found["high"])
-    effect = Cell(_change(found["ratio"]), interval, value=found["ratio"])
-    return [effect, _span(found["smallest"], found["largest"]), str(found["pairs"])]
+    return [
+        Cell(_change(found["ratio"]), value=found["ratio"]),
+        _span(found["smallest"], found["largest"]),
+        str(found["pairs"]),
+    ]
 
 
 def _scaling(content: Content) -> Iterator[Part]:
@@ -173,18 +151,6 @@ def _scaling(content: Content) -> Iterator[Part]:
         head = ("configuration", "GPUs", "nodes", "samples/s", "efficiency", "MFU %", "ideal MFU %")
         yield _SCALING
         yield Table(head, rows, rest="in summary.json")
-
-
-def _forecasts(forecasts: Mapping[str, Any]) -> Iterator[Part]:
-    head = ("median", "min", "max", "runs")
-    rows = [
-        (short_name(figure), *(number(each[name]) for name in head))
-        for figure, each in forecasts["ratios"].items()
-    ]
-    if rows:
-        yield Table(("measured / predicted", *head), rows)
-    for text, count in forecasts["fits"].items():
-        yield f"{text}: {counted(count, 'run')}"
 
 
 def _all_runs(content: Content) -> Iterator[Part]:

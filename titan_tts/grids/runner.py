@@ -81,7 +81,7 @@ class Runner:
         config = folder / "config.toml"
         write_atomic(config, tomli_w.dumps(without_secrets(without_none(cell.content))))
         command = train_command(config, cell.gpus, nodes=cell.nodes)
-        run = RunProcess(command, folder, folder / "run.log", memory_gib=cell.memory_gib)
+        run = RunProcess(command, folder, folder / "run.log")
         try:
             ended = run.wait(self.timeout_seconds, until=run.completed)
         except BaseException:
@@ -136,7 +136,7 @@ def _identity(cell: Cell) -> str:
     if cell.axes.get("batch") == AUTO:
         for key in ("local_batch_size", "global_batch_size"):
             del content["training"][key]
-    machine = [utils.device_module.get_device_name(), cell.gpus, cell.memory_gib]
+    machine = [utils.device_module.get_device_name(), cell.gpus]
     return fingerprint(json.dumps([content, cell.axes, *machine], default=str))
 
 

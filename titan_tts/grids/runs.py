@@ -86,16 +86,11 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
         top = os.path.abspath(os.path.expanduser(path))
         if not os.path.isdir(top):
             raise InputError(f"RUNS = {path} is not a folder; give run folders")
-        denied: list[OSError] = []
-        for folder, below, files in os.walk(top, onerror=denied.append):
+        for folder, below, files in os.walk(top, onerror=_refuse):
             below[:] = sorted(name for name in below if name not in _NOT_SEARCHED)
             if any(name in _MARKS for name in files):
                 below.clear()  # whatever is in it belongs to the run
                 found.setdefault(os.path.realpath(folder), _read_run(folder, top))
-        for error in denied:
-            name = os.path.relpath(error.filename, top)
-            run = Run(error.filename, name, "unreadable", f"folder: {error.strerror}")
-            found.setdefault(os.path.realpath(error.filename), run)
     if not found:
         raise InputError(
             f"RUNS = {' '.join(map(str, paths))}, but none contains a benchmark ({' or '.join(_MARKS)}); "
@@ -107,6 +102,10 @@ def find_runs(paths: Sequence[str]) -> list[Run]:
             for run in having:
                 run.factors.setdefault(key, run.workload[key])
     return sorted(found.values(), key=lambda run: run.folder)
+
+
+def _refuse(error: OSError) -> None:
+    raise InputError(f"RUNS: {error.filename} cannot be read ({error.strerror})")
 
 
 def _read_run(folder: str, top: str) -> Run:

@@ -5,7 +5,6 @@ imported: a supervisor starts at once and leaves the memory to the runs.
 """
 
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -25,7 +24,6 @@ from torchtitan.models.dit_tts.run.launcher import RANK_VARIABLES, die_with_pare
 ENDED = ("completed", "preempted", "interrupted", "oom", "failed", "timeout")
 """States of `state.json` in which a run has ended"""
 
-_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _FIRST_PORT, _PORTS = 15_000, 15_000
 """at which nodes meet, below Linux's ephemeral ports, which begin at 32768; the job's id selects one"""
 _POLL_SECONDS = 0.05
@@ -94,23 +92,14 @@ class Outcome:
 
 
 class RunProcess:
-    """A training run that was just started by a process, which may start others. Its output is appended to `log`;
-    `memory_gib` limits the address space of each process (0: none)."""
+    """A training run that was just started by a process, which may start others. Its output is appended to `log`."""
 
-    def __init__(self, command: Sequence[str], folder: Path, log: Path, memory_gib: float = 0.0):
+    def __init__(self, command: Sequence[str], folder: Path, log: Path):
         self.folder = folder
         self.log = log
         self.began = time.time()
         self._error_file = log.with_name(f"{log.name}.error.json")
         self._error_file.unlink(missing_ok=True)
-        self._oom_kills = _oom_kills()
-        limit = int(memory_gib * 2**30)
-
-        def prepare() -> None:
-            die_with_parent()
-            if limit:
-                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
         inherited = {key: each for key, each in os.environ.items() if key not in RANK_VARIABLES}
         # Batches of several shapes fragment the allocator's fixed segments.
         variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | inherited
@@ -123,7 +112,7 @@ class RunProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=prepare,
+                preexec_fn=die_with_parent,
             )
 
     def state(self) -> dict[str, Any]:
@@ -162,17 +151,7 @@ class RunProcess:
         if error:
             return Outcome(str(error.get("state")), str(error.get("error")), seconds)
         status = self.process.returncode
-        if status in (-signal.SIGKILL, 128 + signal.SIGKILL) and _oom_kills() > self._oom_kills:
-            return Outcome("oom", "the kernel ended it for lack of memory", seconds)
         reason = f"its process ended with status {status} after step {state.get('step', 0)}"
+        if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            reason += "; the kernel may have killed it for lack of memory"
         return Outcome("failed", reason, seconds)
-
-
-def _oom_kills() -> int:
-    """Processes of this control group that the kernel has killed for lack of memory; 0 where it is not version 2."""
-    with suppress(OSError, StopIteration, KeyError, ValueError):
-        lines = _OWN_CGROUP.read_text().splitlines()
-        own = next(line.removeprefix("0::/") for line in lines if line.startswith("0::/"))
-        events = (_CGROUPS / own / "memory.events").read_text()
-        return int(dict(line.split() for line in events.splitlines())["oom_kill"])
-    return 0

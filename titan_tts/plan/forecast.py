@@ -1,6 +1,6 @@
 """The forecast of a config on a number of GPUs: one step, a whole run, and every layout of the same GPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,7 +19,6 @@ from titan_tts.plan.memory import (
     passing_bytes,
 )
 from titan_tts.plan.parameters import Model, describe_model
-from titan_tts.plan.search import largest_that_fits
 from titan_tts.plan.step_time import (
     Batches,
     Transfer,
@@ -42,6 +41,7 @@ from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
 
 WAITS = "waits for the host"
+MAX_BATCH = 4096
 Settings = dict[str, dict[str, Any]]
 """section -> key -> value"""
 
@@ -173,6 +173,25 @@ class Planner:
             ),
             steps=self.config.training.steps,
         )
+
+
+def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_BATCH) -> int:
+    """The largest n from 1 to `limit` with fits(n), as a linear search from 1 finds it; 0 if 1 does not fit.
+
+    Steps of doubling size away from the guess enclose it, then bisection finds it, so a good guess takes
+    few trials. `fits`: monotonic; called once for each value.
+    """
+    low, high = 0, limit + 1  # fits, does not fit
+    trial, step = min(max(guess, 1), limit), 1
+    while high - low > 1:
+        if fits(trial):
+            low, trial = trial, trial + step
+        else:
+            high, trial = trial, trial - step
+        step *= 2
+        if not low < trial < high:  # enclosed
+            trial = (low + high) // 2
+    return low
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,6 @@ class Options:
     inter_node_gbps: float = 0.0
     """GB/s between one node and the others, in one direction; 0: 50 per GPU, a guess."""
 
-    price: float = 0.0
-    """Price of one GPU for an hour, in any currency; 0: no cost is printed."""
-
-    data_hours: float = 1000.0
-    """Hours of audio in the data, to compute the number of epochs."""
-
-    json: bool = False
-    """Print JSON instead of text."""
-
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
 
 
@@ -46,9 +37,8 @@ def run(options: Options) -> int:
     """Prints a plan."""
     if not options.config:
         raise InputError("titan-tts plan needs a config, for example: titan-tts plan 800m")
-    for name in ("gpus", "gpus_per_node", "inter_node_gbps", "price"):
+    for name in ("gpus", "gpus_per_node", "inter_node_gbps"):
         check_range(f"--{name.replace('_', '-')}", getattr(options, name), 0, 10**6)
-    check_range("--data-hours", options.data_hours, 1e-3, 10**9)
     path = find_config(options.config)
     # torch takes seconds to import.
     from titan_tts.plan.report import print_plan

@@ -1,6 +1,5 @@
-"""A forecast as aligned text, and as plain values for JSON."""
+"""A forecast as aligned text."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,9 @@ def print_plan(path: Path, options: Any) -> None:
     validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
     check_device(config, device)
     planner = Planner(config, cluster)
-    run = planner.run()
     compared = cluster.gpus > 1 and config.training.global_batch_size > 0
     choices = compare_layouts(planner, config) if compared else []
-    if options.json:
-        print(json.dumps(_values_of(run, choices), indent=1))
-        return
-    lines = _report_lines("plan", planner, run, options.data_hours, options.price)
+    lines = _report_lines("plan", planner)
     print("\n".join([*lines, *(_layout_lines(config, choices) if compared else [])]))
 
 
@@ -76,14 +71,13 @@ def print_dry_run(config_args: list[str], gpus: int) -> None:
     in_node = device.gpus_per_node if gpus % device.gpus_per_node == 0 else gpus
     validate_config(config, gpus, list(model_flavors()))
     planner = Planner(config, Cluster.of(device, gpus, in_node))
-    print("\n".join(_report_lines(title, planner, planner.run())))
+    print("\n".join(_report_lines(title, planner)))
 
 
-def _report_lines(
-    title: str, planner: Planner, run: Run, data_hours: float = 1000.0, price: float = 0.0
-) -> list[str]:
-    """The report of `titan-tts plan` and of a dry run; `data_hours`: of the data that passes are counted over."""
-    config, model, step, peak = planner.config, planner.model, run.longest, run.peak
+def _report_lines(title: str, planner: Planner) -> list[str]:
+    """The report of `titan-tts plan` and of a dry run."""
+    config, model, run = planner.config, planner.model, planner.run()
+    step, peak = run.longest, run.peak
     mode = "compiled" if blocks_compiled(config) else "eager"
     kind = checkpointing_name(asdict(config.activation_checkpoint))
     shape = f"replicas x shards = {step.layout.replicas} x {step.layout.shards}"
@@ -97,9 +91,7 @@ def _report_lines(
         ),
         f"  largest micro-batch with which all buckets fit: local_batch_size = {run.largest}",
         *_section(f"One step of the longest bucket, {_shape(step)}", _step(config, step)),
-        *_section(
-            "The whole run, for lengths of [benchmark]", _run(config, run, data_hours, price)
-        ),
+        *_section("The whole run, for lengths of [benchmark]", _run(config, run)),
     ]
 
 
@@ -133,20 +125,6 @@ def _ways(config: JobConfig) -> str:
         "kept": not reshards(config.parallelism),
     }
     return " ".join(word for word, applies in words.items() if applies) or "-"
-
-
-def _values_of(run: Run, choices: list[tuple[Forecast, Settings]]) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    names = ("largest", "seconds", "mfu", "hours_per_step", "steps", "gpu_hours")
-    found = {name: getattr(run, name) for name in names}
-    table = [{"settings": settings, **_values(step)} for step, settings in choices]
-    return found | {"longest": _values(run.longest), "peak": _values(run.peak), "layouts": table}
-
-
-def _values(step: Forecast) -> dict[str, Any]:
-    names = ("bytes", "fits", "seconds", "seconds_without_waits", "samples")
-    found = {name: getattr(step, name) for name in names}
-    return asdict(step) | found | {"mfu": step.mfu(step.seconds)}
 
 
 def _section(title: str, rows: list[str]) -> list[str]:
@@ -209,19 +187,18 @@ def _step(config: JobConfig, step: Forecast) -> list[str]:
     return [*found, *aligned(rows), f"MFU: exact FLOPs over the bf16 peak; rates were {origin}"]
 
 
-def _run(config: JobConfig, run: Run, data_hours: float, price: float) -> list[str]:
+def _run(config: JobConfig, run: Run) -> list[str]:
     training, gpus = config.training, run.longest.layout.gpus
     hours, warmup = run.steps * run.hours_per_step, config.lr_scheduler.warmup_steps
     found = [
         f"{training.steps:,} steps, {hours:,.1f} hours of audio ({run.hours_per_step:,.3g} per step, "
-        f"{warmup * run.hours_per_step:,.1f} in {warmup:,} steps of warm-up): {hours / data_hours:,.1f} passes over "
-        f"{data_hours:,g} hours"
+        f"{warmup * run.hours_per_step:,.1f} in {warmup:,} steps of warm-up)"
     ]
     if training.mixed_precision_param != "bfloat16":
         return found
     days = run.gpu_hours / gpus / 24
-    found += [
+    return [
+        *found,
         f"mean step {1e3 * run.seconds:,.1f} ms, MFU {run.mfu:.1%} of padded shapes",
         f"{run.gpu_hours:,.1f} GPU hours, {days:,.2f} days on {gpus}; without validation and restarts",
     ]
-    return [*found, f"cost {price * run.gpu_hours:,.2f}"] if price else found

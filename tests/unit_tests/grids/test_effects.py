@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, true_speed
-from titan_tts.grids.effects import effects, varying
+from titan_tts.grids.effects import cells_of, effects, repeat_deviation, varying
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
@@ -32,8 +32,6 @@ def test_without_noise_effects_are_exact():
     assert compiled["equal_batch"]["ratio"] == pytest.approx(math.sqrt(1.3 * 1.15))
     extremes = compiled["equal_batch"]["smallest"], compiled["equal_batch"]["largest"]
     assert extremes == pytest.approx((1.15, 1.3)) and compiled["equal_batch"]["pairs"] == 6
-    for side in ("equal_batch", "best_batch"):  # no repeats, no interval
-        assert compiled[side]["ratio"] and compiled[side]["low"] is compiled[side]["high"] is None
     full = effect(rows, "checkpointing", "full")["equal_batch"]
     assert full["ratio"] == pytest.approx(0.8 * math.sqrt(1.15 / 1.3))
 
@@ -60,7 +58,7 @@ def test_factors_that_go_together_in_a_size_and_levels_that_never_meet_the_base(
     ]
 
 
-def test_the_interval_of_two_pairs_is_students_with_the_noise_pooled_within_cells():
+def test_an_effect_is_the_mean_of_pairs_of_cell_means_and_repeats_deviate_within_cells():
     """Differences 0.4 and 0.6 of cells of 2, 1, 3 and 1 runs."""
     cells = (2, "off", (1.0, 1.2)), (2, "default", (1.5,))
     cells += (4, "off", (5.0, 5.1, 5.2)), (4, "default", (5.7,))
@@ -70,10 +68,11 @@ def test_the_interval_of_two_pairs_is_students_with_the_noise_pooled_within_cell
         for y in values
     ]
     found = effect(rows, "compile", "default")["equal_batch"]
-    # s² = (0.02 + 0.02) / 3, se² = s² (1/2 + 1 + 1/3 + 1) / 2², t(0.975, 3) = 3.18245
-    half = 3.18245 * math.sqrt(0.04 / 3 * (17 / 6) / 4)
-    expected = [math.exp(0.5 + sign * half) for sign in (-1, 0, 1)]
-    assert [found["low"], found["ratio"], found["high"]] == pytest.approx(expected)
+    expected = [math.exp(y) for y in (0.5, 0.4, 0.6)]
+    assert [found[name] for name in ("ratio", "smallest", "largest")] == pytest.approx(expected)
+    deviation, degrees = repeat_deviation(cells_of(rows, ["batch", "compile"], SPEED))
+    assert (deviation, degrees) == (pytest.approx(math.sqrt(0.04 / 3)), 3)
+    assert repeat_deviation(cells_of(rows[2:3], ["batch"], SPEED)) == (0, 0)
 
 
 def test_at_best_batch_what_memory_allows_counts():
@@ -97,7 +96,7 @@ def test_memory_has_plain_ratios():
         for _ in range(2)
     ]
     (row,) = found_of(rows, "peak_reserved_gib")
-    assert row["equal_batch"]["ratio"] == pytest.approx(0.5) and row["equal_batch"]["low"] is None
+    assert row["equal_batch"]["ratio"] == pytest.approx(0.5)
     assert row["best_batch"]["pairs"] == 0
 
 

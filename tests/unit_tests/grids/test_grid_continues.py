@@ -71,8 +71,6 @@ def test_runs_of_another_grid_are_not_taken_for_this_ones(tmp_path):
     run.run("")
     with pytest.raises(InputError, match="or to other settings"):
         start(tmp_path, AXES + "[settings]\noptimizer.lr = 0.5").run("")
-    with pytest.raises(InputError, match="to other settings"):
-        start(tmp_path, options="memory_gib = 1.0").run("")
     other = tmp_path / "other.toml"
     other.write_text(DEBUG.read_text().replace("n_layers = 2", "n_layers = 1"))
     file = tmp_path / "mine.toml"

@@ -13,7 +13,7 @@ from titan_tts.grids.grid_file import read_grid
 from titan_tts.grids.grid_run import GridRun
 from titan_tts.launch import supervisor
 from titan_tts.launch.supervisor import Outcome, RunProcess
-from titan_tts.plan.search import largest_that_fits
+from titan_tts.plan.forecast import largest_that_fits
 
 pytestmark = pytest.mark.usefixtures("no_training")
 
@@ -83,17 +83,17 @@ def test_a_run_that_does_not_end(tmp_path, monkeypatch):
 def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
     monkeypatch.setattr(supervisor, "interrupt_on_signals", lambda: None)
     path = tmp_path / "mine.toml"
-    start(tmp_path, '[axes]\n"debug.seed" = [3, 2]\nbatch = [1, 4]\nmemory_gib = [1.5]')
+    start(tmp_path, '[axes]\n"debug.seed" = [3, 2]\nbatch = [1, 4]')
     command = ["ablate", str(path), "--no-analysis"]
-    assert main(command) == 1 and {memory for _, memory in no_training} == {1.5}
+    assert main(command) == 1 and len(no_training) == 4
     assert not (tmp_path / "mine/analysis").exists()
     assert main([*command, "--retry", "oom,failed"]) == 1 and len(no_training) == 4 + 3
     assert main([*command, "--retry", "oom,running"]) == 2
     assert "--retry oom,running, but allowed are completed, oom," in capsys.readouterr().err
-    dry = [*command, "--dry-run", "--retry", "oom", "--gpu", "H100", "--price", "2"]
+    dry = [*command, "--dry-run", "--retry", "oom", "--gpu", "H100"]
     assert main(dry) == 0 and len(no_training) == 4 + 3
     said = capsys.readouterr().out
-    assert "mine, planned for H100\n" in said and "done: 3 runs" in said and "cost" in said
+    assert "mine, planned for H100\n" in said and "done: 3 runs" in said
     assert main(["ablate", str(path)]) == 1
     assert (tmp_path / "mine/analysis/summary.csv").exists()
     path.write_text(path.read_text().replace(str(tmp_path), "/proc"))
@@ -127,8 +127,8 @@ def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch, no_traini
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     again = start(tmp_path, text, 'gpus_per_node = 2\nname = "nodes"', ["skipped"])
     assert again.run("") == 0
-    command, memory = no_training[-1]
-    assert command.startswith("srun --nodes 2 --ntasks 2 ") and memory == 0
+    command = no_training[-1]
+    assert command.startswith("srun --nodes 2 --ntasks 2 ")
     assert " --nproc 2 " in command and f"train {again.all[1].folder}/config.toml" in command
     found = {cell.gpus: again.runner.record(cell) for cell in again.all}
     assert found[4]["state"] == "completed" and found[4]["factors"]["nodes"] == 2
@@ -149,21 +149,21 @@ def test_the_list_comes_as_it_is_planned_and_ends_with_totals(tmp_path, monkeypa
     monkeypatch.setattr(grid_run.Forecaster, "forecast", forecast)
     axes = '[axes]\nsize = ["one_gpu", "debug"]\nlayout = ["ddp", "fsdp"]\nbatch = [1, 8, 16, 32]\n'
     run = start(tmp_path, axes + '[[extra]]\nlayout = "3x2"\nbatch = 8\n', "steps = 35")
-    lines = run.list(price=3.0)
+    lines = run.list()
     assert next(lines) == f"17 runs in {tmp_path}/mine" and not planned
     assert run.all[0].name in next(lines) and len(planned) == 1
     *_, fast, other, waiting, skipped, unknown, basis = lines
     assert re.match(r"fastest 60M on 2 GPUs: dit_\w+_bs8_.*_p2x1", fast)
     assert re.match(r"fastest debug on 2 GPUs: dit_\w+_bs8_.*_p2x1", other)
     # Batches 1 and 8 of 4 layouts: 35 steps of 6 s after 90 s. Batch 32 of them: 20 minutes each.
-    assert waiting == "waiting, by the plan: 8 runs, 0.7 hours, 1.3 GPU hours, cost 4.00"
-    assert unknown.endswith("forecast, at most: 4 runs, 1.3 hours, 2.7 GPU hours, cost 8.00")
+    assert waiting == "waiting, by the plan: 8 runs, 0.7 hours, 1.3 GPU hours"
+    assert unknown.endswith("forecast, at most: 4 runs, 1.3 hours, 2.7 GPU hours")
     assert skipped == "waiting, but refused or too large: 5 runs"
     assert basis == "the plan takes 90 s to start and compile a run, then its steps"
     run.runner.keep(run.all[0], Outcome("completed", "", 900.0), None)
-    *_, done, waiting, _, _, _ = run.list(price=3.0)
-    assert done == "done: 1 run, 0.2 hours, 0.5 GPU hours, cost 1.50"
-    assert "by the plan: 7 runs, 0.6 hours, 1.2 GPU hours, cost 3.50" in waiting
+    *_, done, waiting, _, _, _ = run.list()
+    assert done == "done: 1 run, 0.2 hours, 0.5 GPU hours"
+    assert "by the plan: 7 runs, 0.6 hours, 1.2 GPU hours" in waiting
 
 
 def test_the_largest_batch_is_searched(tmp_path, monkeypatch):

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -120,25 +118,10 @@ def test_an_unreadable_run_disturbs_no_other(tmp_path, file, content, reason):
     assert not bad.figures and not bad.measured and good.measured
 
 
-def test_files_and_folders_without_rights():
-    """Root reads everything, so another user looks."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        top = Path(name)
-        top.chmod(0o755)
-        write_run(top / "good", report(BASE, 100.0))
-        (write_run(top / "file", report(BASE, 100.0)) / "benchmark.json").chmod(0)
-        write_run(top / "folder", report(BASE, 100.0)).chmod(0)
-        was_root = os.geteuid() == 0
-        if was_root:
-            os.seteuid(65534)
-        try:
-            found = {run.name: (run.state, run.reason) for run in find_runs([name])}
-        finally:
-            if was_root:
-                os.seteuid(0)
-            (top / "folder").chmod(0o755)
-    assert found == {
-        "good": ("completed", ""),
-        "file": ("unreadable", "benchmark.json: Permission denied"),
-        "folder": ("unreadable", "folder: Permission denied"),
-    }
+def test_a_folder_that_cannot_be_read_is_an_error_in_a_sentence(tmp_path, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(InputError, match=f"{tmp_path} cannot be read .Permission denied"):
+        find_runs([str(tmp_path)])

@@ -1,13 +1,10 @@
-"""Growth with the batch, scaling and forecasts, on small tables with known answers."""
-
-import math
+"""Growth with the batch, the best and scaling, on small tables with known answers."""
 
 import pytest
 
-from tests.helpers.benchmark_runs import BASE, combinations, report, true_speed, write_run
+from tests.helpers.benchmark_runs import BASE, combinations, true_speed
 from titan_tts.grids.effects import varying
-from titan_tts.grids.runs import find_runs
-from titan_tts.grids.verdicts import best, forecasts, growth, scaling
+from titan_tts.grids.verdicts import best, growth, scaling
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
@@ -26,7 +23,7 @@ def matched(rows, *more):
     return rows, varying(rows, [*NAMES, *more])
 
 
-def test_a_fall_beyond_the_noise_fails_and_is_named():
+def test_a_fall_fails_and_is_named():
     rows = rows_of([10, 10.1], [14, 14.1], [12, 12.1])
     rows += rows_of([10, 10.1], [14, 14.1], [15, 15.1], compile="default")
     found = growth(*matched(rows))
@@ -34,29 +31,20 @@ def test_a_fall_beyond_the_noise_fails_and_is_named():
     (fall,) = found["falls"]
     assert fall["configuration"] == {"compile": "off"}
     assert (fall["batch"], fall["next_batch"]) == (2, 4)
-    assert fall["ratio"] == pytest.approx(math.sqrt(12 * 12.1 / 14 / 14.1))
+    assert fall["ratio"] == pytest.approx((12 + 12.1) / (14 + 14.1))
 
 
 @pytest.mark.parametrize(
     "values, verdict",
     [
-        ([[10, 11], [14, 15.5], [13.9, 14.8]], "pass"),  # within the noise
-        ([[10], [9.81]], "pass"),  # without repeats 2 % are the limit
+        ([[10, 10], [14, 15], [14.4, 14.2]], "pass"),  # of means
+        ([[10], [9.81]], "pass"),  # 2 % are the limit
         ([[10], [9.79]], "fail"),
-        ([[10, 10], [9.96, 9.96]], "pass"),  # repeats that agree exactly leave 0.5 %
-        ([[10, 10], [9.94, 9.94]], "fail"),
         ([[10, 11]], "cannot tell"),  # a single batch
     ],
 )
 def test_verdicts_of_growth(values, verdict):
     assert growth(*matched(rows_of(*values)))["verdict"] == verdict
-
-
-def test_the_limit_of_a_fall_grows_with_the_pairs():
-    """Two pairs of three cells of two runs: s² = 3 · 0.02 / 3, t(1 - 0.05/2, 3) = 3.18245."""
-    rows = rows_of(*([math.exp(y), math.exp(y + 0.2)] for y in (1, 2, 3)))
-    found = growth(*matched(rows))
-    assert found["tolerance"] == pytest.approx(1 - math.exp(-3.18245 * math.sqrt(0.02)), rel=1e-5)
 
 
 def test_the_best_is_by_the_mean_of_repeats_and_shorter_data_do_not_compete():
@@ -109,23 +97,3 @@ def test_mfu_over_nodes():
         *(("hsdp", 4, 1, 0.50), ("hsdp", 16, 0.95, 0.45), ("hsdp", 64, 0.8, None)),
         *(("ddp", 4, 1, 0.40), ("ddp", 16, 0.9, 0.36)),
     ]
-
-
-def test_forecasts(tmp_path):
-    fits = {"fits": True, "seconds_per_step": 0.32, "samples_per_second": 200.0, "gib": 13.0}
-    write_run(tmp_path / "a", report(BASE, 100.0), forecast=fits)
-    write_run(tmp_path / "b", state="oom", forecast=fits)
-    write_run(tmp_path / "c", state="oom", forecast={"fits": False})
-    write_run(tmp_path / "d", state="skipped", forecast={"fits": False})
-    write_run(tmp_path / "e", report(BASE, 100.0), forecast={"seconds_per_step": 0.16})
-    found = forecasts(find_runs([str(tmp_path)]))
-    assert (found["tried"], found["right"]) == (3, 2)
-    assert found["fits"] == {
-        "predicted that it fits, completed": 1,
-        "predicted that it fits, oom": 1,
-        "predicted that it does not fit, oom": 1,
-    }
-    medians = {name: each["median"] for name, each in found["ratios"].items()}
-    assert medians == {SPEED: 0.5, "seconds_per_step": 3, "peak_allocated_gib": 2}
-    times = {"median": 3, "min": 2, "max": 4, "runs": 2}
-    assert found["ratios"]["seconds_per_step"] == times

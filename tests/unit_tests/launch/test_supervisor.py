@@ -13,14 +13,13 @@ from tools.harness.runs import wait_until
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors
 
 
-def start(folder: Path, code: str, **options) -> RunProcess:
-    command = [sys.executable, "-c", code]
-    return RunProcess(command, folder / "run", folder / "run/run.log", **options)
+def start(folder: Path, code: str) -> RunProcess:
+    return RunProcess([sys.executable, "-c", code], folder / "run", folder / "run/run.log")
 
 
-def outcome(folder: Path, code: str, **options) -> tuple[str, str]:
+def outcome(folder: Path, code: str) -> tuple[str, str]:
     """(state, reason) of a run that has ended."""
-    run = start(folder, code, **options)
+    run = start(folder, code)
     assert run.wait(60)
     run.end()
     found = run.outcome()
@@ -42,7 +41,7 @@ def in_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_state_file_tells_the_outcome(in_folder, monkeypatch):
+def test_the_state_file_tells_the_outcome(in_folder):
     """Whatever the exit status, but not the file of an earlier start."""
     preempted = leaves({"state": "preempted", "error": "why"}, "sys.exit(7)")
     assert outcome(in_folder, preempted) == ("preempted", "why")
@@ -50,21 +49,7 @@ def test_the_state_file_tells_the_outcome(in_folder, monkeypatch):
     assert state == "failed" and "status 3" in reason
     killed = "os.kill(os.getpid(), signal.SIGKILL)"
     state, reason = outcome(in_folder, leaves({"state": "running", "step": 4}, killed))
-    assert state == "failed" and "status -9 after step 4" in reason
-    kills = iter([5, 6])
-    monkeypatch.setattr(supervisor, "_oom_kills", lambda: next(kills))
-    assert outcome(in_folder, f"import os, signal; {killed}")[0] == "oom"
-
-
-def test_kills_of_the_kernel_are_counted(tmp_path, monkeypatch):
-    own = tmp_path / "own"
-    own.write_text("3:cpu:/a\n0::/c/d\n")
-    monkeypatch.setattr(supervisor, "_OWN_CGROUP", own)
-    monkeypatch.setattr(supervisor, "_CGROUPS", tmp_path)
-    assert supervisor._oom_kills() == 0
-    (tmp_path / "c/d").mkdir(parents=True)
-    (tmp_path / "c/d/memory.events").write_text("low 7\noom 9\noom_kill 2\n")
-    assert supervisor._oom_kills() == 2
+    assert state == "failed" and "status -9 after step 4; the kernel may" in reason
 
 
 def test_the_command_of_a_run(monkeypatch):
@@ -77,20 +62,6 @@ def test_the_command_of_a_run(monkeypatch):
         "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --cpu-bind none "
         f"{' '.join(start)} --nodes 2 --nproc 4 --rendezvous host:15007"
     )
-
-
-@pytest.mark.long
-def test_the_address_space_is_limited(in_folder, monkeypatch):
-    code = """
-from torchtitan.models.dit_tts.errors import report_input_errors
-@report_input_errors
-def hungry(args):
-    return len(bytearray(2**29))
-hungry([])
-"""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    assert outcome(in_folder, code, memory_gib=0.5)[0] == "oom"
-    assert outcome(in_folder, code)[0] == "failed"  # no limit: no state
 
 
 def test_the_first_error_of_several_ranks_is_kept(tmp_path, monkeypatch):

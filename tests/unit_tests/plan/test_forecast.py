@@ -1,7 +1,5 @@
 """Steps, runs and layouts: against the one measurement, and by hand."""
 
-import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -234,7 +232,7 @@ def test_layouts_are_compared_by_time_and_training_accepts_the_best():
 
 def test_the_command_answers_for_many_gpus(capsys):
     given = "plan 8b_megatron --gpu GH200 --gpus 64 --gpus-per-node 4 --inter-node-gbps 25"
-    assert main([*given.split(), "--price", "2", "--data-hours", "50"]) == 0
+    assert main(given.split()) == 0
     printed = capsys.readouterr().out
     for words in (
         "8,238,706,816",
@@ -249,16 +247,6 @@ def test_the_command_answers_for_many_gpus(capsys):
     degree = best.split(" x ")[1].split()[0]
     assert f"data_parallel_shard_degree = {degree}" in printed
 
-    def figure(pattern: str) -> float:
-        return float(re.search(pattern, printed)[1].replace(",", ""))
-
-    assert figure(r"cost (.*)") == pytest.approx(2 * figure(r"(\S+) GPU hours"), abs=0.2)
-    hours, passes = figure(r"(\S+) hours of audio \("), figure(r"(\S+) passes over 50 hours")
-    assert passes == pytest.approx(hours / 50, abs=0.1)
-    assert main("plan debug --gpus 1 --training.mixed_precision_param bfloat16 --json".split()) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["longest"]["fits"] and found["layouts"] == [] and found["largest"] > 100
-
 
 @pytest.mark.parametrize(
     "arguments, words",
@@ -267,7 +255,7 @@ def test_the_command_answers_for_many_gpus(capsys):
         ("plan debug --gpus 1", "mixed_precision_param = 'float32'"),
         ("plan debug --gpu B100", "--gpu 'B100'"),
         ("plan debug --gpus 12", "whole nodes of 8"),
-        ("plan debug --price=-1", "--price"),
+        ("plan debug --gpus=-1", "--gpus"),
         ("train debug --dry-run --nproc 0", "--nproc"),
     ],
 )
