@@ -133,6 +133,12 @@ def test_paths(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert files.local_path("~/x") == "/home/me/x"
     assert files.user_cache_folder("x") == "/home/me/.cache/titan-tts/x"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    files.keep_compiled_kernels()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    files.keep_compiled_kernels()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/home/me/.cache/titan-tts/compile"
 
 
 def test_names_of_files():

@@ -236,9 +236,10 @@ def test_no_step_on_ranks_reads_a_value(layout, keys):
     scattered = units if layout.shards > 1 else 0
     each_pass = [0, 0, scattered] if keys else [scattered] * MICRO_BATCHES
     assert [each["c10d::_reduce_scatter_base_"] for each in passes] == each_pass
+    # The backward pass gathers again all but the root, the last block and the head.
+    again = 2 * units - 3 if layout.shards > 1 else 0
     gathers = [each["c10d::_allgather_base_"] for each in passes]
-    assert gathers == ([units, 0, 0] if keys else [gathers[0]] * MICRO_BATCHES)
-    assert gathers[0] >= scattered
+    assert gathers == ([units, 0, 0] if keys else [again] * MICRO_BATCHES)
 
 
 @pytest.mark.parametrize("shards, computed", [(1, torch.bfloat16), (2, torch.float32)])

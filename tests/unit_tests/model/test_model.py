@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.protocols.train_spec import get_train_spec
 
 from tests.helpers.small_models import (
+    assert_equal,
     full_inputs,
     initialized_model,
     padded_inputs,
@@ -226,27 +227,21 @@ def test_weights_depend_on_seed_and_name_only():
         model.layers[number] = checkpoint_wrapper(layer)
     model.init_weights()
     found = {plain_name(name): value for name, value in model.named_parameters()}
-    assert found.keys() == reference.keys()
-    for name, parameter in found.items():
-        assert torch.equal(parameter, reference[name]), name
-
+    assert_equal(found, reference)
     # Other parameters before and between them: no byte encoder, and a third layer.
     fewer = dict(initialized_model(replace(SMALL, text_vocab_size=0), 3).named_parameters())
     more = dict(initialized_model(replace(SMALL, n_layers=3), 3).named_parameters())
-    assert fewer.keys() < reference.keys() < more.keys()
-    for name in fewer:
-        assert torch.equal(fewer[name], reference[name]), name
     other = dict(initialized_model(SMALL, 4).named_parameters())
+    assert fewer.keys() < reference.keys() < more.keys()
+    assert_equal(fewer, {name: reference[name] for name in fewer})
     for name, parameter in reference.items():
         residual = name.startswith("layers.") and name.endswith((".out.weight", ".down.weight"))
         scale = math.sqrt(2 / 3) if residual and "adaln" not in name else 1.0
         torch.testing.assert_close(more[name], scale * parameter, rtol=1e-5, atol=0)
-        if parameter.unique().numel() > 1:
+        if parameter.unique().numel() > 1:  # neither ones nor zeros
             assert (other[name] != parameter).float().mean() > 0.99, name
-            twin = name.replace("layers.0.", "layers.1.")
-            assert not name.startswith("layers.0.") or not torch.equal(
-                parameter, reference[twin]
-            ), name
+            twin = reference[name.replace("layers.0.", "layers.1.")]
+            assert twin is parameter or not torch.equal(parameter, twin), name
 
 
 def test_initial_scale():

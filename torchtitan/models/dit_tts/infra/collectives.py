@@ -1,7 +1,7 @@
 """Collectives: gather Python objects, raise an error on every rank, compare the ranks, sum a tensor."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.tools.utils import device_type
 
 T = TypeVar("T")
 
@@ -20,14 +19,6 @@ _TIMEOUT = timedelta(days=7)
 
 def single_process() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
-
-
-@contextmanager
-def one_thread_on_cpu_ranks() -> Iterator[None]:
-    """For the communication of large objects, which gloo's threads copy: several threads would open a second OpenMP
-    team, whereupon libgomp lets none spin, and every later step of the run is slower."""
-    with nullcontext() if single_process() or device_type != "cpu" else one_thread():
-        yield
 
 
 @contextmanager

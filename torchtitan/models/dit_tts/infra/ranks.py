@@ -6,8 +6,6 @@ They travel through the process group's store, which works without collectives a
 import json
 import os
 import platform
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +16,14 @@ from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_module
 
 _MAX_LINES = 64
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe_rank() -> dict[str, Any]:
-    """This rank's host, process, device, the device's free memory in GiB, and its driver."""
+    """This rank's host, process, device, and the device's free memory in GiB."""
     if torch.cuda.is_available():
         free = torch.cuda.mem_get_info()[0]
     else:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    driver = re.search(r"\s(\d+\.[\d.]+)\s", _DRIVER.read_text()) if _DRIVER.is_file() else None
     return {
         "rank": int(os.environ["RANK"]),
         "host": platform.node(),
@@ -35,7 +31,6 @@ def describe_rank() -> dict[str, Any]:
         "local_rank": int(os.environ["LOCAL_RANK"]),
         "device": device_module.get_device_name(),
         "free_gib": round(free / 2**30, 1),
-        "driver": driver[1] if driver else None,
     }
 
 
@@ -50,10 +45,9 @@ def gather_ranks() -> list[dict[str, Any]]:
         return []
     ranks = [json.loads(store.get(f"rank/{rank}")) for rank in range(dist.get_world_size())]
     for each in ranks[:_MAX_LINES]:
-        driver = f", driver {each['driver']}" if each["driver"] else ""
         logger.info(
             f"rank {each['rank']}: host {each['host']}, process {each['pid']}, device "
-            f"{each['local_rank']}: {each['device']}, {each['free_gib']} GiB free{driver}"
+            f"{each['local_rank']}: {each['device']}, {each['free_gib']} GiB free"
         )
     if len(ranks) > _MAX_LINES:
         logger.info(f"{len(ranks) - _MAX_LINES} more ranks are in ranks.json")

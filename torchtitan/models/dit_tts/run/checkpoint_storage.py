@@ -34,7 +34,6 @@ from torchtitan.models.dit_tts.bounded import read_bytes
 from torchtitan.models.dit_tts.config.exported import WEIGHTS, is_exported
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.collectives import (
-    one_thread_on_cpu_ranks,
     run_on_all_ranks,
     single_process,
 )
@@ -208,8 +207,7 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
     planner = _PlainValues()
     no_dist = no_dist or single_process()
     try:
-        with one_thread_on_cpu_ranks():
-            dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)
+        dcp.load(state, storage_reader=reader, planner=planner, no_dist=no_dist)
     except CheckpointException as error:
         for cause, _ in error.failures.values():
             if isinstance(cause, InputError):

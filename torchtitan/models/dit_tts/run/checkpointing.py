@@ -21,7 +21,6 @@ from torchtitan.models.dit_tts.errors import InputError, first_line, require
 from torchtitan.models.dit_tts.infra.adapters import is_trained
 from torchtitan.models.dit_tts.infra.collectives import (
     gather_from_ranks,
-    one_thread_on_cpu_ranks,
     run_on_all_ranks,
     single_process,
 )
@@ -142,7 +141,7 @@ class RunCheckpointer(CheckpointManager):
                 options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
                 options["async_stager"] = self.stager
             return dcp.async_save(state_dict, process_group=self.pg, **options)
-        with self._completing_a_save(), one_thread_on_cpu_ranks():
+        with self._completing_a_save():
             dcp.save(state_dict, **options)
         return None
 
