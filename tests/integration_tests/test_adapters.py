@@ -1,12 +1,11 @@
 """[lora]: runs over an exported base, killed and continued, on one rank and on two, and how they speak."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.helpers.exported_run import export
 from titan_tts import from_pretrained
@@ -16,7 +15,6 @@ from tools.harness import runs
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths, compiled_graphs
-from torchtitan.models.dit_tts.run.manifest import write_manifest
 
 FSDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=2"]
 DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_shard_degree=1"]
@@ -117,7 +115,7 @@ def alone(made):
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_voices_of_one_model_speak_as_the_merged_models_do(made, alone, tmp_path, compiled):
+def test_voices_of_one_model_speak_as_the_merged_models_do(made, alone, compiled):
     """In one batch, and compiled without another graph."""
     folder, reference, expected = alone
     recording = folder / "reference.npy"
@@ -136,15 +134,7 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made, alone, tmp_path
             torch.testing.assert_close(latents, expected[name], atol=1e-5, rtol=0)
         torch.testing.assert_close(found[-1], expected["base"], atol=1e-5, rtol=0)
     assert compiled_graphs() == graphs
-    # One that does not fit, and another of a name that is there.
-    broken = shutil.copytree(folder / "lora-alone", tmp_path / "broken")
-    values = load_file(broken / "adapter.safetensors")
-    values.popitem()
-    save_file(values, broken / "adapter.safetensors")
-    write_manifest(broken, ["adapter.json", "adapter.safetensors"], {})
-    with pytest.raises(InputError, match="does not fit"):
-        served.adapted("broken", broken)
-    torch.testing.assert_close(speak(served, [plain])[0], expected["base"], atol=1e-5, rtol=0)
+    # Another of a name that is there.
     again = served.adapted("lora", folder / "other-alone", recording)
     torch.testing.assert_close(speak(served, [again])[0], expected["other"], atol=1e-5, rtol=0)
 

@@ -222,6 +222,9 @@ def test_keys_of_earlier_versions():
     encoder = {"model": "a/b", "cache_features": True, "cache_dtype": "float16"}
     found = config_from_dict({"training": old, "encoder": encoder}, "config.toml")
     assert found.encoder.model == "a/b"
+    old_values = {"sampling": {"schedule": "epss"}, "optimizer": {"state_dtype": "bfloat16"}}
+    found = config_from_dict(old_values, "config.toml")
+    assert (found.sampling.schedule, found.optimizer.state_dtype) == ("sway", "float32")
     with pytest.raises(InputError, match="training. batch_ramp: leave it out: every step"):
         config_from_dict({"training": old | {"batch_ramp": [4, 2]}}, "config.toml")
 
