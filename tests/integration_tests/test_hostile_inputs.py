@@ -193,7 +193,7 @@ for _name, _given, _args, _words, _status in [
     ("verify without checkpoints", {"config.toml": ""}, ["checkpoint", "verify", "{in}"], "has no checkpoints", 2),
     ("verify of a changed byte", {"checkpoint/step-2/__0_0.distcp": b"x"}, ["checkpoint", "verify", "{copy}"], "step-2: .*other bytes", 1),
     ("inspect of another width", {"s.tar": SHARD}, ["data", "inspect", "{in}"], "8 wide", 2),
-    ("doctor of all at once", {"s.tar": shard(sample(key=ESCAPE, array=b"")), "t.tar": b"", "u.tar": gz(SHARD)}, ["data", "doctor", "{in}", "--latent-channels=8", "--output={d}/out"], "truncated", 1),
+    ("doctor of all at once", {"s.tar": shard(sample(key=ESCAPE, array=b"")), "t.tar": b"", "u.tar": gz(SHARD)}, ["data", "doctor", "{in}", "--latent-channels=8", "--output={d}/out"], "empty file", 1),
     ("doctor onto another file", {"s.tar": SHARD}, ["data", "doctor", "{in}", "--output={in}/s.tar"], "is not overwritten", 2),
 ]:
     row(_name, _given, _args, _words, _status)

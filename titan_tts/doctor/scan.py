@@ -94,7 +94,7 @@ def measure(
 
 def _measure_chunk(dataset: Dataset, samples: np.ndarray) -> Measurements:
     numbers, found = samples.tolist(), Measurements(np.zeros(len(samples), ROW), {})
-    fetched = dataset.fetch(numbers)
+    fetched = dataset.fetch(numbers).samples
     for row, sample in zip(found.rows, numbers, strict=True):
         try:
             loaded = dataset.load(sample, fetched=fetched.get(sample))

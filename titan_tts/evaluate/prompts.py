@@ -188,7 +188,7 @@ def _prepared(data: Data, max_utterances: int) -> PromptSet:
     keys = [dataset.key(index) for index in chosen]
     if len(set(keys)) < len(keys):  # a key is unique within its shard only
         keys = [dataset.sample_id(index) for index in chosen]
-    loaded = [dataset.load(i, fetched=dataset.fetch([i]).get(i)) for i in chosen]
+    loaded = [dataset.load(i, fetched=dataset.fetch([i]).samples.get(i)) for i in chosen]
     if references is not None:
         for place, index in enumerate(chosen):
             for piece in references.pieces(index, data.max_speaker_frames):

@@ -209,7 +209,6 @@ def _axis_settings(axes: Mapping[str, Any], ranks: int, nodes: int) -> dict[str,
         settings["training.local_batch_size"] = batch
         settings["training.global_batch_size"] = batch * ranks * steps
         settings["data.batch_multiple"] = ranks * steps
-        settings["data.bucket_batch_sizes"] = []  # of another global batch
     elif "accumulation" in axes:
         raise InputError("[axes] accumulation needs an axis batch; add one")
     if "checkpointing" in axes:

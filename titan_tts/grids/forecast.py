@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.errors import InputError
 _OF_THE_MODEL = ("model", "encoder", "data", "lora", "distill")
 """Sections that decide about the model, but for `_OF_BATCHES`"""
 
-_OF_BATCHES = ("batch_multiple", "bucket_batch_sizes", "bucket_frames", "num_buckets")
+_OF_BATCHES = ("batch_multiple", "bucket_frames", "num_buckets")
 
 
 class Forecaster:

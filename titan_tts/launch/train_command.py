@@ -36,9 +36,6 @@ class Options:
     help_config: bool = False
     """List the keys of a config."""
 
-    help_all: bool = False
-    """List upstream's keys that this model family does not use, too."""
-
     config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
 
 
@@ -51,8 +48,8 @@ def run(options: Options) -> int:
     processes = options.nproc * options.nodes
     check_range("--nproc", options.nproc, 1, 10**6)
     check_range("--nodes", options.nodes, 1, 10**6)
-    if options.help_config or options.help_all:
-        args = ["--help-all" if options.help_all else "--help"]
+    if options.help_config:
+        args = ["--help"]
     elif options.dry_run:
         from titan_tts.plan.report import print_dry_run
 

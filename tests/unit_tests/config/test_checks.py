@@ -29,14 +29,10 @@ def validate(toml: str, world_size: int = 1, accelerator: str | None = None) -> 
 @pytest.mark.parametrize(
     "bounds, words",
     [
-        (Bounds(0), "not be negative"),
-        (Bounds(50), "be at least 50"),
+        (Bounds(0), "be at least 0"),
         (Bounds(50, open_low=True), "be greater than 50"),
-        (Bounds(high=50), "be at most 50"),
-        (Bounds(high=50, open_high=True), "be below 50"),
-        (Bounds(0, 50), "be from 0 to 50"),
-        (Bounds(0, 50, open_high=True), "be from 0 to below 50"),
-        (Bounds(0, 50, open_low=True), "be greater than 0 and at most 50"),
+        (Bounds(0, 50), "be at least 0 and at most 50"),
+        (Bounds(0, 50, True, True), "be greater than 0 and below 50"),
     ],
 )
 def test_a_number_is_refused_with_its_bounds(bounds, words):
@@ -62,54 +58,38 @@ def test_a_number_is_refused_with_its_bounds(bounds, words):
 
 
 def test_a_bound_is_shown_with_two_digits():
-    with pytest.raises(InputError, match=r"sway = 2.0, but it must be from -1 to 1\.75$"):
+    with pytest.raises(
+        InputError, match=r"sway = 2.0, but it must be at least -1 and at most 1\.75$"
+    ):
         check_numbers(Sampling(sway=2.0), "sampling")
 
 
 # Processes | settings | words of the message: key, value found, what is allowed
 REFUSED = """
 1 | model.flavor = '60m' | [model] flavor = '60m' | did you mean 60M? allowed are debug, 8M, 18M, 60M
-1 | training.steps = 0 | [training] steps = 0 | greater than 0
 1 | training.seq_len = 4096 | [training] seq_len = 4096 | use [data] max_frames
 1 | training.max_norm = nan | [training] max_norm = nan | finite
 1 | training.steps = 1000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000 | [training] steps = 1000 | below 2^63
-1 | objective.text_dropout = 1.5 | [objective] text_dropout = 1.5 | from 0 to 1
-1 | sampling.min_t = 1.5 | [sampling] min_t = 1.5 | from 0 to 1
 1 | sampling = {min_t = 0.6, max_t = 0.5} | min_t = 0.6 | max_t = 0.5
 1 | sampling = {steps = 5, solver = 'heun'} | steps = 5 | 'heun' | even
-1 | sampling.sway = -1.1 | sway = -1.1 | from -1 to 1.75
 1 | sampling.guidance = 'joint' | 'joint' | text_scale = 3 | speaker_scale = 0 | the same
-1 | sampling.guidance = 'alternating' | 'alternating' | speaker_scale = 0 | 'independent'
-1 | training.local_batch_size = -1 | local_batch_size = -1 | negative
-1 | training.max_local_batch_size = -1 | max_local_batch_size = -1 | negative
 3 | LIMITED | batch_multiple = 8 cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
-1 | GRAPHS; training.max_local_batch_size = 8 | 4 accumulation steps do not allow
 1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
 2 | data = {batching = 'packed', longest_per_row = 16}; training.local_batch_size = 8 | longest_per_row = 16 | 32 / 4 = 8 samples | a multiple
-2 | data = {batching = 'packed', longest_per_row = 6} | longest_per_row = 6 | 32 / 2 = 16 samples | a multiple
 2 | data = {batching = 'packed', longest_per_row = 16}; training.max_local_batch_size = 8 | 32 / 4 = 8 samples | a multiple
 1 | data = {batching = 'packed', num_buckets = 1}; objective.loss_on_padding = true | loss_on_padding = true | 'packed'
 1 | data.bucket_frames = [64, 768]; objective.loss_on_padding = true | loss_on_padding = true | 2 lengths | num_buckets = 1
-1 | data.num_buckets = 9 | [data] num_buckets = 9 | from 1 to 8
 1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 8, 9] | up to 8
 1 | data.weights = [1.0, 2.0] | weights has 2 numbers | path 1 datasets
-1 | data.weights = [2e6] | from 1e-06 to 1000000.0
 1 | training.global_batch_size = 12 | comes to 12 samples | batch_multiple = 8
 1 | data.conditioning = ['speaker', 'speaker'] | each once
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
-1 | data.bucket_batch_sizes = [32] | bucket_batch_sizes has 1 numbers | bucket_frames 0 | one for each
-2 | EDGES; data.bucket_batch_sizes = [63, 32] | = [63, 32] | 2 data-parallel ranks x 1 accumulation steps = 2
-1 | EDGES; data.bucket_batch_sizes = [0, 32] | = [0, 32] | a positive multiple
 1 | data.seed = 9223372036854775808 | seed = 9223372036854775808 | below 2^63
-1 | EDGES; data.bucket_batch_sizes = [64, 48] | ends with [48] | comes to 32 samples
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
-1 | data.duration_alpha = nan | duration_alpha = nan | finite
 1 | data = {prefetch_batches = 0, num_workers = 1} | prefetch_batches = 0 | num_workers = 1
 4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | must be 4
-1 | parallelism.data_parallel_replicate_degree = 0 | replicate_degree = 0 | at least 1
 1 | parallelism.data_parallel_shard_degree = -2 | shard_degree -2
-1 | parallelism.context_parallel_degree = 2 | context_parallel_degree = 2 | must be 1
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
 1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
 1 | parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine' | needs a GPU | 'local'
@@ -134,29 +114,19 @@ REFUSED = """
 1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow | set it to 'default'
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 2} | warmup_steps = 2 with [compile]
 2 | GRAPHS | 2 data-parallel ranks do not allow
-1 | compile = {mode = 'max-autotune-no-cudagraphs', backend = 'eager'} | 'eager' | to 'default'
-1 | optimizer.name = 'SGD' | 'SGD' | 'AdamW', 'Adam', 'Muon'
 1 | optimizer = {name = 'Muon', state_dtype = '8bit'} | name = 'Muon' | only AdamW
 1 | optimizer.state_dtype = '8bit'; checkpoint.async_mode = 'async' | '8bit' | to 'disabled'
 1 | model.converters = ['mx'] | converters = ['mx'] | 'float8'
 1 | model.converters = ['float8']; training.mixed_precision_param = 'float32' | to 'bfloat16'
-1 | model.name = 'llama3' | [model] name = 'llama3'
 1 | job.experiment = 'a/b' | 'a/b' | without '/'
-1 | validation.batch_size = 1 | at least 2
 1 | validation.times = [0.5, 0.5] | different times
-1 | validation.times = [0.0] | greater than 0
-1 | checkpoint.folder = 'a/b' | without '/'
-1 | optimizer.early_step_in_backward = true | not supported
 1 | parallelism.backend = 'megatron'; megatron.fp8 = true | are TransformerEngine's
 1 | LENGTHS; parallelism.backend = 'megatron' | nothing to divide | 'torchtitan'
 2 | SPLIT; training.enable_cpu_offload = true | enable_cpu_offload = true with | degree = 2 | to false
 1 | profiling.enable_profiling = true | needs a GPU
 1 | model.text_positions = 'aligned'; data.num_buckets = 1; objective.loss_on_padding = true | loss_on_padding = true
 1 | LENGTHS; data.conditioning = ['duration'] | which predicts it
-1 | encoder = {convention = 'echo', model = 'chars'} | 'echo' with model = 'chars' | to 'bytes'
-1 | encoder.convention = 'irodori' | 'irodori' with model = 'bytes' | subwords:NAME
 1 | encoder.convention = 'echo'; model.text_positions = 'aligned' | need texts as they are
-1 | sampling.start_t = 0.0 | start_t = 0.0 | greater than 0
 2 | training.enable_cpu_offload = true; optimizer.name = 'Muon' | would run on the CPU
 1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' | 'float32'
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true | sharded
@@ -164,11 +134,7 @@ REFUSED = """
 1 | model.text_positions = 'aligned'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
 1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
 1 | ema.decays = [0.999, 0.99900000000001] | 0.99900000000001] | different numbers
-1 | metrics.save_for_all_ranks = true | [metrics] save_for_all_ranks = true | is not supported
-1 | checkpoint.last_save_in_hf = true | [checkpoint] last_save_in_hf = true | is not supported
-1 | fault_tolerance.enable = true | [fault_tolerance] enable = true | is not supported
 1 | quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp = true | is not supported
-1 | job.experiment = '..' | experiment = '..'
 1 | job.experiment = 'LONG_NAMEx' | at most 255 bytes
 1 | checkpoint.folder = '..' | folder = '..' | must
 1 | checkpoint = {enable = false, create_seed_checkpoint = true} | enable = false | needs 1
@@ -177,14 +143,9 @@ REFUSED = """
 1 | validation.keep_best = 'gap' | 'gap' | is no figure
 1 | HELD_OUT; validation.keep_best = 'seconds_error' | = 'seconds_error' | is no figure
 1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw' | = 'speaker_similarity_raw' | is no
-2 | parallelism.pipeline_parallel_degree = 2 | pipeline_parallel_degree = 2, but
-2 | parallelism.expert_parallel_degree = 2 | expert_parallel_degree = 2, but
-1 | parallelism = {backend = 'megatron', tensor_parallel_degree = 0} | tensor_parallel_degree = 0
 1 | parallelism.data_parallel_shard_degree = 0 | shard_degree 0
 1 | training.global_batch_size = -1 | global_batch_size = -1 is not
 1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
-1 | data = {path = ['a', 'b'], weights = [1.0, 0.0]} | from 1e-06 to 1000000.0
-1 | sampling = {guidance = 'alternating', text_scale = 0.0, speaker_scale = 2.0} | leaves steps without
 1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; compile.enable = true | does not compile
 1 | activation_checkpoint.mode = 'memory_budget'; compile = {enable = true, components = ['loss']} | needs [compile]
 2 | GRAPHS; compile.components = ['encoders'] | 2 data-parallel ranks do not allow
@@ -206,11 +167,9 @@ ALLOWED = """
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
 1 | data = {prefetch_batches = 0, num_workers = 0}
 1 | data = {prefetch_batches = 1, seed = 9223372036854775807}; validation.times = [1.0]
-1 | EDGES; data.bucket_batch_sizes = [1, 32]; ema.decays = [0.0, 1.0]
 1 | checkpoint.keep_latest_k = 2
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 768]
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 3}
-1 | EDGES; data.bucket_batch_sizes = [7, 36]; training.global_batch_size = 36
 1 | LENGTHS; HELD_OUT; validation.keep_best = 'within_10_percent'
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
 1 | HELD_OUT; ema.decays = [0.99995, 0.9999995]; validation.keep_best = 'heldout_loss_ema:0.9999995'
@@ -218,7 +177,7 @@ ALLOWED = """
 1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'
 1 | encoder.model = '/was/here/when/the/run/began'
 1 | job.experiment = 'LONG_NAME'; training.max_norm = inf; validation.keep_best = 'opinion'
-1 | benchmark = {enable = true, steps = 5}
+1 | benchmark = {enable = true, steps = 5}; ema.decays = [0.0, 1.0]
 1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; training.mixed_precision_param = 'float32'
 1 | optimizer.state_dtype = '8bit'; checkpoint = {enable = false, async_mode = 'async'}
 1 | HELD_OUT; validation.keep_best = 'text_gain_at_0.9'

@@ -20,7 +20,7 @@ use_sample_weights=false duration_alpha=0.0 duration_offset_seconds=0.0 epochs=0
 on_error="raise" max_corrupt_fraction=0.01 seed=0 latent_channels=128 frames_per_second=25.0
 max_frames=768 max_speaker_frames=384 max_reference_ratio=1.0 references="stored"
 speaker_patch_size=4 max_text_tokens=192 verbatim_fraction=0.0 batching="buckets"
-longest_per_row=4 num_buckets=8 bucket_frames=[] bucket_batch_sizes=[] batch_multiple=8
+longest_per_row=4 num_buckets=8 bucket_frames=[] batch_multiple=8
 on_too_long="drop" max_dropped_fraction=0.1 num_workers=2 prefetch_batches=4 conditioning=[]
 conditioning_dropout=0.1 duration_token_seconds=0.5 audit=false
 [encoder] model="bytes" added_tokens=[] convention="" normalize="" frozen=true dtype="bfloat16"
@@ -97,7 +97,7 @@ MARKS = {
     "WEIGHTS": "model.flavor,sizes,text_positions objective.prediction",
     "WORKLOAD": """model.sizes,text_positions training.enable_cpu_offload,mixed_precision_reduce
     compile.components ema.enable,decays
-    data.batching,longest_per_row,num_buckets,bucket_frames,bucket_batch_sizes,num_workers
+    data.batching,longest_per_row,num_buckets,bucket_frames,num_workers
     encoder.model,convention,normalize,frozen,dtype lora.rank distill.teacher_steps,passes
     megatron.transformer_impl,sequence_parallel,use_te_attn quantize.linear.float8.recipe_name""",
     "INPUT": """data.path,max_frames,max_speaker_frames,max_reference_ratio,max_text_tokens

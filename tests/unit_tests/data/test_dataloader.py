@@ -66,7 +66,7 @@ SETTINGS = {
     "buckets": {},
     "cropped references": {"max_reference_ratio": 0.5},
     "drawn references": {"references": "drawn"},
-    "given sizes": {"bucket_frames": [24, 48, 200], "bucket_batch_sizes": [20, 4, 8]},
+    "given edges": {"bucket_frames": [24, 48, 200]},
     "texts and weights": {"verbatim_fraction": 0.4, "use_sample_weights": True},
     "corrupt samples": SKIP,
     "packed": PACKED,

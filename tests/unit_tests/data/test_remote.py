@@ -52,63 +52,66 @@ def right(tars, extents) -> list[bytes]:
     return [tars[int(Path(e.path).stem)][e.start : e.stop] for e in extents]
 
 
-def test_each_extent_is_requested_once(server, tars):
-    extents = extents_of(server, 0, 20) + extents_of(server, 1, 10)
+def test_each_extent_is_requested_once_and_few_are_in_flight(server, tars):
+    extents, reader = extents_of(server, 0, 20) + extents_of(server, 1, 10), RangeReader(8)
     # The same start with another end, an empty one and the same twice.
     first = extents[0]
     extents += [replace(first, stop=10), first, replace(first, start=7, stop=7)]
     server.requests.clear()
-    assert RangeReader().fetch(extents) == right(tars, extents)
+    assert reader.fetch(extents) == right(tars, extents)
     assert server.requests == {"GET": 31}
-
-
-def test_requests_in_flight_are_bounded_over_all_threads(server, tars):
     extents = [e for number in range(4) for e in extents_of(server, number, 40)]
-    reader = RangeReader(max_in_flight=8)
     with ThreadPoolExecutor(4) as pool:
         parts = [extents[number::4] for number in range(4)]
         assert list(pool.map(reader.fetch, parts)) == [right(tars, part) for part in parts]
     assert 1 < server.peak_in_flight <= 8
 
 
-def test_a_tar_that_is_suspected_and_has_changed_is_said(server, tars):
-    """Also where its length is the same."""
-    extents, reader = extents_of(server, 0, 3), RangeReader()
-    reader.suspect(extents[1].path)
-    assert reader.fetch(extents) == right(tars, extents)
-    (server.folder / "0.tar").write_bytes(tars[1])
-    reader.suspect(extents[1].path)
-    assert "has another content than its index" in sentence_of(reader.fetch, extents)
+@pytest.mark.parametrize("status", [503, 429, 408])
+def test_failures_that_pass_are_tried_again(server, tars, caplog, monkeypatch, status):
+    waits, extents = [], extents_of(server, 0, 3)
+    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "WAIT_FACTOR", 10.0)
+    server.fail_first, server.fail_status = 2, status
+    assert RangeReader().fetch(extents[:1]) == right(tars, extents[:1])
+    assert len(caplog.records) == 2 and f"status {status}" in caplog.text
+    assert "(2 of 5)" in caplog.messages[0] and "(3 of 5)" in caplog.messages[1]
+    assert 0.75 <= waits[0] <= 1.0 and 7.5 <= waits[1] <= 10.0
+    caplog.clear()
+    # The first attempt of all of them: one warning.
+    server.fail_first = server.hold_until = 3
+    server.peak_in_flight = 0
+    assert RangeReader().fetch(extents) == right(tars, extents) and len(caplog.records) == 1
 
 
-def test_retries_then_one_sentence(server, tars, caplog):
-    extents = extents_of(server, 0, 3)
-    server.fail_first = 4
-    assert RangeReader().fetch(extents) == right(tars, extents)
-    assert "status 503" in caplog.text and {r.levelname for r in caplog.records} == {"WARNING"}
+def test_failures_that_stay_are_one_sentence(server):
+    extents = extents_of(server, 0, 1)
     server.fail_first = 1000
     server.requests.clear()
-    assert sentence_of(RangeReader().fetch, extents[:1]).startswith(
+    assert sentence_of(RangeReader().fetch, extents).startswith(
         f"{url_of(server, 0)}: cannot be read at bytes 0-999 (status 503, tried {remote.TRIES} times)"
     )
     assert server.requests == {"GET": remote.TRIES}
     server.fail_first, server.fail_status = 1, 400
     server.requests.clear()
-    assert "(status 400)" in sentence_of(RangeReader().fetch, extents[:1])
+    assert "(status 400)" in sentence_of(RangeReader().fetch, extents)
     assert server.requests == {"GET": 1}
 
 
 def test_changed_tars_and_servers_without_ranges(server, tars):
-    extents = extents_of(server, 0, 4)
+    extents, reader = extents_of(server, 0, 4), RangeReader()
     server.honour_ranges = False
-    assert "the server ignores range requests" in sentence_of(RangeReader().fetch, extents)
+    assert "the server ignores range requests" in sentence_of(reader.fetch, extents)
     server.honour_ranges = True
-    (server.folder / "0.tar").write_bytes(tars[0] + b"more")
-    assert "0.tar: has 400004 bytes, but its index was made from 400000; shards" in sentence_of(
-        RangeReader().fetch, extents
-    )
+    reader.suspect(extents[1].path)
+    assert reader.fetch(extents) == right(tars, extents)
+    for content in (tars[1], tars[0] + b"more"):  # of the same length, and of another
+        (server.folder / "0.tar").write_bytes(content)
+        reader.suspect(extents[1].path)
+        assert "0.tar: has another content than" in sentence_of(reader.fetch, extents)
     (server.folder / "0.tar").write_bytes(tars[0][:1000])
-    assert "0.tar: has another content than" in sentence_of(RangeReader().fetch, extents[1:])
+    assert "0.tar: has another content than" in sentence_of(reader.fetch, extents[1:])
 
 
 @pytest.fixture
@@ -154,14 +157,14 @@ def test_what_is_corrupt_on_its_way_is_read_once_more(served, monkeypatch):
     latents = np.empty((3, CHANNELS), np.float32)
     for read in (
         lambda data: data.read(119)[0].tolist(),
-        lambda data: data.load(1, fetched=data.fetch([1]).get(1)).metadata,
+        lambda data: data.load(1, fetched=data.fetch([1]).samples.get(1)).metadata,
         lambda data: data.metadata(2),
         lambda data: data.load_latents(4, latents, 1) or latents.tolist(),
     ):
         assert read(dataset) == read(origin)
     assert broken == 4 * [True, False]
     broken[:] = [True]
-    samples, alone = dataset.fetch_with_latents([0, 1], [3, 4])
+    samples, alone = dataset.fetch([0, 1], [3, 4])
     assert (list(samples), list(alone)) == ([0, 1], [3, 4]) and broken == [True, False]
     for sample, data in alone.items():
         assert data == origin.read(sample)[0].astype(np.float16).tobytes()

@@ -185,20 +185,6 @@ def test_a_password_in_a_bucket_s_url_is_not_repeated(secret):
         assert not [part for part in ("KEY:", "HID", "DEN@") if part in sentence]
 
 
-@pytest.mark.parametrize("status", [503, 429, 408])
-def test_failures_that_pass_are_tried_again(server, caplog, monkeypatch, status):
-    waits = []
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
-    monkeypatch.setattr(remote, "FIRST_WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(remote, "WAIT_FACTOR", 10.0)
-    server.fail_first, server.fail_status = 2, status
-    assert len(find_shards(f"{server.url}/train/")) == 3
-    assert len(caplog.records) == 2 and f"status {status}" in caplog.text
-    assert "(2 of 5)" in caplog.messages[0] and "(3 of 5)" in caplog.messages[1]
-    assert [wait for wait in waits if wait >= 0.75] == [waits[0], waits[-1]]
-    assert waits[0] <= 1.0 and 7.5 <= waits[-1] <= 10.0
-
-
 @pytest.mark.long
 def test_s3(s3):
     shards = [f"s3://corpus/train/shard-{number:06d}.tar" for number in range(3)]

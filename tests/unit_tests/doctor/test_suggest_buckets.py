@@ -31,7 +31,7 @@ def test_suggestion_can_be_pasted_and_trains(dataset):
     suggestion = suggestion_of(dataset, paths=paths)
     options = load_config(shlex.split(suggestion["command_line"])).data
     assert options.path == paths
-    options.on_too_long, options.batch_multiple, options.speaker_patch_size = "error", 8, 4
+    options.batch_multiple, options.speaker_patch_size = 8, 4
     tokens = dataset.text_bytes + 2
     frames = select_samples(dataset.frames, tokens, options).frames
     policy = make_batch_policy(options, 32, frames, dataset.reference_frames, tokens)

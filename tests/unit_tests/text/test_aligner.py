@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts import train_spec
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Fetched
 from torchtitan.models.dit_tts.text.aligner import (
     ALIGNER_FILE,
     _best_path,
@@ -120,7 +120,7 @@ def test_recordings_are_chosen_evenly_within_the_limits(monkeypatch):
         return SimpleNamespace(metadata={"text": str(sample)}, latents=np.zeros((6, 4)))
 
     dataset = SimpleNamespace(frames=frames, text_chars=chars, load=load)
-    dataset.fetch = lambda samples: {sample: f"bytes of {sample}" for sample in samples}
+    dataset.fetch = lambda samples: Fetched({each: f"bytes of {each}" for each in samples}, {})
     chosen = choose_recordings(dataset, 98, total_frames=25)
     assert [text for text, _ in chosen] == ["25", "52", "77", "102"]
     dataset.text_chars = np.zeros(103, int)

@@ -165,10 +165,10 @@ def expand_braces(path: str) -> list[str]:
 SHARD_SUFFIX = ".tar"
 
 
-def matching_shards(path: str, suffix: str = SHARD_SUFFIX) -> list[str]:
+def matching_shards(path: str) -> list[str]:
     """The files that the absolute path of a shard stands for, or a glob of such."""
     matches = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
-    return [match for match in matches if match.endswith(suffix) and os.path.isfile(match)]
+    return [match for match in matches if match.endswith(SHARD_SUFFIX) and os.path.isfile(match)]
 
 
 def shards_in(folder: str | os.PathLike, suffix: str = SHARD_SUFFIX) -> list[str]:

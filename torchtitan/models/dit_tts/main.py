@@ -49,10 +49,10 @@ def set_single_process_defaults() -> None:
 @report_input_errors
 def train(args: list[str]) -> int:
     """Trains as the command line says. Returns the exit status."""
-    if not {"-h", "--help", "--help-all"}.isdisjoint(args):
+    if not {"-h", "--help"}.isdisjoint(args):
         from torchtitan.models.dit_tts.config.help import print_help
 
-        return print_help("--help-all" in args)
+        return print_help()
     # Before what takes seconds to import: most mistakes are in the config.
     from torchtitan.models.dit_tts.config.manager import load_config, run_folder_path
 

@@ -57,8 +57,6 @@ def validate_config(
         why = f"it is not known; {''.join(meant)}allowed are {', '.join(flavors)}"
         raise conflict(config, "model.flavor", why)
     _check_name(config, "job.experiment")
-    if "\0" in config.job.dump_folder:
-        raise conflict(config, "job.dump_folder", "it is no path; give the path of a folder")
     dp_degree = data_parallel_degree(config, world_size)
     global_batch, steps = batch_split(config.training, dp_degree)
     check_data(config, global_batch, dp_degree, steps)

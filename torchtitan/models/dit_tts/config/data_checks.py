@@ -7,7 +7,6 @@ from torchtitan.models.dit_tts.config.data_sections import MAX_BUCKETS
 from torchtitan.models.dit_tts.config.job_config import (
     CONDITIONING_FIELDS,
     DURATION_FLAVOR,
-    LEARNED_SUBWORDS,
     JobConfig,
     is_pretrained,
 )
@@ -18,29 +17,16 @@ from torchtitan.models.dit_tts.errors import InputError
 def check_data(config: JobConfig, global_batch: int, dp_degree: int, accumulation: int) -> None:
     """Mistakes in `[data]` that show without opening the data."""
     data, blocks = config.data, dp_degree * accumulation
-    edges, sizes = data.bucket_frames, data.bucket_batch_sizes
-    divided = f"{dp_degree} data-parallel ranks x {accumulation} accumulation steps"
-    whole = f"[training] global_batch_size comes to {global_batch} samples"
-    if len(sizes) not in (0, len(edges)):
+    edges = data.bucket_frames
+    if data.batch_multiple % blocks:
         raise InputError(
-            f"[data] bucket_batch_sizes has {len(sizes)} numbers and bucket_frames {len(edges)}; give one for "
-            f"each bucket, or none to have them chosen"
+            f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {dp_degree} data-parallel ranks x "
+            f"{accumulation} accumulation steps; set it to a multiple of {blocks} that divides global_batch_size"
         )
-    if any(size <= 0 or size % blocks for size in sizes):
-        why = f"each must be a positive multiple of {divided} = {blocks}"
-        raise conflict(config, "data.bucket_batch_sizes", why)
-    if sizes and sizes[-1] != global_batch:
+    if global_batch % data.batch_multiple:
         raise InputError(
-            f"[data] bucket_batch_sizes ends with {sizes[-1:]}, but {whole}; set both alike"
-        )
-    if not sizes and data.batch_multiple % blocks:
-        raise InputError(
-            f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {divided}; set it to a "
-            f"multiple of {blocks} that divides global_batch_size"
-        )
-    if not sizes and global_batch % data.batch_multiple:
-        raise InputError(
-            f"{whole}, not a multiple of [data] batch_multiple = {data.batch_multiple}; change one of them"
+            f"[training] global_batch_size comes to {global_batch} samples, not a multiple of [data] batch_multiple = "
+            f"{data.batch_multiple}; change one of them"
         )
     if data.max_speaker_frames % data.speaker_patch_size:
         why = "the first must be a multiple of the second"
@@ -69,7 +55,7 @@ def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
     if data.batching != "packed":
         return
     if data.bucket_frames:
-        why = "there are no buckets; leave bucket_frames and bucket_batch_sizes empty"
+        why = "there are no buckets; leave bucket_frames empty"
         raise conflict(config, "data.batching data.bucket_frames", why)
     if global_batch % (blocks * data.longest_per_row):
         why = (
@@ -110,12 +96,6 @@ def check_text(config: JobConfig) -> None:
     if encoder.convention and aligned:
         why = "aligned positions need texts as they are; set text_positions to 'none'"
         raise conflict(config, "encoder.convention model.text_positions", why)
-    if encoder.convention == "echo" and encoder.model != "bytes":
-        why = "Echo-TTS reads bytes; set model to 'bytes'"
-        raise conflict(config, "encoder.convention encoder.model", why)
-    if encoder.convention == "irodori" and not encoder.model.startswith(LEARNED_SUBWORDS):
-        why = "Irodori-TTS reads the pieces of a tokenizer; set model to 'subwords:NAME'"
-        raise conflict(config, "encoder.convention encoder.model", why)
     tokens, fields = encoder.added_tokens, data.conditioning
     if not len(set(tokens)) == len(tokens) <= MAX_ADDED or not all(
         t and t == t.strip() for t in tokens

@@ -109,17 +109,13 @@ class Data:
     bucket_frames: Annotated[list[int], WORKLOAD] = field(default_factory=list)
     """Upper lengths of the buckets in frames; empty: chosen from the data's lengths"""
 
-    bucket_batch_sizes: Annotated[list[int], WORKLOAD] = field(default_factory=list)
-    """Samples of a global batch of each bucket in bucket_frames, each divisible by ranks x accumulation
-    steps, the last as global_batch_size; empty: as many frames as in the longest bucket's"""
-
     batch_multiple: Annotated[PositiveInt, RECIPE] = 8
     """Every global batch is a multiple of this many samples; it must be divisible by ranks x
     accumulation steps"""
 
-    on_too_long: Literal["crop", "drop", "error"] = "drop"
+    on_too_long: Literal["crop", "drop"] = "drop"
     """Samples over the limits are cropped to their first max_frames frames (too long a text is still
-    dropped), dropped, or an error; the first two are counted"""
+    dropped), or dropped; both are counted"""
 
     max_dropped_fraction: Fraction = 0.1
     """Fraction of the samples that may be dropped for max_frames and max_text_tokens; more is an error"""

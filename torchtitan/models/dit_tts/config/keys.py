@@ -77,16 +77,6 @@ def _within(value: float, bounds: Bounds) -> bool:
 
 
 def _in_words(bounds: Bounds) -> str:
-    if bounds == Bounds(0):
-        return "not be negative"
     low = f"{'greater than' if bounds.open_low else 'at least'} {bounds.low}"
     high = f"{'below' if bounds.open_high else 'at most'} {round(bounds.high, 2)}"
-    if bounds.low == bounds.high:
-        return f"be {bounds.low}"
-    if bounds.high == math.inf:
-        return f"be {low}"
-    if bounds.low == -math.inf:
-        return f"be {high}"
-    if bounds.open_low:
-        return f"be {low} and {high}"
-    return f"be from {bounds.low} to {'below ' if bounds.open_high else ''}{round(bounds.high, 2)}"
+    return f"be {low}" if bounds.high == math.inf else f"be {low} and {high}"

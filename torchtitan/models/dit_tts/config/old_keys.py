@@ -61,6 +61,7 @@ OLD_KEYS = {
     "time_shift": "leave it out, and add its natural logarithm to [objective] logit_mean",
     "logit_mean_end": "leave it out: on sentences it is no better than a constant logit_mean",
     "batch_ramp": "leave it out: every step trains on a whole global batch",
+    "bucket_batch_sizes": "leave it out: every bucket has as many frames as the longest, which [training] global_batch_size sets",
     "alignment": "leave it out, and set [model] text_positions = 'aligned'",
 }
 """name, in whatever section it was -> what to do instead"""
@@ -70,6 +71,7 @@ REMOVED: dict[str, Any] = {
     "objective.time_shift": 1.0,
     "objective.logit_mean_end": None,
     "training.batch_ramp": [],
+    "data.bucket_batch_sizes": [],
     "alignment.teacher": "",
     "alignment.teacher_weight": 0.5,
     "alignment.teacher_layer": 0,

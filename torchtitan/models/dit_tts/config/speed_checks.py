@@ -61,12 +61,10 @@ def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
             "it needs [compile] enable = true with 'model' among its components; set it to another"
         )
         raise conflict(config, "activation_checkpoint.mode", why)
-    mode = config.compile.mode
-    if mode != "default" and config.compile.backend != "inductor":
-        why = "only the backend 'inductor' has modes; set mode to 'default'"
-        raise conflict(config, "compile.mode compile.backend", why)
     # The component "loss" has no mode.
-    if mode not in CUDA_GRAPH_MODES or not {"model", "encoders"}.intersection(compiled):
+    if config.compile.mode not in CUDA_GRAPH_MODES or not {"model", "encoders"}.intersection(
+        compiled
+    ):
         return
     # A CUDA graph replays fixed addresses, and gathered weights are at others each time. Gradients that a graph has
     # returned lie in its own memory, which the next replay overwrites while they are still to be summed (pytorch

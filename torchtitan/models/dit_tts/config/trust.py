@@ -42,8 +42,7 @@ def _refuse_function(key: str, given: str, where: str, remedy: str) -> None:
     runs = is_factory(given) if key == "sampling.codec" else given != ""
     if runs and kind + colon not in _SHIPPED.get(key, ()):
         section, _, name = key.partition(".")
-        what = "a folder of compiled code" if section == "compile" else "a function"
         raise InputError(
-            f"{where}: [{section}] {name} = {given!r} is {what}, which is not run because a loaded folder names it; "
+            f"{where}: [{section}] {name} = {given!r} is a function, which is not run because a loaded folder names it; "
             f"if you trust it {remedy} {given}"
         )

@@ -11,7 +11,7 @@ Six files are the spine, in the order in which a sample travels:
 
 The others serve one of these. For `dataset`: `members` (the table of a sample's members; a new array is one line in it),
 `shard_writer` and `tar_reader` (one tar, written and walked), `shard` and `index` (where every sample lies; stored as a
-sidecar), `storage`, `local_reader`, `remote` and `range_reader` (files and URLs). For `batch_sampler`: `buckets` and
+sidecar), `extents` (where its bytes lie), `storage`, `remote` and `range_reader` (files and URLs). For `batch_sampler`: `buckets` and
 `packed_rows` (static shapes, batch sizes and rows), `sampling_weights`. For `row_loader` and `collate`: `references`,
 `corrupt_samples`. For `dataloader`: `prefetch`. `heldout`, `leak` and `left_out` answer one question each.
 """

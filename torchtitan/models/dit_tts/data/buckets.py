@@ -13,10 +13,9 @@ frames), bucket b has
 
     G_b = max(M, floor(G * T_max / (T_b * M)) * M)      M = batch_multiple
 
-samples, so that every step costs about the same and the ranks can divide every batch. They can be given instead.
+samples, so that every step costs about the same and the ranks can divide every batch.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,11 +70,9 @@ class BatchPolicy:
         return np.searchsorted(self.edges, frames)
 
 
-def select_samples(
-    frames: np.ndarray, text_tokens: np.ndarray, data: Data, sample_name: Callable[[int], str] = str
-) -> Selection:
-    """Crop, leave out or refuse, as `[data]` says, the samples that do not fit: frames (n,) and maximum tokens (n,) over
-    the dataset. `sample_name`: sample number -> its id, for the message."""
+def select_samples(frames: np.ndarray, text_tokens: np.ndarray, data: Data) -> Selection:
+    """Crop or leave out, as `[data]` says, the samples that do not fit: frames (n,) and maximum tokens (n,) over the
+    dataset. Raises InputError where none is left."""
     max_frames, max_text_tokens = data.max_frames, data.max_text_tokens
     too_long = frames > max_frames
     fits_frames = ~too_long if data.on_too_long != "crop" else np.ones(len(frames), bool)
@@ -88,14 +85,6 @@ def select_samples(
         cropped=int((fits & too_long).sum()),
         too_much_text=int((fits_frames & ~fits_text).sum()),
     )
-    if data.on_too_long == "error" and not fits.all():
-        first = int(np.flatnonzero(~fits)[0])
-        raise InputError(
-            f"{selection.too_long} samples have more than [data] max_frames = {max_frames} and "
-            f"{selection.too_much_text} more than max_text_tokens = {max_text_tokens}, the first is "
-            f"'{sample_name(first)}' with {int(frames[first])} frames and up to {int(text_tokens[first])} tokens; "
-            f"set on_too_long to 'drop' or 'crop', or {sufficient_limits(frames, text_tokens, data)}"
-        )
     if not fits.any():
         raise InputError(
             f"none of the {len(frames)} samples fits [data] max_frames = {max_frames} "
@@ -146,8 +135,7 @@ def make_batch_policy(
         max_text = int(text_tokens[inside].max(initial=1))
         shapes.append(batch_shape(data, edge, max_text, max_reference))
         multiples = global_batch_size * longest // (edge * data.batch_multiple)
-        budget = max(1, multiples) * data.batch_multiple
-        batch_sizes.append(data.bucket_batch_sizes[number] if data.bucket_batch_sizes else budget)
+        batch_sizes.append(max(1, multiples) * data.batch_multiple)
         counts.append(int(inside.sum()))
     often = np.ones(len(frames)) if draws is None else draws
     useful = []

@@ -77,7 +77,7 @@ def _refuse_heldout(dataset: Dataset) -> None:
 
 def training_samples(data: Data, dataset: Dataset, text_tokens: np.ndarray) -> Selection:
     """The samples within the limits. Raises InputError where they leave out more than is allowed."""
-    selection = select_samples(dataset.frames, text_tokens, data, dataset.sample_id)
+    selection = select_samples(dataset.frames, text_tokens, data)
     total = len(dataset)
     dropped = 1 - len(selection.samples) / total
     if dropped > data.max_dropped_fraction:

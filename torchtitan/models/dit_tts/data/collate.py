@@ -12,7 +12,7 @@ from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import ALIGNMENT, round_up
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Fetched
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy, reference_limits
 from torchtitan.models.dit_tts.data.references import (
     WORDS,
@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.data.references import (
     Piece,
     shortened,
 )
-from torchtitan.models.dit_tts.data.row_loader import Fetched, Loaded, Row, RowLoader, Target
+from torchtitan.models.dit_tts.data.row_loader import Loaded, Row, RowLoader, Target
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 

@@ -14,6 +14,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,20 +22,29 @@ import xxhash
 
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data import members
+from torchtitan.models.dit_tts.data.extents import ExtentTable, SampleExtents, fill
 from torchtitan.models.dit_tts.data.index import (
     ShardIndex,
     count_corrupt_samples,
     joined_labels,
     load_indexes,
 )
-from torchtitan.models.dit_tts.data.local_reader import ExtentTable, LocalFiles, SampleExtents, fill
 from torchtitan.models.dit_tts.data.members import LABELS
 from torchtitan.models.dit_tts.data.range_reader import Extent, RangeReader
 from torchtitan.models.dit_tts.data.shard import Problem
-from torchtitan.models.dit_tts.data.storage import find_shards, plain_name
+from torchtitan.models.dit_tts.data.storage import (
+    LocalSource,
+    UnreadableError,
+    find_shards,
+    plain_name,
+    shard_name,
+    shard_names,
+)
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import SHARD_SUFFIX, is_remote
+from torchtitan.models.dit_tts.files import is_remote
 
+# Below the usual limit of 1024 open files a process, with room for everything else.
+MAX_OPEN_SHARDS = 256
 # Without the checks of `json.loads`, which take as long as a sample's JSON: the index made them.
 _decode_json = json.JSONDecoder().raw_decode
 _LATENTS = slice(0, 1)  # of a sample's members
@@ -57,6 +67,13 @@ class LoadedSample(NamedTuple):
     @property
     def reference(self) -> np.ndarray:
         return self.arrays[1]
+
+
+class Fetched(NamedTuple):
+    """Bytes of remote samples, and of the latents alone of others; None for those on a disk."""
+
+    samples: dict[int, bytearray | None]
+    latents: dict[int, bytearray | None]
 
 
 def open_dataset(
@@ -94,8 +111,7 @@ def open_dataset(
                 f"{plain_name(tar_path)}: its latents are {index.channels} wide but [data] latent_channels "
                 f"= {latent_channels}; set it to {index.channels} or use another dataset"
             )
-    reader = RangeReader() if any(map(is_remote, tar_paths)) else None
-    dataset = Dataset(tar_paths, indexes, sources, latent_channels, reader, verbatim)
+    dataset = Dataset(tar_paths, indexes, sources, latent_channels, verbatim)
     _judge_problems(dataset, on_error, max_corrupt_fraction)
     return dataset
 
@@ -142,12 +158,11 @@ class Dataset:
         indexes: Sequence[ShardIndex],
         sources: Sequence[int],
         latent_channels: int,
-        reader: RangeReader | None = None,
         verbatim: bool = False,
     ):
         self.tar_paths = list(tar_paths)
         self.latent_channels = latent_channels
-        self.shard_names = _shard_names(self.tar_paths)
+        self.shard_names = shard_names(self.tar_paths)
         lengths = [len(index) for index in indexes]
         self._first = [0, *np.cumsum(lengths).tolist()]
         self.shard = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
@@ -170,10 +185,10 @@ class Dataset:
         self._keys, self._key_end = [index.keys for index in indexes], column("key_end")
         self.tar_bytes = [index.tar_bytes for index in indexes]
         self._tar_versions = [index.tar_version for index in indexes]
-        self._metadata = slice(len(members.ARRAYS), None)  # of a sample's members, the JSON
-        self._reader = reader
-        self._files = LocalFiles(self.tar_paths, self.tar_bytes)
         self._remote = [is_remote(tar_path) for tar_path in tar_paths]
+        self._reader = RangeReader() if any(self._remote) else None
+        # A file closes itself when its last reader lets go of it.
+        self._file = lru_cache(MAX_OPEN_SHARDS)(self._open)
         self._labels = {name: joined_labels(indexes, name) for name in LABELS}
         texts = [index.characters for index in indexes]
         texts += [index.verbatim_characters for index in indexes if verbatim]
@@ -247,14 +262,13 @@ class Dataset:
         self, sample: int, out: np.ndarray, start: int, fetched: bytearray | None = None
     ) -> None:
         """Fill `out` (n, C), as in `load`, with the sample's latents from frame `start` on, of which there
-        are at least n. `fetched`: the latents' bytes, from `fetch_with_latents`."""
+        are at least n. `fetched`: the latents' bytes from `fetch`."""
         extents = self._extents.of(sample, _LATENTS)
         (stored,) = self._stored(sample, extents, fetched)
         fill(stored, extents.item_bytes[0], out, start)
 
     def stored(self, sample: int, fetched: bytearray | None = None) -> list[memoryview]:
-        """The bytes of a sample as they lie in its shard, valid until this thread's next read: of its arrays, then
-        of its JSON. `fetched` as in `load`."""
+        """The bytes of a sample as they lie in its shard: of its arrays, then of its JSON. `fetched` as in `load`."""
         return self._stored(sample, self._extents.of(sample), fetched)
 
     def read(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
@@ -268,94 +282,82 @@ class Dataset:
 
     def metadata_of(self, samples: Sequence[int]) -> list[dict[str, Any]]:
         """The JSON objects of many samples; remote ones are requested all at once."""
-        wanted = [(sample, self._extents.of(sample, self._metadata)) for sample in samples]
-        [fetched] = self._fetch(wanted)
+        json_alone = slice(len(members.ARRAYS), None)
+        wanted = [(sample, self._extents.of(sample, json_alone)) for sample in samples]
         objects = []
-        for sample, extents in wanted:
-            (stored,) = self._stored(sample, extents, fetched.get(sample))
+        for (sample, extents), fetched in zip(wanted, self._fetch(wanted)):
+            (stored,) = self._stored(sample, extents, fetched)
             objects.append(self._decoded(sample, stored))
         return objects
 
-    def _decoded(self, sample: int, stored: memoryview) -> dict[str, Any]:
-        try:
-            found = _decode_json(str(stored, "utf-8").lstrip())[0]
-            assert isinstance(found["text"], str)
-            return found
-        except (ValueError, LookupError, TypeError, AssertionError, RecursionError):
-            raise self._corrupt(
-                sample, "JSON", "has no text, though the index says so; remove the shard's .idx"
-            ) from None
-
-    def _corrupt(self, sample: int, name: str, what: str) -> CorruptSampleError:
-        tar_path = plain_name(self.tar_paths[int(self.shard[sample])])
-        return CorruptSampleError(
-            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} {what}"
-        )
-
-    def fetch(self, samples: Sequence[int] | np.ndarray) -> dict[int, bytearray]:
-        """The bytes of those samples that lie behind URLs, all requested at once."""
-        return self.fetch_with_latents(samples, ())[0]
-
-    def fetch_with_latents(
-        self, samples: Sequence[int] | np.ndarray, latents_of: Sequence[int]
-    ) -> tuple[dict[int, bytearray], dict[int, bytearray]]:
-        """The bytes of remote samples, as `fetch`, and the latents alone of further samples."""
+    def fetch(self, samples: Sequence[int] | np.ndarray, latents_of: Sequence[int] = ()) -> Fetched:
+        """The bytes of those samples that lie behind URLs, and the latents alone of further ones, all requested at
+        once."""
         if self._reader is None:
-            return {}, {}
-        whole = [(int(sample), self._extents.of(int(sample))) for sample in samples]
-        latents = [(sample, self._extents.of(sample, _LATENTS)) for sample in latents_of]
-        of_samples, of_latents = self._fetch(whole, latents)
-        return of_samples, of_latents
+            return Fetched({}, {})
+        wanted = [(int(sample), self._extents.of(int(sample))) for sample in samples]
+        wanted += [(sample, self._extents.of(sample, _LATENTS)) for sample in latents_of]
+        found = [(sample, data) for (sample, _), data in zip(wanted, self._fetch(wanted))]
+        return Fetched(dict(found[: len(samples)]), dict(found[len(samples) :]))
 
-    def _fetch(self, *groups: Sequence[tuple[int, SampleExtents]]) -> list[dict[int, bytearray]]:
-        """For each group the joined bytes of its remote samples; all are requested at once."""
-        remote = [
-            [
-                (sample, self._remote_extents(sample, extents))
-                for sample, extents in group
-                if self._remote[int(self.shard[sample])]
-            ]
-            for group in groups
-        ]
-        wanted = [each for group in remote for _, extents in group for each in extents]
-        fetched = iter(self._reader.fetch(wanted) if wanted and self._reader else ())
+    def _fetch(self, wanted: Sequence[tuple[int, SampleExtents]]) -> list[bytearray | None]:
+        """The joined bytes of remote samples, all requested at once; None for a local one."""
+        if self._reader is None:
+            return [None] * len(wanted)
+        extents = [self._remote_extents(sample, extents) for sample, extents in wanted]
+        found = iter(self._reader.fetch([each for of_sample in extents for each in of_sample]))
         return [
-            {sample: bytearray().join(next(fetched) for _ in extents) for sample, extents in group}
-            for group in remote
+            bytearray().join(next(found) for _ in of_sample) if of_sample else None
+            for of_sample in extents
         ]
 
     def _remote_extents(self, sample: int, extents: SampleExtents) -> list[Extent]:
         shard = self.shard[sample]
+        if not self._remote[shard]:
+            return []
         tar = self.tar_paths[shard], self.tar_bytes[shard], self._tar_versions[shard]
         return [Extent(*tar, *span) for span in extents.spans]
 
-    def _read(self, sample: int, extents: SampleExtents) -> memoryview:
-        """The joined bytes of the spans, valid until this thread's next read."""
-        shard = int(self.shard[sample])
-        if self._remote[shard]:
-            return memoryview(self._fetch([(sample, extents)])[0][sample])
+    def _read(self, sample: int, extents: SampleExtents) -> bytearray:
+        """The joined bytes of the spans."""
+        (fetched,) = self._fetch([(sample, extents)])
+        if fetched is not None:
+            return fetched
+        file = self._file(int(self.shard[sample]))
         try:
-            return self._files.read_spans(shard, extents.spans)
-        except OSError as error:
-            what = f"cannot be read there ({error.strerror}); restore the shard"
-            raise self._corrupt(sample, "bytes", what) from None
+            return bytearray().join(
+                file.pread(stop - start, start) for start, stop in extents.spans
+            )
+        except UnreadableError as error:
+            raise self._corrupt(sample, "bytes", f"are unreadable: {error}") from None
+
+    def _open(self, shard: int) -> LocalSource:
+        file, expected = LocalSource(self.tar_paths[shard]), self.tar_bytes[shard]
+        if file.size != expected:
+            raise InputError(
+                f"{file.path}: has {file.size} bytes, but its index was made from {expected}; shards "
+                "must not change during a run, so start again"
+            )
+        if hasattr(os, "posix_fadvise"):
+            # Samples are read in random order, so reading ahead would be wasted.
+            os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        return file
 
     def _stored(
         self, sample: int, extents: SampleExtents, fetched: bytearray | None
     ) -> list[memoryview]:
         """The bytes of each member, from `fetched` or where they lie."""
-        data = memoryview(fetched) if fetched is not None else self._read(sample, extents)
         try:
-            return self._checked(sample, extents, data)
+            return self._checked(sample, extents, fetched or self._read(sample, extents))
         except CorruptSampleError:
-            if self._reader is None or not self._remote[int(self.shard[sample])]:
+            if self._reader is None or not self._remote[self.shard[sample]]:
                 raise
         # Perhaps they were corrupted on the way here: once more, from their origin.
-        self._reader.suspect(self.tar_paths[int(self.shard[sample])])
+        self._reader.suspect(self.tar_paths[self.shard[sample]])
         return self._checked(sample, extents, self._read(sample, extents))
 
-    def _checked(self, sample: int, extents: SampleExtents, data: memoryview) -> list[memoryview]:
-        stored = [data[start:stop] for start, stop in extents.parts]
+    def _checked(self, sample: int, extents: SampleExtents, data: bytearray) -> list[memoryview]:
+        stored = [memoryview(data)[start:stop] for start, stop in extents.parts]
         hashes = tuple(map(xxhash.xxh3_64_intdigest, stored))
         if hashes == extents.hashes:
             return stored
@@ -369,18 +371,21 @@ class Dataset:
             "[data] on_error = 'skip'",
         )
 
+    def _decoded(self, sample: int, stored: memoryview) -> dict[str, Any]:
+        try:
+            found = _decode_json(str(stored, "utf-8").lstrip())[0]
+            assert isinstance(found["text"], str)
+            return found
+        except (ValueError, LookupError, TypeError, AssertionError, RecursionError):
+            raise self._corrupt(
+                sample, "JSON", "has no text, though the index says so; remove the shard's .idx"
+            ) from None
 
-def shard_name(tar_path: str) -> str:
-    return os.path.basename(plain_name(tar_path)).removesuffix(SHARD_SUFFIX)
-
-
-def _shard_names(tar_paths: list[str]) -> list[str]:
-    """File names without `.tar`, after as few parent folders as make each name unique."""
-    parts = [plain_name(path).removesuffix(SHARD_SUFFIX).split("/") for path in tar_paths]
-    depth = 1
-    while len(set(names := ["/".join(part[-depth:]) for part in parts])) < len(parts):
-        depth += 1
-    return names
+    def _corrupt(self, sample: int, name: str, what: str) -> CorruptSampleError:
+        tar_path = plain_name(self.tar_paths[self.shard[sample]])
+        return CorruptSampleError(
+            f"sample '{self.sample_id(sample)}': its {name} in {tar_path} {what}"
+        )
 
 
 def open_training_data(data: Data, part: tuple[int, int] = (0, 1)) -> Dataset:

@@ -139,40 +139,25 @@ def build_index(source: ShardFile) -> ShardIndex:
             )
     keys = [sample.key.encode("utf-8") for sample in samples]
     columns = np.zeros(len(samples), members.index_dtype())
-    for member in members.ARRAYS:
-        arrays = [sample.arrays[member.name] for sample in samples]
-        columns[member.length] = [array.rows for array in arrays]
-        for name in ("offset", "hash", "item_bytes"):
-            column = f"{member.name}_{name}"
-            values = [getattr(array, name) for array in arrays]
-            columns[column] = np.array(values, columns.dtype[column])
-    metadata = [sample.metadata for sample in samples]
-    columns["metadata_offset"] = [stored.offset for stored in metadata]
-    columns["metadata_bytes"] = [stored.size for stored in metadata]
-    columns["metadata_hash"] = np.array([stored.hash for stored in metadata], np.uint64)
-    characters = []
-    for name in ("text", "verbatim"):
-        texts = [getattr(stored, name) for stored in metadata]
-        columns[f"{name}_bytes"] = [len(text.encode("utf-8")) for text in texts]
-        columns[f"{name}_chars"] = [len(text) for text in texts]
-        characters.append("".join(sorted(set().union(*texts))))
-    columns["weight"] = [stored.weight for stored in metadata]
+    for name in samples[0].columns if samples else ():
+        values = [sample.columns[name] for sample in samples]
+        columns[name] = np.array(values, columns.dtype[name])
     columns["key_end"] = np.cumsum([len(key) for key in keys], dtype=np.int64)
     labels = {}
     for name in LABELS:
-        found = [stored.labels[name] for stored in metadata]
+        found = [sample.labels[name] for sample in samples]
         labels[name] = [label for label in dict.fromkeys(found) if label is not None]
         codes = {None: -1} | {label: code for code, label in enumerate(labels[name])}
         columns[f"{name}_code"] = [codes[label] for label in found]
     return ShardIndex(
-        samples[0].arrays["latents"].width if samples else 0,
+        samples[0].channels if samples else 0,
         source.size,
         source.version,
         columns,
         b"".join(keys),
         labels,
-        characters[0],
-        characters[1],
+        "".join(sorted(set().union(*(sample.text for sample in samples)))),
+        "".join(sorted(set().union(*(sample.verbatim for sample in samples)))),
         tuple(problems),
     )
 
@@ -317,14 +302,11 @@ def joined_labels(indexes: Sequence[ShardIndex], name: str) -> tuple[np.ndarray,
 
 
 def count_corrupt_samples(indexes: Sequence[ShardIndex]) -> int:
-    """Corrupt samples of shards. A tar that is itself corrupt is taken to have had as many samples as the others, by
-    their median."""
-    torn = [any(problem.kind == "shard" for problem in index.problems) for index in indexes]
-    counts = [len(index.problems) for index in indexes]
-    totals = [len(index) + count for index, count in zip(indexes, counts)]
-    complete = [total for total, is_torn in zip(totals, torn) if not is_torn]
-    usual = int(np.median(complete)) if complete else max(map(len, indexes))
+    """Corrupt samples of shards. A tar that is itself corrupt is taken to have had as many samples as the largest."""
+    largest = max(len(index) + len(index.problems) for index in indexes)
     return sum(
-        max(count, usual - len(index)) if is_torn else count
-        for index, count, is_torn in zip(indexes, counts, torn)
+        largest - len(index)
+        if any(problem.kind == "shard" for problem in index.problems)
+        else len(index.problems)
+        for index in indexes
     )

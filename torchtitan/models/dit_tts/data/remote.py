@@ -26,11 +26,6 @@ _CONNECT_SECONDS, _READ_SECONDS = 15, 60
 # Above the requests in flight, or the client's own pool of connections (10 in botocore) is the limit.
 _POOL_CONNECTIONS = 1024
 _HUB_DATASETS = "datasets/"  # begin of a dataset's path in the hub's filesystem
-# Classes of an error or of one of its causes.
-_CONNECTION_ERRORS = {
-    *("TimeoutError", "ConnectionError", "ClientError", "HTTPClientError", "ResponseParserError"),
-    *("gaierror", "SSLError", "IncompleteReadError", "IncompleteRead"),
-}
 
 USE_RANGES = "use a server that supports HTTP Range requests or copy the shards to a local folder"
 
@@ -74,7 +69,7 @@ def filesystem(url: str) -> tuple[Any, str]:
         url = f"hf://{_HUB_DATASETS}{rest}"
     try:
         fsspec.get_filesystem_class(protocol)
-        store, path = fsspec.core.url_to_fs(url, **store_options(protocol))
+        store, path = fsspec.core.url_to_fs(url, **_options(protocol))
     except ImportError as error:
         raise InputError(
             f"{shown(url)}: the package that reads '{protocol}://' is not installed "
@@ -87,7 +82,7 @@ def filesystem(url: str) -> tuple[Any, str]:
     return store, path
 
 
-def store_options(protocol: str) -> dict[str, Any]:
+def _options(protocol: str) -> dict[str, Any]:
     from fsspec.config import conf
 
     if protocol == "hf":
@@ -105,7 +100,9 @@ def store_options(protocol: str) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=_READ_SECONDS
         )
-        defaults = {"trust_env": True, "timeout": timeout}
+        # A tar that is compressed on its way has other byte ranges.
+        headers = {"Accept-Encoding": "identity"}
+        defaults = {"trust_env": True, "timeout": timeout, "headers": headers}
         return {"client_kwargs": {**defaults, **configured}, "get_client": _http_client}
     return {}
 
@@ -116,15 +113,32 @@ async def _http_client(loop: Any = None, **options: Any) -> Any:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), **options)
 
 
-def call(url: str, doing: str, function: Callable[[], _Result]) -> _Result:
-    """`function()`, which asks the store of `url`, tried again while its failure may pass. `doing`: "opened"."""
+def call(
+    url: str, doing: str, function: Callable[[], _Result], warned: set[int] | None = None
+) -> _Result:
+    """`function()`, which asks the store of `url`, tried again while its failure may pass. `doing`: "opened".
+    `warned`: attempts of requests made together whose failure was said: when a store fails, hundreds do."""
+    warned = set() if warned is None else warned
     for attempt in range(TRIES):
         try:
             return function()
         except InputError:
             raise
         except Exception as error:
-            time.sleep(wait_seconds(url, doing, error, attempt))
+            reason, advice, may_pass = _explain(error)
+            if url.startswith("hf://") and not may_pass:
+                advice = "check OWNER/NAME, @REVISION and the path; a private dataset needs HF_TOKEN of who may read it"
+            if not may_pass or attempt == TRIES - 1:
+                times = f", tried {attempt + 1} times" if attempt else ""
+                raise InputError(
+                    f"{shown(url)}: cannot be {doing} ({reason}{times}); {advice}"
+                ) from None
+        wait = FIRST_WAIT_SECONDS * WAIT_FACTOR**attempt * random.uniform(0.75, 1.0)
+        if attempt not in warned:
+            warned.add(attempt)
+            again = f"trying again in {wait:.1f} s ({attempt + 2} of {TRIES})"
+            logger.warning("%s: cannot be %s (%s); %s", shown(url), doing, reason, again)
+        time.sleep(wait)
     raise AssertionError("not reached")
 
 
@@ -156,42 +170,24 @@ def _version(info: dict[str, Any]) -> int:
     return 0
 
 
-def wait_seconds(url: str, doing: str, error: Exception, attempt: int, warn: bool = True) -> float:
-    """How long to wait before the next attempt."""
-    reason, advice, may_pass = _explain(error)
-    if url.startswith("hf://") and not may_pass:
-        advice = "check OWNER/NAME, @REVISION and the path; a private dataset needs HF_TOKEN of who may read it"
-    if not may_pass or attempt == TRIES - 1:
-        times = f", tried {attempt + 1} times" if attempt else ""
-        raise InputError(f"{shown(url)}: cannot be {doing} ({reason}{times}); {advice}") from None
-    wait = FIRST_WAIT_SECONDS * WAIT_FACTOR**attempt * random.uniform(0.75, 1.0)
-    if warn:
-        again = f"trying again in {wait:.1f} s ({attempt + 2} of {TRIES})"
-        logger.warning("%s: cannot be %s (%s); %s", shown(url), doing, reason, again)
-    return wait
-
-
 def _explain(error: BaseException) -> tuple[str, str, bool]:
     """(what happened, what to do, whether it may pass) of an exception from a store."""
     chain = _chain(error)
     kinds = {kind.__name__ for one in chain for kind in type(one).__mro__}
     status = status_of(error)
-    # HTTPFileSystem.info raises FileNotFoundError whatever happened; the cause tells what did.
-    cause = chain[1] if isinstance(error, FileNotFoundError) and len(chain) > 1 else error
     if kinds & {"NoCredentialsError", "PartialCredentialsError"}:
         advice = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3_ANON=true"
         return "no credentials found", advice, False
     if status in (401, 403) or "PermissionError" in kinds:
         status_text = f"status {status}: " if status else ""
         return f"{status_text}access denied", "check the credentials and their rights", False
-    is_connection = bool(kinds & _CONNECTION_ERRORS)
-    if status in (404, 410) or not (status or is_connection) and "FileNotFoundError" in kinds:
+    # HTTPFileSystem.info raises FileNotFoundError whatever happened; the cause tells what did.
+    if status in (404, 410) or status is None and isinstance(chain[-1], FileNotFoundError):
         return "not found", "check the URL", False
     if status is not None:
         may_pass = status in (408, 425, 429) or status >= 500
         return f"status {status}", "see the server's own log or documentation", may_pass
-    advice = "check the URL and the network, then start again"
-    return _one_line(cause), advice, is_connection or isinstance(error, OSError)
+    return _one_line(chain[-1]), "check the URL and the network, then start again", True
 
 
 def status_of(error: BaseException) -> int | None:

@@ -8,7 +8,12 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset, LoadedSample
+from torchtitan.models.dit_tts.data.dataset import (
+    CorruptSampleError,
+    Dataset,
+    Fetched,
+    LoadedSample,
+)
 from torchtitan.models.dit_tts.data.references import Piece
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -89,13 +94,6 @@ class Loaded(NamedTuple):
     tokens: int
 
 
-class Fetched(NamedTuple):
-    """Bytes of remote samples, and of the latents alone of others, from `Dataset.fetch_with_latents`."""
-
-    samples: dict[int, bytearray]
-    latents: dict[int, bytearray]
-
-
 @dataclass(frozen=True)
 class RowLoader:
     """Fills rows, from several threads at once. `corrupt_samples` judges corrupt pieces of references."""
@@ -111,7 +109,7 @@ class RowLoader:
     def fetch(self, rows: Sequence[Row]) -> Fetched:
         """What of these rows lies behind URLs, requested at once."""
         pieces = [piece.sample for row in rows for piece in row.reference]
-        return Fetched(*self.dataset.fetch_with_latents([row.sample for row in rows], pieces))
+        return self.dataset.fetch([row.sample for row in rows], pieces)
 
     def load(self, row: Row, fetched: Fetched, into: Target) -> Loaded:
         """Write a row. Raises CorruptSampleError where its sample is corrupt."""

@@ -42,29 +42,20 @@ class Problem(NamedTuple):
     sentence: str
 
 
-class StoredArray(NamedTuple):
-    offset: int
-    rows: int
-    width: int
-    item_bytes: int
-    hash: int
+class StoredSample(NamedTuple):
+    """A sample of a shard.
 
+    Attributes:
+        columns: by the names of `members.index_dtype`, but for the end of the key and the codes of labels.
+        channels: width of the latents.
+    """
 
-class StoredMetadata(NamedTuple):
-    offset: int
-    size: int
-    hash: int
+    key: str
+    columns: dict[str, Any]
+    channels: int
     text: str
     verbatim: str
-    weight: float
     labels: dict[str, str | None]
-    written_hashes: dict[str, Any]
-
-
-class StoredSample(NamedTuple):
-    key: str
-    arrays: dict[str, StoredArray]
-    metadata: StoredMetadata
 
 
 class InvalidSample(Exception):
@@ -80,7 +71,7 @@ def read_shard(source: ShardFile) -> tuple[list[StoredSample], list[Problem]]:
     problems: list[Problem] = []
     groups: dict[str, dict[str, Any]] = {}
     broken: set[str] = set()
-    suffixes = members.suffixes()
+    arrays = {array.suffix: array for array in members.ARRAYS}
 
     def report(sentence: str) -> None:
         problems.append(Problem("shard", "", sentence))
@@ -93,7 +84,7 @@ def read_shard(source: ShardFile) -> tuple[list[StoredSample], list[Problem]]:
         folder, slash, basename = member.name.rpartition("/")
         stem, _, suffix = basename.partition(".")
         suffix = suffix.lower()
-        if suffix not in suffixes or not stem:
+        if suffix not in members.suffixes() or not stem:
             continue
         # "tar -cf x.tar ." prefixes names with "./"; that is not part of a sample's name.
         key = (folder + slash + stem).removeprefix("./")
@@ -102,20 +93,21 @@ def read_shard(source: ShardFile) -> tuple[list[StoredSample], list[Problem]]:
             if suffix in found:
                 raise InvalidSample(f"sample '{key}' has .{suffix} twice; keys must be unique")
             found[suffix] = None
-            read = _read_metadata if suffix == METADATA_SUFFIX else _read_array
-            found[suffix] = read(source, member)
+            if suffix == METADATA_SUFFIX:
+                found[suffix] = _read_metadata(source, member)
+            else:
+                found[suffix] = _read_array(source, member, arrays[suffix])
         except InvalidSample as invalid:
             refuse(key, invalid)
     samples: list[StoredSample] = []
     for key, found in groups.items():
         if key not in broken:
-            channels = samples[0].arrays["latents"].width if samples else None
             try:
-                samples.append(_complete(key, found, channels))
+                samples.append(_complete(key, found, samples[0].channels if samples else None))
             except InvalidSample as invalid:
                 refuse(key, invalid)
     if not samples and not problems:
-        needed = ", ".join(f"KEY.{suffix}" for suffix in suffixes)
+        needed = ", ".join(f"KEY.{suffix}" for suffix in members.suffixes())
         report(f"none of its members belongs to a sample; each sample needs {needed}")
     return samples, problems
 
@@ -128,32 +120,39 @@ def _complete(key: str, found: dict[str, Any], channels: int | None) -> StoredSa
     if missing:
         lacks = f"sample '{key}' is incomplete, it lacks {', '.join(missing)}"
         raise InvalidSample(f"{lacks}; complete or remove it", "incomplete")
-    arrays = {array.name: found[array.suffix] for array in members.ARRAYS}
-    metadata: StoredMetadata = found[METADATA_SUFFIX]
-    latents = arrays["latents"]
-    if latents.rows == 0:
+    metadata, columns = found[METADATA_SUFFIX]
+    hashes = metadata.get(HASHES_KEY)
+    width, latents = found[members.ARRAYS[0].suffix]
+    channels = channels or width
+    if latents["frames"] == 0:
         raise InvalidSample(f"sample '{key}' has no latent frame; leave empty utterances out")
     for member in members.ARRAYS:
-        array = arrays[member.name]
+        width, own = found[member.suffix]
         where = f"the .{member.suffix} of sample '{key}'"
-        width = member.width or channels or latents.width
-        if array.width != width:
-            raise InvalidSample(f"{where} is {array.width} wide, but {width} is needed")
-        if member.length == "frames" and array.rows != latents.rows:
+        if width != (member.width or channels):
+            needed = member.width or channels
+            raise InvalidSample(f"{where} is {width} wide, but {needed} is needed")
+        if own.get("frames", latents["frames"]) != latents["frames"]:
             raise InvalidSample(
-                f"{where} has {array.rows} rows for {latents.rows} latent frames; write it again"
+                f"{where} has {own['frames']} rows for {latents['frames']} latent frames; write it again"
             )
-        written = metadata.written_hashes.get(member.suffix)
-        if written is not None and written != f"{array.hash:016x}":
+        written = hashes.get(member.suffix) if isinstance(hashes, dict) else None
+        if written is not None and written != f"{own[f'{member.name}_hash']:016x}":
             raise InvalidSample(
                 f"{where} is not as it was written (its {HASHES_KEY} in the JSON differs), so it is "
                 "corrupt; copy or write the tar again",
                 "changed",
             )
-    return StoredSample(key, arrays, metadata)
+        columns |= own
+    text, verbatim = metadata["text"], members.text_of(metadata, True)
+    labels = {name: members.label_of(metadata, name) for name in LABELS}
+    return StoredSample(key, columns, channels, text, verbatim, labels)
 
 
-def _read_array(source: ShardFile, member: Member) -> StoredArray:
+def _read_array(
+    source: ShardFile, member: Member, array: members.ArrayMember
+) -> tuple[int, dict[str, int]]:
+    """(width, columns of the index) of an array."""
     # The header is judged before the rest is read: other files end in .npy, too, and may be huge.
     where, head = _read(source, member, _MAX_NPY_HEADER_BYTES)
     try:
@@ -184,8 +183,12 @@ def _read_array(source: ShardFile, member: Member) -> StoredArray:
     bits = np.frombuffer(values, exponent.dtype)
     if ((bits & exponent) == exponent).any():
         raise InvalidSample(f"{where} has values that are NaN or infinite", "not_finite")
-    data_hash = xxhash.xxh3_64_intdigest(values)
-    return StoredArray(member.offset + start, shape[0], shape[1], dtype.itemsize, data_hash)
+    return shape[1], {
+        array.length: shape[0],
+        f"{array.name}_offset": member.offset + start,
+        f"{array.name}_hash": xxhash.xxh3_64_intdigest(values),
+        f"{array.name}_item_bytes": dtype.itemsize,
+    }
 
 
 def _read(source: ShardFile, member: Member, size: int) -> tuple[str, bytes]:
@@ -204,7 +207,8 @@ def _read(source: ShardFile, member: Member, size: int) -> tuple[str, bytes]:
         raise InvalidSample(f"{where} cannot be read: {error}", "unreadable") from error
 
 
-def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
+def _read_metadata(source: ShardFile, member: Member) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(object, columns of the index) of a JSON."""
     if member.size > _MAX_JSON_BYTES:
         raise InvalidSample(
             f"member '{member.name}' has {member.size} bytes, of at most {_MAX_JSON_BYTES}"
@@ -213,27 +217,24 @@ def _read_metadata(source: ShardFile, member: Member) -> StoredMetadata:
     try:
         metadata = parse_json(str(data, "utf-8"))
         text, verbatim = metadata["text"], members.text_of(metadata, True)
-        for each in (text, verbatim):
-            each.encode("utf-8")
+        columns = {
+            "metadata_offset": member.offset,
+            "metadata_bytes": len(data),
+            "metadata_hash": xxhash.xxh3_64_intdigest(data),
+            "text_bytes": len(text.encode("utf-8")),
+            "text_chars": len(text),
+            "verbatim_bytes": len(verbatim.encode("utf-8")),
+            "verbatim_chars": len(verbatim),
+            "weight": members.weight_of(metadata),
+        }
+        hashes = metadata.get(HASHES_KEY)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InvalidSample(f'{where} is not a UTF-8 JSON object with a "text" string') from None
-    hashes = metadata.get(HASHES_KEY)
-    if not isinstance(hashes, dict):
-        hashes = {}
-    written = hashes.get(METADATA_SUFFIX)
+    written = hashes.get(METADATA_SUFFIX) if isinstance(hashes, dict) else None
     if written is not None and written != members.metadata_hash(metadata):
         raise InvalidSample(
             f"{where} is not as it was written, so it is corrupt; copy or write the tar again, or take "
             f'its key "{HASHES_KEY}" out if it was changed on purpose',
             "changed",
         )
-    return StoredMetadata(
-        member.offset,
-        len(data),
-        xxhash.xxh3_64_intdigest(data),
-        text,
-        verbatim,
-        members.weight_of(metadata),
-        {name: members.label_of(metadata, name) for name in LABELS},
-        hashes,
-    )
+    return metadata, columns

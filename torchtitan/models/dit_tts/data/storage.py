@@ -9,7 +9,6 @@ A remote source reads a tar once from front to back; `range_reader` reads sample
 
 import glob
 import os
-import shlex
 import stat
 import weakref
 from typing import Protocol
@@ -30,7 +29,6 @@ from torchtitan.models.dit_tts.files import (
 READ_AHEAD_BYTES = 4 << 20
 
 _KINDS = "a folder of .tar shards, one such file, a glob, a pattern with braces or a URL"
-_PARQUET = ".parquet"  # as `titan-tts data export` writes them
 
 
 class ShardFile(Protocol):
@@ -54,6 +52,19 @@ def plain_name(path: str) -> str:
     return remote.shown(path) if is_remote(path) else path
 
 
+def shard_name(tar_path: str) -> str:
+    return os.path.basename(plain_name(tar_path)).removesuffix(SHARD_SUFFIX)
+
+
+def shard_names(tar_paths: list[str]) -> list[str]:
+    """File names without `.tar`, after as few parent folders as make each name unique."""
+    parts = [plain_name(path).removesuffix(SHARD_SUFFIX).split("/") for path in tar_paths]
+    depth = 1
+    while len(set(names := ["/".join(part[-depth:]) for part in parts])) < len(parts):
+        depth += 1
+    return names
+
+
 def sidecar_path(path: str) -> str:
     """Where the index beside a tar lies: `.idx` after the name, before a URL's query."""
     name, question, query = path.partition("?") if is_remote(path) else (path, "", "")
@@ -63,6 +74,10 @@ def sidecar_path(path: str) -> str:
 def open_source(path: str) -> ShardFile:
     """Open one tar."""
     return RemoteSource(path) if is_remote(path) else LocalSource(local_path(path))
+
+
+class UnreadableError(InputError):
+    """Bytes that a disk cannot read."""
 
 
 class LocalSource:
@@ -75,30 +90,24 @@ class LocalSource:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise InputError(f"{path}: cannot be opened ({error.strerror})") from None
-        self._close = weakref.finalize(self, os.close, self.descriptor)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise InputError(f"{path}: is not a regular file")
         self.size, self.version = found.st_size, found.st_mtime_ns
 
     def pread(self, size: int, offset: int) -> bytes:
-        size = min(size, self.size - offset)
         parts = []
-        while size > 0:
-            try:
-                part = os.pread(self.descriptor, size, offset)
-            except OSError as error:
-                raise InputError(
-                    f"{self.path}: cannot be read at byte {offset} ({error.strerror}); restore the shard"
-                ) from None
-            if not part:
-                break
-            parts.append(part)
-            size, offset = size - len(part), offset + len(part)
+        try:
+            # One read brings at most 2 GiB.
+            while offset < self.size and (part := os.pread(self.descriptor, size, offset)):
+                parts.append(part)
+                size, offset = size - len(part), offset + len(part)
+        except OSError as error:
+            raise UnreadableError(
+                f"{self.path}: cannot be read at byte {offset} ({error.strerror}); restore the shard"
+            ) from None
         return b"".join(parts)  # without a copy where it is one part, as nearly always
-
-    def close(self) -> None:
-        self._close()
 
 
 class RemoteSource:
@@ -150,29 +159,14 @@ def find_shards(path: str) -> list[str]:
             raise InputError(f"[data] path '{path}' is not a URL ({error}); correct it") from None
     found = []
     for piece in expand_braces(path):
-        find = _find_remote if is_remote(piece) else _find_local
-        shards = find(piece, SHARD_SUFFIX)
+        shards = _find_remote(piece) if is_remote(piece) else _find_local(piece)
         if not shards:
-            _refuse_parquet(find(piece, _PARQUET))
             origin = "" if piece == path else f" (of '{path}')"
             raise InputError(
                 f"[data] path '{piece}'{origin} matches no {SHARD_SUFFIX} file; {_instead(piece)}"
             )
         found += shards
     return sorted(found, key=lambda shard: (os.path.basename(shard), shard))
-
-
-def _refuse_parquet(tables: list[str]) -> None:
-    """Says how to convert exported tables, if there are any."""
-    if not tables:
-        return
-    folder = os.path.dirname(plain_name(tables[0]))
-    source = os.path.dirname(folder) if os.path.basename(folder) in ("train", "heldout") else folder
-    copy = "COPY" if is_remote(source) else shlex.quote(source)
-    raise InputError(
-        f"{plain_name(tables[0])} is Parquet, which training does not read; convert it (a copy on this machine) by "
-        f"titan-tts prepare {copy} OUTPUT --format table, and give OUTPUT/train"
-    )
 
 
 def _instead(piece: str) -> str:
@@ -183,20 +177,20 @@ def _instead(piece: str) -> str:
             return f"folders in it have some, so give {' or '.join(folders)}"
     if "spoken_digits" in piece:
         return "scripts/from_scratch.sh prepares the spoken digits, in the repository"
-    return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings"
+    return f"set it to {_KINDS}, as titan-tts prepare SOURCE OUTPUT makes them of recordings or Parquet files"
 
 
-def _find_local(piece: str, suffix: str) -> list[str]:
+def _find_local(piece: str) -> list[str]:
     path = local_path(piece)
-    return shards_in(path, suffix) if os.path.isdir(path) else matching_shards(path, suffix)
+    return shards_in(path) if os.path.isdir(path) else matching_shards(path)
 
 
-def _find_remote(piece: str, suffix: str) -> list[str]:
+def _find_remote(piece: str) -> list[str]:
     is_http = piece.startswith(("http://", "https://"))
     # A query of http (a signature, a version) belongs to no file name.
     url_path = urlsplit(piece).path if is_http else piece.split("://", 1)[1]
     is_pattern = glob.has_magic(url_path)
-    if url_path.endswith(suffix) and not is_pattern:
+    if url_path.endswith(SHARD_SUFFIX) and not is_pattern:
         return [piece]  # it is asked for when it is opened
     store, path = remote.filesystem(piece)
     store.invalidate_cache()  # a listing from an earlier call may be out of date
@@ -209,7 +203,7 @@ def _find_remote(piece: str, suffix: str) -> list[str]:
         names = [name for name in names if name.rpartition("/")[0].strip("/") == path.strip("/")]
     # A hidden file is somebody's unfinished or foreign one.
     shown = [name for name in names if not name.rpartition("/")[2].startswith(".")]
-    return urls_of(piece, [name for name in shown if name.endswith(suffix)])
+    return urls_of(piece, [name for name in shown if name.endswith(SHARD_SUFFIX)])
 
 
 def urls_of(url: str, names: list[str]) -> list[str]:

@@ -169,7 +169,7 @@ def choose_recordings(
     count = min(len(fitting), _MAX_RECORDINGS, affordable)
     chosen = np.unique(np.linspace(0, len(fitting) - 1, count).astype(np.int64))
     samples, found = fitting[chosen].tolist(), []
-    fetched = dataset.fetch(samples)
+    fetched = dataset.fetch(samples).samples
     for sample in samples:
         try:
             loaded = dataset.load(sample, fetched=fetched.get(sample))

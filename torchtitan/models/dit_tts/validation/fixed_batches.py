@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,7 @@ class FixedSet:
         self.dataset, self.data, self._whole_rows = dataset, data, whole_rows
         self._references = FixedReferences(dataset) if data.references == "drawn" else None
         tokens = tokenizer.max_tokens(dataset)
-        limits = replace(data, on_too_long="crop" if data.on_too_long == "crop" else "drop")
-        selection = select_samples(dataset.frames, tokens, limits, dataset.sample_id)
+        selection = select_samples(dataset.frames, tokens, data)
         uncropped = dataset.frames[selection.samples] <= data.max_frames
         self.fitting = selection.samples[uncropped | ~uncropped.any()]
         """(n,) samples of the dataset that are within all limits; if none is, those that are cropped"""

@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import Benchmark, Data, JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.buckets import BatchPolicy
-from torchtitan.models.dit_tts.data.dataset import Dataset, LoadedSample
+from torchtitan.models.dit_tts.data.dataset import Dataset, Fetched, LoadedSample
 from torchtitan.models.dit_tts.data.packed_rows import batch_policy
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
@@ -116,11 +116,9 @@ class SyntheticDataset(Dataset):
     def sample_id(self, sample: int) -> str:
         return f"synthetic:{sample:07d}"
 
-    def fetch_with_latents(
-        self, samples: Sequence[int] | np.ndarray, latents_of: Sequence[int]
-    ) -> tuple[dict[int, bytearray], dict[int, bytearray]]:
+    def fetch(self, samples: Sequence[int] | np.ndarray, latents_of: Sequence[int] = ()) -> Fetched:
         """There is nothing to download."""
-        return {}, {}
+        return Fetched({}, {})
 
     def load(
         self,

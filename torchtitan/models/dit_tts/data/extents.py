@@ -1,9 +1,6 @@
-"""Read a sample's bytes out of local tars: where they lie, one read for all, and into the batch."""
+"""Where the bytes of a sample lie in its tar, and how they come into a batch."""
 
-import os
-import threading
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -11,11 +8,7 @@ import numpy as np
 import torch
 
 from torchtitan.models.dit_tts.data import members
-from torchtitan.models.dit_tts.data.storage import LocalSource
-from torchtitan.models.dit_tts.errors import InputError
 
-# Below the usual limit of 1024 open files a process, with room for everything else.
-MAX_OPEN_SHARDS = 256
 # torch runs an element-wise operation in one thread below 32768 elements. Staying below keeps
 # each loader thread from starting a pool of OpenMP threads of its own.
 _SERIAL_ELEMENTS = 32768 - 1
@@ -76,48 +69,6 @@ class ExtentTable:
             spans = [(first, last)]
             parts = [(offset - first, end - first) for offset, end in zip(offsets, ends)]
         return SampleExtents(spans, parts, hashes, item_bytes)
-
-
-class LocalFiles:
-    """Reads spans of tars from any thread, with a bounded number of open files."""
-
-    def __init__(self, tar_paths: list[str], tar_bytes: list[int]):
-        self._tar_paths, self._tar_bytes = tar_paths, tar_bytes
-        # A file closes itself when its last reader lets go of it.
-        self._file = lru_cache(MAX_OPEN_SHARDS)(self._open)
-        self._buffers = threading.local()
-
-    def read_spans(self, shard: int, spans: list[tuple[int, int]]) -> memoryview:
-        """The joined bytes of the spans, valid until this thread's next read. Raises OSError where the disk
-        cannot read them."""
-        size = sum(stop - start for start, stop in spans)
-        buffer = getattr(self._buffers, "bytes", None)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers.bytes = memoryview(bytearray(size + size // 2))
-        file, filled = self._file(shard), 0
-        for start, stop in spans:
-            target = buffer[filled : filled + stop - start]
-            filled += stop - start
-            while (count := os.preadv(file.descriptor, [target], start)) < len(target):
-                if count == 0:
-                    raise InputError(
-                        f"{file.path}: ends before a sample does, so it changed during the run; restore "
-                        "the shard and start again"
-                    )
-                target, start = target[count:], start + count
-        return buffer[:size]
-
-    def _open(self, shard: int) -> LocalSource:
-        file, expected = LocalSource(self._tar_paths[shard]), self._tar_bytes[shard]
-        if file.size != expected:
-            raise InputError(
-                f"{file.path}: has {file.size} bytes, but its index was made from {expected}; shards "
-                "must not change during a run, so start again"
-            )
-        if hasattr(os, "posix_fadvise"):
-            # Samples are read in random order, so reading ahead would be wasted.
-            os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return file
 
 
 def fill(stored: memoryview, item_bytes: int, out: np.ndarray, crop: int = 0) -> np.ndarray:
