@@ -23,8 +23,8 @@ warning | texts_explain_little | Texts that fit the lengths of their recordings 
 warning | empty_text | Samples without text | The model learns to speak from nothing: give them their text or remove them.
 warning | unspoken_parts | Texts with parts in brackets, such as <beep> or (laughs) | The model learns to say them: remove what is not heard, and name what is in [encoder] added_tokens.
 warning | not_nfc | Samples with a text or a speaker in decomposed Unicode (not NFC) | Generation composes what it is given, so these are other letters and other speakers: titan-tts prepare into a new folder composes them.
-warning | long_text | Texts above max_text_tokens | Training drops them ([data] on_too_long): raise max_text_tokens or split them.
-warning | long_latents | Latents above max_frames | Training drops or crops them ([data] on_too_long): raise max_frames or split them.
+warning | long_text | Texts above max_text_tokens | Training leaves them out: raise [data] max_text_tokens or split them.
+warning | long_latents | Latents above max_frames | Training leaves them out: raise [data] max_frames or split them.
 warning | duration_mismatch | Latents whose length differs from their target_duration | Audio was cut or padded, or the frame rate differs: see --frames-per-second.
 warning | duplicate_latents | Samples with the latents of an earlier sample | The same recording counts several times: remove the copies.
 note | texts_not_compared | Texts that could not be compared with the lengths of their recordings | Whether they belong to other recordings cannot be told from so little: listen to a few.

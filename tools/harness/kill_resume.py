@@ -2,7 +2,7 @@
 
 Used by the integration test and, many times over, by benchmarks/kill_resume.py. The data is either
 plain, or everything at once: a local and a remote dataset mixed by weight, speakers balanced, durations
-weighted, over-long samples cropped, corrupt ones skipped.
+weighted, over-long samples left out, corrupt ones skipped.
 """
 
 import json
@@ -87,7 +87,7 @@ def plain_data(folder: Path, samples: int = 40) -> Iterator[list[str]]:
 
 @contextmanager
 def everything_at_once(folder: Path) -> Iterator[list[str]]:
-    """Arguments of runs on mixed, balanced, cropped and corrupt data, half of it behind a server that
+    """Arguments of runs on mixed, balanced and corrupt data, half of it behind a server that
     answers as long as the context lasts, with all that depends on the step's place in the run."""
     for name, seed in (("local", 5), ("remote", 6)):
         make_shards(folder / name, 40, seed=seed)
@@ -104,7 +104,7 @@ def everything_at_once(folder: Path) -> Iterator[list[str]]:
             "--data.duration_alpha=0.5",
             "--data.conditioning=speaker,duration",
             "--encoder.model=chars",
-            "--data.on_too_long=crop",
+            "--data.max_dropped_fraction=0.5",
             "--model.text_positions=none",
             "--data.max_frames=96",
             "--data.on_error=skip",

@@ -131,8 +131,6 @@ REFUSED = """
 1 | training.dtype = 'bfloat16' | [training] dtype = 'bfloat16' | 'float32'
 2 | training.enable_cpu_offload = true; REPLICAS | enable_cpu_offload = true | sharded
 1 | model.flavor = 'duration' | [objective] text_dropout = 0.1 with | a mean over all texts | to 0.0
-1 | model.text_positions = 'aligned'; data.on_too_long = 'crop' | on_too_long = 'crop' | 'drop'
-1 | LENGTHS; data.on_too_long = 'crop' | on_too_long = 'crop' | shorter than its text
 1 | ema.decays = [0.999, 0.99900000000001] | 0.99900000000001] | different numbers
 1 | quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp = true | is not supported
 1 | job.experiment = 'LONG_NAMEx' | at most 255 bytes

@@ -21,7 +21,7 @@ on_error="raise" max_corrupt_fraction=0.01 seed=0 latent_channels=128 frames_per
 max_frames=768 max_speaker_frames=384 max_reference_ratio=1.0 references="stored"
 speaker_patch_size=4 max_text_tokens=192 verbatim_fraction=0.0 batching="buckets"
 longest_per_row=4 num_buckets=8 bucket_frames=[] batch_multiple=8
-on_too_long="drop" max_dropped_fraction=0.1 num_workers=2 prefetch_batches=4 conditioning=[]
+max_dropped_fraction=0.1 num_workers=2 prefetch_batches=4 conditioning=[]
 conditioning_dropout=0.1 duration_token_seconds=0.5 audit=false
 [encoder] model="bytes" added_tokens=[] convention="" normalize="" frozen=true dtype="bfloat16"
 dim=0 n_layers=2 n_heads=4 vocab_size=0

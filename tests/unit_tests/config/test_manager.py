@@ -155,7 +155,7 @@ data = 3 | data = 3 must be a section, [data]
 [training]; steps = true | [training] steps = True, but it must be a whole number
 [optimizer]; lr = '1e-3' | [optimizer] lr = '1e-3', but it must be a number
 [data]; path = ['a', 1] | ['a', 1], but it must be a text or a list, each element a text
-[data]; on_too_long = 'keep' | [data] on_too_long = 'keep', but it must be one of 'crop', 'drop'
+[data]; on_error = 'keep' | [data] on_error = 'keep', but it must be one of 'raise', 'skip'
 [data]; bucket_frames = [64, 'x'] | [64, 'x'], but it must be a list, each element a whole number
 [quantize.linear.float8]; x = 1 | [quantize.linear.float8] x
 [training; steps = 1 | not valid TOML
@@ -175,7 +175,6 @@ ON_THE_COMMAND_LINE = """
 --training.steps=ten | --training.steps = 'ten', but it must be a whole number
 --training.steps | --training.steps has no value, but it must be a whole number
 --debug.seed x | --debug.seed = 'x', but it must be a whole number
---data.on_too_long=keep | 'keep', but it must be one of 'crop', 'drop'
 --data.bucket_frames 64 x | '64 x', but it must be a list, each element a whole number
 --ema.decays 0.9,b | --ema.decays = '0.9,b', but it must be a list, each element a number
 --ema.enable maybe | --ema.enable = 'maybe', but it must be true or false

@@ -154,18 +154,15 @@ def test_references_get_lengths_of_their_own():
 def test_selection():
     frames, text = np.array([10, 900, 20, 768]), np.array([12, 12, 502, 192])
 
-    def select(on_too_long, samples=slice(None)):
-        data = Data(on_too_long=on_too_long, max_frames=768, max_text_tokens=192)
+    def select(samples=slice(None)):
+        data = Data(max_frames=768, max_text_tokens=192)
         return select_samples(frames[samples], text[samples], data)
 
-    dropped = select("drop")
-    assert dropped.samples.tolist() == [0, 3]
-    assert (dropped.too_long, dropped.too_much_text) == (1, 1)
-    cropped = select("crop")
-    assert cropped.samples.tolist() == [0, 1, 3] and cropped.frames.tolist() == [10, 768, 768]
-    assert (cropped.too_long, cropped.cropped, cropped.too_much_text) == (0, 1, 1)
+    kept = select()
+    assert (kept.samples.tolist(), kept.frames.tolist()) == ([0, 3], [10, 768])
+    assert (kept.too_long, kept.too_much_text) == (1, 1)
     with pytest.raises(ValueError, match="none of the 1 samples .* --data.max_frames 904$"):
-        select("drop", slice(1, 2))
+        select(slice(1, 2))
 
 
 ONE = 1 << WEIGHT_BITS

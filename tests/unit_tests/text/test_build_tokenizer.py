@@ -136,19 +136,16 @@ def test_limits_that_leave_out_much_are_told_before_the_alignment(data, tmp_path
 
 @pytest.mark.long
 def test_speakers_have_a_token_if_they_are_trained(tmp_path):
-    """A sample as long as the limit is trained, a longer one is left out or cropped."""
+    """A sample as long as the limit is trained, a longer one is left out."""
     samples = make_samples(24, seed=1)
     longest = max(samples, key=lambda sample: len(sample.latents))
     longest.metadata["speaker"] = "longest"
     (tmp_path / "data").mkdir()
     write_shard(tmp_path / "data/000000.tar", samples)
     frames = len(longest.latents)
-    for limit, on_too_long, known in (
-        *((frames, "drop", True), (frames - 1, "drop", False)),
-        (frames - 1, "crop", True),
-    ):
-        arguments = [f"--data.max_frames={limit}", f"--data.on_too_long={on_too_long}"]
-        config = config_of(tmp_path / "data", tmp_path / "run", *CONDITIONED, *arguments)
+    for limit, known in ((frames, True), (frames - 1, False)):
+        arguments = [*CONDITIONED, f"--data.max_frames={limit}"]
+        config = config_of(tmp_path / "data", tmp_path / "run", *arguments)
         assert ("longest" in build_tokenizer(config).vocabulary.conditioning["speaker"]) == known
 
 

@@ -149,20 +149,9 @@ def test_rows_without_another(tmp_path, rows, text, speaker):
         assert torch.equal(batch.other_speaker["speaker"], batch.inputs["speaker"])
 
 
-def test_long_samples_are_cropped_or_left_out_as_in_training(rows):
+def test_long_samples_are_left_out_as_in_training(rows):
     kept = fixed_set(rows, max_frames=16)
     assert kept.samples.tolist() == [5, 1, 2] and kept.fitting.tolist() == [1, 2, 5]
-    cropped = fixed_set(rows, batch_size=6, max_frames=16, on_too_long="crop")
-    assert len(cropped) == 6 and cropped.fitting.tolist() == [1, 2, 5]
-    batch = cropped.load(0)
-    assert batch.inputs["latents"].shape[:2] == (6, 16)
-    assert batch.inputs["frames"].tolist() == [7, 9, 12, 16, 16, 16]
-    seconds = 16 / data_section(rows).frames_per_second
-    ids = UnitTokenizer(CONDITIONS).encode("five", {"speaker": "eve", "target_duration": seconds})
-    row = cropped.samples.tolist().index(3)
-    assert batch.inputs["text_ids"][row, : len(ids)].tolist() == ids
-    everything = fixed_set(rows, max_frames=4, on_too_long="crop")
-    assert len(everything.fitting) == 6  # where all are too long, prompts are of these
     short = fixed_set(rows, max_text_tokens=8)
     assert 1 not in short.samples and len(short) == 5
     with pytest.raises(InputError, match="none of the 6 samples fits"):

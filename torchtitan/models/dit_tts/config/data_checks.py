@@ -84,9 +84,6 @@ def check_text(config: JobConfig) -> None:
     if aligned and config.objective.loss_on_padding:
         why = "positions follow from a length that such a model decides itself; set one to its default"
         raise conflict(config, "model.text_positions objective.loss_on_padding", why)
-    if aligned and data.on_too_long == "crop":
-        why = "the text of a cropped utterance would be placed wrongly; set on_too_long to 'drop'"
-        raise conflict(config, "model.text_positions data.on_too_long", why)
     if is_pretrained(encoder.model) and "/" not in encoder.model:
         why = (
             "is not known; allowed are 'bytes', 'chars', 'phones:en-us' or another language, 'subwords:NAME' of a "

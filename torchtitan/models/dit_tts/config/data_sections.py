@@ -70,7 +70,7 @@ class Data:
     """Latent frames per second of audio"""
 
     max_frames: Annotated[Frames, INPUT, EXPORTED] = 768
-    """Longest utterance, in latent frames"""
+    """Longest utterance, in latent frames; longer ones are left out, and counted"""
 
     max_speaker_frames: Annotated[Frames, INPUT, EXPORTED] = 384
     """Longest speaker reference, in latent frames; longer ones are cropped, in training to another part
@@ -112,10 +112,6 @@ class Data:
     batch_multiple: Annotated[PositiveInt, RECIPE] = 8
     """Every global batch is a multiple of this many samples; it must be divisible by ranks x
     accumulation steps"""
-
-    on_too_long: Literal["crop", "drop"] = "drop"
-    """Samples over the limits are cropped to their first max_frames frames (too long a text is still
-    dropped), or dropped; both are counted"""
 
     max_dropped_fraction: Fraction = 0.1
     """Fraction of the samples that may be dropped for max_frames and max_text_tokens; more is an error"""

@@ -69,9 +69,6 @@ def check_duration(config: JobConfig) -> None:
             key = name.partition(".")[2]
             why = f"{why}; set {key} to {str(needed).lower() if needed is False else repr(needed)}"
             raise conflict(config, f"{name} model.flavor", why)
-    if config.data.on_too_long == "crop":
-        why = "a cropped utterance is shorter than its text; set on_too_long to 'drop'"
-        raise conflict(config, "data.on_too_long model.flavor", why)
     if "duration" in config.data.conditioning:
         why = "which predicts it; take 'duration' out of the list"
         raise conflict(config, "data.conditioning model.flavor", why)

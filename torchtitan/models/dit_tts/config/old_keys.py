@@ -62,6 +62,7 @@ OLD_KEYS = {
     "logit_mean_end": "leave it out: on sentences it is no better than a constant logit_mean",
     "batch_ramp": "leave it out: every step trains on a whole global batch",
     "bucket_batch_sizes": "leave it out: every bucket has as many frames as the longest, which [training] global_batch_size sets",
+    "on_too_long": "leave it out: samples over the limits are left out, of which [data] max_dropped_fraction allows a part",
     "alignment": "leave it out, and set [model] text_positions = 'aligned'",
 }
 """name, in whatever section it was -> what to do instead"""
@@ -72,6 +73,7 @@ REMOVED: dict[str, Any] = {
     "objective.logit_mean_end": None,
     "training.batch_ramp": [],
     "data.bucket_batch_sizes": [],
+    "data.on_too_long": "drop",
     "alignment.teacher": "",
     "alignment.teacher_weight": 0.5,
     "alignment.teacher_layer": 0,

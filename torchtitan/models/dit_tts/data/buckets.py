@@ -32,15 +32,13 @@ class Selection:
     """Which samples a run uses.
 
     Attributes:
-        samples, frames: (n,) int64 numbers in the dataset, ascending, and of their frames those used.
+        samples, frames: (n,) int64 numbers in the dataset, ascending, and their frames.
         too_long, too_much_text: samples left out for their frames, and of the others for their tokens.
-        cropped: samples of which only the first `max_frames` frames are used.
     """
 
     samples: np.ndarray
     frames: np.ndarray
     too_long: int
-    cropped: int
     too_much_text: int
 
 
@@ -71,27 +69,18 @@ class BatchPolicy:
 
 
 def select_samples(frames: np.ndarray, text_tokens: np.ndarray, data: Data) -> Selection:
-    """Crop or leave out, as `[data]` says, the samples that do not fit: frames (n,) and maximum tokens (n,) over the
-    dataset. Raises InputError where none is left."""
-    max_frames, max_text_tokens = data.max_frames, data.max_text_tokens
-    too_long = frames > max_frames
-    fits_frames = ~too_long if data.on_too_long != "crop" else np.ones(len(frames), bool)
-    fits_text = text_tokens <= max_text_tokens
-    fits = fits_frames & fits_text
-    selection = Selection(
-        samples=np.flatnonzero(fits),
-        frames=np.minimum(frames[fits], max_frames).astype(np.int64),
-        too_long=int((~fits_frames).sum()),
-        cropped=int((fits & too_long).sum()),
-        too_much_text=int((fits_frames & ~fits_text).sum()),
-    )
-    if not fits.any():
+    """Leave out the samples over the limits: frames (n,) and maximum tokens (n,) over the dataset. Raises InputError
+    where none is left."""
+    fits_frames, fits_text = frames <= data.max_frames, text_tokens <= data.max_text_tokens
+    samples = np.flatnonzero(fits_frames & fits_text)
+    too_long, too_much_text = int((~fits_frames).sum()), int((fits_frames & ~fits_text).sum())
+    if not len(samples):
         raise InputError(
-            f"none of the {len(frames)} samples fits [data] max_frames = {max_frames} "
-            f"({selection.too_long} are longer) and max_text_tokens = {max_text_tokens} "
-            f"({selection.too_much_text} have more); {sufficient_limits(frames, text_tokens, data)}"
+            f"none of the {len(frames)} samples fits [data] max_frames = {data.max_frames} "
+            f"({too_long} are longer) and max_text_tokens = {data.max_text_tokens} "
+            f"({too_much_text} have more); {sufficient_limits(frames, text_tokens, data)}"
         )
-    return selection
+    return Selection(samples, frames[samples].astype(np.int64), too_long, too_much_text)
 
 
 def sufficient_limits(frames: np.ndarray, text_tokens: np.ndarray, data: Data) -> str:

@@ -138,8 +138,8 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
     low, high = min(policy.batch_sizes), max(policy.batch_sizes)
     lines = [
         f"{len(selection.samples)} samples, {hours:.2f} hours, {len(dataset.tar_paths)} shards; left out: "
-        f"{selection.too_long} too long, {selection.too_much_text} with too much text; cropped: "
-        f"{selection.cropped}; problems skipped: {len(dataset.problems)}"
+        f"{selection.too_long} too long, {selection.too_much_text} with too much text; "
+        f"problems skipped: {len(dataset.problems)}"
     ]
     counts = Counter(tar_path for tar_path, _ in dataset.problems)
     first = {tar_path: problem.sentence for tar_path, problem in reversed(dataset.problems)}

@@ -39,7 +39,7 @@ class Collator:
     float32, and the rest:
 
     ================  ==================  =====================================================
-    latents           (B, T, C) float32   zero at padding; cropped to T
+    latents           (B, T, C) float32   zero at padding
     frames            (B,) int64          valid ones of them
     text_ids          (B, L) int64        `tokenizer.pad_id` at padding
     text_tokens       (B,) int64          valid ones of them
@@ -222,7 +222,7 @@ class PackedCollator(Collator):
         N, L, P = (rows * size for size in self.shapes[0])
         starts = batch.starts[first : first + rows + 1]
         inside = slice(int(starts[0]), int(starts[-1]))
-        frames = np.minimum(loader.dataset.frames[batch.samples[inside]], longest[0])
+        frames = loader.dataset.frames[batch.samples[inside]]
         limits = reference_limits(self.data, frames)
         planned = self._fitted(self._rows(batch, inside, limits.tolist()), starts - starts[0])
         arrays = self._arrays(1, N, P)

@@ -32,11 +32,11 @@ _SET_BY = {
     "seed": "[data] seed",
     "order_version": "the version of this program",
     "batching": "[data] batching or longest_per_row",
-    "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens, on_too_long or weights",
+    "bucket_frames": "[data] bucket_frames, num_buckets, max_frames, max_text_tokens or weights",
     "batch_sizes": "[training] global_batch_size or [data] batch_multiple",
     "references": "[data] references",
     "reference_frames": "[data] max_speaker_frames or max_reference_ratio",
-    "samples": "[data] max_frames, max_text_tokens, on_too_long, verbatim_fraction, use_sample_weights, "
+    "samples": "[data] max_frames, max_text_tokens, verbatim_fraction, use_sample_weights, "
     "weights or balance_by",
 }
 _AFRESH = (

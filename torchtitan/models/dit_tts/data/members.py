@@ -26,8 +26,7 @@ class ArrayMember:
 
     Attributes:
         name, suffix: of its index columns, and of its tar member, `KEY.SUFFIX`.
-        length: index column with its number of rows: "frames", as many as the latents, cropped and padded with them
-            to T of the batch; or "reference_frames", padded to R, or cropped to R consecutive ones from any start.
+        length: index column with its number of rows: "frames", as many as the latents, padded to T of the batch; or "reference_frames", padded to R, or cropped to R consecutive ones from any start.
         entry: name in the batch, where it is (B, T or R, width) float32, zero at padding.
         width: None: as the latents.
     """

@@ -119,7 +119,6 @@ class RowLoader:
         if row.reference:
             speaker_frames = self._load_reference(row, fetched, into)
         self._check_speakers(sample, loaded, speaker_frames, bool(row.reference))
-        # A cropped sample is as long as its kept frames.
         loaded.metadata["target_duration"] = frames / self.frames_per_second
         text = members.text_of(loaded.metadata, row.verbatim)
         try:

@@ -172,7 +172,7 @@ def _spoken_characters(dataset: Dataset, words: Normalizer, language: str) -> st
 def _trained_values(data: Data, dataset: Dataset, name: str) -> list[str]:
     """Values of a label in the samples that are trained, by [data] max_frames."""
     codes, values = dataset.labels(name)
-    used = codes if data.on_too_long == "crop" else codes[dataset.frames <= data.max_frames]
+    used = codes[dataset.frames <= data.max_frames]
     return [values[code] for code in np.unique(used[used >= 0])]
 
 

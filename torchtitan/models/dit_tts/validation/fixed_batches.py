@@ -64,9 +64,8 @@ class FixedSet:
         self._references = FixedReferences(dataset) if data.references == "drawn" else None
         tokens = tokenizer.max_tokens(dataset)
         selection = select_samples(dataset.frames, tokens, data)
-        uncropped = dataset.frames[selection.samples] <= data.max_frames
-        self.fitting = selection.samples[uncropped | ~uncropped.any()]
-        """(n,) samples of the dataset that are within all limits; if none is, those that are cropped"""
+        self.fitting = selection.samples
+        """(n,) samples of the dataset that are within all limits"""
         number = len(selection.samples)
         chosen = np.unique(np.linspace(0, number - 1, min(number, count)).round().astype(np.int64))
         if data.on_error == "skip":

@@ -109,7 +109,7 @@ def build_synthetic_dataloader(
         accumulation_steps=accumulation_steps(job_config, dp_world_size),
     )
     if dp_rank == 0:
-        everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0, 0)
+        everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0)
         for line in describe(dataset, everything, loader):
             logger.info(line)
         logger.info(
