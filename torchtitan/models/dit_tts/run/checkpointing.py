@@ -117,8 +117,8 @@ class RunCheckpointer(CheckpointManager):
         self.save_now(step)
         if not self.writes:
             return
-        for_that_alone = before not in (None, step) and before % self.interval != 0
         path = Path(self.folder) / f"step-{before}"
+        for_that_alone = before not in (None, step) and before % self.interval != 0
         if for_that_alone and path.exists() and dist.get_rank() == 0:
             storage.remove_checkpoint(path)
         self._purge_stale_checkpoints()
@@ -229,11 +229,11 @@ class RunCheckpointer(CheckpointManager):
         if problem := storage.verify_together(path):
             raise InputError(f"{problem}; restore it, as the adapter is for these weights")
         check_trained_with(path, self.trained_with, self.config.resume.allow, resumes=False)
-        if find_grown(self.config, self.run_folder.path) is not None:
-            raise InputError(
-                f"the data has tokens that {path} does not know, and an adapter does not train their embedding; "
-                f"set [lora] rank = 0, or leave these texts out"
-            )
+        require(
+            find_grown(self.config, self.run_folder.path) is None,
+            f"the data has tokens that {path} does not know, and an adapter does not train their embedding; set [lora] "
+            f"rank = 0, or leave these texts out",
+        )
         logger.info(f"Loading {path}, which stays as it is")
         whole = ModelWrapper(self.states[MODEL].model)
         frozen = {name: v for name, v in whole.state_dict().items() if not is_trained(name)}
@@ -265,30 +265,26 @@ class RunCheckpointer(CheckpointManager):
 
     def _remove_left_behind(self) -> None:
         def remove(rank: int) -> None:
-            if rank == 0:
-                for name in storage.remove_left_behind(Path(self.folder)):
-                    logger.warning(f"Removed {self.folder}/{name} of an earlier start")
+            for name in storage.remove_left_behind(Path(self.folder)) if rank == 0 else ():
+                logger.warning(f"Removed {self.folder}/{name} of an earlier start")
 
         run_on_all_ranks(remove, "remove what an earlier start left behind")
 
     def _refuse_to_lose_steps(self, step: int) -> None:
         if not self.writes:
-            last = max((row["step"] for row in self.run_folder.metrics.read()), default=0)
-            if last:
-                raise InputError(
-                    f"{self.run_folder.path} already holds a run's metrics up to step {last}, which a "
-                    f"run that does not resume from its checkpoints would overwrite; give another "
-                    f"[job] experiment or remove the folder"
-                )
+            require(
+                not any(row["step"] for row in self.run_folder.metrics.read()),
+                f"{self.run_folder.path} already holds a run's metrics, which a run that does not resume from its "
+                f"checkpoints would overwrite; give another [job] experiment or remove the folder",
+            )
             return
         newest = max(checkpoint_steps(Path(self.folder)), default=-1)
-        if step not in (-1, newest):
-            raise InputError(
-                f"[checkpoint] load_step = {step}, but the newest checkpoint in {self.folder} is step "
-                f"{newest}, and training from an older one would overwrite it; give a new [job] "
-                f"experiment with [checkpoint] initial_load_path = .../step-{step} and "
-                f"initial_load_model_only = false"
-            )
+        require(
+            step in (-1, newest),
+            f"[checkpoint] load_step = {step}, but the newest checkpoint in {self.folder} is step {newest}, and training "
+            f"from an older one would overwrite it; give a new [job] experiment with [checkpoint] initial_load_path = "
+            f".../step-{step} and initial_load_model_only = false",
+        )
 
     def _checkpoint_to_load(self) -> Path | None:
         folder, corrupt = Path(self.folder), []
@@ -305,44 +301,40 @@ class RunCheckpointer(CheckpointManager):
                 logger.error(f"{problem}; it is set aside as {aside.name}")
             dist.barrier()
         had = gather_from_ranks(self.run_folder.earlier.get("saved_step"))[0]
-        if corrupt or had is not None:
-            reason = corrupt[0] if corrupt else f"the run had saved step {had}"
-            raise InputError(
-                f"{folder} has no valid checkpoint left ({reason}), and starting over would overwrite "
-                f"what the run has written; restore a checkpoint or give another [job] experiment"
-            )
+        reason = corrupt[0] if corrupt else f"the run had saved step {had}"
+        require(
+            not corrupt and had is None,
+            f"{folder} has no valid checkpoint left ({reason}), and starting over would overwrite what the run has "
+            f"written; restore a checkpoint or give another [job] experiment",
+        )
         if not self.initial_load_path:
             return None
         path = Path(self.initial_load_path)
         if not is_exported(path) and not os.path.isfile(path / MANIFEST):
             logger.warning(f"{path} has no {MANIFEST}: it is loaded without being verified")
         elif problem := storage.verify_together(path):
-            raise InputError(
-                f"{problem}; restore it or give another [checkpoint] initial_load_path"
-            )
+            raise InputError(f"{problem}; restore it or give another initial_load_path")
         return path
 
     def _load(self, path: Path, resumes: bool) -> None:
         model_only = path.name == "step-0" if resumes else self.initial_load_model_only
         steps = self.config.training.steps
-        if resumes and steps < int(path.name.removeprefix("step-")):
-            raise InputError(
-                f"[training] steps = {steps}, but {path} is already past it; raise it, or another "
-                f"[job] experiment"
-            )
-        check_trained_with(
-            path, self.trained_with, self.config.resume.allow, resumes and not model_only
+        require(
+            not resumes or steps >= int(path.name.removeprefix("step-")),
+            f"[training] steps = {steps}, but {path} is already past it; raise it, or give another [job] experiment",
         )
+        allowed = self.config.resume.allow
+        check_trained_with(path, self.trained_with, allowed, resumes and not model_only)
         states = dict(self._states_to_load(model_only))  # not upstream's own dictionary
         if self._starts_to_train_text_encoder(model_only):
             states = {k: value for k, value in states.items() if not k.startswith("text_encoder.")}
         grown = None if resumes else find_grown(self.config, self.run_folder.path)
         if grown is not None:
-            if not model_only:
-                raise InputError(
-                    f"the data has tokens that {path} does not know, which a continued optimizer cannot learn; set "
-                    f"[checkpoint] initial_load_model_only = true"
-                )
+            require(
+                model_only,
+                f"the data has tokens that {path} does not know, which a continued optimizer cannot learn; set "
+                f"[checkpoint] initial_load_model_only = true",
+            )
             states.pop(grown[0], None)
         table = storage.read_table(path).state_dict_metadata
         absent = [
@@ -379,4 +371,5 @@ class RunCheckpointer(CheckpointManager):
         if origin is None or not is_pretrained(encoder.model):
             return False
         source = find_source(encoder.model, folder=folder)
-        return begins_to_train(origin, source, encoder, origin != folder and model_only)
+        may_begin = origin != folder and model_only
+        return begins_to_train(origin, encoder, source.fingerprint, may_begin)

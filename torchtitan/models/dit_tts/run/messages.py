@@ -27,7 +27,6 @@ def log_start(
         f"Training {config.model.flavor} ({parameters}) from step {step + 1} to {last} on {devices}; "
         f"run folder: {checkpointer.run_folder.path}"
     )
-    _warn_of_higher_rate(checkpointer, step)
     narrow = config.training.mixed_precision_param == "bfloat16"
     if narrow and not multiplies_bfloat16(device):
         logger.warning(
@@ -37,22 +36,6 @@ def log_start(
     if not checkpointer.writes and not benchmark:
         key = "load_only = true" if config.checkpoint.enable else "enable = false"
         logger.warning(f"Nothing will be saved: [checkpoint] {key}")
-
-
-def _warn_of_higher_rate(checkpointer: RunCheckpointer, step: int) -> None:
-    """Behind the warm-up a rate only falls: it rises where a start changes the schedule, as more steps do in its decay."""
-    rows = [
-        row for row in checkpointer.run_folder.metrics.read() if row["step"] <= step and "lr" in row
-    ]
-    if not rows or step < checkpointer.config.lr_scheduler.warmup_steps:
-        return
-    before, now = rows[-1]["lr"], checkpointer.states["lr_scheduler"].schedulers[0].get_last_lr()[0]
-    if now > 1.001 * before:
-        logger.warning(
-            f"The learning rate rises from {before:.3g} at step {rows[-1]['step']} to {now:.3g} at step {step + 1}, since "
-            f"[training] steps, [lr_scheduler] or [optimizer] lr have changed; to extend a run whose rate has begun to decay, "
-            f"start a new [job] experiment from a checkpoint before the decay (docs/checkpoints.md)"
-        )
 
 
 def log_end(checkpointer: RunCheckpointer, step: int) -> None:

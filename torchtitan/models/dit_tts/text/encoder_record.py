@@ -1,28 +1,28 @@
 """The record of a run's pretrained text encoder, in the run folder. On resume it wins over the config."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic
 
-if TYPE_CHECKING:  # it reads the record
-    from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec
-
 CONFIG_FILE = "text_encoder.json"
 
 
-def write_record(folder: Path, source: "HFEncoderSpec", encoder: Encoder, fingerprint: str) -> None:
-    """Stores an encoder's name, config and fingerprint, which is empty for a trained encoder."""
+def write_record(
+    folder: Path, model: str, config: dict[str, Any], encoder: Encoder, fingerprint: str
+) -> None:
+    """Stores an encoder's name, the library's config and the fingerprint, which is empty for a trained encoder."""
     record = {
-        "model": source.model,
+        "model": model,
         "frozen": encoder.frozen,
         "dtype": encoder.dtype if encoder.frozen else "",
         "fingerprint": fingerprint,
-        "config": source.config.to_dict(),
+        "config": config,
     }
     write_atomic(folder / CONFIG_FILE, json.dumps(record, indent=2) + "\n")
 
@@ -60,10 +60,10 @@ def check_fingerprint(folder: Path, encoder: Encoder, fingerprint: str) -> None:
 
 
 def begins_to_train(
-    folder: Path, source: "HFEncoderSpec", encoder: Encoder, may_begin: bool
+    folder: Path, encoder: Encoder, fingerprint_in: Callable[[str], str], may_begin: bool
 ) -> bool:
     """True if the weights to load, of the run in `folder`, lack the text encoder that is now trained, which only a new
-    run from the model alone may do (`may_begin`)."""
+    run from the model alone may do (`may_begin`). `fingerprint_in`: the encoder's in a dtype."""
     record = read_record(folder)
     if record is None or record["frozen"] == encoder.frozen:
         return False
@@ -74,7 +74,7 @@ def begins_to_train(
         f"there and initial_load_model_only = true",
     )
     require(
-        source.fingerprint(record["dtype"]) == record["fingerprint"],
+        fingerprint_in(record["dtype"]) == record["fingerprint"],
         f"[encoder] model = {encoder.model!r} is not the encoder that the run in {folder} was trained with; restore it",
     )
     return True

@@ -15,8 +15,7 @@ from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import load_local_or_hub
 from torchtitan.models.dit_tts.text.aligner import Aligner
 from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
-from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.text.hf_files import download_by_hand
+from torchtitan.models.dit_tts.text.hf_encoder import download_by_hand, find_source
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary

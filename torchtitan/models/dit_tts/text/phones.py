@@ -61,7 +61,7 @@ class Phonemizer:
         )
         self._lock = threading.Lock()  # espeak-ng has one state per process
         self._kept = lru_cache(_KEPT)(self._phones)
-        self._name_instead = lru_cache(_KEPT)(self._find_name)
+        self._is_lost = lru_cache(_KEPT)(self._find_lost)
 
     def __call__(self, text: str) -> str:
         # Half of a surrogate pair, which a tokenizer refuses, ends no count.
@@ -80,36 +80,21 @@ class Phonemizer:
     def lost(self, text: str) -> list[str]:
         """The text's letters that espeak-ng does not read, each once: it says what their script is called, which is the
         same for all words ("Chinese letter Chinese letter"), or nothing."""
-        found: dict[str, None] = {}
-        for word in self._added.without(text).split():
-            if self.may_lose(word):
-                said, names = self._sounds(word), {c: self._name_instead(c) for c in word}
-                if said in names.values() and said not in map(self._sounds, word):
-                    continue  # the word is the script's own name, such as "हिन्दी", and is read
-                lost = (
-                    c for c, n in names.items() if n is not None and (n in said if n else not said)
-                )
-                found |= dict.fromkeys(lost)
-        return list(found)
+        return [c for c in dict.fromkeys(self._added.without(text)) if self._is_lost(c)]
 
-    def may_lose(self, letters: str) -> bool:
-        """False where espeak-ng reads all of these letters, in whatever word they are."""
-        return any(self._name_instead(letter) is not None for letter in letters)
-
-    def _find_name(self, letter: str) -> str | None:
-        """The part that espeak-ng says to a letter alone and to others, "Hebrew" or "letter"; empty: nothing; None: it
-        reads the letter. In a word, some of these are read by the rules of another language."""
+    def _find_lost(self, letter: str) -> bool:
+        """True where espeak-ng says nothing to a letter, or begins as it does for others of its script ("Hebrew shin"),
+        or with its word for unknown letters."""
         script = _script_of(letter)
         if not script or letter.isascii():
-            return None
+            return False
         said = self._sounds(letter)
         points = (ord(letter) + sign * step for step in _STEPS for sign in (1, -1))
         near = (chr(point) for point in points if 0 < point < 0x110000)
         others = [c for c in near if _script_of(c) == script and c.lower() != letter.lower()]
         name = commonprefix([said, *map(self._sounds, others[:_OTHERS])])
-        if not said or (others and len(name) >= _NAME_PHONES):
-            return name
-        return self._letter if self._letter and self._letter in said else None
+        is_name = bool(others) and len(name) >= _NAME_PHONES
+        return not said or is_name or bool(self._letter and self._letter in said)
 
     @cached_property
     def _letter(self) -> str:
@@ -132,8 +117,8 @@ class Phonemizer:
 
 
 def _script_of(character: str) -> str:
-    """HEBREW or CJK; empty for what is no letter."""
-    is_letter = unicodedata.category(character).startswith("L")
+    """HEBREW or CJK; empty for what is no letter, or modifies the one before it, such as the Japanese "ー"."""
+    is_letter = unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo")
     return unicodedata.name(character, "").partition(" ")[0] if is_letter else ""
 
 
@@ -141,7 +126,7 @@ def lost_letters(dataset: Dataset, phones: Phonemizer) -> dict[int, list[str]]:
     """The samples whose texts have letters that `phones` loses, and these letters. Texts are read only where the data
     has a letter that may be lost."""
     found: dict[int, list[str]] = {}
-    if phones.may_lose(dataset.characters):
+    if phones.lost(dataset.characters):
         for first in range(0, len(dataset), _TEXTS_AT_ONCE):
             chunk = range(first, min(first + _TEXTS_AT_ONCE, len(dataset)))
             for texts in read_texts(dataset, chunk):

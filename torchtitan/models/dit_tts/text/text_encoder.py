@@ -14,8 +14,7 @@ from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.text.encoder_record import check_fingerprint
-from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, find_source
-from torchtitan.models.dit_tts.text.hf_files import fetch_weights
+from torchtitan.models.dit_tts.text.hf_encoder import HFEncoderSpec, fetch_weights, find_source
 from torchtitan.models.dit_tts.text.packing import TextRows, pack_rows
 
 

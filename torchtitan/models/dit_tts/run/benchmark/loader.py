@@ -69,9 +69,9 @@ def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
     if is_pretrained(encoder.model):
         source = find_source(encoder.model, download=False)
         text_ids = source.vocab_size
-        folder = Path(job_config.job.dump_folder)
+        folder, record = Path(job_config.job.dump_folder), (source.model, source.config.to_dict())
         run_on_all_ranks(
-            lambda rank: write_record(folder, source, encoder, "") if rank == 0 else None,
+            lambda rank: write_record(folder, *record, encoder, "") if rank == 0 else None,
             "write the text encoder's config",
         )
     else:
