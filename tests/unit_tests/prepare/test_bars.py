@@ -86,6 +86,8 @@ def test_a_list_as_its_project_writes_it(peer, tmp_path):
     is_folder = path == "metadata.csv"
     source = tmp_path if is_folder else tmp_path / path
     items = items_of(source, speaker="" if is_folder else "given")
+    if speakers == ONE:  # an option goes before the folder's one speaker
+        assert items_of(source, speaker_pattern="(.)")[0].speaker == items[0].id[0]
     assert [(item.text, item.speaker) for item in items] == list(zip(texts, speakers))
     root = Path(open_corpus(Options(str(source), "")).root)
     assert [root / item.audio["file"] for item in items] == wanted

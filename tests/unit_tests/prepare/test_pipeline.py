@@ -16,10 +16,8 @@ from tests.helpers import speech_corpora as corpora
 from tests.helpers.speech_corpora import AS_IS, prepare, tone
 from tests.helpers.tars import write_tar
 from titan_tts.prepare import audio_reader, encode, pipeline, report
-from titan_tts.prepare.encode import Chunk
-from titan_tts.prepare.listing import Plan
 from titan_tts.prepare.processing import REASONS
-from titan_tts.prepare.settings import AudioSettings, Options
+from titan_tts.prepare.settings import AudioSettings
 from tools.harness.http_server import FolderServer
 from torchtitan.models.dit_tts.data import members as members_table
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -271,6 +269,7 @@ def test_every_reason_is_counted(tmp_path):
         | recording("undecodable", "s", "train")
         | {"undecodable.flac": b"fLaC" + bytes(200)}
     )
+    listed = {"no_text.flac": members["ok-0.flac"], "no_text.json": b'{"speaker": "s"}'}
     source = write_corpus(tmp_path / "c.tar", members)
     filters = AudioSettings(None, None, 0.5, 2, 2, 40, 0.01)
     settings = SMALL | {"audio": filters, "where": "speaker=s"}
@@ -278,49 +277,39 @@ def test_every_reason_is_counted(tmp_path):
     one = "c.tar: undecodable: the audio cannot.*; .* --on-error skip$"
     with pytest.raises(InputError, match=one):
         prepare(source, out, **settings)
-    with pytest.raises(InputError, match="1 of 9 recordings are corrupt.*0.1 allows .give 0.12"):
-        prepare(source, out, **settings, on_error="skip", max_corrupt_fraction=0.1)
-    skip = {"on_error": "skip", "max_corrupt_fraction": 1 / 9}
-    summary = prepare(source, out, **settings, **skip)["summary"]
-    assert summary["dropped"] == dict.fromkeys(sorted(REASONS), 1)
-    assert summary["train"]["samples"] == 2 and summary["problems"][0][0] == "undecodable"
+    # What cannot be used is one fraction, seen in the list or when it is decoded.
+    write_corpus(source, members | listed)
+    settings |= {"on_error": "skip"}
+    few = "2 of 10 recordings are corrupt.*0.19 allows .give 0.21 .*; the last is undecodable: the audio"
+    with pytest.raises(InputError, match=few):
+        prepare(source, tmp_path / "few", **settings, max_corrupt_fraction=0.19)
+    summary = prepare(source, tmp_path / "all", **settings, max_corrupt_fraction=0.2)["summary"]
+    assert summary["dropped"] == dict.fromkeys(sorted(REASONS), 1) | {"undecodable": 2}
+    assert summary["train"]["samples"] == 2
+    assert [key for key, _ in summary["problems"]] == ["no_text", "undecodable"]
     printed = report.lines(summary)
     assert "the first corrupt recordings:" in printed
     assert "  too_long: 1, 0.1 minutes (above --max-seconds)" in printed
-    assert prepare(source, out, **settings, **SKIP)["reused"]
-    settings["audio"] = replace(filters, min_seconds=9, max_seconds=10)
+    settings |= {"audio": replace(filters, min_seconds=9, max_seconds=10)}
     with pytest.raises(InputError, match="no recording is left for train.*'too_short'"):
-        prepare(source, tmp_path / "none", **settings, **SKIP)
+        prepare(source, tmp_path / "none", **settings, max_corrupt_fraction=0.2)
 
 
-def test_corrupt_recordings_of_the_list_and_of_the_chunks_are_one_fraction():
-    plan, problems = Plan(items=8, dropped={"undecodable": 2}), [["a", "bad"], ["b", "worse"]]
-    counted = Chunk({}, {"undecodable": 2}, problems)
-    options = Options("in", "out", on_error="skip", max_corrupt_fraction=0.2)
-    pipeline._check_corrupt(options, plan, counted)
-    many = "2 of 10 .* = 0.19 allows .give 0.21 or more, .*; the last is b: worse"
-    with pytest.raises(InputError, match=many):
-        pipeline._check_corrupt(replace(options, max_corrupt_fraction=0.19), plan, counted)
-
-
-@pytest.mark.long
-def test_processing_is_recorded(tmp_path):
-    """Stereo at another rate, long silence, a peak: they are counted, and noted per sample."""
-    voice, silence = corpora.tone(1, 0.02), np.zeros(16_000, np.float32)
-    samples = np.concatenate([silence, 0.1 * voice, silence])
+def test_processing_is_noted_per_sample(tmp_path):
+    """Stereo at another rate, the right channel at half the level; a second of silence is cut to a quarter."""
+    samples = np.concatenate([np.zeros(16_000, np.float32), corpora.tone(1, 0.02)])
     quiet = corpora.Speech("a", "x", "s", "train", samples)
-    peak = np.where(np.arange(16_000) == 8000, np.float32(0.9), voice)
-    others = replace(quiet, key="b", samples=voice), replace(quiet, key="c", samples=peak)
-    path = corpora.write_manifest(tmp_path / "m", [quiet, *others])
-    prepare(path, tmp_path / "out")
-    first, second, third = read_shards(tmp_path / "out/train").values()
-    # Of twelve blocks of 0.4 s six are full of the tone, and 3.75 of the others together.
-    gain = second["json"]["gain_db"] + 20 - 10 * np.log10(9.75 / 12)
-    assert first["json"]["gain_db"] == pytest.approx(gain, abs=0.05)
-    # The mean of full and half level; the peak is 0.675.
-    assert third["json"]["gain_db"] == pytest.approx(-20 * np.log10(0.675), abs=1.5)
-    longer = first["json"]["target_duration"] - second["json"]["target_duration"]
-    assert longer == pytest.approx(0.5, abs=0.05)
+    peak = np.where(np.arange(32_000) == 24_000, np.float32(0.9), samples)
+    prepare(
+        corpora.write_manifest(tmp_path / "m", [quiet, replace(quiet, key="b", samples=peak)]),
+        tmp_path / "out",
+    )
+    first, second = read_shards(tmp_path / "out/train").values()
+    # Nine blocks of 0.4 s, each 0.1 s: the tone fills 0.15, 0.25 and 0.35 s of the first three, and six others.
+    gain = -16 + 36.99 + 2.5 - 10 * np.log10((6 + 0.75 / 0.4) / 9)
+    assert first["json"]["gain_db"] == pytest.approx(gain, abs=0.1)
+    assert second["json"]["gain_db"] == pytest.approx(-20 * np.log10(0.675), abs=1.5)  # the peak
+    assert first["json"]["target_duration"] == pytest.approx(1.25, abs=0.02)
     assert len(first["npy"]) == -(-round(first["json"]["target_duration"] * 16_000) // 640)
 
 

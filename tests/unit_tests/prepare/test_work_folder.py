@@ -13,7 +13,6 @@ from titan_tts.prepare import (
     audio_reader,
     encode,
     listing,
-    pack_shards,
     pipeline,
     report,
     work_folder,
@@ -161,25 +160,6 @@ def test_work_of_other_versions_is_not_continued(corpus, out, monkeypatch):
     # A complete output mixes nothing.
     monkeypatch.setattr(pipeline, "library_versions", versions)
     assert prepare(corpus, out, **SMALL)["reused"] is True
-
-
-@pytest.mark.parametrize("place, name", [(encode, "write_atomic"), (pack_shards, "write_shard")])
-def test_a_job_that_fails_once_is_done_by_its_second_attempt(
-    place, name, corpus, out, monkeypatch, capsys
-):
-    prepare(corpus, out.with_name("complete"), **SMALL)
-    real, calls = getattr(place, name), []
-
-    def fail_once(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 2:
-            raise RuntimeError("CUDA error")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(place, name, fail_once)
-    prepare(corpus, out, **SMALL)
-    assert shards(out) == shards(out.with_name("complete"))
-    assert "is tried again: RuntimeError: CUDA error" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("step", ["list", "read", "tar"])
