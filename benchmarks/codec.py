@@ -1,20 +1,16 @@
-"""Quality that a codec loses, and the speed of the DAC-VAE: several recordings at once against one at a time.
+"""What a codec costs a voice: recordings beside their copies through each of --codecs.
 
-    OMP_NUM_THREADS=1 python benchmarks/codec.py                 # 2 minutes of one core
     OMP_NUM_THREADS=1 python benchmarks/codec.py --recordings /usr/share/asterisk/sounds/en_US_f_Allison \
         --texts /usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz
 
-The second measures recordings beside their copies through each of --codecs: DNSMOS, words wrong by Whisper, the voice's
-similarity to the recording, and the pitch's error by SwiftF0. It writes benchmarks/results/codec_voice.json. The first: the network has the released widths and random weights, which take the same time as trained ones; the sound is noise.
-Rounds run every size once, in rotated order, all rows in the network at once; the time is this process's CPU time over
-its number of threads. Writes benchmarks/results/codec.json.
+DNSMOS, words wrong by Whisper, the voice's similarity to the recording, and the pitch's error by SwiftF0. Writes
+benchmarks/results/codec_voice.json.
 """
 
 import argparse
 import gzip
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,13 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks.common import RESULTS, cell, ratios, rotated, spread, write_report  # noqa: E402
-from tools.harness.dac_vae_checkpoints import RELEASED, write_dac_vae  # noqa: E402
+from benchmarks.common import RESULTS, write_report  # noqa: E402
 from torchtitan.models.dit_tts.bounded import parse_json  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import decode, resample, to_mono  # noqa: E402
 from torchtitan.models.dit_tts.speech.codec import build_codec  # noqa: E402
-from torchtitan.models.dit_tts.speech.codec.dac_vae import DacVaeCodec, load_dac_vae  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.plugins import (  # noqa: E402
@@ -48,37 +42,6 @@ from torchtitan.models.dit_tts.speech.scoring.statistics import (  # noqa: E402
     mean_interval,
     rate_interval,
 )
-
-SIZES = (1, 2, 4, 8)
-"""recordings at once"""
-
-
-def measure(codec: DacVaeCodec, frames: int, rounds: int) -> dict[str, Any]:
-    """Seconds of audio per second by way and size, and the ratio to one recording within a round."""
-    codec.frames_at_once = sys.maxsize
-    waveforms = 0.3 * torch.randn(max(SIZES), frames * codec.hop_length)
-    latents = torch.randn(max(SIZES), frames, codec.latent_channels)
-    ways = {"encode": (codec.encode_batch, waveforms), "decode": (codec.decode_batch, latents)}
-    speed: dict[str, dict[int, list[float]]] = {way: {size: [] for size in SIZES} for way in ways}
-    with tqdm(total=rounds * len(SIZES), desc="codec") as progress:
-        for number in range(rounds):
-            for size in rotated(SIZES, number):
-                for way, (run, given) in ways.items():
-                    began = time.process_time()
-                    run(given[:size])
-                    took = (time.process_time() - began) / torch.get_num_threads()
-                    speed[way][size].append(size * frames / codec.frames_per_second / took)
-                progress.update()
-    return {
-        way: {
-            str(size): {
-                "audio_seconds_a_second": spread(rates),
-                "ratio_to_1": ratios(rates, by_size[1]),
-            }
-            for size, rates in by_size.items()
-        }
-        for way, by_size in speed.items()
-    }
 
 
 def read_texts(path: Path) -> dict[str, str]:
@@ -208,39 +171,18 @@ def interval(found: dict[str, float], digits: int) -> str:
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=0.4, help="of a recording")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--recordings", type=Path, required=True, help="a folder of them")
     parser.add_argument(
-        "--recordings", type=Path, help="a folder of them: measure what codecs cost"
+        "--texts", type=Path, required=True, help='theirs: lines "name: text", or a .jsonl'
     )
-    parser.add_argument("--texts", type=Path, help='theirs: lines "name: text", or a .jsonl')
     parser.add_argument("--count", type=int, default=50, help="of recordings")
     parser.add_argument("--codecs", nargs="+", default=["mel_dct"])
     parser.add_argument("--recognizer", default="whisper-tiny.en")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, default=RESULTS / "codec_voice.json")
     options = parser.parse_args(args)
-    if options.recordings:
-        voice = measure_voice(options)
-        write_report(options.output or RESULTS / "codec_voice.json", voice)
-        show_voice(voice)
-        return 0
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_dac_vae(Path(folder) / "weights.pth", RELEASED, watermark=None)
-        codec = load_dac_vae(str(path), "cpu")
-    codec.decode(codec.encode(torch.zeros(codec.hop_length)))  # the first call sets libraries up
-    frames = round(options.seconds * codec.frames_per_second)
-    batches = measure(codec, frames, options.rounds)
-    write_report(
-        options.output or RESULTS / "codec.json",
-        {"recording_frames": frames, "rounds": options.rounds, "batches": batches},
-    )
-    print("| at once | encode, s of audio per s | × one | decode, s of audio per s | × one |")
-    print("|---|---|---|---|---|")
-    for size in map(str, SIZES):
-        rows = [batches[way][size] for way in ("encode", "decode")]
-        parts = [f"{cell(r['audio_seconds_a_second'])} | {cell(r['ratio_to_1'])}" for r in rows]
-        print(f"| {size} | {' | '.join(parts)} |")
+    voice = measure_voice(options)
+    write_report(options.output, voice)
+    show_voice(voice)
     return 0
 
 
