@@ -13,7 +13,6 @@ from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid,
 from tests.helpers.browser import dom_after_scripts
 from tests.helpers.pages import check_offline, table, tables
 from titan_tts import cli
-from titan_tts.grids.labels import label
 from titan_tts.grids.plots import _curves, _scaling
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -150,25 +149,22 @@ def test_the_tables_as_people_read_them(tmp_path):
     assert best in bars and best.replace("batch 4", "batch 8") not in bars
 
 
-def test_levels_as_people_read_them():
-    levels = {"gpus": 1, "nodes": 2, "layout": "fsdp", "compile": "off", "batch": 4, "x": None}
-    assert label(levels) == "1 GPU, 2 nodes, fsdp, compile off, batch 4, x not given"
-    assert label({"optimizer.lr": 0.1}) == "optimizer.lr 0.1" and label({}) == "all runs"
-    assert label({"backend": "torchtitan"}) == "torchtitan"
-
-
 @pytest.mark.long
-def test_an_earlier_analysis_is_replaced_and_not_searched(tmp_path):
+def test_an_earlier_analysis_is_replaced_and_not_searched_and_another_page_is_kept(
+    tmp_path, capsys
+):
     out = tmp_path / "grid" / "analysis"
     write_grid(tmp_path / "grid", combinations(gpus=[4, 8]), repeats=1, noise=0)
     for _ in range(2):
         assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
         assert len(read_table(out)) == 2 and plots(out) == {"configurations", "scaling"}
-    assert len(list((tmp_path / "grid").iterdir())) == 3
     (out / "plots" / "mine.svg").write_text("kept")
-    write_grid(tmp_path / "one", combinations(gpus=[4]), 1, 0)
-    analyze(tmp_path / "one", out)
-    assert plots(out) == {"configurations", "mine"}
+    run = write_run(tmp_path / "one" / "a", report(BASE, 100.0))
+    assert plots(analyze(run, out)) == {"configurations", "mine"}
+    (tmp_path / "index.html").write_text("mine")
+    assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
+    assert "index.html is no page of titan-tts analyze" in capsys.readouterr().err
+    assert (tmp_path / "index.html").read_text() == "mine"
 
 
 @pytest.mark.long
@@ -188,11 +184,3 @@ def test_runs_without_mfu_and_without_figures_by_the_script(tmp_path):
     assert "no memory" in page
     alone = analyze(tmp_path / "a", tmp_path / "alone")
     assert [row["state"] for row in read_table(alone)] == ["oom"] and not plots(alone)
-
-
-def test_another_page_is_not_overwritten(tmp_path, capsys):
-    run = write_run(tmp_path / "a", report(BASE, 100.0))
-    (tmp_path / "index.html").write_text("mine")
-    assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
-    assert "index.html is no page of titan-tts analyze" in capsys.readouterr().err
-    assert (tmp_path / "index.html").read_text() == "mine"

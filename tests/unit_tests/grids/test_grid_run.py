@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,7 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 def test_all_runs_are_run_once(tmp_path, capsys):
     run = start(tmp_path)
-    head, *lines = run.list()
-    at_most = "6 runs, 2.0 hours, 4.0 GPU hours"  # 20 minutes on 2 GPUs each
-    assert head == f"6 runs in {tmp_path}/mine"
-    assert lines[6:] == ["", f"waiting without a forecast, at most: {at_most}"]
-    assert all("waiting" in line for line in lines[:6])
+    assert sum("waiting    no forecast" in line for line in run.list()) == 6
     assert not (tmp_path / "mine").exists()  # the list starts nothing
     assert run.run("the grid") == 0
     assert order(tmp_path) == [cell.name for cell in run.all]
@@ -39,7 +36,7 @@ def test_all_runs_are_run_once(tmp_path, capsys):
     assert (tmp_path / "mine" / "grid.toml").read_text() == "the grid"
     said = capsys.readouterr().out
     assert "6 runs, of which 0 are done" in said and "[6/6]" in said and "8.00 samples/s" in said
-    assert "ETA 0:00:00" in said and "6 completed" in said
+    assert "6 completed" in said
     assert sum("completed  no forecast" in line for line in run.list()) == 6
     before = files_of(tmp_path)
     assert start(tmp_path).run("the grid") == 0 and files_of(tmp_path) == before
@@ -58,6 +55,15 @@ def test_larger_batches_are_skipped_after_an_oom_in_every_repeat(tmp_path):
     assert run.runner.record(run.all[-1])["reason"] == "a batch of 4 ran out of memory"
 
 
+def test_a_run_that_does_not_end_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "RunProcess", RunProcess)
+    monkeypatch.setattr(runner, "train_command", lambda *_, **__: ["sleep", "100"])
+    run = start(tmp_path, "", "timeout_minutes = 0.01")
+    assert run.run("") == 1
+    record = run.runner.record(run.all[0])
+    assert record["state"] == "timeout" and "not completed in 0.01 minutes" in record["reason"]
+
+
 def test_failures_and_refusals_do_not_end_a_grid(tmp_path, capsys):
     extra = '[[extra]]\n"debug.seed" = 3\n[[extra]]\ncompile = "reduce-overhead"'
     run = start(tmp_path, '[axes]\nlayout = ["ddp"]\nbatch = [1, 2]\n' + extra)
@@ -68,16 +74,6 @@ def test_failures_and_refusals_do_not_end_a_grid(tmp_path, capsys):
     assert "1 failed, 1 skipped" in capsys.readouterr().out
     again = start(tmp_path, '[axes]\nlayout = ["ddp"]\nbatch = [1, 2]\n' + extra, "", ["failed"])
     assert again.run("") == 1 and len(order(tmp_path)) == 4
-
-
-@pytest.mark.long
-def test_a_run_that_does_not_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "RunProcess", RunProcess)
-    monkeypatch.setattr(runner, "train_command", lambda *_, **__: ["sleep", "100"])
-    run = start(tmp_path, "", "timeout_minutes = 0.01")
-    assert run.run("") == 1
-    record = run.runner.record(run.all[0])
-    assert record["state"] == "timeout" and "not completed in 0.01 minutes" in record["reason"]
 
 
 def test_what_ablate_passes_on(tmp_path, monkeypatch, capsys, no_training):
@@ -190,18 +186,16 @@ def test_the_largest_batch_is_searched(tmp_path, monkeypatch):
     assert (longer["state"], longer["factors"]["batch"]) == ("completed", 34)  # 40, 38, 36
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7, 8, 33])
+@pytest.mark.parametrize("limit", [1, 2, 7, 33])
 def test_the_search_finds_what_a_linear_search_finds(limit):
-    for largest in range(0, limit + 1):
-        for guess in range(-1, limit + 3):
-            tried = []
+    for largest, guess in product(range(limit + 1), range(-1, limit + 3)):
+        tried = []
 
-            def fits(n, largest=largest, tried=tried):
-                assert 1 <= n <= limit and n not in tried
-                tried.append(n)
-                return n <= largest
+        def fits(n, largest=largest, tried=tried):
+            assert 1 <= n <= limit and n not in tried
+            tried.append(n)
+            return n <= largest
 
-            assert largest_that_fits(fits, guess, limit) == largest
-            if guess == largest:
-                assert len(tried) <= 2  # a good guess takes few trials
+        assert largest_that_fits(fits, guess, limit) == largest
+        assert guess != largest or len(tried) <= 2  # a good guess takes few trials
     assert largest_that_fits(lambda n: True, 8) == 4096

@@ -45,30 +45,29 @@ def test_runs_of_other_work_are_no_repeats(tmp_path):
     assert all("data.num_workers" not in run.factors for run in runs)
 
 
-def test_states(tmp_path):
-    for state in ("oom", "failed", "timeout", "skipped", "waiting"):
-        write_run(tmp_path / state, state=state, reason=f"why {state}")
-    found = {run.name: (run.state, run.reason, run.measured) for run in find_runs([str(tmp_path)])}
-    assert found == {name: (name, f"why {name}", False) for name in found} and len(found) == 5
-    write_run(tmp_path / "no_figures")
-    write_run(tmp_path / "late", report(BASE, 100.0), state="oom")
-    write_run(tmp_path / "auto", state="skipped", factors=BASE | {"batch": "auto"})
-    write_run(tmp_path / "escaped", state="failed", reason="\x1b[31m\x00 red\nline")
-    runs = {run.name: run for run in find_runs([str(tmp_path)])}
-    assert runs["auto"].factors["batch"] is None  # none was found
-    assert runs["escaped"].reason == r"\x1b[31m\x00 red line"
-    assert runs["no_figures"].reason == "it has no figures"
-    assert runs["late"].figures and not runs["late"].measured
+TIMED = "its state says running, but all steps were timed"
+AUTO = {"state": "completed", "factors": BASE | {"batch": "auto"}}
+# File, its content, whether there is a benchmark.json -> state, reason, whether statistics may use it
+STATES = [
+    ("run", {"state": "oom", "reason": "why"}, False, ("oom", "why", False)),
+    ("run", {"state": "failed", "reason": "\x1b[31m red\nline"}, False, ("failed", r"\x1b[31m red line", False)),
+    ("run", AUTO, False, ("completed", "it has no figures", False)),
+    ("run", {"state": "oom"}, True, ("oom", "", False)),
+    ("state", {"state": "running", "step": 3}, True, ("completed", TIMED, True)),
+    ("state", {"state": "oom", "error": "no memory"}, True, ("oom", "no memory", False)),
+    ("nothing", {}, True, ("completed", "", True)),
+]  # fmt: skip
 
 
-def test_a_complete_benchmark_whose_process_died_later_is_complete(tmp_path):
-    (tmp_path / "benchmark.json").write_text(json.dumps(report(BASE, 100.0)))
-    assert (only(tmp_path).state, only(tmp_path).name) == ("completed", "invented")
-    (tmp_path / "state.json").write_text('{"state": "running", "step": 3}')
+@pytest.mark.parametrize("file, content, measured, expected", STATES)
+def test_states(tmp_path, file, content, measured, expected):
+    (tmp_path / f"{file}.json").write_text(json.dumps(content))
+    if measured:
+        (tmp_path / "benchmark.json").write_text(json.dumps(report(BASE, 100.0)))
     run = only(tmp_path)
-    assert run.state == "completed" and "its state says running" in run.reason
-    (tmp_path / "state.json").write_text('{"state": "oom", "step": 3, "error": "no memory"}')
-    assert (only(tmp_path).state, only(tmp_path).reason) == ("oom", "no memory")
+    assert (run.state, run.reason, run.measured) == expected
+    # A batch that was searched and not found is none.
+    assert run.factors.get("batch") == (8 if measured else None) and bool(run.figures) == measured
 
 
 def test_each_run_is_found_once_and_checkpoints_are_not_searched(tmp_path):

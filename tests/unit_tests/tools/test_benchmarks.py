@@ -1,8 +1,10 @@
-"""The benchmarks' own parts: which cases are measured, and a distance."""
+"""The benchmarks' own parts: which cases are measured, and the error of a pitch."""
 
-import torch
+import numpy as np
+import pytest
 
-from benchmarks import few_steps, sampling
+from benchmarks import sampling
+from benchmarks.codec import pitch_errors
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 
@@ -19,9 +21,12 @@ def test_every_case_can_be_sampled_and_keeps_to_its_budget():
     assert saved[0] == 32 * 2 and saved == sorted(saved, reverse=True)
 
 
-def test_distance_is_relative_and_over_all_frames():
-    wanted = [torch.full((3, 2), 2.0), torch.full((1, 2), 2.0)]
-    found = [wanted[0] + 1.0, wanted[1] - 1.0]
-    assert few_steps.distance(found, wanted) == 0.5
-    found[0] = wanted[0]  # three of four frames are right
-    assert few_steps.distance(found, wanted) == 0.25
+def test_errors_of_the_pitch():
+    pitch, voiced = np.full(8, 200.0), np.array([1, 1, 1, 1, 1, 0, 0, 0], bool)
+    other = np.array([200, 200, 200 * 2 ** (10 / 1200), 202, 400, 90, 90, 90.0, 90])
+    heard = np.array([1, 1, 1, 1, 1, 1, 0, 0, 1], bool)  # one frame longer than the other
+    found = pitch_errors((pitch, voiced), (other, heard))
+    assert found["pitch_cents"] == pytest.approx(10) and found["pitch_far_off"] == 20
+    assert found["voicing_wrong"] == 12.5
+    silent = pitch_errors((pitch, ~voiced), (other[:5], heard[:5]))
+    assert np.isnan(silent["pitch_cents"]) and silent["voicing_wrong"] == 100
