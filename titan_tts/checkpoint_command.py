@@ -39,13 +39,12 @@ def run(options: Options) -> int:
     if not paths:
         raise InputError(f"{folder} has no checkpoints")
 
-    def problem_of(path: Path) -> str | None:
+    failed = False
+    for path in paths:
         try:
-            return verify(path)
+            problem = verify(path)
         except InputError as error:
-            return str(error)
-
-    problems = [problem_of(path) for path in paths]
-    for path, problem in zip(paths, problems, strict=True):
+            problem = str(error)
         show(f"{path}: {problem or 'valid'}")
-    return 1 if any(problems) else 0
+        failed |= bool(problem)
+    return int(failed)

@@ -5,11 +5,10 @@ import re
 
 import pytest
 
-from tests.helpers.pages import check_offline, table, tables
+from tests.helpers.pages import check_offline, table
 from titan_tts.report.page import (
     Audio,
     Cell,
-    Code,
     Details,
     Figure,
     Note,
@@ -35,7 +34,6 @@ def test_everything_that_a_part_is_given_is_escaped(tmp_path):
     parts = [
         EVIL,
         Note(EVIL),
-        Code(EVIL),
         Table([EVIL, "b"], [[EVIL, Cell(EVIL, EVIL, "error")]], EVIL, sortable=True),
         Figure(EVIL, '<svg width="360pt"></svg>'),
         Audio(EVIL, EVIL, [sound]),
@@ -53,37 +51,28 @@ def test_everything_that_a_part_is_given_is_escaped(tmp_path):
     assert r"half a pair \ud800" in path.read_text()
 
 
-def test_ten_thousand_rows_are_bounded_and_said():
-    rows = [(f"r{n}", str(n)) for n in range(10_000)]
+def test_many_rows_are_bounded_and_said():
+    rows = [(f"r{n}", str(n)) for n in range(1010)]
     page = Page("t", [Table(("name", "n"), rows, rest="in summary.csv")])
     assert len(table(page.html(), "name")) == 1 + 1000
-    assert "9,000 more in summary.csv." in page.html()
-    said = words_of(page.text())
-    assert said[-2:] == ["r19 19", "9,980 more in summary.csv"]
+    assert "10 more in summary.csv." in page.html()
+    assert words_of(page.text())[-2:] == ["r19 19", "990 more in summary.csv"]
     part = Page("t", [Table((), rows[:3], left=(0, 1), rest="like these", total=5, on_terminal=2)])
     assert "2 more like these" in part.html() and "3 more like these" in part.text()
-    assert [len(each) for each in tables(part.html())] == [3]
     assert "more" not in Page("t", [Table(("name", "n"), rows[:20])]).text()
 
 
 def test_a_terminal_gets_the_same_without_what_only_a_browser_can_show():
-    page = Page(
-        "Title",
-        [
-            Section(
-                "First", [Note("small print"), Table(("a", "b"), [["x", Cell("1", "0 to 2")]])]
-            ),
-            Section("Unseen", ["words"], on_terminal=False),
-            Section("Empty", []),
-            Details("Worst", ["advice"], "error", "error", "1,000"),
-            Figure("Lengths", "<svg></svg>"),
-            Table(("c",), [["y"]], on_terminal=0),
-        ],
-        {"runs": "3"},
-        "healthy",
-        "good",
-        "All was read.",
-    )
+    inner = [Note("small print"), Table(("a", "b"), [["x", Cell("1", "0 to 2")]])]
+    parts = [
+        Section("First", inner),
+        Section("Unseen", ["words"], on_terminal=False),
+        Section("Empty", []),
+        Details("Worst", ["advice"], "error", "error", "1,000"),
+        Figure("Lengths", "<svg></svg>"),
+        Table(("c",), [["y"]], on_terminal=0),
+    ]
+    page = Page("Title", parts, {"runs": "3"}, "healthy", "good", "All was read.")
     expected = (
         "Title|healthy: All was read.||runs 3||First|a b|x 1 (0 to 2)|error 1,000 Worst|advice"
     )

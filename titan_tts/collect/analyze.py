@@ -68,14 +68,13 @@ class Analyzer:
         )
         spans = cut(regions, duration, changes, power, limits)
         embeddings = embed(self.encoder, heard, spans)
-        transcripts = self.transcriber.transcribe({span: sound_of(heard, span) for span in spans})
+        transcripts = self.transcriber.transcribe([sound_of(heard, span) for span in spans])
         noise = NoiseFloor(power, regions)
         found = []
-        for span in spans:
+        for span, said in zip(spans, transcripts, strict=True):
             start, stop = (round(time * rate / 1000) for time in span)
             part = samples[start:stop]
             waveform = to_mono(part)
-            said = transcripts[span]
             found.append(
                 Segment(
                     **vars(said),

@@ -1,5 +1,5 @@
 """collection.jsonl: the segments of all files as one manifest for `titan-tts prepare`, with speakers over all files,
-weights, and what annotators decided. It is made from files/ and may be made again at any time.
+and what annotators decided. It is made from files/ and may be made again at any time.
 """
 
 import json
@@ -41,8 +41,7 @@ def known_speakers(output: Path) -> dict[str, int]:
 
 
 def _write(output: Path) -> list[dict[str, Any]]:
-    from titan_tts.collect.quality import speaker_weights  # they import torch
-    from titan_tts.collect.speakers import cluster
+    from titan_tts.collect.speakers import cluster  # it imports torch
 
     made_of = read_record(output)
     rows: list[dict[str, Any]] = []
@@ -58,7 +57,7 @@ def _write(output: Path) -> list[dict[str, Any]]:
                 require(len(sizes) == 1, f"{output / FILES / file}: {other}; {AGAIN}")
                 owners += [number] * len(records)
     known = known_speakers(output)
-    labels, similarity = cluster(
+    labels = cluster(
         np.concatenate(vectors) if vectors else np.zeros((0, 1), np.float32),
         np.array(owners, np.int64),
         np.array([row["stop"] - row["start"] for row in rows]),
@@ -66,15 +65,11 @@ def _write(output: Path) -> list[dict[str, Any]]:
         np.array([known.get(row["id"], 0) for row in rows], np.int64),
         max(known.values(), default=0),
     )
-    for row, label, cosine in zip(rows, labels, similarity, strict=True):
-        row |= {"speaker": f"s{label:04d}", "speaker_similarity": round(float(cosine), 4)}
+    for row, label in zip(rows, labels, strict=True):
+        row["speaker"] = f"s{label:04d}"
         known[row["id"]] = int(label)
     write_atomic(output / SPEAKERS_NAME, json.dumps(known, indent=0))
-    rows = edited(rows, annotations(output))
-    weights = speaker_weights(np.array([row["speaker"] for row in rows]))
-    for row, weight in zip(rows, weights, strict=True):
-        row["weight"] = round(float(weight), 6)
-    rows.sort(key=lambda row: row["id"])
+    rows = sorted(edited(rows, annotations(output)), key=lambda row: row["id"])
     write_atomic(output / COLLECTION_NAME, as_lines(rows))
     return rows
 

@@ -1,4 +1,4 @@
-"""The label of a segment by its figures, its noise, and the weights of speakers."""
+"""The label of a segment by its figures, and its noise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,13 +95,3 @@ def _mask(frames: int, spans: np.ndarray) -> np.ndarray:
     for start, stop in spans.tolist():
         mask[max(0, start) : stop] = True
     return mask
-
-
-def speaker_weights(labels: np.ndarray) -> np.ndarray:
-    """(n,) weight of each segment, of mean 1: one over the square root of the number of its speaker's segments, so
-    that who has a hundred times as many is drawn ten times as often."""
-    if not len(labels):
-        return np.zeros(0)
-    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    weights = 1 / np.sqrt(counts)[classes]
-    return weights / weights.mean()

@@ -122,8 +122,8 @@ def cluster(
     threshold: float,
     previous: np.ndarray,
     highest: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which segments have one speaker: (labels (n,) int64 from 1, cosine (n,) of each to the mean of its cluster).
+) -> np.ndarray:
+    """Which segments have one speaker: labels (n,) int64 from 1.
 
     Two clusters become one while the average cosine of their pairs is at least `threshold`, the most alike first: the
     segments of each file, then the means of these clusters over all files. This is done with the segments from
@@ -140,7 +140,7 @@ def cluster(
         highest: label up to which others may be in use for segments that are not here now.
     """
     if not len(embeddings):
-        return np.zeros(0, np.int64), np.zeros(0)
+        return np.zeros(0, np.int64)
     unit, groups = _unit(embeddings), np.full(len(embeddings), -1)
     is_long, lower = seconds >= LONG_SECONDS, max(threshold - SHORT_MARGIN, 0.01)
     if is_long.any():
@@ -155,10 +155,7 @@ def cluster(
                 groups[short[sure]] = near[cosines[sure].argmax(axis=1)]
     if (left := groups < 0).any():
         groups[left] = groups.max() + 1 + _clusters(unit[left], files[left], lower)
-    voices = _unit(_means(unit, groups))
-    parts = (slice(start, start + _ROWS) for start in range(0, len(unit), _ROWS))
-    cosines = [np.einsum("ij,ij->i", unit[part], voices[groups[part]]) for part in parts]
-    return _named(groups, previous, highest), np.concatenate(cosines)
+    return _named(groups, previous, highest)
 
 
 def _members(groups: np.ndarray) -> list[np.ndarray]:

@@ -1,11 +1,10 @@
 """Two transcripts of each segment, by two recognizers, and how far they agree."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_tts.collect.settings import Settings
-from titan_tts.collect.speech_regions import Span
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
@@ -27,13 +26,11 @@ class Transcript:
     text_verbatim: str | None
     agreement: float | None  # of the two texts, 0 to 1; None where there is one recognizer
     language: str  # as the recognizer tells it, else the setting
-    confidence: float | None = (
-        None  # mean probability of the text's tokens; None: the recognizer does not tell it
-    )
+    confidence: float | None = None  # mean probability of its tokens; None: it is not told
 
 
 class Transcriber:
-    """Two recognizers, or one where the settings have no second. What belongs to a segment is found by its span."""
+    """Two recognizers, or one where the settings have no second."""
 
     def __init__(self, settings: Settings, device: str) -> None:
         verbatim = settings.verbatim_recognizer
@@ -43,41 +40,38 @@ class Transcriber:
         for recognizer in filter(None, (self.clean, self.verbatim)):
             recognizer.check_texts([], [self.language] if self.language else [])
 
-    def transcribe(self, sounds: Mapping[Span, Sound]) -> dict[Span, Transcript]:
-        """A transcript for each segment."""
-        found: dict[Span, Transcript] = {}
-        keys = list(sounds)
-        for start in range(0, len(keys), _BATCH):
-            some = {key: sounds[key] for key in keys[start : start + _BATCH]}
+    def transcribe(self, sounds: Sequence[Sound]) -> list[Transcript]:
+        """A transcript for each sound."""
+        found = []
+        for start in range(0, len(sounds), _BATCH):
+            some = sounds[start : start + _BATCH]
             clean = self._hear(self.clean, some)
-            verbatim = self._hear(self.verbatim, some) if self.verbatim else {}
-            for key, (text, detected, *told) in clean.items():
+            verbatim = self._hear(self.verbatim, some) if self.verbatim else [(None,)] * len(some)
+            for (text, detected, *told), (other, *_) in zip(clean, verbatim, strict=True):
                 language = detected or self.language
-                other = verbatim[key][0] if self.verbatim else None
-                found[key] = Transcript(
-                    text=text,
-                    text_verbatim=other,
-                    agreement=None if other is None else agreement(text, other, language),
-                    language=language,
-                    confidence=0.0 if _repeats(text) else next(iter(told), None),
+                found.append(
+                    Transcript(
+                        text=text,
+                        text_verbatim=other,
+                        agreement=None if other is None else agreement(text, other, language),
+                        language=language,
+                        confidence=0.0 if _repeats(text) else next(iter(told), None),
+                    )
                 )
         return found
 
-    def _hear(self, recognizer: Recognizer, sounds: Mapping[Span, Sound]) -> dict[Span, tuple]:
-        """{key: (text, language or "" where the recognizer does not tell it, and maybe its confidence)}"""
-        in_batches = getattr(recognizer, "transcribe_batch", None)
-        if in_batches:
-            heard = in_batches(list(sounds.values()), self.language)
+    def _hear(self, recognizer: Recognizer, sounds: Sequence[Sound]) -> list[tuple]:
+        """[(text, language or "" where the recognizer does not tell it, and maybe its confidence)]"""
+        if in_batches := getattr(recognizer, "transcribe_batch", None):
+            heard = in_batches(list(sounds), self.language)
         else:
-            heard = [(recognizer.transcribe(each, self.language), "") for each in sounds.values()]
+            heard = [(recognizer.transcribe(each, self.language), "") for each in sounds]
         require(
             len(heard) == len(sounds),
             f"the recognizer '{recognizer.name}' returned {len(heard)} texts for {len(sounds)} segments, so that it "
             "is not known whose they are; its transcribe_batch must return one for each",
         )
-        return {
-            key: (text.strip(), *told) for key, (text, *told) in zip(sounds, heard, strict=True)
-        }
+        return [(text.strip(), *told) for text, *told in heard]
 
 
 def _repeats(text: str) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from titan_tts.doctor.summary import QUANTILES
-from titan_tts.report.page import Code, Details, Kind, Page, Part, Section, Table
+from titan_tts.report.page import Details, Kind, Page, Part, Section, Table
 from titan_tts.report.words import counted, number, size_text
 
 GENERATOR = "titan-tts data doctor"
@@ -87,7 +87,6 @@ def _contents(summary: dict[str, Any]) -> list[Part]:
     """All of `summary.summarize`."""
     fps = summary["frames_per_second"]
     references, without = number(summary["reference_hours"]), summary["reference_frames"]["without"]
-    dtypes = ", ".join(f"{name} in {n:,} samples" for name, n in summary["dtype"].items())
     characters = f"{summary['characters']:,} different"
     if rare := summary["rare_characters"]:
         listed = [f"{character!r} {count}" for character, count in rare.items()]
@@ -96,7 +95,7 @@ def _contents(summary: dict[str, Any]) -> list[Part]:
     facts = [
         ("speech", f"{number(summary['hours'])} hours at {fps:g} frames per second"),
         ("references", f"{references} hours, {without:,} samples without"),
-        ("arrays", f"{counted(summary['latent_channels'], 'channel')}, {dtypes}"),
+        ("arrays", counted(summary["latent_channels"], "channel")),
         ("characters", characters),
         ("fingerprint", summary["fingerprint"]),
     ]
@@ -106,12 +105,8 @@ def _contents(summary: dict[str, Any]) -> list[Part]:
         quantiles = [one["quantiles"].get(str(fraction)) for fraction in QUANTILES]
         lengths.append([title, *map(number, (one["min"], *quantiles, one["max"], one["mean"]))])
     head = ("lengths", "min", *(f"{100 * part:g} %" for part in QUANTILES), "max", "mean")
-    sources = [
-        (one["path"], f"{one['samples']:,}", number(one["hours"])) for one in summary["sources"]
-    ]
     return [
         Table((), facts, left=(0, 1)),
-        Table(("source", "samples", "hours"), sources if len(sources) > 1 else []),
         Table(head, lengths),
         *(_label(name, label) for name, label in summary["labels"].items()),
     ]
@@ -149,5 +144,5 @@ def _suggestion(suggestion: dict[str, Any] | None) -> list[Part]:
         f"with these, {suggestion['text_padding_fraction']:.1%} of the text tokens and "
         f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding",
         "as options of titan-tts train; in a config they stand in [data]:",
-        Code(suggestion["command_line"]),
+        suggestion["command_line"],
     ]

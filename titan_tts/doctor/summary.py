@@ -25,9 +25,6 @@ def summarize(
     frames = dataset.frames.astype(np.int64)
     seconds = np.maximum(frames, 1) / frames_per_second
     references = dataset.reference_frames
-    item_bytes = dataset.latents_item_bytes
-    dtypes = {name: int((item_bytes == n).sum()) for n, name in ((2, "float16"), (4, "float32"))}
-    samples, hours = _samples_and_hours(dataset.source, dataset, len(paths), frames_per_second)
     return {
         "path": list(paths),
         "fingerprint": dataset.fingerprint,
@@ -38,7 +35,6 @@ def summarize(
         "reference_hours": _number(references.sum(dtype=np.int64) / frames_per_second / 3600),
         "frames_per_second": frames_per_second,
         "latent_channels": dataset.latent_channels,
-        "dtype": {name: count for name, count in dtypes.items() if count},
         "problems": len(dataset.problems),
         "frames": distribution(frames),
         "reference_frames": {
@@ -50,10 +46,6 @@ def summarize(
         "characters": len(dataset.characters),
         "rare_characters": rare_characters(dataset),
         "labels": {name: _label(dataset, name, frames_per_second, top) for name in LABELS},
-        "sources": [
-            {"path": path, "samples": int(samples[number]), "hours": _number(hours[number])}
-            for number, path in enumerate(paths)
-        ],
     }
 
 
@@ -90,19 +82,12 @@ def distribution(values: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _samples_and_hours(
-    codes: np.ndarray, dataset: Dataset, count: int, frames_per_second: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """(count,) samples and hours by code (n,) in 0..count-1; -1 is no code."""
-    known = codes >= 0
-    samples = np.bincount(codes[known], minlength=count)
-    frames = np.bincount(codes[known], weights=dataset.frames[known], minlength=count)
-    return samples, frames / frames_per_second / 3600
-
-
 def _label(dataset: Dataset, name: str, frames_per_second: float, top: int) -> dict[str, Any]:
     codes, values = dataset.labels(name)
-    samples, hours = _samples_and_hours(codes, dataset, len(values), frames_per_second)
+    known = codes >= 0
+    samples = np.bincount(codes[known], minlength=len(values))
+    frames = np.bincount(codes[known], weights=dataset.frames[known], minlength=len(values))
+    hours = frames / frames_per_second / 3600
     total = max(float(hours.sum()), 1e-12)
     return {
         "count": int((samples > 0).sum()),

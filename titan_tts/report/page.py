@@ -54,13 +54,6 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Code:
-    """Lines to copy."""
-
-    text: str
-
-
-@dataclass(frozen=True)
 class Table:
     """Rows of strings or cells; of too many the first are shown, and it says where the rest is."""
 
@@ -153,7 +146,7 @@ class Details:
     open: bool = False
 
 
-Part = str | Note | Code | Table | Figure | Audio | Section | Details
+Part = str | Note | Table | Figure | Audio | Section | Details
 
 
 @dataclass(frozen=True)
@@ -215,8 +208,6 @@ def _lines(parts: Sequence[Part]) -> Iterator[str]:
         match part:
             case str():
                 yield part
-            case Code(text):
-                yield from ("", *(f"  {line}".rstrip() for line in text.split("\n")), "")
             case Table() if part.rows and part.on_terminal:
                 rows = [[*map(str, row)] for row in part.shown(part.on_terminal)]
                 yield from ("", part.title) if part.title else [""] * bool(part.head)

@@ -30,11 +30,6 @@ def size_text(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def noun(count: int, word: str) -> str:
-    """The word, in the plural unless the count is 1."""
-    return word if count == 1 else f"{word}s"
-
-
 def counted(count: int, word: str) -> str:
     """1 run; 1,200 runs."""
-    return f"{count:,} {noun(count, word)}"
+    return f"{count:,} {word if count == 1 else f'{word}s'}"

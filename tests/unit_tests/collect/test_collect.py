@@ -28,12 +28,11 @@ def test_every_text_stands_with_its_own_audio(source, output, collect, capsys):
         original, _ = soundfile.read(source / row["source"], dtype="float32")
         part = original[round(row["start"] * RATE) : round(row["stop"] * RATE)]
         assert text_of(part) == row["text"]
-    # The four loudnesses are four speakers, whose largest is the first; weights balance them.
+    # The four loudnesses are four speakers, whose largest is the first.
     voices = {row["speaker"]: int(row["source"][:3]) % 4 for row in rows}
     assert len(voices) == len(set(voices.values())) == 4
     counts = [sum(row["speaker"] == f"s{n:04d}" for row in rows) for n in range(1, 5)]
     assert counts == sorted(counts, reverse=True)
-    assert np.mean([row["weight"] for row in rows]) == pytest.approx(1, abs=1e-5)
     said = " ".join(capsys.readouterr().out.split())
     hours = f"{sum(row['stop'] - row['start'] for row in rows) / 3600:.2f}"
     for words in ("recordings 6 of 6", f"segments {len(rows)} ", f"hours kept {hours} "):
@@ -84,7 +83,7 @@ def test_speakers_are_found_anew_by_another_threshold(source, output, collect, m
     def one_speaker(vectors, owners, lengths, threshold, known, highest):
         assert threshold == 0.05 and lengths.tolist() == [1.0] * len(vectors)
         assert len({*owners.tolist()}) == COUNT and highest == 4
-        return np.ones(len(vectors), int), np.ones(len(vectors))
+        return np.ones(len(vectors), int)
 
     monkeypatch.setattr("titan_tts.collect.speakers.cluster", one_speaker)
     assert collect(source, output, "--speaker-threshold=0.05") == 0
@@ -190,8 +189,7 @@ def test_annotations_change_their_own_rows_and_nothing_else(source, output, coll
         before = next(each for each in rows if each["id"] == row["id"])
         # 15 characters in a second, confirmed.
         new = {"chars_per_second": 15.0, "agreement": None, "quality": "high"} | edit
-        expected = before | new if row["id"] == changed else before
-        assert row | {"weight": 0} == expected | {"weight": 0}
+        assert row == (before | new if row["id"] == changed else before)
     monkeypatch.setattr(collection, "annotations", lambda folder: {})
     assert write_collection(output) == rows  # an undo brings all back
     [short] = edited([rows[2]], {changed: edit | {"text": "No."}})

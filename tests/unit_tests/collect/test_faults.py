@@ -2,10 +2,8 @@
 
 import json
 import os
-import random
 import resource
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,7 @@ from tests.helpers.sentences import refused
 from titan_tts import cli
 from titan_tts.collect import worker
 from titan_tts.collect.collection import write_collection
-from titan_tts.collect.folder import read_recording
 from tools.harness.stand_in_analyzer import RATE, StandIn
-from torchtitan.models.dit_tts.errors import InputError
 
 
 def test_recordings_that_fail_or_have_no_segment_are_listed(
@@ -47,46 +43,27 @@ def test_recordings_that_fail_or_have_no_segment_are_listed(
     assert "recordings 8 of 9" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_error_that_is_not_the_recordings_is_tried_again(source, output, collect, monkeypatch):
-    failing = iter(
-        [RuntimeError("CUDA error"), None, MemoryError(), InputError("a plug-in failed")]
-    )
-    analyze = StandIn.analyze
-
-    def fail_sometimes(self, *arguments):
-        if (error := next(failing, None)) is not None:
-            raise error
-        return analyze(self, *arguments)
-
-    monkeypatch.setattr(StandIn, "analyze", fail_sometimes)
-    assert collect(source, output) == 0
-    assert len(complete(output)) == COUNT
-
-
-@pytest.mark.parametrize("done", [0, 1])
-def test_a_command_that_is_killed_leaves_nothing_half_done(
-    source, output, collect, monkeypatch, done
-):
+def test_a_command_that_is_killed_leaves_nothing_half_done(source, output, collect, monkeypatch):
     class Killed(BaseException):
         pass
 
     analyzed, write, analyze = [], worker.write_recording, StandIn.analyze
 
     def die(*arguments):
-        if done:
-            write(*arguments)
-        raise Killed
+        if complete(output):
+            raise Killed
+        write(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(worker, "write_recording", die)
         with pytest.raises(Killed):
             collect(source, output)
-    assert len(complete(output)) == done
+    assert len(complete(output)) == 1
     assert not (output / "collection.jsonl").exists()
     (output / "partial/left").mkdir(parents=True)
     monkeypatch.setattr(StandIn, "analyze", lambda *given: analyzed.append(1) or analyze(*given))
     assert collect(source, output) == 0
-    assert len(analyzed) == COUNT - done
+    assert len(analyzed) == COUNT - 1
     whole = output.with_name("whole")
     collect(source, whole)
     assert tree(whole / "files") == tree(output / "files")
@@ -123,57 +100,50 @@ def test_what_is_missing_in_files_is_made_again(source, output, collect):
     assert (tree(output / "files"), read_rows(output)) == (files, rows)
 
 
-KINDS = "shuffle drop double audio cut nan swap agreement text snr_db clipped stop id".split()
-
-
-def damage(folder: Path, kind: str, rng: random.Random) -> None:
-    """Does something to a recording's folder that a bad disk or a hand could do."""
-    path = folder / "segments.jsonl"
-    lines = path.read_text().splitlines()
-    one, other = rng.sample(range(len(lines)), 2)
-    records = [json.loads(line) for line in lines]
-    audio = folder / f"{records[one]['id']}.flac"
-    wrong = {"agreement": "x", "text": 5, "snr_db": None, "clipped": True, "stop": 10**400}
-    if kind == "shuffle":
-        lines[one], lines[other] = lines[other], lines[one]
-    elif kind == "drop":
-        del lines[one]
-    elif kind == "double":
-        lines.insert(other, lines[one])
-    elif kind == "audio":
-        audio.unlink()
-    elif kind == "cut":
-        os.truncate(folder / rng.choice([audio.name, "embeddings.npy", "recording.json"]), 9)
-    elif kind == "nan":
-        np.save(folder / "embeddings.npy", np.full((len(lines), 4), np.nan, np.float32))
-    else:
-        if kind == "swap":  # a text with the times of one and the audio of another
-            records[one]["audio"] = records[other]["audio"]
-        elif kind == "id":
-            del records[one][rng.choice(sorted(records[one].keys() - {"source", "speaker"}))]
-        else:
-            records[one][kind] = wrong[kind]
-        lines = [json.dumps(record) for record in records]
-    path.write_text("\n".join(lines) + "\n")
+ROWS = {  # what a hand or a bad disk could do to the rows of a recording
+    "other times": lambda rows: rows.reverse(),
+    "a row too few": lambda rows: rows.pop(),
+    "a row twice": lambda rows: rows.append(rows[0]),
+    "another's audio": lambda rows: rows[0].update(audio=rows[1]["audio"]),
+    "no id": lambda rows: rows[0].pop("id"),
+    "no figure": lambda rows: rows[1].pop("loudness"),
+    "words": lambda rows: rows[0].update(agreement="x"),
+    "no text": lambda rows: rows[0].update(text=5),
+    "null": lambda rows: rows[0].update(snr_db=None),
+    "a truth": lambda rows: rows[0].update(clipped=True),
+    "endless": lambda rows: rows[1].update(stop=10**400),
+}
+FILES = {
+    "no audio": lambda folder: next(folder.glob("*.flac")).unlink(),
+    "cut audio": lambda folder: os.truncate(next(folder.glob("*.flac")), 9),
+    "cut embeddings": lambda folder: os.truncate(folder / "embeddings.npy", 9),
+    "cut record": lambda folder: os.truncate(folder / "recording.json", 9),
+    "no numbers": lambda folder: np.save(folder / "embeddings.npy", np.full((2, 4), np.nan)),
+}
 
 
 def test_a_damaged_folder_is_refused_whatever_the_damage(source, output, collect):
-    collect(source, output)
-    folders = [f for f in (output / "files").iterdir() if len(list(f.glob("*.flac"))) > 1]
-    rng = random.Random(0)
-    for kind in KINDS * 3:
-        folder = rng.choice(folders)
-        kept = tree(folder)
-        damage(folder, kind, rng)
-        refused(lambda: read_recording(folder, folder.name), folder.name)
+    soundfile.write(source / "two.wav", np.full(2 * RATE, 0.1), RATE)
+    collect(source / "two.wav", output)
+    collect(source / "000.wav", output)
+    [folder] = [
+        each for each in (output / "files").iterdir() if len(list(each.glob("*.flac"))) == 2
+    ]
+    kept, listed = tree(folder), folder / "segments.jsonl"
+    for damage in [*ROWS.values(), *FILES.values()]:
+        rows = [json.loads(line) for line in listed.read_text().splitlines()]
+        if damage in FILES.values():
+            damage(folder)
+        else:
+            damage(rows)
+            listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
         refused(lambda: write_collection(output), folder.name)
         for name, content in kept.items():
             (folder / name).write_bytes(content)
     write_collection(output)
-    other = np.load(folders[0] / "embeddings.npy")
-    np.save(folders[0] / "embeddings.npy", np.pad(other, [(0, 0), (0, 1)]))
+    np.save(folder / "embeddings.npy", np.ones((2, 5)))
     refused(lambda: write_collection(output), "embeddings of another size")
-    np.save(folders[0] / "embeddings.npy", other)
+    (folder / "embeddings.npy").write_bytes(kept["embeddings.npy"])
     (output / "speakers.json").write_text('{"a": 1')
     refused(lambda: write_collection(output), "speakers.json", "new names")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from titan_tts.collect.quality import HIGH, MAX_SNR_DB, NoiseFloor, quality, speaker_weights
+from titan_tts.collect.quality import HIGH, MAX_SNR_DB, NoiseFloor, quality
 
 
 def test_snr_is_speech_over_the_noise_of_the_nearest_pauses():
@@ -64,11 +64,3 @@ GOOD |= {"chars_per_second": 15.0}
 )
 def test_labels(change, wanted):
     assert quality(GOOD | change) == wanted
-
-
-def test_weights_of_speakers():
-    weights = speaker_weights(np.array([1] * 100 + [2] * 25 + [7]))
-    assert weights.mean() == pytest.approx(1.0)
-    assert weights[0] / weights[-1] == pytest.approx(1 / 10)
-    assert weights[100] / weights[-1] == pytest.approx(1 / 5)
-    assert len(speaker_weights(np.zeros(0, int))) == 0

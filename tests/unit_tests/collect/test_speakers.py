@@ -49,18 +49,14 @@ def changes(*turns, pause=500):
     return sorted(speaker_changes(*spoken(*turns), Pitch(), 0.8, pause))
 
 
-def test_a_change_inside_speech_and_one_at_a_short_pause():
+def test_changes_of_speaker():
     (found,) = changes((200, 4000), (600, 4000))
     assert abs(found - 4000) <= 400
     assert changes((200, 4000), (0, 300), (600, 4000)) == [4150]
     near = changes((200, 4000), (600, 3000), (0, 200), (1000, 3000))
     assert len(near) == 2 and abs(near[0] - 4000) <= 400 and near[1] == 7100
-
-
-def test_no_change_within_a_voice_nor_at_a_long_pause():
-    """A long pause is cut anyway, and what is before it tells nothing about what is after it."""
     assert changes((200, 4000), (0, 300), (210, 4000)) == []
-    assert changes((200, 4000), (0, 700), (600, 4000)) == []
+    assert changes((200, 4000), (0, 700), (600, 4000)) == []  # a long pause is cut anyway
     assert changes((200, 1000)) == changes((200, 700), (600, 700)) == []
     empty = np.zeros((0, 2), np.int64)
     assert speaker_changes(np.zeros(9), np.zeros(0), empty, Pitch(), 0.8, 500) == []
@@ -98,33 +94,29 @@ def same_partition(a, b):
     return len({*zip(a, b)}) == len({*a}) == len({*b})
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("threshold", (0.3, 0.6, 0.85))
 def test_one_file_is_average_linkage(seed, threshold, monkeypatch):
     """Linked parts are clustered for themselves; the whole at once is the same."""
     monkeypatch.setattr(speakers, "_ROWS", 7)
     vectors, _, _ = voices(seed)
-    labels, similarity = clusters(vectors, np.zeros(len(vectors), int), threshold)
+    labels = clusters(vectors, np.zeros(len(vectors), int), threshold)
     wanted = fcluster(linkage(vectors, "average", "cosine"), 1 - threshold, "distance")
     assert same_partition(labels.tolist(), wanted.tolist())
     sizes = np.bincount(labels)[1:]
     assert (np.diff(sizes) <= 0).all() and len(sizes) == labels.max()
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    for row, label in enumerate(labels):
-        mean = unit[labels == label].mean(axis=0)
-        assert similarity[row] == pytest.approx(unit[row] @ mean / np.linalg.norm(mean), abs=1e-5)
 
 
 def test_clusters_of_files_are_joined():
     vectors, files, who = voices(1)
     for each in (files, files[::-1].copy()):
-        assert same_partition(clusters(vectors, each, 0.6)[0].tolist(), who.tolist())
+        assert same_partition(clusters(vectors, each, 0.6).tolist(), who.tolist())
     # Two of one file at 0 and 40 degrees, whose mean is 0.53 like the one of another file at 75 degrees.
     angles = np.radians([0, 40, 75])
     few = np.stack([np.cos(angles), np.sin(angles)], 1)
-    assert clusters(few, [0, 0, 1], 0.5)[0].tolist() == [1, 1, 1]
-    assert clusters(few, [0, 0, 1], 0.56)[0].tolist() == [1, 1, 2]
-    assert clusters(few, [0, 1, 1], 0.56)[0].tolist() == [2, 1, 1]
+    assert clusters(few, [0, 0, 1], 0.5).tolist() == [1, 1, 1]
+    assert clusters(few, [0, 0, 1], 0.56).tolist() == [1, 1, 2]
+    assert clusters(few, [0, 1, 1], 0.56).tolist() == [2, 1, 1]
 
 
 def test_short_segments_join_the_long_ones_of_their_file_and_make_no_speakers_of_their_own():
@@ -138,34 +130,32 @@ def test_short_segments_join_the_long_ones_of_their_file_and_make_no_speakers_of
     vectors = share[:, None] * np.eye(64)[who] + np.sqrt(1 - share**2)[:, None] * noise
     seconds = np.where(np.arange(60) < 8, 4.0, 1.2)
     files = np.arange(60) // 2 % 2
-    labels, _ = clusters(vectors, files, 0.85, seconds)
+    labels = clusters(vectors, files, 0.85, seconds)
     assert same_partition(labels.tolist(), who.tolist())
     # What is less like them than that is another voice, and two such of a file are compared.
     other = np.concatenate([vectors, np.eye(64)[[2, 2]]])
-    labels, _ = clusters(other, np.r_[files, 0, 0], 0.85, np.r_[seconds, 1.0, 1.0])
+    labels = clusters(other, np.r_[files, 0, 0], 0.85, np.r_[seconds, 1.0, 1.0])
     assert labels.max() == 3 and labels[-1] == labels[-2] == 3
 
 
 def test_labels_stay_when_files_are_added():
     vectors, files, who = voices(2)
     first = files < 2
-    before, _ = clusters(vectors[first], files[first], 0.6)
+    before = clusters(vectors[first], files[first], 0.6)
     previous = np.zeros(len(vectors), np.int64)
     previous[first] = 10 * before  # names with gaps
-    after, _ = clusters(vectors, files, 0.6, previous=previous)
+    after = clusters(vectors, files, 0.6, previous=previous)
     assert (after[first] == previous[first]).all()
     voice = -vectors[who == 0].mean(axis=0)
     more = np.concatenate([vectors, [voice] * 7])
-    labels, _ = clusters(more, np.r_[files, [3] * 7], 0.6, previous=np.r_[after, [0] * 7])
+    labels = clusters(more, np.r_[files, [3] * 7], 0.6, previous=np.r_[after, [0] * 7])
     assert labels.tolist() == [*after.tolist(), *[after.max() + 1] * 7]
 
 
 def test_silence_stays_alone_and_nothing_has_no_cluster():
-    labels, similarity = clusters([[1.0, 0], [0, 0], [0, 0], [1, 0]], [0] * 4, 0.8, [5, 5, 1, 1])
+    labels = clusters([[1.0, 0], [0, 0], [0, 0], [1, 0]], [0] * 4, 0.8, [5, 5, 1, 1])
     assert labels[0] == labels[3] == 1 and len(set(labels.tolist())) == 3
-    assert similarity.tolist() == [1, 0, 0, 1]
-    labels, similarity = clusters(np.zeros((0, 8)), [], 0.8)
-    assert len(labels) == len(similarity) == 0
+    assert len(clusters(np.zeros((0, 8)), [], 0.8)) == 0
 
 
 def test_an_encoder_that_returns_too_few_is_refused():

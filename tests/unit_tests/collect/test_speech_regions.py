@@ -64,7 +64,7 @@ def spans(text, duration=10**6):
     return [(start / 32, stop / 32) for start, stop in found.tolist()]
 
 
-def test_regions():
+def test_regions_of_speech():
     assert spans("....ssssss....") == [(4, 10)]
     assert spans("????ssss????....") == [(4, 12)]  # goes on as it was
     assert spans("....??????....") == spans("") == spans("....") == []
