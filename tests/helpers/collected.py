@@ -22,7 +22,7 @@ def write_collected(output: Path, agreements: list[float]) -> Path:
     from titan_tts.collect.folder import open_folder, write_names, write_recording
 
     output.mkdir(parents=True)
-    open_folder(output, {"speaker_threshold": 0.8}, {})
+    open_folder(output, {"speaker_threshold": 0.8})
     figures = dict(snr_db=30.0, clipped=0.0, loudness=-20.0, chars_per_second=12.0)
     segments = [
         Segment(

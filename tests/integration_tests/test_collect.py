@@ -1,4 +1,4 @@
-"""`titan-tts collect` as it runs: processes that are killed, a second command, and what follows."""
+"""`titan-tts collect` as it runs: processes that are killed, and what follows."""
 
 import os
 import signal
@@ -48,15 +48,3 @@ def test_killed_workers_change_no_byte_and_prepare_takes_what_they_made(source, 
     for sample in map(dataset.metadata, range(len(dataset))):
         row = {name: value for name, value in rows[sample["id"]].items() if value is not None}
         assert row.items() <= sample.items()
-
-
-def test_a_second_command_in_the_same_folder_is_refused(source, tmp_path):
-    first = start(source, tmp_path / "out", 1000, "--workers", "1")
-    try:
-        while not (tmp_path / "out/sources.jsonl").exists():
-            assert first.poll() is None
-            time.sleep(0.01)
-        ended = forked.titan_tts("collect", source, tmp_path / "out", "--analyzer", STAND_IN)
-        assert ended.returncode == 2 and "another titan-tts collect is running" in ended.stderr
-    finally:
-        first.kill()

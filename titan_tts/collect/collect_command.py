@@ -63,14 +63,13 @@ def run(options: Options) -> int:
         options.analysis.check_packages()
     from titan_tts.collect.folder import RECORD_NAME, open_folder, write_names
     from titan_tts.collect.sources import register
-    from titan_tts.jobs.devices import library_versions
     from titan_tts.jobs.workspace import working_in
 
     output = Path(os.path.realpath(options.output))
     check_writable(output / RECORD_NAME, "OUTPUT")
     with working_in(output, output / ".collect.lock", "collect", "OUTPUT"):
         settings = asdict(options.analysis) | {"analyzer": options.analyzer}
-        open_folder(output, settings, library_versions())
+        open_folder(output, settings)
         sources = register(options.source, output, options.prune)
         write_names(output, {file: source.name for file, source in sources.items()})
         return _report(output, _work(options, output, sources, json.dumps(settings)))

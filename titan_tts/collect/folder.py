@@ -1,7 +1,7 @@
 """A collected folder, and the folder of one recording in it.
 
     OUTPUT/
-      collect.json             settings and versions, and {FILE_ID: name in SOURCE} of what it was made from
+      collect.json             settings, and {FILE_ID: name in SOURCE} of what it was made from
       speakers.json            {SEGMENT_ID: number of its speaker}, by which speakers keep their names
       sources.jsonl            which path has which content
       files/FILE_ID/           of one recording, renamed into place when it is complete
@@ -55,15 +55,14 @@ _NULLABLE = ("agreement", "text_verbatim")
 _FREE = {"speaker_threshold": None, "batch_size": None}
 
 
-def open_folder(output: Path, settings: dict[str, Any], versions: dict[str, str]) -> None:
+def open_folder(output: Path, settings: dict[str, Any]) -> None:
     """Makes collect.json in an empty folder. Other settings are refused once there are segments."""
     if not (output / RECORD_NAME).exists():
         foreign = [each.name for each in output.iterdir() if not each.name.startswith(".")]
         require(
             not foreign, f"{output}: holds {foreign[:1]} and no {RECORD_NAME}; give a new folder"
         )
-        new = {"format": FORMAT, "settings": settings, "versions": versions, "files": {}}
-        _write_record(output, new)
+        _write_record(output, {"format": FORMAT, "settings": settings, "files": {}})
     record = read_record(output)
     if any((output / FILES).glob("*")):
         old, new = record["settings"] | _FREE, settings | _FREE

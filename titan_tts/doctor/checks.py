@@ -206,16 +206,14 @@ class _Checks:
             self.add_samples(code, cases, lambda one: words.format(lengths[one]))
 
     def duplicates(self) -> None:
-        """Repeated latents and texts, and latents both in a folder with a held-out split's name and in another one."""
-        dataset, rows, name = self.dataset, self.rows, self.dataset.sample_id
+        """Repeated latents, and latents both in a folder with a held-out split's name and in another one."""
+        dataset, name = self.dataset, self.dataset.sample_id
         hashes = dataset.latents_hash
-        latents, first = repeats(hashes)
+        _, start, group = np.unique(hashes, return_index=True, return_inverse=True)
+        first = start[group]  # the first sample with each hash
+        latents = np.flatnonzero(first != np.arange(len(hashes)))
         self.add_samples(
-            "duplicate_latents", latents, lambda one: f"the latents of {name(first[one])}"
-        )
-        texts, first_text = repeats(rows["text_hash"], self.measured.where(~rows["blank_text"]))
-        self.add_samples(
-            "duplicate_text", texts, lambda one: f"speaker and text of {name(first_text[one])}"
+            "duplicate_latents", latents, lambda one: f"the latents of {name(int(first[one]))}"
         )
         folders = [os.path.dirname(os.path.abspath(plain_name(one))) for one in dataset.tar_paths]
         names = map(os.path.basename, folders)
@@ -286,15 +284,3 @@ def log_distance(
     distance[valid] = np.abs(logs - centre)
     spread = 1.4826 * float(np.median(distance[valid]))
     return distance, max(OUTLIER_SIGMAS * spread, float(np.log(min_ratio))), float(np.exp(centre))
-
-
-def repeats(hashes: np.ndarray, samples: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """((k,) samples that have the hash of an earlier one, (n,) the first sample with each hash).
-
-    `samples` (m,) are the ones compared, ascending; None: all.
-    """
-    samples = np.arange(len(hashes)) if samples is None else samples
-    first = np.arange(len(hashes))
-    _, start, group = np.unique(hashes[samples], return_index=True, return_inverse=True)
-    first[samples] = samples[start[group]]
-    return samples[first[samples] != samples], first

@@ -28,7 +28,6 @@ warning | long_latents | Latents above max_frames | Training leaves them out: ra
 warning | duration_mismatch | Latents whose length differs from their target_duration | Audio was cut or padded, or the frame rate differs: see --frames-per-second.
 warning | duplicate_latents | Samples with the latents of an earlier sample | The same recording counts several times: remove the copies.
 note | texts_not_compared | Texts that could not be compared with the lengths of their recordings | Whether they belong to other recordings cannot be told from so little: listen to a few.
-note | duplicate_text | Samples with speaker and text of an earlier sample | Several takes of one sentence, or copies that were encoded separately.
 note | single_utterance_speaker | Speakers with one utterance | No other utterance can be their reference.
 """
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.leak import is_leak
@@ -43,7 +42,6 @@ ROW = np.dtype(
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
         ("duration", "f8"),  # target_duration in seconds; NaN: no positive number
-        ("text_hash", "u8"),  # xxh3_64 of speaker and text
     ]
 )
 
@@ -139,7 +137,5 @@ def _measure_metadata(row: np.void, metadata: dict[str, Any]) -> None:
     row["blank_text"] = not text.strip()
     row["decomposed"] = bool(decomposed(metadata))
     row["unspoken"] = bool(unspoken(metadata))
-    spoken = f"{metadata.get('speaker')}\0{text}".encode("utf-8", "replace")
-    row["text_hash"] = xxhash.xxh3_64_intdigest(spoken)
     is_number = type(duration) in (int, float) and 0 < duration < np.inf
     row["duration"] = duration if is_number else np.nan
