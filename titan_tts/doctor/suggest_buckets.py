@@ -20,7 +20,6 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import heldout_shards
 from torchtitan.models.dit_tts.data.left_out import samples_left_out
 
-# More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
 WASTE_TOLERANCE = 0.02
 # Of the speech, by each of the two limits.
 MAX_LOST = 0.005
@@ -45,7 +44,9 @@ def suggest(dataset: Dataset, limits: Limits, paths: Sequence[str]) -> dict[str,
         return None
     frames = dataset.frames[fits].astype(np.int64)
     choices = bucket_choices(frames, data.max_frames)
-    chosen = fewest_buckets([choice["useful_fraction"] for choice in choices]) + 1
+    useful = [choice["useful_fraction"] for choice in choices]
+    # More buckets are more compiled shapes: fewer are suggested where they waste only this much more.
+    chosen = 1 + next(n for n, each in enumerate(useful) if each >= max(useful) - WASTE_TOLERANCE)
     data.num_buckets = chosen
     lengths = frames, dataset.reference_frames[fits], tokens[fits]
     policy = make_batch_policy(data, data.batch_multiple, *lengths)
@@ -114,9 +115,3 @@ def bucket_choices(frames: np.ndarray, max_frames: int) -> list[dict[str, Any]]:
         useful = round(float(frames.sum() / padded), 6)
         choices.append({"buckets": buckets, "edges": edges.tolist(), "useful_fraction": useful})
     return choices
-
-
-def fewest_buckets(useful_fractions: Sequence[float]) -> int:
-    """Index of the first choice that is at most `WASTE_TOLERANCE` below the best."""
-    enough = max(useful_fractions) - WASTE_TOLERANCE
-    return next(index for index, useful in enumerate(useful_fractions) if useful >= enough)

@@ -65,13 +65,11 @@ def rare_characters(dataset: Dataset) -> dict[str, int]:
 
 
 def distribution(values: np.ndarray) -> dict[str, Any]:
-    """Total, extremes, mean and quantiles."""
+    """Extremes, mean and quantiles."""
     if not len(values):
-        nothing: dict[str, Any] = {"total": 0, "min": None, "max": None, "mean": None}
-        return nothing | {"quantiles": {}}
+        return {"min": None, "max": None, "mean": None, "quantiles": {}}
     quantiles = np.quantile(values, QUANTILES)
     return {
-        "total": _number(values.sum(dtype=np.float64)),
         "min": _number(values.min()),
         "max": _number(values.max()),
         "mean": _number(values.mean(dtype=np.float64)),

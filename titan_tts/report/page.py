@@ -76,9 +76,6 @@ class Table:
     total: int | None = None
     """number of rows, if `rows` are a part of them"""
 
-    def shown(self, most: int) -> Sequence[Sequence[str | Cell]]:
-        return self.rows[:most]
-
     def more(self, most: int) -> str:
         """A sentence about the rows that are not shown; empty: all are."""
         count = (len(self.rows) if self.total is None else self.total) - min(most, len(self.rows))
@@ -209,7 +206,7 @@ def _lines(parts: Sequence[Part]) -> Iterator[str]:
             case str():
                 yield part
             case Table() if part.rows and part.on_terminal:
-                rows = [[*map(str, row)] for row in part.shown(part.on_terminal)]
+                rows = [[*map(str, row)] for row in part.rows[: part.on_terminal]]
                 yield from ("", part.title) if part.title else [""] * bool(part.head)
                 yield from aligned([[*part.head], *rows] if part.head else rows, part.left)
                 yield from filter(None, [part.more(part.on_terminal)])
