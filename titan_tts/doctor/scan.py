@@ -59,12 +59,9 @@ class Measurements:
 
 
 def choose_samples(count: int, max_samples: int) -> np.ndarray:
-    """(m,) ascending numbers: all, or one of each of `max_samples` equal parts (0: all)."""
-    if not 0 < max_samples < count:
-        return np.arange(count, dtype=np.int64)
-    offsets = np.random.default_rng(0).random(max_samples)
-    starts = (np.arange(max_samples) + offsets) * (count / max_samples)
-    return np.minimum(starts.astype(np.int64), count - 1)
+    """(m,) ascending numbers: all, or `max_samples` at even distances (0: all)."""
+    chosen = max_samples if 0 < max_samples < count else count
+    return np.linspace(0, count - 1, chosen).astype(np.int64)
 
 
 def measure(

@@ -10,6 +10,7 @@ import soundfile
 from filelock import FileLock
 
 from tests.helpers.collecting import COUNT, STAND_IN, read_rows, seconds, tree
+from titan_tts import cli
 from titan_tts.collect import collection, sources
 from titan_tts.collect.collection import edited, write_collection
 from tools.harness import stand_in_analyzer
@@ -110,9 +111,18 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     (output / "collect.json").write_text(json.dumps(record))
     assert collect(source, output) == 0
     assert "and no collect.json" in error(source, source)
-    for content in ("{}", '{"format": 1}'):
-        (output / "collect.json").write_text(content)
-        assert "another version" in error(source, output)
+    # Its names become paths, and the folder may be a stranger's.
+    for change in (
+        {"format": 2},
+        {"files": 1},
+        {"files": {"../../elsewhere": "a.wav"}},
+        {"files": {"0" * 16: 5}},
+        {"settings": {"speaker_threshold": "high"}},
+    ):
+        (output / "collect.json").write_text(json.dumps(record | change))
+        assert "collect.json" in error(source, output)
+        assert cli.main(["annotate", str(output)]) == 2
+        assert "collect.json" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert "cannot be written" in error(source, tmp_path / "file" / "out")
 
