@@ -1,5 +1,6 @@
-"""Adapters of strangers: what is no whole adapter of the model is refused before it is spoken with."""
+"""Adapters, ours and PEFT's: PEFT computes what ours mean, ours what PEFT's mean, and strangers' are judged before use."""
 
+import copy
 import json
 import math
 
@@ -10,50 +11,78 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.hostile_files import link, put
 from tests.helpers.sentences import refused
 from tests.helpers.small_models import full_inputs, random_model, small_args
+from titan_tts.speak import peft_adapters
 from titan_tts.speak.adapters import CONFIG, WEIGHTS, Adapters, write_adapter
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.adapters import add_adapter, is_trained
 from torchtitan.models.dit_tts.run.manifest import MANIFEST, write_manifest
 
 ARGS = small_args(text_vocab_size=8, n_heads=4, mlp_dim=48)
-RANKS = {"a": 2, "b": 3}
 
 
 @pytest.fixture
-def made(tmp_path):
+def base(tmp_path):
+    folder = tmp_path / "base"
+    folder.mkdir()
+    put(folder / "weights", "of the base")
+    write_manifest(folder, ["weights"], {})
+    return folder
+
+
+@torch.no_grad()
+def spoken(model):
+    torch.manual_seed(1)
+    return model(**full_inputs(ARGS, rows=2, frames=3, text=4, speaker=5))
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def trained(folder, rank, base):
+    """What a model with an adapter says, which is written to a folder."""
+    options, adapted = Lora(rank, alpha=6.0), random_model(ARGS)
+    add_adapter(adapted, options)
+    values = {n: p.detach() for n, p in adapted.named_parameters() if is_trained(n)}
+    for value in values.values():
+        torch.nn.init.normal_(value, std=0.3)
+    folder.mkdir()
+    write_adapter(folder, options, values, base, {"step": 4}, random_model(ARGS))
+    return spoken(adapted)
+
+
+@pytest.fixture
+def made(base, tmp_path):
     """The adapters of a model, of which "a" is in use, and their folders."""
-    base = tmp_path / "base"
-    base.mkdir()
-    put(base / "weights", "of the base")
-    write_manifest(base, ["weights"], {})
     found = Adapters(random_model(ARGS), base)
-    for name, rank in RANKS.items():
-        adapted = random_model(ARGS)
-        add_adapter(adapted, Lora(rank, alpha=2.0))
-        values = {n: torch.randn(p.shape) for n, p in adapted.named_parameters() if is_trained(n)}
-        (tmp_path / name).mkdir()
-        write_adapter(
-            tmp_path / name, Lora(rank, alpha=2.0), values, base, {"step": 4}, random_model(ARGS)
-        )
+    for name, rank in {"a": 2, "b": 3}.items():
+        trained(tmp_path / name, rank, base)
         found.open(name, tmp_path / name)
     found.use("a")
     return found, tmp_path
 
 
-def changed_config(**lora):
-    def change(folder):
-        content = json.loads((folder / CONFIG).read_text())
-        (folder / CONFIG).write_text(json.dumps(content | {"lora": content["lora"] | lora}))
-
-    return change
-
-
-def changed_values(change):
+def changed_json(name, change):
     def apply(folder):
-        values = load_file(folder / WEIGHTS)
-        save_file(change(values, next(iter(values))), folder / WEIGHTS)
+        (folder / name).write_text(json.dumps(change(json.loads((folder / name).read_text()))))
 
     return apply
+
+
+def lora(**entries):
+    return changed_json(CONFIG, lambda c: c | {"lora": c["lora"] | entries})
+
+
+def changed_values(change, name=WEIGHTS):
+    def apply(folder):
+        values = load_file(folder / name)
+        save_file(change(values, next(iter(values))), folder / name)
+
+    return apply
+
+
+def first(change):
+    return changed_values(lambda values, name: values | {name: change(values[name])})
 
 
 def replaced(name, content):
@@ -70,15 +99,11 @@ def flipped(folder):
     (folder / WEIGHTS).write_bytes(data)
 
 
-def first(change):
-    return changed_values(lambda values, name: values | {name: change(values[name])})
-
-
 TRUSTED_MANIFEST = {
-    "smaller tensors": (changed_config(rank=8), "of rank 8 it is"),
-    "rank 0": (changed_config(rank=0), "rank = 0"),
-    "rank of text": (changed_config(rank="x"), "rank"),
-    "alpha of NaN": (changed_config(alpha=math.nan), "be finite"),
+    "smaller tensors": (lora(rank=8), "of rank 8 it is"),
+    "rank 0": (lora(rank=0), "rank = 0"),
+    "rank of text": (lora(rank="x"), "rank"),
+    "alpha of NaN": (lora(alpha=math.nan), "be finite"),
     "no object": (replaced(CONFIG, "[]"), CONFIG),
     "bool": (first(torch.Tensor.bool), "of BOOL"),
     "a vector": (first(torch.Tensor.flatten), "does not fit the model"),
@@ -90,7 +115,7 @@ TRUSTED_MANIFEST = {
 }
 AS_IT_CAME = {
     "another bit": (flipped, "has other content than"),
-    "another rank": (changed_config(rank=8), "has other bytes than"),
+    "another rank": (lora(rank=8), "has other bytes than"),
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), "has no file manifest.json"),
     "a config without an end": (replaced(CONFIG, link("/dev/zero")), "has no file"),
     "a manifest of something else": (replaced(MANIFEST, '{"files": {}, "trained_with": {}}'), "list"),
@@ -101,19 +126,110 @@ AS_IT_CAME = {
 def test_an_adapter_that_does_not_fit_is_refused_when_it_is_opened(made, case):
     adapters, folder = made
     change, words = (TRUSTED_MANIFEST | AS_IT_CAME)[case]
-    inputs = full_inputs(ARGS, rows=2, frames=3, text=4, speaker=5)
-    with torch.no_grad():
-        before = adapters._model(**inputs)
-        change(folder / "b")
-        if case in TRUSTED_MANIFEST:
-            write_manifest(folder / "b", [CONFIG, WEIGHTS], {})
-        refused(lambda: adapters.open("b", folder / "b"), words)
-        # The voice that was there under its name is, too.
-        adapters.use("b"), adapters.use("a")
-        torch.testing.assert_close(adapters._model(**inputs), before, atol=0, rtol=0)
+    before = spoken(adapters._model)
+    change(folder / "b")
+    if case in TRUSTED_MANIFEST:
+        write_manifest(folder / "b", [CONFIG, WEIGHTS], {})
+    refused(lambda: adapters.open("b", folder / "b"), words)
+    # The voice that was there under its name is, too.
+    adapters.use("b"), adapters.use("a")
+    assert torch.equal(spoken(adapters._model), before)
 
 
 def test_who_may_read_the_folder_may_read_the_adapter(made):
     _, folder = made
     modes = {path.stat().st_mode for path in (folder / "a").iterdir()}
     assert len(modes) == 1 and modes.pop() & 0o777 == (folder / "a").stat().st_mode & 0o666
+
+
+def test_peft_loads_what_we_export(base, tmp_path):
+    peft = pytest.importorskip("peft", reason="the extra dev is not installed")
+    expected, plain = trained(tmp_path / "a", 3, base), random_model(ARGS)
+    assert (expected - spoken(plain)).abs().max() > 0.1
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(plain), tmp_path / "a").eval()
+    assert loaded.peft_config["default"].base_model_name_or_path == "base"
+    close(spoken(loaded), expected)
+    close(spoken(loaded.merge_and_unload()), expected)
+    # And we read these files alone.
+    for name in (CONFIG, WEIGHTS, MANIFEST):
+        (tmp_path / "a" / name).unlink()
+    Adapters(plain, base).open("a", tmp_path / "a")
+    close(spoken(plain), expected)
+
+
+def trained_by_peft(folder, **settings):
+    """Outputs of a model with an adapter that PEFT trained and saved to a folder."""
+    peft = pytest.importorskip("peft", reason="the extra dev is not installed")
+    targets = r"layers\.\d+\.(attention\.qkv_gate|mlp\.down)"
+    settings = {"r": 2, "lora_alpha": 5, "target_modules": targets} | settings
+    found = peft.get_peft_model(random_model(ARGS), peft.LoraConfig(**settings)).eval()
+    for name, parameter in found.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    found.save_pretrained(folder)
+    return spoken(found)
+
+
+RANKS = {
+    "target_modules": r"layers\.\d+\.attention\.(text_kv|out)",
+    "rank_pattern": {"out": 5},
+    "alpha_pattern": {"layers.1.attention.text_kv": 9},
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, RANKS])
+def test_we_load_what_peft_saved(base, tmp_path, settings):
+    expected, model = trained_by_peft(tmp_path / "a", **settings), random_model(ARGS)
+    before, adapters = spoken(model), Adapters(model, base)
+    assert (expected - before).abs().max() > 0.1
+    adapters.open("a", tmp_path / "a")
+    close(spoken(model), expected)
+    adapters.use("")
+    assert torch.equal(spoken(model), before)
+
+
+def config(**entries):
+    return changed_json(peft_adapters.CONFIG, lambda content: content | entries)
+
+
+def weights(change):
+    return changed_values(change, peft_adapters.WEIGHTS)
+
+
+def nothing(folder):
+    """What PEFT saved is refused as it is."""
+
+
+REFUSED = {
+    "another kind": (config(peft_type="IA3"), {}, "peft_type = 'IA3' is not supported"),
+    "other weights": (config(init_lora_weights="pissa"), {}, "init_lora_weights = 'pissa'"),
+    "biases": (config(bias="all"), {}, "bias = 'all'"),
+    "magnitudes": (nothing, {"use_dora": True}, "lora_magnitude_vector"),
+    "other layers": (nothing, {"target_modules": ["adaln.up"]}, "no update of a proj"),
+    "a pattern": (config(alpha_pattern={"q.*": 3}), {}, "alpha_pattern names 'q.*'"),
+    "no alpha": (config(lora_alpha=None), {}, peft_adapters.CONFIG),
+    "a list": (lambda f: (f / peft_adapters.CONFIG).write_text("[]"), {}, peft_adapters.CONFIG),
+    "alpha of text": (config(alpha_pattern={"down": "x"}), {}, peft_adapters.WEIGHTS),
+    "infinite": (config(lora_alpha=1e300), {}, "infinite"),
+    "empty": (weights(lambda found, name: {}), {}, peft_adapters.WEIGHTS),
+    "half": (weights(lambda found, name: {n: found[n] for n in found if n != name}), {}, "lacks"),
+    "shape": (weights(lambda f, n: f | {n: f[n][:1].clone()}), {}, "do not fit the model"),
+    "a huge rank": (
+        weights(lambda f, n: {k: torch.ones(*v.shape[:-1], 999) if "_B" in k else torch.ones(999, v.shape[1]) for k, v in f.items()}),
+        {},
+        "do not fit the model",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_refuses_what_it_would_compute_otherwise(base, tmp_path, case):
+    change, settings, words = REFUSED[case]
+    trained_by_peft(tmp_path / "a", **settings)
+    change(tmp_path / "a")
+    model = random_model(ARGS)
+    before, adapters = spoken(model), Adapters(model, base)
+    refused(lambda: adapters.open("a", tmp_path / "a"), words)
+    adapters.use("")
+    assert torch.equal(spoken(model), before)
