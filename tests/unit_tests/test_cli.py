@@ -85,13 +85,11 @@ prepare a --overwrite=1 | --overwrite is a switch and takes no value, but '1' is
 prepare a b | titan-tts prepare: 'b' is an unexpected argument; titan-tts prepare --help
 prepare | titan-tts prepare needs SOURCE; see titan-tts prepare --help
 plan x.toml --node 4 | unknown option --node: did you mean --nodes?
-plan x.toml --zzz 4 | unknown option --zzz: titan-tts plan --help lists the options
 generate a --step bast | --step = 'bast', but it must be a whole number or 'best'
 checkpoint verfy a | ACTION = 'verfy', but it must be 'verify'
 train debug --nodes 2 --rendezvous host0 | --rendezvous 'host0' with --nodes 2: give HOST:PORT
 data doctor d | [data] path = '' is empty
 prepar corpus | there is no command 'prepar': did you mean prepare?
-data doktor d | there is no command 'doktor': did you mean doctor?
 xyz | there is no command 'xyz': there are train, finetune, configs,
 """
 
@@ -106,12 +104,11 @@ def test_a_command_line_that_does_not_fit_is_one_sentence(ran, row, capsys):
 
 def test_a_missing_package_ends_with_the_extra_that_has_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    command = SimpleNamespace(Options=Options, run=lambda _: importlib.import_module("soundfile"))
-    monkeypatch.setattr(cli, "_load", lambda target: command)
-    assert cli.main(["prepare", "corpus"]) == 2
-    assert "pip install 'titan-tts[speech]'" in capsys.readouterr().err
-    with pytest.raises(InputError, match="soundfile is not installed"):
-        require_modules("soxr", "soundfile")
+    for needs in (importlib.import_module, require_modules):
+        command = SimpleNamespace(Options=Options, run=lambda _, needs=needs: needs("soundfile"))
+        monkeypatch.setattr(cli, "_load", lambda target, command=command: command)
+        assert cli.main(["prepare", "corpus"]) == 2
+        assert "pip install 'titan-tts[speech]'" in capsys.readouterr().err
 
 
 WITHOUT_TORCH = """
@@ -139,24 +136,16 @@ def all_commands(commands, names=()):
 
 @pytest.mark.long
 def test_help_and_mistakes_load_no_torch():
-    command_lines = [[*names, "--help"] for names in all_commands(cli._COMMANDS)]
-    helps = len(command_lines)
-    command_lines += [["--help"], ["--version"], ["configs"]]
-    command_lines += [["train", "--help-config"]]
-    command_lines += [["trian"], ["train", "--nproc", "two"], ["train", "no.toml"]]
-    command_lines += [["train", "debug", "--training.step=1"]]
-    code = WITHOUT_TORCH.format(command_lines=command_lines)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-    )
+    helps = [[*names, "--help"] for names in all_commands(cli._COMMANDS)]
+    helps += [["--help"], ["--version"], ["configs"], ["train", "--help-config"]]
+    mistakes = [["trian"], ["train", "--nproc", "two"], ["train", "debug", "--training.step=1"]]
+    code, env = WITHOUT_TORCH.format(command_lines=helps + mistakes), os.environ | {"COLUMNS": "80"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     *lines, last = done.stdout.splitlines()
     assert len(lines) > 500 and max(map(len, lines)) == 80
-    found = json.loads(last)
-    assert found == {"status": [0] * (helps + 4) + [2] * 4, "loaded": []}
+    status = [0] * len(helps) + [2] * len(mistakes)
+    assert json.loads(last) == {"status": status, "loaded": []}
 
 
 COMPLETED = """
@@ -181,9 +170,6 @@ def test_bash_completes_words_and_leaves_what_it_does_not_know(tmp_path, capsys)
     assert completed("fine") == ["finetune"] and completed("data", "doc") == ["doctor"]
     assert completed("generate", "run", "--dt") == ["--dtype"]
     assert completed("generate", "run", "--dtype", "b") == ["bfloat16"]
-    for names in all_commands(cli._COMMANDS):  # pieces of a help would begin with letters
-        assert [word for word in completed(*names, "") if word.startswith("-")], names
-        assert all(word[0] == "-" or word.isalpha() for word in completed(*names, "")), names
     # An empty word would replace what was typed; bash looks for a file instead.
     assert completed("generate", "outp") == completed("generate", "run", "--seed", "5") == []
 
@@ -226,20 +212,16 @@ def test_a_start_imports_what_it_uses(tiny_data, tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0, but a launcher sets it to a whole number from 1"),
-        ({"LOCAL_WORLD_SIZE": "abc"}, "LOCAL_WORLD_SIZE is abc"),
-        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
-        ({"RANK": "1"}, "RANK is 1, but a launcher sets it to less than WORLD_SIZE"),
+        ("WORLD_SIZE=0", "WORLD_SIZE is 0, but a launcher sets it to a whole number from 1"),
+        ("LOCAL_WORLD_SIZE=abc", "LOCAL_WORLD_SIZE is abc"),  # which env.json's writer reads
+        ("MASTER_ADDR=", "MASTER_ADDR is not set"),
+        ("RANK=1", "RANK is 1, but a launcher sets it to less than WORLD_SIZE"),
     ],
 )
 def test_what_a_launcher_leaves_out_is_named(tmp_path, monkeypatch, capsys, given, said):
-    """LOCAL_WORLD_SIZE is read by env.json's writer."""
-    launcher = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in ({**launcher, "MASTER_PORT": "29500"} | given).items():
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
+    launcher = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"
+    for each in (*launcher.split(), given):
+        monkeypatch.setenv(*each.split("="))
     assert main.train(["--job.config_file", DEBUG, f"--job.dump_folder={tmp_path}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line and not list(tmp_path.iterdir())
@@ -248,21 +230,16 @@ def test_what_a_launcher_leaves_out_is_named(tmp_path, monkeypatch, capsys, give
 # `titan-tts train` and `titan-tts configs`
 
 
-def test_a_config_is_found_by_name_and_a_file_wins(tmp_path, monkeypatch):
+def test_configs_are_found_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert find_config("800M") == ROOT / "train_configs/dit_tts_800m.toml"
     Path("debug").write_text("")
     assert find_config("debug") == Path("debug")
     with pytest.raises(InputError, match="one of: .*800m"):
         find_config("900m")
-
-
-def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     assert cli.main(["configs"]) == 0
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert set(listed) == set(shipped_configs())
-    assert listed["debug"] == "debug flavor for a laptop, on the embedded spoken digits"
     assert cli.main(["configs", "--copy", "3b"]) == 0
     copied = Path("dit_tts_3b.toml")
     assert capsys.readouterr().out == f"{copied}: train it with titan-tts train {copied}\n"
@@ -277,8 +254,6 @@ def test_configs_are_listed_and_copied_but_replace_no_file(tmp_path, monkeypatch
         ("debug --ema.no-enable", f"train --job.config_file {DEBUG} --ema.no-enable"),
         ("--job.config_file x", "train --job.config_file x"),
         ("debug --dry-run --nproc 4 --nodes 2", f"dry run of 8 --job.config_file {DEBUG}"),
-        ("debug --dry-run", f"dry run of 1 --job.config_file {DEBUG}"),
-        ("--help-config", "train --help"),
         (
             "debug --nproc 2 --data.path d",
             f"torchrun --standalone --nproc_per_node 2 -m titan_tts train --job.config_file {DEBUG} --data.path d",
@@ -317,12 +292,5 @@ def test_help_on_the_config_shows_what_is_used_ours_first(capsys):
         cli.main(["train", "--help-config"])
     used = capsys.readouterr().out
     assert used.index("job options") < used.index("data options") < used.index("training options")
-    for key in (
-        "data.path",
-        "training.global-batch-size",
-        "quantize.linear.float8.",
-        "samples.raw",
-    ):
-        assert f"--{key}" in used
-    for key in ("c4_test", "--debug.moe", "--parallelism.expert", "--quantize.linear.mx"):
-        assert key not in used
+    assert "--training.global-batch-size" in used and "--quantize.linear.float8." in used
+    assert "--parallelism.expert" not in used

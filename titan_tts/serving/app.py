@@ -18,7 +18,6 @@ from titan_tts.serving.served import Served
 from titan_tts.speak.joining import join, part
 from titan_tts.speak.subtitles import as_json
 from titan_tts.speak.utterance import Speech, Utterance
-from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     MEDIA_TYPES,
     encoded,
@@ -42,7 +41,6 @@ class SpeechBody(BaseModel):
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4.0)
     stream_format: Literal["audio"] = "audio"
-    instructions: str | None = None
 
 
 class CaptionedBody(SpeechBody):
@@ -65,10 +63,6 @@ class SpeechService:
         if body.model not in (self.model, *OPENAI_MODELS):
             message = f"there is no model {body.model!r}; this server has {self.model!r}"
             raise Refusal(404, message, "model_not_found", "model")
-        require(
-            not body.instructions,
-            "this model speaks as its voice does and follows no instructions; leave them out",
-        )
         streams = self.served.synthesizer.streams(body.response_format)
         return self.served.pieces(body.input, body.voice, body.speed, low_latency=streams)
 
@@ -77,8 +71,8 @@ class SpeechService:
         pending = list[Future[Speech]]()
         with self.batcher.admitted(len(pieces)):
             try:
-                for part in (pieces[:1], pieces[1:]):
-                    pending = self.batcher.submit(part)
+                for group in (pieces[:1], pieces[1:]):
+                    pending = self.batcher.submit(group)
                     for future in pending:
                         yield await asyncio.wrap_future(future)
             finally:

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.errors import require
 class Served:
     synthesizer: Synthesizer
     voices: dict[str, Voice]
-    """of --voice by name, and of speakers that were asked for"""
+    """of --voice by name"""
 
     max_characters: int
     """of a request's text"""
@@ -39,9 +39,7 @@ class Served:
         if isinstance(voice, str) and voice:
             names = ", ".join(self.names) or "none"
             require(voice in self.names, f"there is no voice {voice!r}; there are: {names}")
-            if voice not in self.voices:
-                self.voices[voice] = self.synthesizer.speaker(voice)
-            voice = self.voices[voice]
+            voice = self.voices.get(voice) or self.synthesizer.speaker(voice)
         voice = voice or self.synthesizer.default_voice
         whole = Utterance(text, voice, self.synthesizer.conditions(voice), speed=speed)
         return self.synthesizer.pieces(whole, low_latency)

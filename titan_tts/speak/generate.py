@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from titan_tts.speak.joining import join, part
 from titan_tts.speak.request_lists import Request
-from titan_tts.speak.sampling_options import SHOWN, check_text, warn_of_untrained_tokens
+from titan_tts.speak.sampling_options import SHOWN, check_text
 from titan_tts.speak.subtitles import as_json, subtitles
 from titan_tts.speak.synthesizer import Synthesizer, by_text
 from titan_tts.speak.utterance import Speech, Utterance, Voice
-from torchtitan.models.dit_tts.errors import InputError, show
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     SUFFIXES,
@@ -55,31 +55,21 @@ class Narrator:
     def __post_init__(self) -> None:
         self._voice = lru_cache(_VOICES)(self._load_voice)
 
-    def check(self, request: Request, warn: bool) -> None:
-        """Raises InputError for a text that the model cannot say and for a voice that cannot be loaded. `warn`: also
-        warn about requests unlike the training data."""
-        tokenizer, data = self.synthesizer.run.tokenizer, self.synthesizer.run.config.data
+    def check(self, request: Request) -> None:
+        """Raises InputError for a text that the model cannot say and for a voice that cannot be loaded."""
+        tokenizer = self.synthesizer.run.tokenizer
         try:
             check_text(request.text, tokenizer, request.where)
-            utterance = self._utterance(request)
+            self._utterance(request)
             tokenizer.encode(request.text)
             unicode_bytes(request.reference_text)
         except InputError as error:
             raise request.located(error) from None
-        if warn:
-            warn_of_untrained_tokens(dict(utterance.conditions), tokenizer)
-        longest = data.max_frames / data.frames_per_second
-        if warn and (request.seconds or 0) > longest:
-            show(
-                f"warning: --seconds = {request.seconds:g}, but no utterance of training is longer than "
-                f"{longest:g} s; without --seconds the text is split into pieces",
-                sys.stderr,
-            )
 
     def _utterance(self, request: Request) -> Utterance:
         voice = self.synthesizer.default_voice
         if request.names_voice:
-            given = request.reference_files, request.reference_text, request.speaker
+            given = request.reference, request.reference_text, request.speaker
             voice = self._voice(*given)
         conditions = self.synthesizer.conditions(voice)
         conditions |= checked_conditions(request, self.synthesizer.run.tokenizer)
@@ -185,7 +175,7 @@ def checked_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dic
     """The request's values of conditioning tokens, named as in a sample's JSON. A field that it leaves out gets the
     unknown token, as in the fraction [data] conditioning_dropout of the training samples."""
     known = {k: v for k, v in tokenizer.vocabulary.conditioning.items() if k != "duration"}
-    for name, value in request.labels.items():
+    for name, value in request.conditions.items():
         about = f"{request.where}: condition {name}={value}, but the run"
         if name not in known:
             has = f"the conditioning tokens {', '.join(known)} only"
@@ -194,4 +184,4 @@ def checked_conditions(request: Request, tokenizer: ConditionedTokenizer) -> dic
         if value not in known[name]:
             shown = named(known[name], SHOWN)
             raise InputError(f"{about} was not trained with it; it knows: {shown}")
-    return dict(request.labels)
+    return dict(request.conditions)

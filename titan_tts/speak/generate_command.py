@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from titan_tts.records.utterance import Reference
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.request_lists import STANDARD_INPUT, Request, read_requests, read_text
 from titan_tts.speak.sampling_options import (
-    SHOWN,
     Number,
     SamplingOptions,
     choose_run,
@@ -101,7 +99,7 @@ def run(options: Options) -> int:
     began = time.perf_counter()
     narrator = _load(options, chosen, requests)
     for request in requests:
-        narrator.check(request, warn=not options.text_list)
+        narrator.check(request)
     loading = time.perf_counter() - began
     if options.text_list:
         show(narrator.write_all(requests, options.out, options.format, quiet=rank > 0))
@@ -145,15 +143,12 @@ def check_options(options: Options) -> None:
 
 def find_requests(options: Options) -> list[Request]:
     """The requests of the options and their files."""
-    reference = Reference(tuple(options.reference), options.reference_text)
     common = Request(
-        id="",
-        text="",
+        "the options",
         speaker=options.speaker,
-        labels=_conditions(options.condition),
-        audio={},
-        reference=reference,
-        where="the options",
+        conditions=_conditions(options.condition),
+        reference=tuple(options.reference),
+        reference_text=options.reference_text,
         seconds=options.seconds,
     )
     if options.text_list:
@@ -220,19 +215,13 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
 def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narrator":
     synthesizer = load_synthesizer(options, chosen)
     from titan_tts.speak.generate import Narrator
-    from torchtitan.models.dit_tts.text.vocabulary import named
 
     if not all(each.names_voice for each in requests):
         synthesizer.show_default_voice("--speaker")
-    texts = "".join(each.text.replace("\n", "") for each in requests if each.seconds is None)
-    # A missing predictor or fit is told now, too.
-    if texts and (unseen := synthesizer.lengths.unseen(texts)):
-        show(
-            f"warning: the text has characters that no training text has ({named(unseen, SHOWN)}), "
-            f"which are ignored in its duration; give --seconds",
-            sys.stderr,
-        )
+    # What is missing is told now, not behind the first speech.
+    if any(each.seconds is None for each in requests):
+        _ = synthesizer.lengths
     if options.timestamps:
-        _ = synthesizer.word_aligner  # likewise
+        _ = synthesizer.word_aligner
     given = options.seed, options.batch_size, _settings(options), options.timestamps
     return Narrator(synthesizer, *given)

@@ -5,13 +5,12 @@ speech, where `speech_end` cuts.
 Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
 the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w with w = r / (r + k): the deviation
 of a short reference is mostly chance. k is 50 for the fit (chosen by trials) and 100 for a
-predictor, which has heard the voice. A text by far too long or short for the reference is not its text: that is said, and
-corrects nothing.
+predictor, which has heard the voice. A text by far too long or short for the reference is not its text, and corrects
+nothing.
 """
 
-import sys
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -24,7 +23,7 @@ from titan_tts.speak.open_run import OpenRun, open_run
 from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
-from torchtitan.models.dit_tts.errors import InputError, require, show
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
@@ -85,12 +84,6 @@ class Lengths:
     generated: int = 0
     """frames of every utterance, if the model ends the speech itself; estimates then only split long texts"""
 
-    unseen: Callable[[str], list[str]] = lambda text: []
-    """characters of a text that the estimate ignores, as no training text had them"""
-
-    _told: set[str] = field(default_factory=set, init=False)
-    """texts of references that do not fit, each said once"""
-
     def generate(self, utterances: Sequence[Utterance]) -> list[int]:
         """Latent frames to generate of each utterance, at least 1, at its speed."""
         if not self.generated:
@@ -111,7 +104,7 @@ class Lengths:
         of_references = self.estimate(list(known.values()))
         for (index, each), estimate in zip(known.items(), of_references, strict=True):
             real = 0 if each.voice.reference is None else len(each.voice.reference)
-            if real and estimate > 0 and self._fits(each.text, real, estimate):
+            if real and estimate > 0 and _fits(real, estimate):
                 estimates[index] *= (real / estimate) ** (real / (real + self.half_trusted))
         for each, frames in zip(utterances, estimates, strict=True):
             limit = _MAX_FRAMES + _FRAMES_PER_CHARACTER * len(each.text)
@@ -122,19 +115,10 @@ class Lengths:
                 )
         return [max(1, round(self.scale * frames)) for frames in estimates]
 
-    def _fits(self, text: str, real: int, estimate: float) -> bool:
-        """Whether a reference of so many frames may be of its text; if not, that is said once."""
-        pace = real / estimate
-        if 1 / _MAX_PACE <= pace <= _MAX_PACE or abs(real - estimate) <= _MIN_DEVIATION:
-            return True
-        if text not in self._told:
-            self._told.add(text)
-            show(
-                f"warning: the reference is {pace:.2g} times as long as its text {text[:60]!r} takes, so the pace does not "
-                f"follow it; give the words of the recording as the reference text",
-                sys.stderr,
-            )
-        return False
+
+def _fits(real: int, estimate: float) -> bool:
+    """True if a reference of so many frames may be of a text that takes about `estimate`."""
+    return 1 / _MAX_PACE <= real / estimate <= _MAX_PACE or abs(real - estimate) <= _MIN_DEVIATION
 
 
 def open_lengths(
@@ -165,7 +149,7 @@ def open_lengths(
         require(scale == 1 or not ends_itself, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
         name = "the model's own end" if ends_itself else "the fit on the training data"
         generated = run.config.data.max_frames if ends_itself else 0
-        own = _HALF_TRUSTED_FIT, durations.speaker_scale, generated, durations.unseen
+        own = _HALF_TRUSTED_FIT, durations.speaker_scale, generated
         return Lengths(name, estimate, scale, *own)
     predictor = load_predictor(opened, run.config, encoder)
     name, estimate = f"{opened.folder} step {predictor.step}", partial(_predict, predictor)

@@ -82,14 +82,6 @@ def open_run(
     """
     folder = find_folder(name) if isinstance(name, str) else name
     config = config or load_run_config(folder)
-    return OpenRun(folder, config, *_find_checkpoint(folder, config, step, weights))
-
-
-def _find_checkpoint(
-    folder: Path, config: JobConfig, step: int | str | None, weights: str
-) -> tuple[int, str]:
-    """(step, weights) of a run's checkpoint. Weights that are not given stay empty, except for "best", which was measured
-    with some, and for an exported folder, which has no others."""
     if is_exported(folder):
         has = read_exported(folder)
         require(
@@ -97,22 +89,20 @@ def _find_checkpoint(
             f"{folder} has step {has['step']} and weights {has['weights']} only; leave out --step and --weights, or "
             f"give the run's folder",
         )
-        return has["step"], has["weights"]
+        return OpenRun(folder, config, has["step"], has["weights"])
     checkpoints = folder / config.checkpoint.folder
     steps = checkpoint_steps(checkpoints)
     require(bool(steps), f"{checkpoints} has no complete checkpoint; train the run further first")
     known = ", ".join(map(str, steps))
-    if step is None:
-        return steps[-1], weights
     if step == BEST:
         figure = config.validation.keep_best
         # A kill may have left the row of a step without its checkpoint.
-        rows = [row for row in read_rows(folder) if row["step"] in steps]
-        best = best_row(rows, figure)
+        best = best_row([row for row in read_rows(folder) if row["step"] in steps], figure)
         if best is None:
             raise InputError(
                 f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: {known}"
             )
-        return best["step"], weights or weights_of(best, figure)
+        step, weights = best["step"], weights or weights_of(best, figure)
+    step = steps[-1] if step is None else step
     require(step in steps, f"{checkpoints} has no checkpoint step-{step}; it has steps: {known}")
-    return int(step), weights
+    return OpenRun(folder, config, int(step), weights)

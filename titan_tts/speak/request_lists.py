@@ -5,11 +5,11 @@ import json
 import os
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from titan_tts.records.utterance import Reference, Utterance
 from titan_tts.speak.long_text import clean_text
 from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
 from torchtitan.models.dit_tts.errors import InputError, reading, require
@@ -22,38 +22,34 @@ MAX_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Request(Utterance):
-    """A text to say. Its id is the file's name without suffix, in a list; its labels are the values of conditioning tokens;
-    the files of its reference are recordings, or .npy of latents (R, C)."""
+class Request:
+    """A text to say."""
 
-    where: str = ""
+    where: str
     """option, or file and line, for messages"""
 
+    text: str = ""
+    id: str = ""
+    """name of its file without suffix, in a list"""
+
+    speaker: str = ""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    """values of conditioning tokens"""
+
+    reference: tuple[str, ...] = ()
+    """recordings, or .npy of latents (R, C)"""
+
+    reference_text: str = ""
     seconds: float | None = None
-
-    @property
-    def reference_files(self) -> tuple[str, ...]:
-        return self.reference.files if self.reference else ()
-
-    @property
-    def reference_text(self) -> str:
-        return self.reference.text if self.reference else ""
 
     @property
     def names_voice(self) -> bool:
         """The default voice is not asked for: a speaker, a reference or a speaker's token is given."""
-        return bool(self.speaker or self.reference_files or "speaker" in self.labels)
+        return bool(self.speaker or self.reference or "speaker" in self.conditions)
 
     def fingerprint(self, settings: str) -> str:
         """Hash of all that changes the speech. `settings`: options of the command."""
-        own = {
-            "conditions": self.labels,
-            "reference": self.reference_files,
-            "reference_text": self.reference_text,
-            "seconds": self.seconds,
-            "speaker": self.speaker,
-            "text": self.text,
-        }
+        own = {name: value for name, value in vars(self).items() if name not in ("where", "id")}
         return fingerprint(settings, json.dumps(own, sort_keys=True))
 
     def path(self, folder: str, suffix: str) -> Path:
@@ -67,7 +63,7 @@ class Request(Utterance):
 
     def check(self) -> None:
         """Raises InputError for mistakes that show without the model."""
-        count, files, where = len(self.text), self.reference_files, self.where
+        count, files, where = len(self.text), self.reference, self.where
         require(count > 0, f"{where} is empty; give a text")
         require(
             count <= MAX_CHARACTERS,
@@ -141,11 +137,10 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         require(key in _KEYS, f"{where}: has {key!r}, but allowed are {', '.join(_KEYS)}")
         is_right = isinstance(value, _KEYS[key]) and not isinstance(value, bool)
         require(is_right, f"{where}: {key} = {value!r} is of a wrong type")
-    conditions, files, said = common.labels, common.reference_files, common.reference_text
-    speaker = common.speaker
+    conditions, files = common.conditions, common.reference
     if "reference" in given or "speaker" in given:  # nothing of the common voice
         conditions = {name: value for name, value in conditions.items() if name != "speaker"}
-        files, said, speaker = (), "", ""
+        common, files = replace(common, speaker="", reference_text=""), ()
     if paths := given.get("reference"):
         paths = [paths] if isinstance(paths, str) else paths
         are_paths = all(isinstance(path, str) for path in paths)
@@ -153,12 +148,12 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         files = tuple(str(root / path) for path in paths)
     seconds = given.get("seconds", common.seconds)
     return Request(
-        id=given.get("name", ""),
-        text=clean_text(given["text"]),
-        speaker=given.get("speaker", speaker),
-        labels=conditions | {k: str(v) for k, v in given.get("conditions", {}).items()},
-        audio={},
-        reference=Reference(files, given.get("reference_text", said)),
-        where=where,
-        seconds=None if seconds is None else float(min(seconds, 10**9)),
+        where,
+        clean_text(given["text"]),
+        given.get("name", ""),
+        given.get("speaker", common.speaker),
+        {**conditions, **{k: str(v) for k, v in given.get("conditions", {}).items()}},
+        files,
+        given.get("reference_text", common.reference_text),
+        None if seconds is None else float(min(seconds, 10**9)),
     )

@@ -1,6 +1,5 @@
 """Options that the speaking commands and Python share, and the model that they choose."""
 
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -9,7 +8,7 @@ import tyro
 
 from torchtitan.models.dit_tts.config.options import option_name
 from torchtitan.models.dit_tts.config.shipped import BASE
-from torchtitan.models.dit_tts.errors import check_range, require, show
+from torchtitan.models.dit_tts.errors import check_range, require
 from torchtitan.models.dit_tts.files import keep_compiled_kernels
 
 if TYPE_CHECKING:
@@ -136,15 +135,10 @@ def from_pretrained(name: str | Path = BASE, data: str = "", **options: Any) -> 
         options: options of `titan-tts generate`: step, weights, sampling_steps, text_scale, speaker_scale, dtype,
             compile, encoder, codec, duration, duration_scale.
     """
-    known = SamplingOptions.__dataclass_fields__
-    names = [each for each in known if each not in ("run", "seed")]  # `synthesize` takes a seed
-    for option, value in options.items():
-        has = ", ".join(names)
-        require(option in names, f"from_pretrained has no option {option!r}; it has {has}")
-        if option in ("dtype", "compile"):
-            allowed = get_args(known[option].type)
-            one_of = ", ".join(allowed)
-            require(value in allowed, f"{option} = {value!r}, but it must be one of {one_of}")
+    for option in ("dtype", "compile"):
+        allowed = get_args(SamplingOptions.__dataclass_fields__[option].type)
+        value, one_of = options.get(option, allowed[0]), ", ".join(allowed)
+        require(value in allowed, f"{option} = {value!r}, but it must be one of {one_of}")
     return load_synthesizer(SamplingOptions(run=str(name), data=data, **options))
 
 
@@ -201,14 +195,3 @@ def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text
     require(
         not unknown, f"{name} has characters that the run was not trained with ({shown}); {knows}"
     )
-
-
-def warn_of_untrained_tokens(conditions: dict[str, str], tokenizer: "ConditionedTokenizer") -> None:
-    """Warns on stderr of unknown tokens that training may never have used."""
-    left_out = [name for name in tokenizer.fields if name not in (*conditions, "duration")]
-    if left_out and tokenizer.conditioning_dropout == 0:
-        show(
-            f"warning: {', '.join(left_out)} not given, and the run was trained with [data] "
-            f"conditioning_dropout = 0, so its unknown token may never have been trained",
-            sys.stderr,
-        )

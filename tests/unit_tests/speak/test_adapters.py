@@ -16,6 +16,7 @@ from titan_tts.speak.adapters import CONFIG, WEIGHTS, Adapters, write_adapter
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.adapters import add_adapter, is_trained
 from torchtitan.models.dit_tts.run.manifest import MANIFEST, write_manifest
+from torchtitan.models.dit_tts.run.resume_rules import BASE
 
 ARGS = small_args(text_vocab_size=8, n_heads=4, mlp_dim=48)
 
@@ -104,6 +105,8 @@ TRUSTED_MANIFEST = {
     "rank 0": (lora(rank=0), "rank = 0"),
     "rank of text": (lora(rank="x"), "rank"),
     "alpha of NaN": (lora(alpha=math.nan), "be finite"),
+    "another version": (changed_json(CONFIG, lambda c: c | {"version": 9}), "is not of version 1"),
+    "other weights": (changed_json(CONFIG, lambda c: c | {BASE: "x"}), "of other weights"),
     "no object": (replaced(CONFIG, "[]"), CONFIG),
     "bool": (first(torch.Tensor.bool), "of BOOL"),
     "a vector": (first(torch.Tensor.flatten), "does not fit the model"),

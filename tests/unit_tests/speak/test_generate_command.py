@@ -17,7 +17,7 @@ from tests.helpers.sentences import refused
 from titan_tts.cli import main
 from titan_tts.speak.generate import checked_conditions
 from titan_tts.speak.generate_command import Options, find_requests
-from titan_tts.speak.sampling_options import check_text, chosen_config, warn_of_untrained_tokens
+from titan_tts.speak.sampling_options import check_text, chosen_config
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
@@ -63,41 +63,30 @@ def test_options_reach_the_sampler(generate, shards, monkeypatch, capsys):  # no
 
 
 def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
-    """From the text and the speaker's rate; or from the run's own fit, without training data, and all of a
-    reference whose text is known."""
+    """By the run's own fit, without training data; of all of a reference whose text is known."""
     weights = np.zeros(257)
     weights[ord("o")] = 5
-    monkeypatch.setattr(
-        "titan_tts.speak.speech_data.stored_durations",
-        lambda folder: LinearDurationModel(weights, {"ann": 3.0, "bob": 1.0}),
-    )
-
-    def frames(*arguments):
-        assert generate("--text=too", "--out=said.wav", *arguments) == 0
-        return generate.asked[-1][0][0].frames
-
-    assert frames("--speaker=ann") == 30 and frames("--speaker=ann", "--duration-scale=0.5") == 15
-    monkeypatch.setattr(
-        "titan_tts.speak.speech_data.stored_durations",
-        lambda folder: LinearDurationModel(weights, {}) if folder.name == "run" else None,
-    )
+    fit = LinearDurationModel(weights, {"ann": 3.0})
+    monkeypatch.setattr("titan_tts.speak.speech_data.stored_durations", lambda folder: fit)
     treated = []
 
     def encode(path, codec, settings, limit):
         treated.append((settings.loudness, limit))
         return torch.zeros(min(limit, 100), CHANNELS)
 
+    def frames(*arguments):
+        assert generate("--text=too", "--out=said.wav", *arguments) == 0
+        return generate.asked[-1][0][0].frames
+
+    assert frames("--speaker=ann") == 30 and frames("--speaker=ann", "--duration-scale=0.5") == 15
     monkeypatch.setattr("titan_tts.speak.synthesizer.encode_reference", encode)
     generate.loaded.config.data.path = "gone"
     (tmp_path / "voice.wav").touch()
+    capsys.readouterr()
     assert frames("--reference=voice.wav") == 10
-    out, err = capsys.readouterr()
-    assert "0.40 s (by the fit on the training data)" in out
-    assert "characters that no training text has ('t'), which" in err
+    assert "0.40 s (by the fit on the training data)" in capsys.readouterr().out
     assert frames("--seconds=30.8") == 770
-    warning = "--seconds = 30.8, but no utterance of training is longer than 30.72 s"
-    assert warning in capsys.readouterr().err
-    assert frames("--seconds=0.01") == 1 and "--seconds" not in capsys.readouterr().err
+    assert frames("--seconds=0.01") == 1
     known = ["--reference=voice.wav", "--reference-text=oooooooooo"]
     assert frames(*known) == round(10 * 2 ** (100 / 150))
     assert generate.asked[-1][0][0].reference.shape == (6, CHANNELS)
@@ -110,16 +99,13 @@ MISTAKES = {
     "--text=one --text-file=a_file": "give one of --text",
     "--text-file=nothing": "nothing cannot be read",
     "--text-list=a_file --out=new": "a_file: is empty",
-    "--text-list=a_file": "give their folder by --out",
     "--text=one --seconds=600.1": "seconds = 600.1, but it must be above 0 and at most 600",
     "--text=one --seconds=0": "seconds = 0.0, but",
-    "--text=one --batch-size=4097": "--batch-size = 4097, but",
+    "--text=one --batch-size=0": "--batch-size = 0, but",
     "--text=one --sampling-steps=0": "[sampling] steps = 0, but",
-    "--text=one --duration-scale=0.09": "--duration-scale = 0.09, but",
     "--text=one --out=said.doc": "must end with one of .wav, .flac",
     "--text-list=a_file --out=new --format=pcm": "another --format than pcm",
     "--text=one --out=a.wav --format=flac": "a file's name sets its format",
-    "--text-file=b.wav --out=b.wav": "that is the input file",
     "--text-file=b.wav": "b.wav cannot be read",
     "--text=one --reference=./a.wav --out=a.wav": "that is the input file",
     "--text=one --reference-text=one": "reference text without a reference",
@@ -134,10 +120,7 @@ MISTAKES = {
 def test_mistakes_are_refused_before_the_model_is_loaded(
     generate, tmp_path, monkeypatch, capsys, arguments, words
 ):
-    def load_run(*_, **given):
-        raise AssertionError
-
-    monkeypatch.setattr("titan_tts.speak.load_run.load_run", load_run)
+    monkeypatch.setattr("titan_tts.speak.load_run.load_run", None)
     monkeypatch.setattr("titan_tts.speak.request_lists.MAX_TEXT_BYTES", 1000)
     (tmp_path / "a_file").write_text("")
     (tmp_path / "b.wav").write_bytes(b"\xff")
@@ -177,7 +160,7 @@ def test_any_key_of_sampling_may_be_given(tmp_path, capsys):
     assert "x is not a run folder" in capsys.readouterr().err
 
 
-def test_conditions_and_texts_that_the_run_was_trained_with(capsys):
+def test_conditions_and_texts_that_the_run_was_trained_with():
     def conditions(*condition, **given):
         options = Options(run="outputs/a", text="one", condition=list(condition), **given)
         return checked_conditions(find_requests(options)[0], SPEAKING)
@@ -186,27 +169,14 @@ def test_conditions_and_texts_that_the_run_was_trained_with(capsys):
     assert conditions("language=de", "speaker=s03") == {"language": "de", "speaker": "s03"}
     assert conditions("language=en=gb") == {"language": "en=gb"}
     for condition, *words in (
-        ("speaker=x", "speaker=x", "'s00', 's01'", "'s19' and 10 more"),
-        (
-            "mood=sad",
-            "mood=sad",
-            "has the conditioning tokens speaker, language only; leave it out",
-        ),
+        ("speaker=x", "'s00', 's01'", "'s19' and 10 more"),
+        ("mood=sad", "has the conditioning tokens speaker, language only; leave it out"),
         ("speaker", "--condition = speaker", "FIELD=VALUE"),
         ("duration=3", "--text: condition duration=3", "--seconds"),
     ):
         refused(lambda given=condition: conditions(given), *words)
     check_text("one", SPEAKING)
     refused(lambda: check_text("oné ½", SPEAKING), "--text", "'½', 'é'", "' enotw'")
-    trained = UnitTokenizer(SPEAKING.vocabulary, conditioning_dropout=0.1)
-    for tokenizer, given, warned in (
-        (SPEAKING, {"speaker": "s01"}, "warning: language not given"),
-        (trained, {}, ""),
-        (SPEAKING, {"speaker": "s01", "language": "de"}, ""),
-    ):
-        warn_of_untrained_tokens(given, tokenizer)
-        error = capsys.readouterr().err
-        assert error.startswith(warned) and bool(error) == bool(warned)
 
 
 def test_text_comes_and_sound_goes_through_pipes(generate, tmp_path, monkeypatch, capsysbinary):

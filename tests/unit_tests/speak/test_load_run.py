@@ -6,8 +6,8 @@ import torch.distributed.checkpoint as dcp
 
 from tests.helpers.sentences import refused
 from tests.helpers.small_models import initialized_model, small_args
-from titan_tts.evaluate.systems import find_checkpoints
 from titan_tts.speak.load_run import load_run
+from titan_tts.speak.open_run import open_run
 from torchtitan.models.dit_tts import model_config, model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.files import JsonLines
@@ -124,8 +124,8 @@ def test_validation_chooses_step_and_weights(run, initial):
     ):
         (run / "config.toml").write_text(CONFIG + f'[validation]\nkeep_best = "{figure}"\n')
         assert which(load_run(run, step="best"), initial) == (step, weights, above)
-        for found in (find_checkpoints([str(run)], "best"), find_checkpoints([f"{run}@best"])):
-            assert [(each.step, each.weights) for each in found] == [(step, weights)]
+        found = open_run(run, "best")
+        assert (found.step, found.weights) == (step, weights)
     assert which(load_run(run, step="best", weights="ema"), initial) == (6, "ema:0.9", 7)
     gone = {"step": 10, "best_heldout_loss": 0.2, "best_weights": "ema:0.5"}
     JsonLines(run / "validation.jsonl").append(gone)

@@ -1,7 +1,6 @@
 """References of a speaker: recordings treated as the training data were, or samples of the data."""
 
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +76,7 @@ def test_references_without_a_voice(codec, tmp_path):
 
 
 def test_references_are_treated_as_the_data_were(codec, tmp_path):
-    def data(name: str, audio: dict) -> str:
+    def data(name: str, **audio) -> str:
         """[data] path of data with a prepare.json, as far as it is read."""
         (tmp_path / name).mkdir()
         settings = {"codec": "dac_vae", "codec_fingerprint": codec.fingerprint, "audio": audio}
@@ -85,16 +84,12 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
         return str(tmp_path / name / "train")
 
     as_they_are = AudioSettings(loudness=None, max_silence=None)
-    off = data("off", asdict(replace(as_they_are, max_seconds=0.1)))
-    other = data("other", asdict(AudioSettings(-23.0, 0.5)))
-    for given, expected in (
-        (off, as_they_are),  # and no filter
-        (other, AudioSettings(-23.0, 0.5)),
-        ([other, off], AudioSettings(-23.0, 0.5)),
-        (data("old", {}), AudioSettings()),
-        (str(tmp_path / "nowhere"), AudioSettings(-16.0, 0.25)),
-    ):
-        assert reference_settings(given) == expected
+    off = data("off", loudness=None, max_silence=None, max_seconds=0.1)
+    other = data("other", loudness=-23.0, max_silence=0.5)
+    assert reference_settings(off) == as_they_are  # and no filter
+    assert reference_settings([other, off]) == AudioSettings(-23.0, 0.5)
+    assert reference_settings(data("old")) == reference_settings(str(tmp_path / "nowhere"))
+    assert reference_settings(data("older")) == AudioSettings(-16.0, 0.25)
     voice = np.concatenate([np.zeros(24_000, np.float32), recording(1.0, 48_000)])
     path = write(tmp_path / "voice.wav", voice)
     given = encode_reference(path, codec, as_they_are, 384)
@@ -104,15 +99,13 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
 
 def test_a_speaker_of_the_data_gives_the_longest_reference_or_recording(tmp_path):
     """Who has one recording has no reference in training; to speak in that voice it is one."""
-    lengths = {"ann": [(9, 4), (5, 6), (7, 5)], "cat": [(8, 0)], "dan": [(3, 0), (7, 0)]}
+    lengths = [("ann", 9, 4), ("ann", 5, 6), ("ann", 7, 5), ("cat", 8, 0), ("dan", 3, 0)]
     samples = []
-    for speaker, pairs in lengths.items():
-        for frames, reference in pairs:
-            arrays = [np.full((n, 8), len(samples) + 1.0, np.float16) for n in (frames, reference)]
-            metadata = {"text": "x", "speaker": speaker}
-            samples.append(Triplet(f"k{len(samples)}", *arrays, metadata))
+    for number, (speaker, frames, reference) in enumerate([*lengths, ("dan", 7, 0)]):
+        arrays = [np.full((n, 8), number, np.float16) for n in (frames, reference)]
+        samples.append(Triplet(f"k{number}", *arrays, {"text": "x", "speaker": speaker}))
     write_shard(tmp_path / "s.tar", samples)
     shards = TrainingShards(Data(path=str(tmp_path), latent_channels=8), Encoder(), None)
-    for speaker, shape, value in (("ann", (6, 8), 2), ("cat", (8, 8), 4), ("dan", (7, 8), 6)):
+    for speaker, shape, value in (("ann", (6, 8), 1), ("cat", (8, 8), 3), ("dan", (7, 8), 5)):
         reference = shards.reference(speaker)
         assert reference.shape == shape and (reference == value).all()

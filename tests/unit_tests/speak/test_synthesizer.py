@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from tests.helpers.row_model import CHANNELS
@@ -17,7 +18,7 @@ from titan_tts.speak.sampling_options import SamplingOptions
 from titan_tts.speak.utterance import Utterance, Voice
 
 
-def test_alone_as_in_a_batch(synthesizer, monkeypatch, tmp_path):
+def test_alone_as_in_a_batch(synthesizer):
     texts = ["one", "two one two one", "one"]
     voices = ["ann", Voice(torch.ones(3, CHANNELS)), None]
     together = synthesizer.synthesize(texts, voices, seed=2)
@@ -26,28 +27,27 @@ def test_alone_as_in_a_batch(synthesizer, monkeypatch, tmp_path):
         torch.testing.assert_close(alone.waveform, speech.waveform, atol=1e-5, rtol=0)
         assert speech.sample_rate == 100 and len(speech.waveform) == HOP * len(speech.latents)
     # A text's noise is of its speaker, too; another seed is another noise.
-    assert not torch.equal(together[0].waveform, together[2].waveform)
-    [other] = synthesizer.synthesize(["one"], ["ann"], seed=3)
-    assert not torch.equal(other.waveform, together[0].waveform)
-    [other] = synthesizer.synthesize(
-        ["one"], ["ann"], 2, replace(synthesizer.sampling, text_scale=1.0)
-    )
-    assert not torch.equal(other.waveform, together[0].waveform)
+    own = replace(synthesizer.sampling, text_scale=1.0)
+    others = [synthesizer.synthesize(["one"], ["ann"], *more)[0] for more in ((3,), (2, own))]
+    for other in (together[2], *others):
+        assert not torch.equal(together[0].waveform, other.waveform)
     for_all = synthesizer.synthesize(["one", "one two"], ["ann"], seed=2)
     torch.testing.assert_close(for_all[0].waveform, together[0].waveform, atol=1e-5, rtol=0)
     assert synthesizer.synthesize([]) == []
     refused(lambda: synthesizer.synthesize(texts, ["ann", "bob"]), "3 texts with 2 voices")
     refused(lambda: synthesizer.synthesize(["one"], ["eve"]), "--speaker = eve", "'ann', 'bob'")
+
+
+def test_options_from_python(tmp_path, monkeypatch):
     for options, *words in (
-        ({"banana": 1}, "no option 'banana'", "sampling_steps"),
-        ({"seed": 1}, "no option 'seed'"),
         ({"dtype": "bf16"}, "dtype = 'bf16'", "auto, float32, bfloat16"),
         ({"compile": True}, "compile = True", "off, default, reduce-overhead"),
     ):
         refused(lambda given=options: from_pretrained("run", **given), *words)
-    monkeypatch.setattr(
-        "titan_tts.speak.sampling_options.load_synthesizer", lambda options: options
-    )
+    with pytest.raises(TypeError, match="banana"):
+        from_pretrained("run", banana=1)
+    load = "titan_tts.speak.sampling_options.load_synthesizer"
+    monkeypatch.setattr(load, lambda options: options)
     found = from_pretrained(tmp_path, data="shards", step=3, duration="fit")
     assert found == SamplingOptions(run=str(tmp_path), data="shards", step=3, duration="fit")
 
@@ -69,7 +69,7 @@ def test_speech_that_the_model_ends_itself_is_cut_there(synthesizer, monkeypatch
 def test_what_a_voice_is_given_as(synthesizer, tmp_path):
     latents, path = torch.ones(3, CHANNELS), tmp_path / "voice.npy"
     np.save(path, latents.numpy())
-    for given in (latents, path, str(path), Voice(latents)):
+    for given in (latents, path, Voice(latents)):
         assert torch.equal(synthesizer.voice(given).reference, latents)
     assert synthesizer.voice(None) == Voice() and synthesizer.voice("bob").speaker == "bob"
     assert synthesizer.recording(path, text="one").text == "one"
@@ -119,10 +119,9 @@ def test_long_texts_are_said_in_pieces(synthesizer):
     slow, fast = (synthesizer.pieces(replace(whole, speed=speed)) for speed in (0.5, 2.0))
     assert len(slow) > len(pieces) > len(fast) and max(synthesizer.frames([*slow, *fast])) <= 8
     data.max_frames, data.max_text_tokens = 10_000, 20
-    asked, estimate = [], synthesizer.lengths.estimate
-    synthesizer.lengths = replace(
-        synthesizer.lengths, estimate=lambda said: asked.extend(said) or estimate(said)
-    )
+    asked, usual = [], synthesizer.lengths
+    heard = lambda said: asked.extend(said) or usual.estimate(said)  # noqa: E731
+    synthesizer.lengths = replace(usual, estimate=heard)
     for texts in (synthesizer.pieces(whole), asked):  # no predictor is asked of longer ones
         lengths = [len(synthesizer.run.tokenizer.encode(each.text)) for each in texts]
         assert max(lengths) <= 20 and len(lengths) > 3
@@ -153,7 +152,7 @@ def test_a_stream_is_in_order_and_its_first_piece_is_said_alone(synthesizer, mon
 def test_what_exceeds_a_wav_is_told_before_it_is_said(synthesizer, monkeypatch):
     monkeypatch.setattr(type(synthesizer), "samples", lambda self, pieces: 2**31)
     monkeypatch.setattr(synthesizer, "speak", None)
-    request = Request("a", "one", "", {}, {}, where="here")
+    request = Request("here", "one")
     for out in ("a.WAV", ""):
         refused(lambda out=out: Narrator(synthesizer).write(request, out, "wav"), "4 GiB")
 
@@ -170,15 +169,11 @@ def test_where_a_text_is_split():
         ("Mrs. A of St. B? Prof. C.", 16, ["Mrs. A of St. B?", "Prof. C."]),
         # Ordinals, abbreviations by letters, and numbers behind short words end no sentence and are not cut.
         ("Er kam am 3. Mai 2024 an.", 12, ["Er kam am", "3. Mai 2024", "an."]),
-        ("Es war gut. Am 17. Mai ging er.", 19, ["Es war gut.", "Am 17. Mai ging er."]),
         ("Es gibt z. B. Hunde u. a. Tiere.", 16, ["Es gibt", "z. B. Hunde", "u. a. Tiere."]),
         ("Also (d. h. nie) und z.B. Rom.", 17, ["Also (d. h. nie)", "und z.B. Rom."]),
-        ("J. S. Bach est né p. ex. Paris.", 20, ["J. S. Bach est né", "p. ex. Paris."]),
         ("See No. 5 and Vol. 12 now.", 13, ["See No. 5 and", "Vol. 12 now."]),
         ("It began in 2024. Then it ended.", 20, ["It began in 2024.", "Then it ended."]),
-        ("z. B. D. E.", 5, ["z. B.", "D. E."]),
         ("மரம் ஓட. அது.", 9, ["மரம் ஓட.", "அது."]),
-        ("One two three\nfour five", 16, ["One two three", "four five"]),
         ("你好，再见，好。", 4, ["你好，", "再见，", "好。"]),
         ("One.\nTwo.", 5, ["One.", "Two."]),
         # Chinese has no blanks, and its closing marks belong to the sentence before.

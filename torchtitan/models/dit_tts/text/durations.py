@@ -73,12 +73,6 @@ class LinearDurationModel:
     def _count(self) -> Counter:
         return Counter(self.language, self.added, self.normalize)
 
-    def unseen(self, text: str) -> list[str]:
-        """The text's characters, each once, that no training text had: they count for no length."""
-        known = [bool(weight) for weight in self.weights]
-        spoken = dict.fromkeys(self._count.spoken(text))
-        return [c for c in spoken if not all(known[byte] for byte in c.encode("utf-8", "replace"))]
-
     def frames(self, text: str, speaker: str | None) -> int:
         """Latent frames for the text, at least 1."""
         return max(1, round(self.estimate(text, speaker)))
