@@ -185,7 +185,8 @@ def test_text_comes_and_sound_goes_through_pipes(generate, tmp_path, monkeypatch
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
     assert generate("--text-file=-", "--out=-", "--speaker=ann") == 0
     out, err = capsysbinary.readouterr()
-    sound, rate = soundfile.read(io.BytesIO(out))  # its header has the length
+    sound, rate = soundfile.read(io.BytesIO(out))
+    assert int.from_bytes(out[40:44], "little") == len(out) - 44  # told before the second piece
     assert b"first sound after" in err and b"pieces" in err
     (tmp_path / "text.txt").write_text(text)
     said = ["--text-file=text.txt", "--speaker=ann"]
