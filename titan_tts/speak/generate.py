@@ -90,19 +90,19 @@ class Narrator:
             out: the file; empty: the standard output, piece by piece where `kind` allows it.
             kind: format of the standard output.
         """
-        began, pipe = time.perf_counter(), sys.stdout.buffer
+        began = time.perf_counter()
         streams = not out and self.synthesizer.streams(kind)
         pieces = self.synthesizer.pieces(self._utterance(request), low_latency=streams)
         rate, spoken, latency = self.synthesizer.sample_rate, list[Speech](), ""
         if (out or kind).lower().endswith("wav"):  # that it holds too little is told now
             header = wav_header(self.synthesizer.samples(pieces), rate)
             if streams:
-                pipe.write(header)
+                sys.stdout.buffer.write(header)
         for speech in self.synthesizer.stream(pieces, self.seed, self.batch_size, streams):
             if streams:
                 latency = latency or f", first sound after {time.perf_counter() - began:.2f} s"
-                pipe.write(pcm(part(speech.waveform, len(spoken), len(pieces), rate)))
-                pipe.flush()
+                sys.stdout.buffer.write(pcm(part(speech.waveform, len(spoken), len(pieces), rate)))
+                sys.stdout.buffer.flush()
             spoken.append(speech)
         if out:
             seconds = self._write_files(request, Path(out), pieces, spoken)
@@ -110,7 +110,7 @@ class Narrator:
             sound = join([each.waveform for each in spoken], rate)
             seconds = len(sound) / rate
             if not streams:
-                pipe.write(encoded(sound, rate, SUFFIXES[f".{kind}"]))
+                sys.stdout.buffer.write(encoded(sound, rate, SUFFIXES[f".{kind}"]))
         run = self.synthesizer.run
         by = "--seconds" if request.seconds is not None else self.synthesizer.lengths.name
         several = f" in {len(pieces)} pieces" if len(pieces) > 1 else ""
