@@ -87,7 +87,6 @@ REFUSED = """
 1 | data.bucket_frames = [50, 40] | [data] bucket_frames = [50, 40] | ascending
 1 | data.seed = 9223372036854775808 | seed = 9223372036854775808 | below 2^63
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
-1 | data = {prefetch_batches = 0, num_workers = 1} | prefetch_batches = 0 | num_workers = 1
 4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | must be 4
 1 | parallelism.data_parallel_shard_degree = -2 | shard_degree -2
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
@@ -163,8 +162,7 @@ ALLOWED = """
 2 | training.enable_cpu_offload = true
 2 | data = {batching = 'packed', longest_per_row = 8}; training.max_local_batch_size = 8
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}
-1 | data = {prefetch_batches = 0, num_workers = 0}
-1 | data = {prefetch_batches = 1, seed = 9223372036854775807}; validation.times = [1.0]
+1 | data = {prefetch_batches = 1, num_workers = 0, seed = 9223372036854775807}; validation.times = [1.0]
 1 | checkpoint.keep_latest_k = 2
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 768]
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 3}

@@ -62,7 +62,7 @@ BOUNDS = {
     sampling.steps,truncation_factor,rescale_k,rescale_sigma,speaker_kv_scale""",
     (0, math.inf, False, False): """optimizer.lr,weight_decay,muon_lr,base_dim,encoder_lr
     lr_scheduler.warmup_steps training.local_batch_size,max_local_batch_size
-    checkpoint.keep_latest_k validation.seed samples.freq,seed
+    checkpoint.keep_latest_k data.seed validation.seed samples.freq,seed
     encoder.dim,vocab_size lora.rank distill.passes
     divergence.spike_sigmas,max_rollbacks benchmark.steps""",
     (0, 1, False, False): """optimizer.beta1,beta2 lr_scheduler.decay_ratio,min_lr_factor ema.decays
@@ -74,12 +74,12 @@ BOUNDS = {
     (-1, 2 / (math.pi - 2), False, False): "sampling.sway",
     (0, 32, False, True): "divergence.max_bad_steps",
     (0, 3600, False, False): "data.duration_offset_seconds",
-    (0, 10**6, False, False): "data.epochs,max_reference_ratio,num_workers,prefetch_batches",
+    (0, 10**6, False, False): "data.epochs,max_reference_ratio,num_workers",
     (1e-6, 1e6, False, False): "data.weights",
     (-10, 10, False, False): "data.duration_alpha",
     (1, 8, False, False): "data.num_buckets",
     (1, 1024, False, False): "data.longest_per_row",
-    (1, 10**6, False, False): "data.max_frames,max_speaker_frames",
+    (1, 10**6, False, False): "data.max_frames,max_speaker_frames,prefetch_batches",
     (1, math.inf, False, False): "parallelism.data_parallel_replicate_degree",
     (1, 1, False, False): """parallelism.pipeline_parallel_degree,context_parallel_degree
     parallelism.expert_parallel_degree""",

@@ -31,18 +31,15 @@ NONE = {"recognizer": "", "speaker_scorer": "", "opinion": ""}
     ],
 )
 def test_a_run_names_no_function(name, spec):
-    samples = SimpleNamespace(**NONE | {"recognizer": "whisper:base", name: spec})
-    config = SimpleNamespace(samples=samples)
-    option = f"--{name.replace('_', '-')} {spec}"
-    refused(
-        lambda: scorer_specs(SimpleNamespace(**NONE), config), f"'{spec}' is a function", option
-    )
-    trusted = SimpleNamespace(**NONE | {name: spec})
+    own = {"recognizer": "faster-whisper:/some/folder", "speaker_scorer": "xvector:a/b"}
+    own["opinion"] = "dnsmos"
+    config = SimpleNamespace(samples=SimpleNamespace(**own))
+    assert scorer_specs(SimpleNamespace(**NONE), config) == own
+    setattr(config.samples, name, spec)
+    words = f"'{spec}' is a function", f"--{name.replace('_', '-')} {spec}"
+    refused(lambda: scorer_specs(SimpleNamespace(**NONE), config), *words)
+    trusted = SimpleNamespace(**own | {name: spec})
     assert scorer_specs(trusted, config)[name] == spec
-    for own in ("words:one,two", "whisper-tiny.en", "whisper:base", "faster-whisper:/some/folder"):
-        specs = {"recognizer": own, "speaker_scorer": "xvector:a/b", "opinion": "dnsmos"}
-        config = SimpleNamespace(samples=SimpleNamespace(**specs))
-        assert scorer_specs(SimpleNamespace(**NONE), config) == specs
 
 
 def test_a_folder_names_no_codec_that_is_a_function(tmp_path):

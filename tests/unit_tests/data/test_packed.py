@@ -13,9 +13,7 @@ from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.packed_rows import (
     PackedSampler,
-    _leave_out,
     batch_policy,
-    fill_rows,
 )
 from torchtitan.models.dit_tts.data.references import WORDS
 from torchtitan.models.dit_tts.text.aligner import choose_recordings, fit_aligner
@@ -44,25 +42,6 @@ def order(lengths, seed=3, draws=None, global_batch=32, **changes):
     frames, text, references = lengths.T
     policy = batch_policy(data, global_batch, frames, references, text, draws)
     return policy, PackedSampler(np.arange(len(lengths)) * 2, policy, seed, draws)
-
-
-def test_rows_by_hand():
-    """Two rows get two samples each; the first has 12 frames where 8 fit, and exchanges a 6 for a 2 of those
-    which leave the references even as well."""
-    lengths = np.array([[6, 1, 3], [6, 1, 1], [2, 1, 1], [2, 1, 3]])
-    words = np.random.Philox(0)
-    table, too_long = fill_rows(lengths, 2, (8, 2, 4), 3, words, 2, 20)
-    rows = sorted(sorted(row[row < 4].tolist()) for row in table)
-    assert rows == [[0, 2], [1, 3]] and not len(too_long)
-    # A sample moves into an empty slot: 12 | 4 4 4.
-    table, too_long = fill_rows(np.array([[12] * 3] + [[4] * 3] * 3), 2, (12,) * 3, 3, words, 2, 20)
-    assert sorted((row < 4).sum() for row in table) == [1, 3] and not len(too_long)
-    lengths = np.array([[8, 8, 8]] * 3 + [[1, 1, 1]])
-    table, too_long = fill_rows(lengths, 2, (9, 9, 9), 3, words, 2, 9)
-    assert len(too_long) == 1 and sorted(table[table < 4].tolist()) == [0, 1, 2, 3]
-    # What fills a row to the last frame stays.
-    table = _leave_out(np.array([[2, 4, 4], [3, 0, 1]]), np.array([1]), lengths, (9, 9, 9))
-    assert table.tolist() == [[2, 4, 4], [3, 0, 4]]
 
 
 def rows_of(batch):
@@ -241,16 +220,13 @@ def test_drawn_references_fit_their_rows(folder):
 
 def test_a_stored_reference_stands_in_for_a_corrupt_drawn_one(tmp_path):
     """It may be shorter than the drawn one was; the references behind it are the samples' own."""
-    folder, drawn = (
-        make_shards(tmp_path, 120, seed=7, channels=CHANNELS),
-        PACKED | {"references": "drawn"},
-    )
+    folder = make_shards(tmp_path, 120, seed=7, channels=CHANNELS)
+    drawn = PACKED | {"references": "drawn"}
 
     def references(**more):
-        found = split(folder, 1, 1, 12, **drawn, **more)
         return {
-            sample[:3]: next(each for each in sample[3][1:] if each[0] == "speaker")[2]
-            for sample in found
+            sample[:3]: next(each[2] for each in sample[3][1:] if each[0] == "speaker")
+            for sample in split(folder, 1, 1, 12, **drawn, **more)
         }
 
     valid = references()
@@ -259,5 +235,5 @@ def test_a_stored_reference_stands_in_for_a_corrupt_drawn_one(tmp_path):
     others = {place: found for place, found in whole.items() if valid[place] != found}
     number = {dataset.sample_id(n): n for n in range(len(dataset))}
     for (_, _, name), found in others.items():
-        stored = dataset.read(number[name])[1].astype(np.float32).tobytes()
-        assert len(others) > 20 and found in stored
+        assert found in dataset.read(number[name])[1].astype(np.float32).tobytes()
+    assert len(others) > 20

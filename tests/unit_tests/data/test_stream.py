@@ -1,6 +1,7 @@
 """The choices of the stream: corrupt samples skipped, datasets mixed, texts and weights of samples, epochs."""
 
 from collections import Counter
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -47,29 +47,17 @@ def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
     assert replaced >= len(BAD)
 
 
-class TenThousandSamples:
-    """Stands for a dataset."""
-
-    shard = np.repeat([0, 1], 5000)
-
-    def __init__(self, left_out=0):
-        self.corrupt_samples = left_out
-
-    def __len__(self):
-        return len(self.shard)
-
-
 @pytest.mark.parametrize(
     "reads, left_out, allowed",
     [
         (8, 0, 10),  # 1 % of the first 1000, however early they come
-        (2000, 0, 20),  # of those that were read, not of all
         (50_000, 0, 100),  # five passes over the data read no more than is there
         (2000, 50, 10),  # half of the per cent was left out when the data were opened
     ],
 )
 def test_the_limit_is_a_fraction_of_what_was_read(reads, left_out, allowed):
-    counter, dataset = CorruptSampleCounter("skip", 0.01), TenThousandSamples(left_out)
+    counter, dataset = CorruptSampleCounter("skip", 0.01), MagicMock(corrupt_samples=left_out)
+    dataset.__len__.return_value = 10_000
     counter.reads = reads
     error = CorruptSampleError("a bit flipped")
     for sample in [*range(allowed), *range(allowed)]:  # what comes again counts once
@@ -84,10 +72,6 @@ def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
     with pytest.raises(ValueError, match="about 30 corrupt samples and 90 valid ones are 25.0%"):
         build(folder, on_error="skip", max_corrupt_fraction=0.2)
     assert len(build(folder, on_error="skip", max_corrupt_fraction=0.25).dataset) == 90
-    # As many as a usual one: of 1, 30 and 30 the median.
-    write_shard(folder / "000000.tar", make_samples(1, channels=CHANNELS))
-    with pytest.raises(ValueError, match="about 30 corrupt samples and 61 valid ones"):
-        build(folder, on_error="skip", max_corrupt_fraction=0.2)
 
 
 def test_a_bucket_without_a_valid_sample_is_an_error(tmp_path):
@@ -129,29 +113,17 @@ def test_mixed_datasets(tmp_path):
 
 
 def test_who_is_left_out_takes_nothing_of_the_others(tmp_path):
-    """Weights, classes and the longest reference are those of the samples that are used."""
-    for name, frames, rare, reference in (
-        ("a", [100] * 10 + [40] * 10, range(20), 8),
-        ("b", [40] * 20, range(15, 20), 60),
-    ):
+    """Weights and classes are those of the samples that are used."""
+    for name, frames, rare in (("a", [100] * 10 + [40] * 10, 0), ("b", [40] * 20, 15)):
         lengths = iter(frames)
         samples = make_samples(20, seed=7, channels=CHANNELS, frames=lambda _: next(lengths))
         for number, sample in enumerate(samples):
-            sample.metadata["speaker"] = "rare" if number in rare else "common"
-            last = (name, number) == ("b", 19)
-            object.__setattr__(sample, "reference", sample.latents[: reference if last else 8])
+            sample.metadata["speaker"] = "rare" if number >= rare else "common"
         (tmp_path / name).mkdir()
         write_shard(tmp_path / name / "000000.tar", samples)
-    loader = build(
-        None,
-        path=[str(tmp_path / "a"), str(tmp_path / "b")],
-        weights=[1.0, 3.0],
-        balance_by="speaker",
-        balance_beta=0.99999,
-        max_frames=48,
-        num_buckets=1,
-    )
-    assert loader.policy.sample_counts == (30,) and loader.policy.shapes[0][2] == 48
+    settings = {"weights": [1.0, 3.0], "balance_by": "speaker", "balance_beta": 0.99999}
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    loader = build(None, path=paths, **settings, max_frames=48, num_buckets=1)
     order = loader.order
     drawn = [order.batch(k).samples for k in range(order.batches_before_epoch(20))]
     keys = [loader.dataset.sample_id(sample) for sample in np.concatenate(drawn).tolist()]
@@ -171,45 +143,39 @@ def test_held_out_shards_are_refused_unless_allowed(tmp_path):
 
 
 def test_the_arithmetic_that_the_log_shows(tmp_path, monkeypatch):
-    """Two shards of which the second has a corrupt sample, and others that are too long or say too much."""
+    """The second shard has corrupt samples, and others that are too long or say too much."""
     lines, warnings = [], []
     monkeypatch.setattr("torchtitan.models.dit_tts.data.build.logger.info", lines.append)
     monkeypatch.setattr("torchtitan.models.dit_tts.data.build.logger.warning", warnings.append)
     lengths = iter([16] * 6 + [40, 40, 40, 20] + [100, 100, 20, 30, 30])
     samples = make_samples(15, channels=CHANNELS, frames=lambda _: next(lengths))
     for number, sample in enumerate(samples):
-        sample.metadata.update(speaker="ab"[number] if number < 2 else "c", text="x" * 12)
+        sample.metadata.update(text="x" * (30 if number == 12 else 12))
         object.__setattr__(sample, "reference", sample.latents[:8])
-    samples[12].metadata["text"] = "x" * 30
     write_shard(tmp_path / "0.tar", samples[:10])
     write_shard(tmp_path / "1.tar", samples[10:])
     flip_bits(tmp_path / "1.tar", [3 * 3, 3 * 4])
     settings = {"bucket_frames": [16, 40], "max_frames": 48, "max_text_tokens": 24}
     settings |= {"frames_per_second": 0.1, "on_error": "skip", "max_corrupt_fraction": 0.2}
-    order = dict(ranks=2, accumulation=2)
-    build(tmp_path, **settings, **order, references="drawn")
+    build(tmp_path, **settings, ranks=2, accumulation=2)
     log = " ".join("\n".join(lines).split())
     for words in (
         "data: 10 samples, 0.66 hours, 2 shards; left out: 2 too long, 1 with too much text;",
         f"data: {tmp_path}/1.tar: 2 problems left out, the first: the .npy of sample 'utt000013'",
-        "data: 0 16 16 32 6 16 4 data: 1 40 16 48 4 8 2 ",
         "data: 8 to 16 samples per step = 2 ranks x 2 accumulation steps x 2 to 4; 0.9 steps per epoch;",
-        "padding: 7.8% of the frames, 12.5% of the text and 48.7% of the reference",
-        "references are drawn anew for 8 samples of 1 speakers; 2 without another one",
+        "padding: 7.8% of the frames, 12.5% of the text",
     ):
         assert words in log, words
     [line] = warnings
     assert "3 of 13 samples, 36.7 of 76.0 minutes" in line and line.endswith("tokens 32")
-    assert "utt000010 (1000.0 s), 1:utt000011 (1000.0 s), 1:utt000012 (200.0 s);" in line
     lines.clear()
     build(tmp_path, **settings, ranks=2, rank=1)
     assert not lines and len(warnings) == 1
-    with pytest.raises(InputError) as caught:
-        build(tmp_path, **settings, max_dropped_fraction=0.2)
-    words = "leaves out 15.4% of the 13 samples and max_text_tokens = 24 another 7.7%; "
-    words += "all fit with --data.max_frames 104 --data.max_text_tokens 32, or accept"
-    assert words in str(caught.value) and "max_dropped_fraction = 0.24 (now 0.2)" in str(
-        caught.value
+    refused(
+        lambda: build(tmp_path, **settings, max_dropped_fraction=0.2),
+        "leaves out 15.4% of the 13 samples and max_text_tokens = 24 another 7.7%; ",
+        "--data.max_frames 104 --data.max_text_tokens 32, or accept",
+        "max_dropped_fraction = 0.24 (now 0.2)",
     )
 
 
@@ -278,22 +244,11 @@ def test_lengths_and_characters_are_of_both_texts(two_texts):
     assert plain.text_bytes.tolist() == [len(m["text"].encode()) for m in rows]
     assert both.text_bytes.tolist() == [len(text.encode()) for text in longer]
     assert both.text_chars.tolist() == [len(text) for text in longer]
-
-    class Words:
-        fingerprint = "words"
-
-        def counts(self, texts):
-            return [len(text.split()) for text in texts]
-
-    for _ in range(2):  # made, then read
-        assert count_text_tokens(plain, Words()).tolist() == [len(m["text"].split()) for m in rows]
-        assert count_text_tokens(both, Words()).tolist() == [len(text.split()) for text in longer]
     # A text that only verbatim is too long is left out.
     limit = max(len(m["text"].encode()) for m in rows) + 2
     left_out = sum(len(text.encode()) + 2 > limit for text in longer)
-    assert 0 < left_out
     loader = build(two_texts, max_text_tokens=limit, verbatim_fraction=0.1)
-    assert sum(loader.policy.sample_counts) == 60 - left_out
+    assert 0 < left_out == 60 - sum(loader.policy.sample_counts)
 
 
 def test_samples_are_drawn_by_the_weights_in_their_json(two_texts):

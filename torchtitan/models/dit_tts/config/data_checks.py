@@ -44,9 +44,6 @@ def check_data(config: JobConfig, global_batch: int, dp_degree: int, accumulatio
             f"[data] weights has {len(data.weights)} numbers and path {datasets} datasets; give one for "
             f"each, or none to take each dataset as it is"
         )
-    if data.num_workers and not data.prefetch_batches:
-        why = "workers need at least 1; raise it or set num_workers = 0"
-        raise conflict(config, "data.prefetch_batches data.num_workers", why)
 
 
 def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:

@@ -60,7 +60,7 @@ class Data:
     max_corrupt_fraction: Fraction = 0.01
     """With on_error = "skip", fraction of corrupt samples above which the run ends"""
 
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the order, the parts of long references, the noise, the times and the condition dropout"""
 
     latent_channels: Annotated[PositiveInt, EXPORTED] = 128
@@ -119,7 +119,7 @@ class Data:
     num_workers: Annotated[int, Bounds(0, 10**6), WORKLOAD] = 2
     """Loader threads; 0: the training thread fills batches"""
 
-    prefetch_batches: Annotated[int, Bounds(0, 10**6)] = 4
+    prefetch_batches: Annotated[int, Bounds(1, 10**6)] = 4
     """Micro-batches to prefetch"""
 
     conditioning: Annotated[list[str], EXPORTED] = field(default_factory=list)

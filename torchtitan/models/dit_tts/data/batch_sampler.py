@@ -165,8 +165,6 @@ class GlobalBatchSampler:
         seed: int,
         bucket_weights: Sequence[np.ndarray] | None = None,
     ):
-        if not 0 <= seed < 2**63:
-            raise InputError(f"[data] seed = {seed}, but it must be from 0 to 2**63 - 1")
         assert len(bucket_samples) == len(batch_sizes) and all(size > 0 for size in batch_sizes)
         self.seed = seed
         self.batch_sizes = tuple(int(size) for size in batch_sizes)

@@ -152,16 +152,9 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
     lines.append("bucket  frames  text  speaker  samples  global batch  micro-batch")
     sizes = zip(policy.shapes, policy.sample_counts, policy.batch_sizes)
     for number, ((T, L, R), count, size) in enumerate(sizes):
-        widths = (
-            (number, 6),
-            (T, 6),
-            (L, 4),
-            (R, 7),
-            (count, 7),
-            (size, 12),
-            (size // (ranks * steps), 11),
+        lines.append(
+            f"{number:6d}  {T:6d}  {L:4d}  {R:7d}  {count:7d}  {size:12d}  {size // (ranks * steps):11d}"
         )
-        lines.append("  ".join(f"{value:{width}d}" for value, width in widths))
     lines.append(
         f"{low} to {high} {unit} per step = {ranks} ranks x {steps} accumulation steps x {low // (ranks * steps)} "
         f"to {high // (ranks * steps)}; {loader.order.batches_per_epoch:.1f} steps per epoch; padding: "

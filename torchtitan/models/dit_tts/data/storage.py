@@ -90,7 +90,7 @@ class LocalSource:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise InputError(f"{path}: cannot be opened ({error.strerror})") from None
-        self.close = weakref.finalize(self, os.close, self.descriptor)
+        self._close = weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise InputError(f"{path}: is not a regular file")
@@ -108,6 +108,9 @@ class LocalSource:
                 f"{self.path}: cannot be read at byte {offset} ({error.strerror}); restore the shard"
             ) from None
         return b"".join(parts)  # without a copy where it is one part, as nearly always
+
+    def close(self) -> None:
+        self._close()
 
 
 class RemoteSource:

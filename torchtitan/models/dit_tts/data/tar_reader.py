@@ -41,15 +41,17 @@ def walk_members(source: ShardFile, on_problem: Callable[[str], None]) -> Iterat
             if member.size < 0:
                 raise tarfile.ReadError(f"a size of {member.size} bytes")
             if tar.offset > source.size:
-                return on_problem(
+                on_problem(
                     f"member '{member.name}' should end before byte {tar.offset} but the tar has "
                     f"{source.size} bytes, so it is truncated; {_AGAIN}"
                 )
+                return
             if member.issparse() or member.type == _GNU_CONTINUED:
-                return on_problem(
+                on_problem(
                     f"member '{member.name}' is sparse or split over volumes; write the tar again without "
                     "--sparse and --multi-volume"
                 )
+                return
             is_link = member.islnk() or member.issym()
             if is_link or member.isreg():
                 yield Member(member.name, member.offset_data, member.size, is_link)
