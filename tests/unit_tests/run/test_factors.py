@@ -30,10 +30,6 @@ def test_all_factors_of_the_debug_config():
     [
         ("--parallelism.data_parallel_replicate_degree=4", {"layout": "ddp"}),
         ("--parallelism.data_parallel_replicate_degree=2", {"layout": "hsdp"}),
-        (
-            "--training.local_batch_size=4 --training.global_batch_size=32",
-            {"batch": 4, "accumulation": 2},
-        ),
         ("--training.max_local_batch_size=2", {"batch": 1, "accumulation": 3}),
         ("--compile.enable --compile.mode=max-autotune", {"compile": "max-autotune"}),
         (

@@ -32,26 +32,17 @@ def test_a_run_with_bad_steps_equals_one_without_their_batches(
     assert run.metrics()[-1]["skipped_batches"] == 3
     assert_equal(run.tensors(9), expected.tensors(9))
     # Step N takes batch N - 1, and a later one after those that are skipped.
-    folders = {path.name for path in (run.path / "divergence").iterdir()}
-    assert folders == {"step-5-batch-4", "step-5-batch-5", "step-9-batch-10"}
-    assert "the step is undone and its batch skipped" in caplog.text
-
-
-@pytest.mark.long
-def test_what_is_reported_of_a_bad_step_is_its_batch(tmp_path, train, bad_batches):
-    bad_batches.update({0: math.inf, 3: math.inf})
-    assert train("run", "--training.steps=3") == 0
-    run = Folder(tmp_path / "run")
-    assert list(run.losses()) == [1, 2, 3]
     kept = run.path / "divergence"
-    assert {path.name for path in kept.iterdir()} == {"step-1-batch-0", "step-3-batch-3"}
-    report = json.loads((kept / "step-1-batch-0/report.json").read_text())
-    assert (report["step"], report["global_batch"], report["loss"]) == (1, 0, "inf")
-    assert report["bad"] is True and report["loss_limit"] == "inf"
+    folders = {path.name for path in kept.iterdir()}
+    assert folders == {"step-5-batch-4", "step-5-batch-5", "step-9-batch-10"}
+    report = json.loads((kept / "step-5-batch-4/report.json").read_text())
+    assert (report["step"], report["global_batch"], report["bad"]) == (5, 4, True)
+    assert report["loss"] == "nan" if math.isnan(factor) else report["loss"] > 1e3
     ids = [sample["id"] for sample in report["samples"]]
-    assert ids and not set(ids) & set(run.audit()[0]["ids"])
+    assert ids and not set(ids) & set(run.audit()[4]["ids"])
     peaks = [sample["max_abs"] for sample in report["samples"]]
     assert peaks == sorted(peaks, reverse=True) and peaks[-1] > 0
+    assert "the step is undone and its batch skipped" in caplog.text
 
 
 @pytest.mark.long
@@ -137,12 +128,10 @@ def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
 
 def test_rollbacks_are_counted_for_each_checkpoint(tmp_path):
     """A run that gets on between them may need many."""
-    counter = RollbackCounter(2)
-    bad = StepStats(7, 6, math.nan, math.nan, 1.0, 1.0, bad=True)
+    counter, bad = RollbackCounter(2), StepStats(7, 6, math.nan, math.nan, 1.0, 1.0, bad=True)
     for saved_step in (2, 2, 4, 4, 6, 6):
         counter.count(bad, saved_step, tmp_path / "step-7-batch-6")
-    sentence = f"after 2 rollbacks to step 6; lower .* batches in {tmp_path}, .* of step 6,"
-    with pytest.raises(DivergenceError, match=sentence):
+    with pytest.raises(DivergenceError, match="after 2 rollbacks to step 6; lower"):
         counter.count(bad, 6, tmp_path / "step-7-batch-6")
     for _ in range(4):
         counter.count(bad, 0, tmp_path)  # the beginning is no checkpoint that could be broken
@@ -159,10 +148,3 @@ def test_another_curve_does_not_divide_by_the_old_ones_limits(tmp_path, train, b
     assert train("run", *more) == 2
     lr = ["--optimizer.lr=0.011", "--resume.allow=optimizer.lr"]
     assert train("run", *more, *lr) == 0
-
-
-@pytest.mark.long
-def test_spikes_are_left_alone_where_nobody_asks(tmp_path, train, bad_batches):
-    bad_batches[2] = 1e4
-    assert train("run", "--training.steps=4", "--divergence.spike_sigmas=0") == 0
-    assert max(Folder(tmp_path / "run").losses().values()) > 1e3

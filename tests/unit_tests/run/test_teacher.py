@@ -11,7 +11,7 @@ from tests.helpers.sentences import refused
 from tests.helpers.tiny_runs import Folder
 from titan_tts.plan.devices import Cluster, find_device
 from titan_tts.plan.forecast import Planner
-from torchtitan.models.dit_tts.config.exported import CONFIG, WEIGHTS, read_exported
+from torchtitan.models.dit_tts.config.exported import CONFIG, read_exported
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.model.flops import training_flops
 from torchtitan.models.dit_tts.run.teacher import distillation, with_teacher
@@ -75,8 +75,7 @@ def test_a_killed_student_ends_as_the_unbroken_one(teacher, train, tmp_path, aft
     assert killed.losses() == unbroken.losses()
     wanted, found = unbroken.tensors(4), killed.tensors(4)
     assert wanted.keys() == found.keys() and not any("teacher" in name for name in wanted)
-    for name, value in wanted.items():
-        assert value.equal(found[name]), name
+    assert all(value.equal(found[name]) for name, value in wanted.items())
     # It is a model as any other, which needs no teacher.
     shutil.rmtree(moved)
     out = export(tmp_path / "killed", tmp_path / "student")
@@ -105,13 +104,8 @@ def test_what_a_student_has_of_its_teacher(teacher):
     again = with_teacher(config(teacher))
     assert again.distill.passes == 2 * 3 and again.distill.fingerprint != found.distill.fingerprint
     assert distillation(again).guidance.speaker_scale == 1.0
-    found = again
-    assert with_teacher(found) == found  # as in the run's config.toml
+    assert with_teacher(again) == again  # as in the run's config.toml
     assert with_teacher(load_config([])) == load_config([])
-    weights, content = teacher / WEIGHTS, read_exported(teacher)
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    as_by_a_stranger(teacher, CONFIG, content)
-    assert with_teacher(config(teacher)).distill.fingerprint != found.distill.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -163,33 +157,28 @@ def test_a_teacher_of_another_codec_vocabulary_or_form(teacher, train, tmp_path,
     assert train("other", *given, f"--distill.teacher={teacher}") == 2
     assert "a teacher cannot teach what it does not know" in capsys.readouterr().err
     assert train("run", "--training.steps=1") == 0
-    for other in ("run", "missing"):
-        assert train("of_run", *given, f"--distill.teacher={tmp_path / other}") == 2
-        words = f"{other}' is no exported folder; write one from a trained run: titan-tts export outputs/NAME FOLDER"
-        assert words in capsys.readouterr().err
+    assert train("of_run", *given, f"--distill.teacher={tmp_path / 'run'}") == 2
+    assert "run' is no exported folder; write one from a trained run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_a_plan_counts_the_teacher(teacher, gpus):
+def test_a_plan_counts_the_teacher(teacher):
     """Two steps with three branches are six passes."""
     speaks_with(teacher, speaker_scale=1.0)
     given = ["--training.local_batch_size=4", "--training.global_batch_size=8"]
 
     def planned(steps):
         own = with_teacher(config(teacher, *given, f"--distill.teacher_steps={steps}"))
-        planner = Planner(own, Cluster(find_device("H100"), gpus, 1))
+        planner = Planner(own, Cluster(find_device("H100"), 2, 1))
         return planner.model, planner.step(planner.longest())
 
     (model, step), (_, longer) = planned(2), planned(6)
-    weights = step.memory["weights"] + step.memory.get("gathered weights", 0)
+    weights = step.memory["weights"] + step.memory["gathered weights"]
     assert step.memory["teacher"] == weights > 0 and model.frozen == model.trained
     # Conditions are encoded once, so three times the passes are less than three times the FLOPs.
-    lengths, samples = step.batches.lengths, step.samples
-    plain = samples * training_flops(model.args, lengths)
+    plain = step.samples * training_flops(model.args, step.batches.lengths)
     assert 2.5 < (longer.flops - plain) / (step.flops - plain) < 3
-    assert longer.time["matmuls and attention"] > 1.5 * step.time["matmuls and attention"]
-    volumes = [
-        sum(each.volume for each in one.transfers if each.name == "all-gather, teacher")
-        for one in (step, longer)
-    ]
-    assert volumes[1] == pytest.approx(3 * volumes[0]) and (volumes[0] > 0) == (gpus > 1)
+    one, three = (
+        sum(each.volume for each in found.transfers if each.name == "all-gather, teacher")
+        for found in (step, longer)
+    )
+    assert three == pytest.approx(3 * one) > 0
