@@ -94,13 +94,12 @@ def test_a_text_beyond_the_positions_is_one_sentence(checkpoints):
 def test_flops_are_the_counters(checkpoints, name):
     source = find_source(str(checkpoints[name]))
     sizes = TextEncoderSizes(*source.matmul_sizes(), trained=False)
-    encoder = load(checkpoints[name])
     with torch.device("meta"):
-        meta = PretrainedTextEncoder(source)
+        encoder = PretrainedTextEncoder(source)
     mask = np.arange(24) < np.array([24, 10, 14, 3])[:, None]
     rows = encoder.rows(mask)
     with FlopCounterMode(display=False) as counter:
-        meta(torch.zeros(4, 24, dtype=torch.long, device="meta"), mask, rows.to("meta"))
+        encoder(torch.zeros(4, 24, dtype=torch.long, device="meta"), mask, rows.to("meta"))
     assert counter.get_total_flops() == text_encoder_flops(sizes, *rows.shape)
     assert text_encoder_flops(TextEncoderSizes(*source.matmul_sizes(), True), 2, 9) == 3 * (
         text_encoder_flops(sizes, 2, 9)
