@@ -55,11 +55,6 @@ def test_an_end_after_a_bad_step_changes_nothing(
     steps = {}
     after_step(steps)
     arguments = ["run", "--training.steps=6"]
-
-    def killed_after_a_skip(trainer) -> None:
-        assert trainer.dataloader.skipped == {bad}
-        killed()
-
     run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
     if end == "signal":
         steps[3] = lambda trainer: (
@@ -70,7 +65,7 @@ def test_an_end_after_a_bad_step_changes_nothing(
     else:
         for step in (3, 5):  # nothing after the bad step is saved yet; step 4 is
             steps.clear()
-            steps[step] = killed_after_a_skip
+            steps[step] = lambda trainer: trainer.dataloader.skipped == {bad} and killed()
             with pytest.raises(RuntimeError, match="killed"):
                 train(*arguments)
     steps.clear()

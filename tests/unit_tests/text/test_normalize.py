@@ -1,20 +1,17 @@
 """Numbers, dates, units and abbreviations as words: what is said, and that everything that reads a text reads the same."""
 
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from tests.helpers.exported_run import CONDITIONED, export
 from tests.helpers.sentences import refused
 from titan_tts.doctor.checks import text_tokens
 from titan_tts.doctor.findings import Limits
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
-from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
+from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.text import normalize
@@ -140,21 +137,3 @@ def test_tokens_and_lengths_are_those_of_the_words(model, pair, tmp_path, checkp
     (tmp_path / "durations.json").write_text(fit.to_json())
     same = fit_durations(words, load_config([f"--encoder.model={model}"]).encoder)
     assert stored_durations(tmp_path).estimate("In 1999", "s1") == same.estimate(SPOKEN[1], "s1")
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:torch.distributed")
-def test_a_run_its_export_and_its_fine_tune_read_alike(pair, train, tmp_path, capsys):
-    """All that follows from the run needs no option."""
-    given = ["--training.steps=2", "--data.max_frames=32", *CONDITIONED, "--encoder.normalize=en"]
-    assert train("run", *given, f"--data.path={pair[0]}") == 0
-    voice = export(tmp_path / "run", tmp_path / "voice", "--voices=s1")
-    assert json.loads((voice / "tokenizer.json").read_text())["normalize"] == "en"
-    start = [f"--job.config_file={voice / exported.FINE_TUNE}", "--training.steps=1"]
-    start += [f"--checkpoint.initial_load_path={voice}", f"--data.path={pair[0]}"]
-    start += ["--validation.path=", "--data.num_workers=0", "--metrics.no-enable-tensorboard"]
-    assert train("tuned", *start, common=[]) == 0
-    assert load_run_config(tmp_path / "tuned").encoder.normalize == "en"
-    capsys.readouterr()
-    assert train("other", *start, "--encoder.normalize=", common=[]) == 2
-    assert "[encoder] normalize = ''" in capsys.readouterr().err

@@ -179,8 +179,9 @@ def needed(
     fields=("speaker", "duration"),
     speakers=("slt", "awb"),
     bins=0.5,
+    **options,
 ) -> Vocabulary:
-    options = {"duration_token_seconds": bins, "max_seconds": 10}
+    options |= {"duration_token_seconds": bins, "max_seconds": 10}
     return make_vocabulary(unit, characters, fields, {"speaker": speakers}, **options)
 
 
@@ -188,6 +189,8 @@ def needed(
     "data, words",
     [
         ({"unit": "bytes"}, ["model = 'bytes'", "with 'chars'"]),
+        ({"normalize": "en"}, ["[encoder] normalize = 'en'", "with ''"]),
+        ({"convention": "echo"}, ["[encoder] convention = 'echo'", "with ''"]),
         ({"fields": ["duration", "speaker"]}, ["['duration', 'speaker']"]),
         ({"bins": 1.0}, ["duration_token_seconds = 1.0", "with 0.5"]),
         ({"characters": "abcßéñøœž"}, ["6 characters", "'ß', 'é', 'ñ', 'ø', 'œ' and 1 more"]),
