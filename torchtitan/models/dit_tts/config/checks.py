@@ -82,9 +82,8 @@ def validate_machine(config: JobConfig) -> None:
         "[training] enable_cpu_offload = true needs an accelerator to offload from; set it to false",
     )
     require(
-        device_type != "cpu" or config.checkpoint.async_mode != "async_with_pinned_mem",
-        "[checkpoint] async_mode = 'async_with_pinned_mem' needs an accelerator; on this machine set "
-        "it to 'async' or 'disabled'",
+        config.checkpoint.async_mode != "async_with_pinned_mem",
+        "[checkpoint] async_mode = 'async_with_pinned_mem' is not known; set it to 'async' or 'disabled'",
     )
     if config.parallelism.backend == "megatron":
         require_modules("megatron")

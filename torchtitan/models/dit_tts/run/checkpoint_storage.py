@@ -81,13 +81,6 @@ class CheckpointWriter(dcp.FileSystemWriter):
         self.final_path = Path(path)
         self.trained_with = trained_with
 
-    def __reduce__(self):
-        # DCP's own process for saving may have started without our modules.
-        target = "torchtitan.models.dit_tts.run.checkpoint_storage:CheckpointWriter"
-        from titan_tts.overlay import call_in_overlay
-
-        return call_in_overlay, (target, self.final_path, self.trained_with)
-
     def storage_meta(self) -> StorageMeta:
         # Pickled paths name a module that not every Python has.
         return StorageMeta(str(self.checkpoint_id), self.save_id)

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager, ModelWrapper
 from torchtitan.tools.logging import logger
 
@@ -137,9 +137,6 @@ class RunCheckpointer(CheckpointManager):
         # Even alone, a process would exchange the plan with itself, and every later step be slower for it.
         options: dict[str, Any] = {"storage_writer": writer, "no_dist": single_process()}
         if async_mode != AsyncMode.DISABLED:
-            if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-                options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
-                options["async_stager"] = self.stager
             return dcp.async_save(state_dict, process_group=self.pg, **options)
         with self._completing_a_save():
             dcp.save(state_dict, **options)

@@ -137,14 +137,8 @@ class Vocabulary:
 
     def describe(self) -> str:
         """One line for the log."""
-        if self.subwords:
-            units = f"{self.subwords.base} of {self.model}"
-        elif self.unit == "bytes":
-            units = "256 bytes"
-        else:
-            kind = f"phones of {self.language}" if self.language else "characters"
-            units = f"{len(self.characters)} {kind}"
-        parts = [units, *([f"{len(self.added)} added tokens"] if self.added else [])]
+        parts = [f"{self.first_added_id} of {self.model}"]
+        parts += [f"{len(self.added)} added tokens"] if self.added else []
         parts += [f"{len(values)} values of {name}" for name, values in self.conditioning.items()]
         return f"{self.size} ids: " + ", ".join(parts)
 
