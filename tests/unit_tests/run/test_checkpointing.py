@@ -68,33 +68,3 @@ def test_a_failed_save_counts_the_space_and_leaves_nothing(
     sentence = r"step 4 could not be saved \(it broke; 1.00 GiB are free\);.* step 2$"
     assert re.search(sentence, str(error))
     assert run.saved_step == -1 and not (tmp_path / "step-4.saving").exists()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_rank_alone_removes_what_saves_left(tmp_path, monkeypatch, rank):
-    """At a start and after a failed save: two that remove the same folder fail in each other's way."""
-
-    def gather(gathered, mine, group=None):
-        gathered[:] = [mine, mine]
-
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
-    monkeypatch.setattr(dist, "get_rank", lambda group=None: rank)
-    monkeypatch.setattr(dist, "all_gather_object", gather)
-    for name in ("step-2", "step-4.saving", "step-1.deleting"):
-        (tmp_path / name).mkdir()
-    run = RunCheckpointer.__new__(RunCheckpointer)
-    run.folder, run.enable, run.load_only, run.saved_step = str(tmp_path), True, False, 6
-
-    def loads(*_):
-        raise KeyError
-
-    monkeypatch.setattr(run, "_refuse_to_lose_steps", loads)
-    with pytest.raises(KeyError):
-        run.load()
-    left = {"step-2"} if rank == 0 else {"step-2", "step-4.saving", "step-1.deleting"}
-    assert {path.name for path in tmp_path.iterdir()} == left
-    (tmp_path / "step-6.saving").mkdir()
-    run._save_error(RuntimeError("it broke"))
-    assert (tmp_path / "step-6.saving").exists() == (rank == 1)
-    run.enable = False  # it has nothing to close

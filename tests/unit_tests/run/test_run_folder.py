@@ -54,12 +54,11 @@ def test_start_writes_config_environment_and_state(tmp_path, config, monkeypatch
     folder.set_state("completed", 5)
     assert state_of(tmp_path)["saved_step"] == 4
     folder = RunFolder(tmp_path, 0)
-    later = JobConfig()
-    later.training.steps = 9
-    folder.start(later)
+    config.training.steps = 9
+    folder.start(config)
     assert "steps = 5" in (tmp_path / "config.toml").read_text()
     assert (state_of(tmp_path)["state"], state_of(tmp_path)["step"]) == ("init", 5)
-    folder.confirm(later)
+    folder.confirm(config)
     assert "steps = 9" in (tmp_path / "config.toml").read_text()
 
 
