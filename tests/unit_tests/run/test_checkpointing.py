@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from tests.helpers.tiny_runs import Folder, killed
 from titan_tts import cli
+from torchtitan.models.dit_tts.run import checkpointing
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 
 
@@ -68,3 +70,14 @@ def test_a_failed_save_counts_the_space_and_leaves_nothing(
     sentence = r"step 4 could not be saved \(it broke; 1.00 GiB are free\);.* step 2$"
     assert re.search(sentence, str(error))
     assert run.saved_step == -1 and not (tmp_path / "step-4.saving").exists()
+
+
+def test_one_rank_alone_removes_what_saves_left(tmp_path, monkeypatch):
+    """Two that remove the same folder fail in each other's way."""
+    (tmp_path / "step-4.saving").mkdir()
+    run = SimpleNamespace(folder=str(tmp_path))
+    for rank in (1, 0):
+        on_rank = partial(lambda rank, remove, name: remove(rank), rank)
+        monkeypatch.setattr(checkpointing, "run_on_all_ranks", on_rank)
+        RunCheckpointer._remove_left_behind(run)
+        assert (tmp_path / "step-4.saving").exists() == (rank == 1)
