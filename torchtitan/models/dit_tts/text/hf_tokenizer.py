@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from torchtitan.models.dit_tts.text.aligner import Aligner
 from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
 from torchtitan.models.dit_tts.text.hf_encoder import download_by_hand, find_source
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
-from torchtitan.models.dit_tts.text.tokenizer import NOTHING, ConditionedTokenizer, unicode_bytes
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import SUBWORDS, Subwords, Vocabulary
 
 if TYPE_CHECKING:  # runs with the learned encoder do without the library
@@ -130,23 +130,17 @@ class SubwordTokenizer(ConditionedTokenizer):
             )
 
     def text_ids(self, text: str) -> list[int]:
-        """Ids of a text alone, as `TextTokenizer.ids`."""
         return self.text.ids(self.words(text))
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         units = count_text_tokens(dataset, self.text, part, self.words)
         return units + np.int32(self.n_conditions)
 
-    def spans(self, text: str) -> np.ndarray:
+    def text_spans(self, text: str) -> np.ndarray:
         text = self.words(text)
         places = self.added.places(text)
         offsets = [(places[begin], places[end]) for begin, end in self.text.offsets(text)]
-        return np.array([(0, 0)] * self.n_conditions + offsets, np.float64)
-
-    def encode(
-        self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
-    ) -> list[int]:
-        return self.condition_ids(metadata, drop) + self.text_ids(text)
+        return np.array(offsets, np.float64).reshape(-1, 2)
 
     def unknown_characters(self, text: str) -> list[str]:
         return self.text.unknown_characters(self.words(text))

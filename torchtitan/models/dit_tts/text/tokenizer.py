@@ -59,6 +59,9 @@ class ConditionedTokenizer(BaseTokenizer):
     that is missing, dropped, or of an unknown value, becomes its field's unknown token."""
 
     pad_id = PAD_ID
+    begin: Sequence[int] = ()
+    end: Sequence[int] = ()
+    """ids before the conditioning tokens and behind the text"""
 
     def __init__(
         self,
@@ -92,10 +95,14 @@ class ConditionedTokenizer(BaseTokenizer):
         return self.vocab_size
 
     @abstractmethod
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of a text alone."""
+
     def encode(
         self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
     ) -> list[int]:
         """Ids of one sample. `metadata`: its JSON; `drop`: for each of `fields`, whether it becomes unknown; empty: none."""
+        return [*self.begin, *self.condition_ids(metadata, drop), *self.text_ids(text), *self.end]
 
     def encode_into(
         self,
@@ -124,9 +131,14 @@ class ConditionedTokenizer(BaseTokenizer):
         return self.added.joined(self.words(text))
 
     @abstractmethod
+    def text_spans(self, text: str) -> np.ndarray:
+        """(tokens, 2) float64 for each of `text_ids`: where its first character begins and its last one ends, in
+        characters of `spoken`; equal for special tokens."""
+
     def spans(self, text: str) -> np.ndarray:
-        """(tokens, 2) float64 for each id of `encode`: where its first character begins and its last one ends, in
-        characters of `spoken`; equal for special and conditioning tokens."""
+        """(tokens, 2) float64 for each id of `encode`; 0 for conditioning tokens and those around the text."""
+        around = len(self.begin) + self.n_conditions, len(self.end)
+        return np.pad(self.text_spans(text), (around, (0, 0)))
 
     def aligned_frames(self, text: str, latents: np.ndarray) -> np.ndarray:
         """(characters + 2,) int64 frames of each character of `spoken` in the recording latents (T, C)."""
@@ -194,12 +206,10 @@ class UnitTokenizer(ConditionedTokenizer):
         aligner: Aligner | None = None,
     ):
         super().__init__(vocabulary, conditioning_dropout, aligner)
-        self.num_special_tokens = 2 + self.n_conditions
-        """ids that `encode` adds to those of the text"""
-        self._end, self._normalized = [END_ID], NORMALIZERS[vocabulary.convention]
-        if vocabulary.convention == ECHO:
-            self._end = []
-            self.num_special_tokens += MAX_ADDED_BYTES - 1
+        is_echo = vocabulary.convention == ECHO
+        self.begin, self.end = (BEGIN_ID,), () if is_echo else (END_ID,)
+        self._normalized = NORMALIZERS[vocabulary.convention]
+        self._most_added = 1 + self.n_conditions + (MAX_ADDED_BYTES if is_echo else 1)
         self._bytes = vocabulary.unit == "bytes"
         language = vocabulary.language
         self._phones = Phonemizer(language, self.added) if language else None
@@ -214,7 +224,7 @@ class UnitTokenizer(ConditionedTokenizer):
         unicode_bytes(text)
         return self._phones(self.words(text))
 
-    def spans(self, text: str) -> np.ndarray:
+    def text_spans(self, text: str) -> np.ndarray:
         text = self.spoken(text)
         added = self.added.characters
         units = [len(unicode_bytes(c)) if self._bytes and c not in added else 1 for c in text]
@@ -222,18 +232,16 @@ class UnitTokenizer(ConditionedTokenizer):
         edges = np.interp(
             np.arange(sum(units) + 1), np.cumsum([0, *units]), np.arange(len(text) + 1)
         )
-        before, after = np.zeros((1 + self.n_conditions, 2)), np.zeros((1, 2))
-        return np.concatenate([before, np.stack([edges[:-1], edges[1:]], 1), after])
+        return np.stack([edges[:-1], edges[1:]], 1)
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         if self._phones is not None:
             units = count_text_tokens(dataset, self._phones, part, self.words)
         else:
             units = count_letters(dataset, "bytes" if self._bytes else "chars", part, self.words)
-        return units + np.int32(self.num_special_tokens)
+        return units + np.int32(self._most_added)
 
-    def _ids(self, text: str) -> list[int]:
-        """Ids of the text alone."""
+    def text_ids(self, text: str) -> list[int]:
         unicode_bytes(text)
         if not self._bytes:  # no convention has these
             return [self._id_of_letter.get(c, UNKNOWN_CHARACTER_ID) for c in self.spoken(text)]
@@ -244,11 +252,6 @@ class UnitTokenizer(ConditionedTokenizer):
             else:
                 ids += [byte + FIRST_BYTE_ID for byte in unicode_bytes(part)]
         return ids
-
-    def encode(
-        self, text: str, metadata: Mapping[str, Any] = NOTHING, drop: Sequence[bool] = ()
-    ) -> list[int]:
-        return [BEGIN_ID, *self.condition_ids(metadata, drop), *self._ids(text), *self._end]
 
     def unknown_characters(self, text: str) -> list[str]:
         unknown = [] if self._bytes else sorted({*self.spoken(text)} - self._id_of_letter.keys())

@@ -190,7 +190,7 @@ class RandomTokens(ConditionedTokenizer):
     def _no_text(self, *given: Any) -> Any:
         raise NotImplementedError("random ids have no text")
 
-    encode = spans = decode = _no_text  # type: ignore[assignment]
+    encode = spans = text_ids = text_spans = _no_text  # type: ignore[assignment]
 
     def unknown_characters(self, text: str) -> list[str]:
         return []
