@@ -4,6 +4,7 @@ the weights were trained with.
 It imports no DCP (as `checkpoint_storage` does), which takes a second and which exported folders do not need.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator
@@ -23,7 +24,6 @@ METADATA = ".metadata"
 """DCP's table of tensors"""
 
 _STEP = re.compile(r"step-(0|[1-9]\d*)")
-_BLOCK_BYTES = 1 << 20
 
 
 class UnreadableError(InputError):
@@ -119,12 +119,9 @@ def size_and_hash(path: Path) -> tuple[int, str]:
         check_regular(path)
     except ValueError as error:
         raise InputError(f"{path} cannot be read ({error})") from None
-    digest, size = xxhash.xxh3_64(), 0
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            size += len(block)
-    return size, digest.hexdigest()
+        digest = hashlib.file_digest(file, xxhash.xxh3_64)
+        return file.tell(), digest.hexdigest()
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

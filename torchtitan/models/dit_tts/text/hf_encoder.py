@@ -207,7 +207,8 @@ class HFEncoderSpec:
         digest = hashlib.sha256(dtype.encode())
         digest.update(json.dumps(_sizes_of(self.text_config), sort_keys=True).encode())
         for path in files:
-            digest.update(contents_digest(path))
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, xxhash.xxh3_128).digest())
         return digest.hexdigest()[:16]
 
 
@@ -305,15 +306,6 @@ def fetch_weights(model: str) -> None:
         raise InputError(
             f"[encoder] model = {model!r} cannot be downloaded ({first_line(error)}); {download_by_hand(model)}"
         ) from error
-
-
-def contents_digest(path: Path) -> bytes:
-    """XXH3 of a file."""
-    contents = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 24):
-            contents.update(block)
-    return contents.digest()
 
 
 def _core(model: Any) -> nn.Module:
