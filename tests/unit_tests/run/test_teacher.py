@@ -181,4 +181,4 @@ def test_a_plan_counts_the_teacher(teacher):
         sum(each.volume for each in found.transfers if each.name == "all-gather, teacher")
         for found in (step, longer)
     )
-    assert three == pytest.approx(3 * one) > 0
+    assert three == pytest.approx(3 * one) and one > 0
