@@ -47,13 +47,8 @@ def test_held_out_by(tmp_path, by):
     source, output = corpora.write_tones(tmp_path, keys), tmp_path / "out"
 
     def prepare(fraction: float) -> dict:
-        options = {
-            "speaker_pattern": "^(.)",
-            "heldout_by": by,
-            "heldout_fraction": fraction,
-            "seed": 3,
-        }
-        return corpora.prepare(source, output, **AS_IS, **options)
+        options = {"speaker_pattern": "^(.)", "heldout_by": by, "seed": 3}
+        return corpora.prepare(source, output, **AS_IS, **options, heldout_fraction=fraction)
 
     fraction, name = min((drawn(one, 3), one) for one in ("bcde" if by == "speaker" else keys))
     refused(lambda: prepare(fraction), str(source), "holds nothing out", "another --seed")

@@ -7,7 +7,7 @@ from pyarrow import parquet
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.corpus_items import items_of, problems_of, table_of, write_tone
-from titan_tts.prepare.audio_reader import Loader, ReadyLatents
+from titan_tts.prepare.audio_reader import Loader
 from torchtitan.models.dit_tts.errors import InputError
 
 SHARD_ROW = {
@@ -120,17 +120,6 @@ def test_table_of_audio(recordings, tmp_path):
         samples = loader.load(items[number].audio, 128).samples[:, 0]
         np.testing.assert_allclose(samples, recordings[number].samples, atol=1e-4)
     assert items_of(folder / "all-00000-of-00001.parquet") == items
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_table_of_latents(recordings, flat, tmp_path):
-    folder = corpora.write_latents_table(tmp_path / "t", recordings[:5], flat)
-    loader = Loader(str(folder))
-    for item, one in zip(items_of(folder), recordings[:5], strict=True):
-        loaded = loader.load(item.audio, 128)
-        assert isinstance(loaded, ReadyLatents) and item.id == one.key
-        assert loaded.latents.shape == (-(-len(one.samples) // 640), 128)
-        np.testing.assert_array_equal(loaded.reference, loaded.latents[:10])
 
 
 @pytest.mark.parametrize("bytes_type", ["null", "binary"])
