@@ -73,13 +73,12 @@ REFUSED = """
 1 | sampling = {min_t = 0.6, max_t = 0.5} | min_t = 0.6 | max_t = 0.5
 1 | sampling = {steps = 5, solver = 'heun'} | steps = 5 | 'heun' | even
 1 | sampling.guidance = 'joint' | 'joint' | text_scale = 3 | speaker_scale = 0 | the same
-3 | LIMITED | batch_multiple = 8 cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
+3 | LIMITED | batch_multiple = 8: it cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
 1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
 2 | data = {batching = 'packed', longest_per_row = 16}; training.local_batch_size = 8 | longest_per_row = 16 | 32 / 4 = 8 samples | a multiple
-2 | data = {batching = 'packed', longest_per_row = 16}; training.max_local_batch_size = 8 | 32 / 4 = 8 samples | a multiple
 1 | data = {batching = 'packed', num_buckets = 1}; objective.loss_on_padding = true | loss_on_padding = true | 'packed'
 1 | data.bucket_frames = [64, 768]; objective.loss_on_padding = true | loss_on_padding = true | 2 lengths | num_buckets = 1
-1 | data.bucket_frames = [64, 769] | ends at [769] | max_frames = 768
+1 | data.bucket_frames = [64, 769] | [64, 769] with max_frames = 768 | the last
 1 | data.bucket_frames = [1, 2, 3, 4, 5, 6, 7, 8, 9] | up to 8
 1 | data.weights = [1.0, 2.0] | weights has 2 numbers | path 1 datasets
 1 | training.global_batch_size = 12 | comes to 12 samples | batch_multiple = 8
@@ -97,7 +96,6 @@ REFUSED = """
 2 | SPLIT; model.converters = ['float8'] | not converted | [megatron] fp8
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
 2 | training.global_batch_size = 9 | global_batch_size = 9 | 2 data-parallel ranks
-4 | training.local_batch_size = 8; data.batch_multiple = 6 | batch_multiple = 6 | 4 data-parallel | of 4
 1 | encoder.model = 't5' | [encoder] model | 't5' | 'bytes'
 1 | data.conditioning = ['age'] | [data] conditioning = ['age'] | language, quality
 1 | benchmark.enable = true | nothing would be timed
@@ -144,8 +142,6 @@ REFUSED = """
 1 | training.global_batch_size = -1 | global_batch_size = -1 is not
 1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
 1 | model.converters = ['float8']; quantize.linear.float8.emulate = true; compile.enable = true | does not compile
-1 | activation_checkpoint.mode = 'memory_budget'; compile = {enable = true, components = ['loss']} | needs [compile]
-2 | GRAPHS; compile.components = ['encoders'] | 2 data-parallel ranks do not allow
 2 | training.enable_cpu_offload = true; optimizer.state_dtype = '8bit' | would run on the CPU
 2 | SPLIT; GRAPHS | [compile] mode = 'reduce-overhead' | degree = 2: | 'default'
 1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | are TransformerEngine's

@@ -16,7 +16,7 @@ from torchtitan.models.dit_tts.config.marks import UNUSED, Bounds, Mark
 
 DEFAULTS = """
 [data] path="" allow_heldout=false weights=[] balance_by="" balance_beta=0.999
-use_sample_weights=false duration_alpha=0.0 duration_offset_seconds=0.0 epochs=0
+use_sample_weights=false duration_alpha=0.0 epochs=0
 on_error="raise" max_corrupt_fraction=0.01 seed=0 latent_channels=128 frames_per_second=25.0
 max_frames=768 max_speaker_frames=384 max_reference_ratio=1.0 references="stored"
 speaker_patch_size=4 max_text_tokens=192 verbatim_fraction=0.0 batching="buckets"
@@ -73,7 +73,6 @@ BOUNDS = {
     (0, 1, False, True): "data.balance_beta",
     (-1, 2 / (math.pi - 2), False, False): "sampling.sway",
     (0, 32, False, True): "divergence.max_bad_steps",
-    (0, 3600, False, False): "data.duration_offset_seconds",
     (0, 10**6, False, False): "data.epochs,max_reference_ratio,num_workers",
     (1e-6, 1e6, False, False): "data.weights",
     (-10, 10, False, False): "data.duration_alpha",

@@ -192,7 +192,7 @@ def test_balanced_classes_follow_the_effective_number():
 
 def test_durations_are_drawn_by_their_power():
     seconds = np.repeat([2.0, 8.0], 500)
-    settings = {"duration_alpha": 0.5, "duration_offset_seconds": 1.0, "frames_per_second": 12.5}
+    settings = {"duration_alpha": 0.5, "frames_per_second": 12.5}
     weights = draws(np.zeros(1000, int), frames=12.5 * seconds, **settings) / ONE
-    assert weights[-1] / weights[0] == pytest.approx(np.sqrt(9 / 3), abs=1e-3)
+    assert weights[-1] / weights[0] == pytest.approx(np.sqrt(8 / 2), abs=1e-3)
     assert weights.mean() == pytest.approx(1, abs=1e-4)

@@ -19,10 +19,11 @@ def check_data(config: JobConfig, global_batch: int, dp_degree: int, accumulatio
     data, blocks = config.data, dp_degree * accumulation
     edges = data.bucket_frames
     if data.batch_multiple % blocks:
-        raise InputError(
-            f"[data] batch_multiple = {data.batch_multiple} cannot be divided among {dp_degree} data-parallel ranks x "
-            f"{accumulation} accumulation steps; set it to a multiple of {blocks} that divides global_batch_size"
+        why = (
+            f"it cannot be divided among {dp_degree} data-parallel ranks x {accumulation} accumulation steps; set it to "
+            f"a multiple of {blocks} that divides global_batch_size"
         )
+        raise conflict(config, "data.batch_multiple", why)
     if global_batch % data.batch_multiple:
         raise InputError(
             f"[training] global_batch_size comes to {global_batch} samples, not a multiple of [data] batch_multiple = "
@@ -35,9 +36,8 @@ def check_data(config: JobConfig, global_batch: int, dp_degree: int, accumulatio
         why = f"it must be up to {MAX_BUCKETS} positive lengths in ascending order, or empty"
         raise conflict(config, "data.bucket_frames", why)
     if edges and edges[-1] > data.max_frames:
-        raise InputError(
-            f"[data] bucket_frames ends at {edges[-1:]}, above max_frames = {data.max_frames}; change one of them"
-        )
+        why = "the last bucket must not be above it; change one of them"
+        raise conflict(config, "data.bucket_frames data.max_frames", why)
     datasets = 1 if isinstance(data.path, str) else len(data.path)
     if len(data.weights) not in (0, datasets):
         raise InputError(

@@ -44,11 +44,7 @@ class Data:
     """Draws samples in proportion to the "weight" in their JSON, from 1e-6 to 1e6, too; those without count 1"""
 
     duration_alpha: Annotated[float, Bounds(-10, 10)] = 0.0
-    """Power α: samples are drawn in proportion to (duration + duration_offset_seconds)^α; 0:
-    uniformly"""
-
-    duration_offset_seconds: Annotated[float, Bounds(0, 3600)] = 0.0
-    """Added to a sample's duration under duration_alpha, in seconds"""
+    """Power α: samples are drawn in proportion to duration^α; 0: uniformly"""
 
     epochs: Annotated[int, Bounds(0, 10**6)] = 0
     """Passes over the data; sets [training] steps. 0: steps decides"""

@@ -62,6 +62,7 @@ OLD_KEYS = {
     "logit_mean_end": "leave it out: on sentences it is no better than a constant logit_mean",
     "batch_ramp": "leave it out: every step trains on a whole global batch",
     "bucket_batch_sizes": "leave it out: every bucket has as many frames as the longest, which [training] global_batch_size sets",
+    "duration_offset_seconds": "leave it out: samples are drawn by a power of their duration alone",
     "on_too_long": "leave it out: samples over the limits are left out, of which [data] max_dropped_fraction allows a part",
     "alignment": "leave it out, and set [model] text_positions = 'aligned'",
 }
@@ -74,6 +75,7 @@ REMOVED: dict[str, Any] = {
     "training.batch_ramp": [],
     "data.bucket_batch_sizes": [],
     "data.on_too_long": "drop",
+    "data.duration_offset_seconds": 0.0,
     "alignment.teacher": "",
     "alignment.teacher_weight": 0.5,
     "alignment.teacher_layer": 0,

@@ -2,7 +2,7 @@
 
 Within a dataset sample i, of class y with n_y samples and of duration d_i, is drawn in proportion to
 
-    w_i  *  (1 - β) / (1 - β^n_y)  *  (d_i + c)^α
+    w_i  *  (1 - β) / (1 - β^n_y)  *  d_i^α
 
 w_i is the sample's own weight, from its JSON. The second factor is one over the effective number of samples
 of the class (Cui et al., "Class-Balanced Loss Based on Effective Number of Samples", CVPR 2019), which they
@@ -37,7 +37,7 @@ def draws_per_epoch(
     total = len(source)
     draws = np.ones(total) if sample_weights is None else sample_weights.astype(np.float64)
     if alpha != 0:
-        draws *= (frames / data.frames_per_second + data.duration_offset_seconds) ** alpha
+        draws *= (frames / data.frames_per_second) ** alpha
     for number, name in enumerate([data.path] if isinstance(data.path, str) else data.path):
         inside = np.flatnonzero(source == number)
         if not len(inside):
