@@ -34,7 +34,7 @@ from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker  # noqa:
 from torchtitan.models.dit_tts.speech.scoring.plugins import (  # noqa: E402
     open_opinion_predictor,
     open_recognizer,
-    open_speaker_scorer,
+    open_speaker_encoder,
 )
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, UtteranceScore, score  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.statistics import (  # noqa: E402
@@ -93,7 +93,7 @@ def measure_voice(options: argparse.Namespace) -> dict[str, Any]:
     prompts = choose(options.recordings, read_texts(options.texts), options.count)
     scorers = Scorers(
         open_recognizer(options.recognizer),
-        open_speaker_scorer("resemblyzer"),
+        open_speaker_encoder("resemblyzer"),
         open_opinion_predictor("dnsmos"),
         pitch=PitchTracker(),
     )

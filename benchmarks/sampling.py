@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # of the CPU
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks.common import RESULTS, write_report  # noqa: E402
@@ -39,6 +40,10 @@ from torchtitan.models.dit_tts.config.job_config import Sampling  # noqa: E402
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # noqa: E402
 from torchtitan.models.dit_tts.flow.solvers import network_passes, plan_steps  # noqa: E402
+from torchtitan.models.dit_tts.speech.sampling.sampler import (  # noqa: E402
+    SpeechRequest,
+    encode_requests,
+)
 
 BUDGETS = (48, 24, 12, 8)
 """network passes per utterance"""
@@ -137,22 +142,36 @@ def parse(args: list[str]) -> argparse.Namespace:
     return parser.parse_args(args)
 
 
+class OwnVoice:
+    """The model's own speaker encoder, which is not independent, of speech whose latents are known."""
+
+    name = "the model's own speaker encoder"
+
+    def __init__(self, run: Any):
+        self.run = run
+
+    @torch.no_grad()
+    def embed(self, sounds: Sequence[Any]) -> np.ndarray:
+        """(n, E): means over the encoder's patches."""
+        run, limit = self.run, self.run.config.data.max_speaker_frames
+        requests = [SpeechRequest("a", sound.latents[:limit]) for sound in sounds]
+        encoded = encode_requests(run.model, run.tokenizer, requests, run.device, run.text_encoder)
+        valid = encoded.speaker_mask[..., None]
+        return ((encoded.speaker.float() * valid).sum(1) / valid.sum(1)).cpu().numpy()
+
+
 class Meter:
     """Says the texts by a case and scores them: the parts of `titan-tts evaluate`, one run for all."""
 
     def __init__(self, options: argparse.Namespace):
         from titan_tts.evaluate.options import Options, scorer_specs
         from titan_tts.evaluate.prompts import encode_prompts, read_prompts
-        from titan_tts.evaluate.systems import own_voice
         from titan_tts.speak.lengths import FIT, open_lengths
         from titan_tts.speak.load_run import load_run
         from titan_tts.speak.speaker_reference import reference_settings
         from titan_tts.speak.speech_data import open_speech_data
         from torchtitan.models.dit_tts.speech.codec import build_codec
-        from torchtitan.models.dit_tts.speech.scoring.plugins import (
-            open_recognizer,
-            open_speaker_scorer,
-        )
+        from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
         from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
 
         self.seeds = options.seeds
@@ -181,8 +200,7 @@ class Meter:
         recognizer = open_recognizer(
             scorer_specs(evaluated, self.config)["recognizer"], str(run.device)
         )
-        speaker = open_speaker_scorer("own", own=own_voice(run))
-        self.scorers = Scorers(recognizer, speaker, None)
+        self.scorers = Scorers(recognizer, OwnVoice(run))
 
     def measure(self, case: Case) -> tuple[Any, dict[str, Any]]:
         """The scores as a row of evaluate's table, and what it cost."""
@@ -190,6 +208,7 @@ class Meter:
         from titan_tts.evaluate.systems import speak
         from titan_tts.speak.speech_data import open_speech_data
         from titan_tts.speak.synthesizer import Synthesizer
+        from titan_tts.speak.utterance import Speech
         from torchtitan.models.dit_tts.speech.scoring.scores import score
 
         run, prompts = self.runs[case.dtype], self.tests.prompts
@@ -210,9 +229,10 @@ class Meter:
             self.latents += [spoken[place].latents for place in range(len(prompts))]
             found = []
             for place, prompt in enumerate(prompts):
-                voice = prompt.load_reference() if prompt.load_reference is not None else None
-                if voice is not None:
-                    voice = replace(voice, latents=prompt.voice)
+                voice = None
+                if prompt.load_reference is not None:
+                    heard = prompt.load_reference()
+                    voice = Speech(heard.waveform, heard.sample_rate, prompt.voice)
                 sound = spoken[place]
                 found.append(score(sound, prompt.text, self.scorers, voice, prompt.language))
             scores.append(found)

@@ -25,10 +25,10 @@ prepared=$SECONDS
 . scripts/threads.sh
 PYTHON=.venv/bin/python NGPU=1 CONFIG=train_configs/debug.toml scripts/train_tts.sh \
     --training.mixed_precision_param "$precision" --samples.freq 550 --samples.recognizer "words:$words" \
-    --samples.speaker_scorer own "$@" --job.dump_folder outputs --job.experiment "$name"
+    --samples.speaker_scorer resemblyzer "$@" --job.dump_folder outputs --job.experiment "$name"
 trained=$SECONDS
 
 .venv/bin/titan-tts evaluate "$run" --test "$data/heldout" --recordings "$corpus" \
-    --recognizer "words:$words" --speaker-scorer own --dtype "$precision" --seeds 1
+    --recognizer "words:$words" --speaker-scorer resemblyzer --dtype "$precision" --seeds 1
 echo "set-up and preparation ${prepared} s, training $((trained - prepared)) s ($precision)," \
     "generation and recognition $((SECONDS - trained)) s, together ${SECONDS} s"

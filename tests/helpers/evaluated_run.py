@@ -88,7 +88,7 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
             frames = len(prompts[place + wrong].latents)
             synthesizer.seconds_spent += 0.1
             noise = torch.from_numpy(np.random.default_rng(place).uniform(-0.5, 0.5, frames * HOP))
-            yield place, Sound(noise.float(), RATE, torch.zeros(frames, CHANNELS))
+            yield place, Sound(noise.float(), RATE)
 
     said = {frames_of(n): words for n, (_, _, words) in enumerate(UTTERANCES)}
     monkeypatch.setattr(duration_recognizer, "spoken", said)

@@ -55,7 +55,7 @@ def test_a_voice_from_a_wav_says_a_text_into_a_wav(trained):
 def test_a_recognizer_reads_recordings_and_speech_at_their_own_rates(trained):
     folder, run = trained
     sources = ["--test", folder / "data/heldout", "--recordings", CORPUS, "--recognizer", DIGITS]
-    more = ["--speaker-scorer=own", "--sampling-steps=1", "--seeds=1", "--on-page=1"]
+    more = ["--speaker-scorer=resemblyzer", "--sampling-steps=1", "--seeds=1", "--on-page=1"]
     command("evaluate", run.folder, *sources, *more)
     out = run.folder / "evaluation/step-3-data-heldout"
     report = json.loads((out / "evaluation.json").read_text())

@@ -9,9 +9,9 @@ from torchtitan.tools.utils import device_type
 from tqdm import tqdm
 
 from titan_tts.evaluate.options import Options
-from titan_tts.evaluate.prompts import Prompt, PromptSet, decoded, encode_prompts
+from titan_tts.evaluate.prompts import Prompt, PromptSet, encode_prompts
 from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, Row
-from titan_tts.evaluate.systems import Checkpoint, own_voice, speak, untrained_tokens, wav_path
+from titan_tts.evaluate.systems import Checkpoint, speak, untrained_tokens, wav_path
 from titan_tts.speak.hub import find_folder
 from titan_tts.speak.sampling_options import load_synthesizer
 from titan_tts.speak.speaker_reference import reference_settings
@@ -23,7 +23,6 @@ from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.plugins import open_speaker_scorer
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, UtteranceScore, score
 
 
@@ -38,9 +37,6 @@ class Evaluation:
     checkpoints: list[Checkpoint]
     tests: PromptSet
     scorers: Scorers
-    own_voice: bool
-    """compare voices by the first run's own speaker encoder"""
-
     codec: Codec = field(init=False)
     """the codec of all systems"""
 
@@ -72,10 +68,6 @@ class Evaluation:
         rows = list[Row]()
         if checkpoint == self.checkpoints[0]:
             self._begin(synthesizer.codec, synthesizer.data_path)
-            if self.own_voice:
-                scorer = open_speaker_scorer("own", own=own_voice(synthesizer.run))
-                scorer.name = f"the own speaker encoder of {checkpoint.name}, not independent"
-                self.scorers = replace(self.scorers, speaker=scorer)
             rows += self._rows_without_system()
         elif synthesizer.codec.fingerprint != self.codec.fingerprint:
             raise InputError(
@@ -94,22 +86,12 @@ class Evaluation:
     def _rows_without_system(self) -> list[Row]:
         """Recordings and codec, each if every prompt has one."""
         rows = []
-        for name, given, sound_of in (
-            (RECORDINGS, "load_recording", _recording),
-            (CODEC, "latents", self._through_codec),
-        ):
-            if all(getattr(prompt, given) is not None for prompt in self.tests.prompts):
-                sounds = ((i, sound_of(prompt)) for i, prompt in enumerate(self.tests.prompts))
+        for name in (RECORDINGS, CODEC):
+            loads = [prompt.loads(self.codec).get(name) for prompt in self.tests.prompts]
+            if all(loads):
+                sounds = ((index, load()) for index, load in enumerate(loads) if load)
                 rows.append(Row(name, name, [None], [self._score(sounds, name)]))
         return rows
-
-    def _through_codec(self, prompt: Prompt) -> Sound:
-        """The decoded latents. The model's own encoder compares latents, so the sound is encoded again."""
-        assert prompt.latents is not None
-        sound = decoded(self.codec, prompt.latents)
-        if self.own_voice:
-            return replace(sound, latents=self.codec.encode(sound.waveform))
-        return sound
 
     def _row(self, name: str, synthesizer: Synthesizer) -> Row:
         prompts, batch_size = self.tests.prompts, self.options.batch_size
@@ -148,14 +130,9 @@ class Evaluation:
             prompt = prompts[index]
             reference = None
             if self.scorers.speaker is not None and prompt.load_reference is not None:
-                reference = replace(prompt.load_reference(), latents=prompt.voice)
+                reference = prompt.load_reference()
             scores[index] = score(sound, prompt.text, self.scorers, reference, prompt.language)
         return [scores[index] for index in range(len(prompts))]
-
-
-def _recording(prompt: Prompt) -> Sound:
-    assert prompt.load_recording is not None
-    return replace(prompt.load_recording(), latents=prompt.latents)
 
 
 def output_folder(options: Options, checkpoints: list[Checkpoint]) -> Path:

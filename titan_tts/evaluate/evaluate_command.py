@@ -53,8 +53,7 @@ def run(options: Options) -> int:
         scorers = replace(scorers, pitch=PitchTracker())
     if (folder / "evaluation.json").is_file():  # wavs of an earlier evaluation are not of this one
         shutil.rmtree(folder / "wavs", ignore_errors=True)
-    own_voice = samples.speaker_scorer == "own"
-    evaluation = Evaluation(options, folder, checkpoints, tests, scorers, own_voice)
+    evaluation = Evaluation(options, folder, checkpoints, tests, scorers)
     for rows in evaluation.rows():  # a system that fails leaves the figures of those before
         about = {
             "test": {

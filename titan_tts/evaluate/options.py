@@ -32,14 +32,14 @@ class Options(SamplingOptions):
     """A prepared folder, a corpus of any format of prepare, or a test list (docs/evaluate.md)."""
 
     test_format: str = "auto"
-    """prepared, seed_tts, librispeech_pc or a format of prepare; auto detects it."""
+    """prepared, seed_tts or a format of prepare; auto detects it."""
 
     recognizer: str = ""
     """Recognizer of the speech: whisper-tiny.en, words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
     package.module:factory; the run's [samples] recognizer by default."""
 
     speaker_scorer: str = ""
-    """Scorer of voices: resemblyzer, xvector:NAME, own or package.module:factory; the run's [samples] speaker_scorer by default."""
+    """Speaker encoder: resemblyzer, xvector:NAME or package.module:factory; the run's [samples] speaker_scorer by default."""
 
     opinion: str = ""
     """Predictor of opinion scores: dnsmos or package.module:factory; the run's [samples] opinion by default."""
@@ -68,9 +68,6 @@ class Options(SamplingOptions):
     recordings: str = ""
     """Corpus with the original recordings of a prepared folder, to compare with."""
 
-    audio_root: str = ""
-    """Folder of the recordings of a librispeech_pc list, such as LibriSpeech/test-clean."""
-
     data: str = ""
     """Training shards to estimate the lengths of texts from, instead of the run's own fit."""
 
@@ -91,8 +88,6 @@ def check_options(options: Options) -> None:
     if options.run == NO_RUN:
         require(not options.more, f"{NO_RUN} stands for a run; give runs, or {NO_RUN} alone")
         require(bool(options.out), f"--out is not given, and {NO_RUN} has no folder; give one")
-        own = options.speaker_scorer == "own"
-        require(not own, "--speaker-scorer = 'own' is a run's; give resemblyzer")
 
 
 def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
@@ -105,6 +100,6 @@ def scorer_specs(options: Options, config: "JobConfig") -> dict[str, str]:
     require(
         bool(specs["recognizer"]),
         "--recognizer is not given, and the run's [samples] names none; give whisper:large-v3, or another of "
-        "docs/evaluate.md, or words:one,two,... where every word of the texts is one of these",
+        "docs/evaluate.md",
     )
     return specs

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from titan_tts.evaluate.prompts import Prompt, decoded, read_sound
+from titan_tts.evaluate.prompts import REFERENCE, Prompt, read_sound
 from titan_tts.evaluate.report import (
     CODEC,
     FIGURES,
@@ -26,9 +26,6 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language,
 if TYPE_CHECKING:
     from titan_tts.evaluate.evaluate import Evaluation
 
-MAX_SPEAKERS = 50
-"""Rows of the table by speaker; evaluation.json has all."""
-
 
 def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) -> Page:
     """The page, of what `report.build` and `shown_utterances` return."""
@@ -39,7 +36,6 @@ def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) ->
         Section(
             "Figures", [figures_table(report), *_explained(report), *differences_table(report)]
         ),
-        Section("Word error rate by speaker", [*_by_speaker(report, systems)], on_terminal=False),
         Section("Measured with", [Table((), [*_measured_with(report, systems)], left=(0, 1))]),
     ]
     if utterances:
@@ -113,21 +109,6 @@ def differences_table(report: dict[str, Any]) -> Iterator[Part]:
         )
 
 
-def _by_speaker(report: dict[str, Any], systems: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """The speaker whom a system says worst first; nothing for one speaker."""
-    rates = [row["wer_by_speaker"] for row in systems]
-    speakers = {speaker for each in rates for speaker in each}
-    worst = sorted(speakers, key=lambda speaker: (-max(r.get(speaker, 0) for r in rates), speaker))
-    text = FIGURES["wer"].text
-    rows = [
-        (speaker or "(none)", *(text(row["wer_by_speaker"].get(speaker)) for row in report["rows"]))
-        for speaker in worst
-    ]
-    head = ("the worst first", *(row["name"] for row in report["rows"]))
-    if len(rows) > 1:
-        yield Table(head, rows, max_rows=MAX_SPEAKERS, rest="in evaluation.json")
-
-
 def _measured_with(
     report: dict[str, Any], systems: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[str, str]]:
@@ -161,12 +142,9 @@ def shown_utterances(report: dict[str, Any], evaluation: "Evaluation", count: in
             for seed in range(len(seeds))
         ]
         seed = int(np.argmax(errors))
-        waveforms = list(_sounds(prompt, evaluation, systems, seed))
         sounds = []
-        pictures = with_spectrograms([(label, sound) for label, sound, _ in waveforms])
-        for sound, (_, _, scored) in zip(pictures, waveforms, strict=True):
-            if scored:
-                scores = row["scores"][scored]
+        for sound in with_spectrograms([*_sounds(prompt, evaluation, systems, seed)]):
+            if scores := row["scores"].get(sound.label):
                 score = scores[seed if len(scores) > 1 else 0]
                 wanted = scorers.expected(row["text"])
                 heard = marks(wanted, score["heard"], prompt.language, spelling)
@@ -198,18 +176,15 @@ def _verdict(score: dict[str, Any]) -> dict[str, Any]:
 
 def _sounds(
     prompt: Prompt, evaluation: "Evaluation", systems: Sequence[dict[str, Any]], seed: int
-) -> Iterator[tuple[str, Waveform, str]]:
-    """(label, sound, name of the row with its scores, if any) of every sound of an utterance."""
-    names = {row.name for row in evaluation.scored}
-    if prompt.load_reference is not None:
-        yield "reference", prompt.load_reference(), ""
-    if RECORDINGS in names and prompt.load_recording is not None:
-        yield "recording", prompt.load_recording(), RECORDINGS
-    if CODEC in names and prompt.latents is not None:
-        yield "codec", decoded(evaluation.codec, prompt.latents), CODEC
+) -> Iterator[tuple[str, Waveform]]:
+    """(name, sound) of every sound of an utterance. All but the reference have the name of their row."""
+    shown = {REFERENCE, *(row.name for row in evaluation.scored)}
+    for name, load in prompt.loads(evaluation.codec).items():
+        if name in shown:
+            yield name, load()
     for system in systems:
         path = evaluation.wav(system["name"], system["seeds"][seed], prompt)
-        yield system["name"], read_sound(path), system["name"]
+        yield system["name"], read_sound(path)
 
 
 def marks(

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from titan_tts.evaluate.options import Options as EvaluateOptions
-from titan_tts.evaluate.prompt_lists import LIBRISPEECH_PC, SEED_TTS, find_list_format, read_list
+from titan_tts.evaluate.prompt_lists import is_list, read_list
 from titan_tts.prepare.audio_reader import Loader, Recording
 from titan_tts.prepare.formats import FORMATS, find_format, open_corpus
 from titan_tts.prepare.listing import Plan, usable_items
@@ -39,8 +39,9 @@ from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME, recorded_codecs
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
-PREPARED = "prepared"
-KINDS = (PREPARED, SEED_TTS, LIBRISPEECH_PC, *FORMATS)
+PREPARED, SEED_TTS = "prepared", "seed_tts"
+KINDS = (PREPARED, SEED_TTS, *FORMATS)
+REFERENCE, RECORDINGS, CODEC = "reference", "recordings", "codec"
 _COLUMNS = ("text_column", "speaker_column", "speaker_pattern", "speaker")
 
 
@@ -53,10 +54,10 @@ class Prompt(Utterance):
     """name of its wavs without suffix, unique in its set"""
 
     load_recording: Callable[[], Sound] | None = None
-    """the speaker's own recording of the text, without latents"""
+    """the speaker's own recording of the text"""
 
     load_reference: Callable[[], Sound] | None = None
-    """another utterance of the speaker, without latents"""
+    """another utterance of the speaker"""
 
     latents: Tensor | None = None
     """(T, C) of the recording; None without one"""
@@ -71,6 +72,12 @@ class Prompt(Utterance):
     @property
     def language(self) -> str:
         return str(self.labels.get("language") or "")
+
+    def loads(self, codec: Codec) -> dict[str, Callable[[], Sound]]:
+        """What loads the sounds that no system has made, those that there are, by name."""
+        copy = None if self.latents is None else partial(decoded, codec, self.latents)
+        every = {REFERENCE: self.load_reference, RECORDINGS: self.load_recording, CODEC: copy}
+        return {name: load for name, load in every.items() if load is not None}
 
 
 @dataclass
@@ -89,9 +96,8 @@ def find_kind(source: str, name: str = "auto") -> str:
         raise InputError(f"--test-format = {name!r}, but allowed are auto, {', '.join(KINDS)}")
     if name != "auto":
         return name
-    listed = find_list_format(source)
-    if listed:
-        return listed
+    if is_list(source):
+        return SEED_TTS
     if is_remote(source) or _has_latents(source):
         return PREPARED
     try:
@@ -99,7 +105,7 @@ def find_kind(source: str, name: str = "auto") -> str:
     except InputError as error:
         sentence = str(error).replace("--format", "--test-format")
         raise InputError(
-            f"--test {sentence}, or a prepared folder, or a list of {SEED_TTS} or {LIBRISPEECH_PC}"
+            f"--test {sentence}, or a prepared folder, or a list of {SEED_TTS}"
         ) from None
 
 
@@ -122,30 +128,13 @@ def _shards_of(source: str) -> str:
 
 
 def evenly(speakers: Sequence[Any], wanted: int) -> list[int]:
-    """Indices of `wanted` utterances, as evenly over the speakers as these allow, spread over each
-    one's, whose texts may be the next one's: each begins elsewhere; 0: all. `speakers`: the speaker
-    of each utterance.
+    """Indices of `wanted` utterances, spread evenly over those of all speakers, speaker by speaker; 0: all.
+    `speakers`: the speaker of each utterance.
     """
-    if not wanted or wanted >= len(speakers):
-        return list(range(len(speakers)))
-    by_speaker: dict[Any, list[int]] = defaultdict(list)
-    for index, speaker in enumerate(speakers):
-        by_speaker[speaker].append(index)
-    groups = list(by_speaker.values())
-    shares = [0] * len(groups)
-    while left := wanted - sum(shares):
-        open_groups = [n for n, group in enumerate(groups) if shares[n] < len(group)]
-        for n in _spread(len(open_groups), min(left, len(open_groups))):
-            shares[open_groups[n]] += 1
-    return sorted(
-        group[n]
-        for place, (group, share) in enumerate(zip(groups, shares))
-        for n in _spread(len(group), share, place / len(groups))
-    )
-
-
-def _spread(count: int, wanted: int, start: float = 0.0) -> list[int]:
-    return [int((n + start) * count / wanted) for n in range(wanted)]
+    places = {speaker: place for place, speaker in enumerate(dict.fromkeys(speakers))}
+    ordered = sorted(range(len(speakers)), key=lambda index: places[speakers[index]])
+    wanted = min(wanted, len(ordered)) or len(ordered)
+    return sorted(ordered[n * len(ordered) // wanted] for n in range(wanted))
 
 
 def read_prompts(options: EvaluateOptions, data: Data) -> PromptSet:
@@ -158,7 +147,7 @@ def read_prompts(options: EvaluateOptions, data: Data) -> PromptSet:
     elif kind in FORMATS:
         found = _corpus(Corpus(source, kind, speaker=options.speaker), wanted)
     else:
-        lines = read_list(source, kind, options.audio_root)
+        lines = read_list(source)
         chosen = evenly([line.speaker for line in lines], wanted)
         found = PromptSet([_listed(source, lines[index]) for index in chosen])
     if not found.prompts:
@@ -360,4 +349,4 @@ def encode_prompts(found: PromptSet, codec: Codec, settings: AudioSettings) -> N
 
 def decoded(codec: Codec, latents: Tensor) -> Sound:
     """Decodes latents (T, C)."""
-    return Sound(codec.decode(latents).detach().cpu(), codec.sample_rate, latents)
+    return Sound(codec.decode(latents).detach().cpu(), codec.sample_rate)

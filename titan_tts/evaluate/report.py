@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.evaluate.prompts import Prompt
+from titan_tts.evaluate.prompts import CODEC, RECORDINGS, Prompt
 from torchtitan.models.dit_tts.speech.scoring.scores import UtteranceScore, corpus_scores
 from torchtitan.models.dit_tts.speech.scoring.statistics import (
     Interval,
@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.speech.scoring.statistics import (
 MAX_WER_OF_RECORDINGS = 0.2
 """Above it, the recognizer is taken to be unfit for the texts or the language."""
 
-RECORDINGS, CODEC, SYSTEM = "recordings", "codec", "system"
+SYSTEM = "system"
 
 
 @dataclass
@@ -61,23 +61,20 @@ class Figure:
     higher_is_better: bool | None = False
     """None: it describes, and no system is better by it"""
 
-    def text(self, value: float | None, signed: bool = False, more: int = 0) -> str:
-        """The value as people read it, without the sign of a zero; a dash for None. `more`: digits than usual."""
+    def text(self, value: float | None, signed: bool = False) -> str:
+        """The value as people read it, without the sign of a zero; a dash for None."""
         if value is None:
             return "-"
         number, digits = (100 * value, 1) if self.percent else (value, self.digits)
-        text = f"{number:{'+' if signed else ''}.{digits + more}f}"
+        text = f"{number:{'+' if signed else ''}.{digits}f}"
         return (text if float(text) else text.lstrip("+-")) + (" %" if self.percent else "")
 
     def limits(self, interval: dict[str, Any] | None, signed: bool = False) -> str:
-        """The limits of an interval; empty where there are none, or of equal values."""
+        """The limits of an interval; empty where there are none, or where they read alike."""
         if interval is None or interval["low"] is None:
             return ""
-        for more in range(4):  # "+0.0 to +0.0 %" says nothing
-            low, high = (self.text(interval[name], signed, more) for name in ("low", "high"))
-            if low != high:
-                return f"{low.removesuffix(' %')} to {high}"
-        return ""
+        low, high = (self.text(interval[name], signed) for name in ("low", "high"))
+        return f"{low.removesuffix(' %')} to {high}" if low != high else ""
 
 
 FIGURES = {
@@ -178,15 +175,14 @@ def rates_by_speaker(row: Row, prompts: Sequence[Prompt]) -> dict[str, float]:
 
 def worst_first(rows: Sequence[Row], count: int) -> list[int]:
     """Indices of the utterances, sorted by the systems' (without any: by all rows') word error rate, then character
-    error rate, similarity and opinion."""
+    error rate."""
     judged = [row for row in rows if row.kind == SYSTEM] or rows
 
-    def merit(index: int) -> list[float]:
-        scores = [seed[index] for row in judged for seed in row.scores]
-        words, letters, voice, opinion = (each or 0.0 for each in corpus_scores(scores).values())
-        return [-words, -letters, voice, opinion]
+    def errors(index: int) -> list[float]:
+        found = corpus_scores([seed[index] for row in judged for seed in row.scores])
+        return [found["wer"] or 0.0, found["cer"] or 0.0]
 
-    return sorted(range(count), key=merit)
+    return sorted(range(count), key=errors, reverse=True)
 
 
 def unfit(rows: Sequence[dict[str, Any]]) -> str:

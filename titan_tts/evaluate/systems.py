@@ -1,12 +1,9 @@
 """The systems that are compared, and their speech: a run's checkpoint synthesizes every prompt."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from titan_tts.evaluate.prompts import Prompt
 from titan_tts.speak.load_run import LoadedRun
@@ -15,7 +12,6 @@ from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import file_name, unique
-from torchtitan.models.dit_tts.speech.sampling.sampler import speaker_embeddings
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.text.vocabulary import named
 
@@ -90,17 +86,6 @@ def wav_path(
     """The file of a system's speech; `systems`: the names of all in this folder."""
     own = unique([file_name(each) for each in systems], str.lower)[systems.index(name)]
     return folder / "wavs" / own / f"seed-{seed}" / f"{utterance}.wav"
-
-
-def own_voice(run: LoadedRun) -> Callable[[Tensor], Tensor]:
-    """The run's own speaker encoder: latents (T, C) -> embedding (E,)."""
-    limit = run.config.data.max_speaker_frames
-
-    @torch.no_grad()
-    def embed(latents: Tensor) -> Tensor:
-        return speaker_embeddings(run.model, run.tokenizer, [latents], limit, run.device)[0]
-
-    return embed
 
 
 def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:

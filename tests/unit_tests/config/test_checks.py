@@ -137,7 +137,7 @@ REFUSED = """
 1 | samples.freq = 9; validation = {enable = false, path = '/h'} | no held-out texts
 1 | validation.keep_best = 'gap' | 'gap' | is no figure
 1 | HELD_OUT; validation.keep_best = 'seconds_error' | = 'seconds_error' | is no figure
-1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw' | = 'speaker_similarity_raw' | is no
+1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'resemblyzer'; validation.keep_best = 'speaker_similarity_raw' | = 'speaker_similarity_raw' | is no
 1 | parallelism.data_parallel_shard_degree = 0 | shard_degree 0
 1 | training.global_batch_size = -1 | global_batch_size = -1 is not
 1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
@@ -166,7 +166,7 @@ ALLOWED = """
 1 | HELD_OUT; validation.keep_best = 'heldout_loss_at_0.9'
 1 | HELD_OUT; ema.decays = [0.99995, 0.9999995]; validation.keep_best = 'heldout_loss_ema:0.9999995'
 1 | HELD_OUT; SPEECH; samples.recognizer = 'words:one'; validation.keep_best = 'wer'
-1 | HELD_OUT; SPEECH; samples.raw = true; samples.speaker_scorer = 'own'; validation.keep_best = 'speaker_similarity_raw'
+1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'resemblyzer'; validation.keep_best = 'speaker_similarity'
 1 | encoder.model = '/was/here/when/the/run/began'
 1 | job.experiment = 'LONG_NAME'; training.max_norm = inf; validation.keep_best = 'opinion'
 1 | benchmark = {enable = true, steps = 5}; ema.decays = [0.0, 1.0]

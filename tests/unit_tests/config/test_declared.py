@@ -37,7 +37,7 @@ mixed_precision_reduce="float32"
 [ema] enable=true decays=[0.9999]
 [validation] enable=true path="" freq=500 samples=64 times=[0.99,0.95,0.9,0.8,0.6,0.4,0.2]
 batch_size=16 seed=0 keep_best="best_heldout_loss"
-[samples] freq=0 count=8 raw=false seed=0 recognizer="" speaker_scorer="" opinion=""
+[samples] freq=0 count=8 seed=0 recognizer="" speaker_scorer="" opinion=""
 [sampling] steps=40 solver="euler" schedule="linear" start_t=1.0 sway=-1.0 text_scale=3.0
 speaker_scale=0.0 guidance="independent" min_t=0.5 max_t=1.0
 truncation_factor=1.0 rescale_k=1.0 rescale_sigma=1.0 speaker_kv_scale=1.0

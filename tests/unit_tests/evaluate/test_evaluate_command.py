@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 
-from tests.helpers.duration_recognizer import LOUD_SPEC, SPEAKER_SPEC, SPEC
+from tests.helpers.duration_recognizer import OFFSET_SPEC, SPEAKER_SPEC, SPEC
 from tests.helpers.evaluated_run import (
     RATE,
     UTTERANCES,
@@ -19,8 +19,7 @@ from tests.helpers.evaluated_run import (
     write_tree,
 )
 from titan_tts.evaluate import evaluate as evaluate_module
-from titan_tts.evaluate.evaluate_command import is_training_data
-from titan_tts.evaluate.options import scorer_specs
+from titan_tts.evaluate.evaluate_command import is_training_data, scorer_specs
 from titan_tts.evaluate.report import warnings
 from torchtitan.models.dit_tts.config import manager
 
@@ -42,8 +41,7 @@ def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, cap
     for row in rows:
         for scores in row["scores"].values():
             assert all(s["word_errors"] == 0 and s["words"] > 0 for s in scores), row
-            own = row["recording_seconds"]
-            assert all(s["speaker_similarity"] not in (None, own) for s in scores)
+            assert all(0.5 < s["speaker_similarity"] <= 1 for s in scores)
     for row in found["rows"]:
         assert row["wer_by_speaker"]["84"] == 0
         error = row["figures"]["duration_error"]
@@ -62,7 +60,7 @@ def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, cap
 
 def test_a_scorer_that_puts_a_system_above_the_recordings_says_nothing(tree, capsys):
     """Another one does; F0 is beside both, and decides nothing."""
-    for spec, void in ((LOUD_SPEC, True), (SPEAKER_SPEC, False), ("", False)):
+    for spec, void in ((OFFSET_SPEC, True), (SPEAKER_SPEC, False), ("", False)):
         scorers = ["--recognizer", SPEC, "--speaker-scorer", spec]
         assert evaluate("run@5", "run@7", "--test", tree, *scorers, "--out=out") == 0
         found = json.loads(Path("out/evaluation.json").read_text())
@@ -98,7 +96,6 @@ def test_recordings_and_codec_without_a_run(tree, capsys, monkeypatch):
     refusals = [
         (["none", "run", "--out=x"], "none stands for a run"),
         (["none"], "--out is not given"),
-        (["none", "--speaker-scorer=own", "--out=x"], "--speaker-scorer = 'own' is a run's"),
     ]
     for given, sentence in refusals:
         assert evaluate(*given, "--test", tree, "--recognizer", SPEC) == 2
@@ -158,9 +155,9 @@ def test_a_later_run_that_was_trained_on_the_test_is_told(tree, loaded, monkeypa
 
 def test_scorers_are_the_options_or_the_runs_own():
     options = SimpleNamespace(recognizer="", speaker_scorer="", opinion="dnsmos")
-    samples = SimpleNamespace(recognizer="whisper:base", speaker_scorer="own", opinion="")
+    samples = SimpleNamespace(recognizer="whisper:base", speaker_scorer="xvector:a", opinion="")
     found = scorer_specs(options, SimpleNamespace(samples=samples))
-    assert found == {"recognizer": "whisper:base", "speaker_scorer": "own", "opinion": "dnsmos"}
+    assert [*found.values()] == ["whisper:base", "xvector:a", "dnsmos"]
 
 
 def test_warnings_of_what_figures_do_not_say():

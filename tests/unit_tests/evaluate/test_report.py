@@ -109,10 +109,8 @@ QUIET |= {"is_training_data": False}
     "figure, value, low, high, texts",
     [
         ("wer", 0.0, 0.0, 0.0, ("0.0 %", "")),
-        ("wer", -1e-5, -2e-4, 4e-4, ("0.0 %", "-0.02 to +0.04 %")),
-        ("wer", 4e-4, 1e-4, 4e-4, ("0.0 %", "+0.01 to +0.04 %")),
+        ("wer", -1e-5, -2e-4, 4e-3, ("0.0 %", "0.0 to +0.4 %")),
         ("wer", -0.163, -0.485, 0.059, ("-16.3 %", "-48.5 to +5.9 %")),
-        ("speaker_similarity", -1e-4, -3e-4, -2e-4, ("0.000", "-0.0003 to -0.0002")),
         ("speaker_similarity", 0.1, None, None, ("+0.100", "")),
     ],
 )
@@ -122,17 +120,13 @@ def test_a_difference_that_is_printed_says_something(figure, value, low, high, t
 
 
 def test_the_worst_utterances_come_first():
-    """By the systems alone, over all seeds; the voice decides between equals."""
+    """By the systems alone, over all seeds; words decide before characters."""
     recordings = row([score(4, 4), score(0, 4), score(0, 4), score(0, 4)], kind=RECORDINGS)
-    first = [score(0, 4, 0.9), score(1, 4), score(0, 4, 0.2), score(1, 4)]
-    second = [score(0, 4, 0.9), score(0, 4), score(0, 4, 0.2), score(1, 4)]
+    letters = replace(score(0, 4), errors=Errors(0, 4, 9, 20))
+    first = [score(0, 4), score(1, 4), letters, score(1, 4)]
+    second = [score(0, 4), score(0, 4), score(0, 4), score(1, 4)]
     assert report.worst_first([recordings, row(first, second)], 4) == [3, 1, 2, 0]
-    # Words decide before characters, then the mean voice, then the mean opinion; of all systems.
-    one, other = row([score(0, 4, 0.5, n) for n in (3, 2, 4, 1)]), row([score(0, 4, 0.5, 3.0)] * 4)
-    assert report.worst_first([other, one], 4) == [3, 1, 0, 2]
-    for index, counts in ((0, Errors(0, 4, 1, 20)), (2, Errors(1, 4, 0, 20))):
-        other.scores[0][index] = replace(other.scores[0][index], errors=counts)
-    assert report.worst_first([other, one], 4) == [2, 0, 3, 1]
+    assert report.worst_first([recordings], 4) == [0, 1, 2, 3]  # without a system by all rows
 
 
 def test_a_recognizer_that_errs_in_real_speech_is_named():

@@ -13,7 +13,6 @@ from titan_tts.evaluate.prompts import Prompt
 from titan_tts.evaluate.systems import (
     Checkpoint,
     find_checkpoints,
-    own_voice,
     speak,
     untrained_tokens,
 )
@@ -93,13 +92,6 @@ def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded, monkeyp
     for one, alone, other in zip(noise, speech(Still(), 1), others, strict=True):
         torch.testing.assert_close(one, alone)
         assert not torch.equal(one, other)
-
-
-def test_the_own_voice_is_the_mean_of_the_speaker_encoder(loaded):
-    """Of as many frames as the run takes."""
-    loaded.model.text_encoder = object()
-    latents = torch.randn(20, CHANNELS)
-    torch.testing.assert_close(own_voice(loaded)(latents), latents[:6, :1].mean(0) + 1)
 
 
 def test_which_run_and_step(tmp_path, loaded, monkeypatch):

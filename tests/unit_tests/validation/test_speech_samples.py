@@ -160,40 +160,34 @@ def seen(monkeypatch):
 @pytest.mark.long
 def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     caplog.set_level("INFO")
-    options += ["--samples.raw", "--samples.speaker_scorer=own", "--ema.decays=0.9,0.1"]
+    options += ["--samples.speaker_scorer=resemblyzer", "--ema.decays=0.9,0.1"]
     assert train("run", *options) == 0
     run = tmp_path / "run"
     assert {path.name for path in (run / "samples").iterdir()} == {"step-2", "step-3"}
     names = [f"00{n}-s{n}-u{n}" for n in range(4)]
     rows = [row for row in Folder(run).validation() if "duration_error" in row]
     assert [(row["step"], row["weights"]) for row in rows] == [(2, "ema:0.9"), (3, "ema:0.9")]
-    for folder, weights, suffix in (("step-3", "ema:0.9", ""), ("step-3/raw", "raw", "_raw")):
-        place = run / "samples" / folder
-        files = {f"{name}.{end}" for name in names for end in ("wav", "png")} | {"scores.json"}
-        assert {path.name for path in place.iterdir()} - {"raw"} == files
-        report = json.loads((place / "scores.json").read_text())
-        assert (report["step"], report["weights"]) == (3, weights)
-        prompts = report["prompts"]
-        assert [prompt["name"] for prompt in prompts] == names
-        similarities = [prompt["score"]["speaker_similarity"] for prompt in prompts]
-        assert similarities[2:] == [None, None]  # without a reference
-        assert all(-1 <= value <= 1 for value in similarities[:2])
-        figures = ["wer", "cer", "speaker_similarity", "opinion"]
-        for figure in [*figures, *([] if suffix else ["duration_error", "real_time_factor"])]:
-            assert rows[1][f"{figure}{suffix}"] == report[figure]
-        assert report["wer"] is report["opinion"] is None
-        assert report["speaker_similarity"] == pytest.approx(sum(similarities[:2]) / 2)
-        assert report["real_time_factor"] > 0
-        for prompt, frames in zip(prompts, range(10, 14)):
-            samples, rate = soundfile.read(place / f"{prompt['name']}.wav")
-            made = len(samples) / rate * 25
-            assert prompt["seconds"] == pytest.approx(len(samples) / rate)
-            assert prompt["duration_error"] == pytest.approx(abs(made / frames - 1), abs=1e-6)
-            assert prompt["text"] == "one six" and prompt["score"]["heard"] is None
-    read = [
-        soundfile.read(run / "samples" / f / f"{names[0]}.wav")[0] for f in ("step-3", "step-3/raw")
-    ]
-    assert np.abs(read[0] - read[1]).max() > 1e-3
+    place = run / "samples/step-3"
+    files = {f"{name}.{end}" for name in names for end in ("wav", "png")} | {"scores.json"}
+    assert {path.name for path in place.iterdir()} == files
+    report = json.loads((place / "scores.json").read_text())
+    assert (report["step"], report["weights"]) == (3, "ema:0.9")
+    prompts = report["prompts"]
+    assert [prompt["name"] for prompt in prompts] == names
+    similarities = [prompt["score"]["speaker_similarity"] for prompt in prompts]
+    assert similarities[2:] == [None, None]  # without a reference
+    assert all(-1 <= value <= 1 for value in similarities[:2])
+    for figure in ("wer", "cer", "speaker_similarity", "opinion", "duration_error"):
+        assert rows[1][figure] == report[figure]
+    assert report["wer"] is report["opinion"] is None
+    assert report["speaker_similarity"] == pytest.approx(sum(similarities[:2]) / 2)
+    assert rows[1]["real_time_factor"] == report["real_time_factor"] > 0
+    for prompt, frames in zip(prompts, range(10, 14)):
+        samples, rate = soundfile.read(place / f"{prompt['name']}.wav")
+        made = len(samples) / rate * 25
+        assert prompt["seconds"] == pytest.approx(len(samples) / rate)
+        assert prompt["duration_error"] == pytest.approx(abs(made / frames - 1), abs=1e-6)
+        assert prompt["text"] == "one six" and prompt["score"]["heard"] is None
 
     scalars = [call.args for call in seen.log.call_args_list]
     shown = [(step, name, value) for values, step in scalars for name, value in values.items()]
@@ -201,16 +195,14 @@ def test_samples_of_a_run(tmp_path, train, options, seen, caplog):
     images = [each for each in shown if isinstance(each[2], bytes)]
     # Names of their own: a tag of TensorBoard's is of one kind.
     for kind, end in ((audio, ""), (images, "_spectrogram")):
-        groups = ("speech", "speech_raw")
-        expected = [(s, f"{group}/{n}{end}") for s in (2, 3) for group in groups for n in names]
+        expected = [(step, f"speech/{name}{end}") for step in (2, 3) for name in names]
         assert [each[:2] for each in kind] == expected
     assert all(rate == 16000 and len(waveform) > 5000 for *_, (waveform, rate) in audio)
     assert all(png.startswith(b"\x89PNG") for *_, png in images)
     logged = [values for values, step in scalars if step == 3 and "speech/duration_error" in values]
     [losses] = [v for v, step in scalars if step == 3 and "validation/heldout_loss" in v]
     assert losses["validation_by_time/heldout_loss_at_0.5"] == losses["validation/heldout_loss"]
-    assert len(logged) == 1 and "speech/speaker_similarity_raw" in logged[0]
-    assert "speech/duration_error_raw" not in logged[0]  # it is the same
+    assert len(logged) == 1 and "speech/speaker_similarity" in logged[0]
     assert not any("step" in name.split("/")[1:] or name.endswith("time") for name in logged[0])
     assert "samples at step 3: speaker similarity" in caplog.text
 

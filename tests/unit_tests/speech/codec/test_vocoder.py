@@ -61,7 +61,6 @@ def test_only_decoding_changes(weights):
     assert 5 < float(found.std() / quiet.std()) < 20
     wild = codec.decode(100 * torch.randn(5, 128, generator=torch.Generator().manual_seed(0)))
     assert wild.isfinite().all() and wild.abs().max() <= 1
-    refused(lambda: codec.decode(torch.zeros(3, 64)), "latents have shape")
 
 
 def test_the_shipped_one_keeps_what_the_latents_say():

@@ -20,9 +20,7 @@ from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 from torchtitan.models.dit_tts.model.attention_backends import guided_keys
 from torchtitan.models.dit_tts.speech.sampling.sampler import (
     SpeechRequest,
-    encode_requests,
     generate_latents,
-    speaker_embeddings,
 )
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
@@ -173,10 +171,8 @@ def test_every_way_of_sampling_is_that_of_the_request_alone(settings):
 
 ECHO = dict(text_projection=False, speaker_partial_patches=False)
 KINDS = {
-    "ours": {},
     "ours, an odd number of heads": dict(dim=24, n_heads=3, speaker_patch_size=1),
     "Echo-TTS": ECHO,
-    "Irodori-TTS": ECHO | {"speaker_bidirectional": True, "speaker_patch_size": 2},
     "bidirectional with partial patches": dict(speaker_bidirectional=True, speaker_patch_size=3),
     "features from outside": dict(text_vocab_size=0),
 }
@@ -219,11 +215,12 @@ def test_a_cpu_computes_no_padded_frame():
     model, shapes = random_model(small_args(latent_channels=8, text_vocab_size=300)), set()
     hook = lambda layer, given: shapes.add(tuple(given[0].shape[:2]))  # noqa: E731
     model.layers[1].register_forward_pre_hook(hook)
-    generate(REQUESTS, model=model)
-    assert shapes == {(1, 5 + 3 + 4), (1, 3 * (5 + 3 + 4))}  # without guidance, and with both
-    shapes.clear()
-    generate([REQUESTS[0]] * 2, model=model)
-    assert shapes == {(2, 5), (3 * 2, 5)}
+    alike = [REQUESTS[0]] * 2
+    # Without guidance, and with both.
+    for requests, wanted in ((REQUESTS, {(1, 12), (1, 3 * 12)}), (alike, {(2, 5), (3 * 2, 5)})):
+        shapes.clear()
+        generate(requests, model=model)
+        assert shapes == wanted
 
 
 def test_the_speakers_keys_and_values_are_scaled_alone():
@@ -270,21 +267,6 @@ def test_a_noise_prediction_is_read_as_velocity(schedule):
     for t, end in pairwise(times):
         x = x - (t - end) * (2.0 - x) / (1 - t if t < 1 else 1 - times[1])
     torch.testing.assert_close(found.double(), x, atol=1e-4, rtol=1e-5)
-
-
-def test_embeddings_are_means_over_the_own_patches():
-    """Of a batch as of each alone; frames behind `max_frames` do not count."""
-    model, cpu = (
-        random_model(small_args(latent_channels=8, text_vocab_size=300)),
-        torch.device("cpu"),
-    )
-    latents = [torch.randn(frames, 8) for frames in (9, 30, 17)]
-    found = speaker_embeddings(model, TOKENIZER, latents, 20, cpu)
-    assert found.shape == (3, 24) and found.dtype == torch.float32
-    for row, one in zip(found, latents, strict=True):
-        conditions = encode_requests(model, TOKENIZER, [SpeechRequest("x", one[:20])], cpu)
-        mean = conditions.speaker[conditions.speaker_mask].mean(0)
-        torch.testing.assert_close(row, mean, atol=1e-5, rtol=1e-4)
 
 
 class Rows:

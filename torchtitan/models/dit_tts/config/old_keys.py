@@ -89,6 +89,7 @@ REMOVED: dict[str, Any] = {
 
 WITHOUT_EFFECT = {
     *("data.cache_folder", "data.cache_gib", "training.batch_ramp_steps", "benchmark.profile"),
+    "samples.raw",
     *(
         "compile.cache_folder",
         "parallelism.fsdp_blocks_per_unit",

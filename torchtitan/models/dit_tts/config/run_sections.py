@@ -189,9 +189,6 @@ class Samples:
     count: PositiveInt = 8
     """Prompts to synthesize: held-out texts of as many speakers as there are"""
 
-    raw: bool = False
-    """Also synthesizes with the raw weights, not only with their average"""
-
     seed: NonNegativeInt = 0
     """Seed of the noise, which is the same in every set"""
 
@@ -201,8 +198,8 @@ class Samples:
     nothing"""
 
     speaker_scorer: str = ""
-    """Scorer that compares a sample's voice with its reference: resemblyzer, xvector:microsoft/wavlm-base-plus-sv (or
-    a folder), own (the model's own speaker encoder, which is not independent), package.module:factory; empty: nothing"""
+    """Speaker encoder that compares a sample's voice with its reference: resemblyzer,
+    xvector:microsoft/wavlm-base-plus-sv (or a folder), package.module:factory; empty: nothing"""
 
     opinion: str = ""
     """Predictor of listeners' opinion: dnsmos, package.module:factory; empty: nothing"""

@@ -22,7 +22,7 @@ FIGURES: dict[str, tuple[str, str, bool | None]] = {
     "real_time_factor": ("real-time factor", ".3f", None),
 }
 """Figure -> its words, its form, and whether more of it is better; None: no checkpoint is kept by it. In names of
-keep_best a suffix names a time or weights, as in heldout_loss_at_0.9 and wer_raw"""
+keep_best a suffix names a time or weights, as in heldout_loss_at_0.9 and heldout_loss_raw"""
 
 _ENTRY = re.compile(r"ema\.(decay-(\d+(?:\.\d+)?(?:e-\d+)?)\.)")
 
@@ -64,9 +64,7 @@ def measured_figures(config: JobConfig) -> set[str]:
     for name in ("text_gain", "speaker_gain"):
         found |= {f"{name}{end}" for end in ("", *times)}
     if samples.freq:
-        speech = ["wer", "cer"] if samples.recognizer else []
-        speech += ["speaker_similarity"] if samples.speaker_scorer else []
-        speech += ["opinion"] if samples.opinion else []
-        ends = ("", "_raw") if samples.raw and ema.enable else ("",)
-        found |= {f"{name}{end}" for name in speech for end in ends}
+        found |= {"wer", "cer"} if samples.recognizer else set()
+        found |= {"speaker_similarity"} if samples.speaker_scorer else set()
+        found |= {"opinion"} if samples.opinion else set()
     return found

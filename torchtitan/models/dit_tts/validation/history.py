@@ -13,7 +13,7 @@ A row of a validation:
      "best_heldout_loss", "best_weights"}       the lowest of all weights, and which have it
 
 and of a set of samples {"step", "time", "seconds", "weights", "wer", "cer", "speaker_similarity", "opinion",
-"duration_error", "real_time_factor", and the scores with _raw}.
+"duration_error", "real_time_factor"}.
 """
 
 from pathlib import Path

@@ -1,7 +1,6 @@
 """A fixed set of prompts, synthesized while a run trains: sound, pictures and scores.
 
-samples/step-1000/000-ann-utt17.wav  .png      with the slowest average of the weights
-samples/step-1000/raw/...                     with the trained weights, if they are asked for
+samples/step-1000/000-ann-utt17.wav  .png     with the slowest average of the weights
 samples/step-1000/scores.json                 what was heard, and the scores of each prompt
 """
 
@@ -9,7 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,13 @@ from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, share
 from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
-from torchtitan.models.dit_tts.speech.sampling.sampler import (
-    SpeechRequest,
-    generate_latents,
-    speaker_embeddings,
-)
+from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
 from torchtitan.models.dit_tts.speech.scoring.scores import corpus_scores, score
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
-
-SCORES = ("wer", "cer", "speaker_similarity", "opinion")
-"""Figures that depend on the weights"""
 
 _BATCH = 16
 
@@ -111,7 +103,6 @@ class SpeechSamples:
     """Synthesizes and scores the prompts.
 
     Args:
-        config: the model of [samples] speaker_scorer = "own" is the run's.
         rank, ranks: of the data-parallel ranks, which share the prompts.
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
@@ -143,7 +134,6 @@ class SpeechSamples:
         self._sounds: dict[int, torch.Tensor] = {}
         share = share_of(len(prompts), rank, ranks)
         self.own = [(prompts[number], reports and counts) for number, counts in share]
-        # The model's own speaker encoder is asked by all ranks at once; see `_similarities`.
         self.scorers = open_scorers(
             config.samples,
             AddedTokens(config.encoder.added_tokens),
@@ -151,15 +141,9 @@ class SpeechSamples:
             ((prompt.request.text, prompt.language) for prompt in prompts),
         )
 
-    def make(
-        self, step: int, weights: str, trackers: Trackers | None, suffix: str = ""
-    ) -> dict[str, float | None]:
-        """Synthesizes the prompts with the model's present weights, writes and logs them. A collective;
-        every rank returns the same figures.
-
-        Args:
-            weights: their name, for scores.json.
-            suffix: "_raw" for the samples of the trained weights, in addition to the average's.
+    def make(self, step: int, weights: str, trackers: Trackers | None) -> dict[str, float | None]:
+        """Synthesizes the prompts with the model's present weights, whose name is given for scores.json, writes and logs
+        them. A collective; every rank returns the same figures.
         """
         began = time.perf_counter()
         prompts = [prompt for prompt, _ in self.own]
@@ -169,16 +153,11 @@ class SpeechSamples:
                 latents += self._generate(prompts[first : first + _BATCH])
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
-        similarities = self._similarities(latents)
-        folder = self.folder / f"step-{step}" / suffix.removeprefix("_")
+        folder = self.folder / f"step-{step}"
         rows = []
         for number, (prompt, is_own) in enumerate(self.until_stopped(self.own)):
             if is_own:
-                row = self._score(prompt, latents[number], waveforms[number], folder)
-                if similarities is not None and len(prompt.request.reference):
-                    similarity = float(similarities[number])
-                    row["score"] = replace(row["score"], speaker_similarity=similarity)
-                rows.append(row)
+                rows.append(self._score(prompt, waveforms[number], folder))
         made = sum(map(len, waveforms)) / self.codec.sample_rate
         of_ranks, spent, lengths = zip(*gather_from_ranks((rows, seconds, made)), strict=True)
         rows = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["name"])
@@ -194,7 +173,7 @@ class SpeechSamples:
         if trackers is not None:
             for row in rows:
                 name = row["name"]
-                self._show(trackers, f"speech{suffix}/{name}", folder / name, step)
+                self._show(trackers, f"speech/{name}", folder / name, step)
         return found
 
     def _generate(self, prompts: list[Prompt]) -> list[torch.Tensor]:
@@ -210,34 +189,13 @@ class SpeechSamples:
             cache_blocks=not self.sharded,
         )
 
-    def _similarities(self, latents: list[torch.Tensor]) -> torch.Tensor | None:
-        """(prompts,) cosine of what was made and its reference by the model's own speaker encoder, on all
-        ranks at once; None with another scorer."""
-        if self.config.samples.speaker_scorer != "own":
-            return None
-        references = [prompt.request.reference for prompt, _ in self.own]
-        # A prompt without a reference has no similarity; something must go through all the same.
-        voices = [voice if len(voice) else made for voice, made in zip(references, latents)]
-        found = speaker_embeddings(
-            self.model,
-            self.tokenizer,
-            [*latents, *voices],
-            self.config.data.max_speaker_frames,
-            self.device,
-        )
-        made, wanted = found.chunk(2)
-        return torch.nn.functional.cosine_similarity(made, wanted)
-
-    def _score(
-        self, prompt: Prompt, latents: torch.Tensor, waveform: torch.Tensor, folder: Path
-    ) -> dict[str, Any]:
+    def _score(self, prompt: Prompt, waveform: torch.Tensor, folder: Path) -> dict[str, Any]:
         rate, request = self.codec.sample_rate, prompt.request
         reference = None
         if self.scorers.speaker is not None and len(request.reference):
-            reference = Sound(self._decoded(request.reference), rate, request.reference)
-        found = score(
-            Sound(waveform, rate, latents), request.text, self.scorers, reference, prompt.language
-        )
+            reference = Sound(self._decoded(request.reference), rate)
+        sound = Sound(waveform, rate)
+        found = score(sound, request.text, self.scorers, reference, prompt.language)
         write_sound(folder / f"{prompt.name}.wav", waveform, rate)
         heard = "" if found.heard is None else f', heard as "{found.heard}"'
         panels = [

@@ -19,7 +19,7 @@ from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss, figures
 from torchtitan.models.dit_tts.validation.history import RAW, best_row, weights_name
-from torchtitan.models.dit_tts.validation.speech_samples import SCORES, SpeechSamples
+from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples
 from torchtitan.tools.logging import logger
 
 
@@ -102,16 +102,10 @@ class Validator:
         return {**row, "samples": len(self.loss.sets["heldout_loss"])}
 
     def _make_samples(self, samples: SpeechSamples, step: int) -> None:
-        began = time.perf_counter()
-        row: dict[str, Any] = {"weights": self.names[-1]}
-        also_raw = self.config.samples.raw and self.ema is not None
-        for name, suffix in [(self.names[-1], ""), *([(RAW, "_raw")] if also_raw else [])]:
-            with self._weights(name):
-                scores = samples.make(step, name, self.metrics.trackers, suffix)
-            # Lengths and speed are the same with any weights.
-            kept = SCORES if suffix else tuple(scores)
-            row |= {f"{figure}{suffix}": scores[figure] for figure in kept}
-        self._record(row, step, began, "speech")
+        began, name = time.perf_counter(), self.names[-1]
+        with self._weights(name):
+            scores = samples.make(step, name, self.metrics.trackers)
+        self._record({"weights": name, **scores}, step, began, "speech")
 
     def _record(
         self, row: dict[str, Any], step: int, began: float, group: str = "validation"

@@ -90,24 +90,17 @@ class DacVaeCodec(Codec):
                 latents[one.rows, one.frames] = encoded[:, one.kept].cpu()
         return latents
 
+    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (T, channels) -> waveform (T * hop_length,) float32 in [-1, 1]."""
-        return self.decode_batch(latents[None])[0]
-
-    @torch.no_grad()
-    def decode_batch(self, latents: Tensor) -> Tensor:
-        """Latents (B, T, channels) of equal length -> waveforms (B, T * hop_length)."""
         check_latents(latents, self.latent_channels)
         latents = latents.detach().float()
-        hop, (rows, frames, _) = self.hop_length, latents.shape
-        waveforms = torch.empty(rows, frames * hop)
+        pieces = []
         with _full_float32(self.device):
-            for one in portions(rows, frames, self.frames_at_once, self.decoder_context):
-                decoded = self.network.decode(latents[one.rows, one.given].to(self.device))
-                waveforms[one.rows, one.frames.start * hop : one.frames.stop * hop] = decoded[
-                    :, one.kept.start * hop : one.kept.stop * hop
-                ].cpu()
-        return waveforms
+            for one in portions(1, len(latents), self.frames_at_once, self.decoder_context):
+                decoded = self.network.decode(latents[None, one.given].to(self.device))[0]
+                pieces.append(decoded.unflatten(0, (-1, self.hop_length))[one.kept].cpu())
+        return torch.cat(pieces).flatten()
 
 
 @contextmanager

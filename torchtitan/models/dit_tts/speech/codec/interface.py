@@ -66,12 +66,11 @@ def check_waveforms(waveforms: "Tensor") -> None:
 
 
 def check_latents(latents: "Tensor", channels: int) -> None:
-    """Raises InputError where a batch to decode is not (B, T, channels) of finite values."""
+    """Raises InputError where what is to decode is not (T, channels) of finite values."""
     shape = tuple(latents.shape)
-    if len(shape) != 3 or shape[2] != channels or 0 in shape or not latents.isfinite().all():
+    if len(shape) != 2 or shape[1] != channels or 0 in shape or not latents.isfinite().all():
         raise InputError(
-            f"latents have shape {shape}; decode finite values of shape (B, T, {channels}), or "
-            f"(T, {channels}) alone"
+            f"latents have shape {shape}; decode finite values of shape (T, {channels})"
         )
 
 

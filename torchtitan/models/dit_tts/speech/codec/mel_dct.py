@@ -157,7 +157,7 @@ class MelDctCodec(Codec):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Latents (T, 128) -> waveform (T * 640,) float32 in [-1, 1] at 16 kHz."""
-        check_latents(latents[None], self.latent_channels)
+        check_latents(latents, self.latent_channels)
         latents = latents.detach().to("cpu", torch.float32)
         if self.vocoder is not None:
             return self.vocoder(self.log_mel(latents)).clamp(-1.0, 1.0)

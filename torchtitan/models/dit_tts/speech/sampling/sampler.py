@@ -1,4 +1,4 @@
-"""From text and a speaker's reference to latents, a predicted length, or an embedding of the speaker."""
+"""From text and a speaker's reference to latents, or to a predicted length."""
 
 import hashlib
 import json
@@ -165,25 +165,3 @@ def predict_frames(
     """
     conditions = encode_requests(model, tokenizer, requests, device, text_encoder)
     return model.log_frames(conditions).exp().tolist()
-
-
-@torch.no_grad()
-def speaker_embeddings(
-    model: DiTTTSModel,
-    tokenizer: ConditionedTokenizer,
-    latents: list[torch.Tensor],
-    max_frames: int,
-    device: torch.device,
-) -> torch.Tensor:
-    """(N, E) float32 on the CPU: the speaker encoder's output for each latents, averaged over their patches.
-
-    It goes through the model's `encode_conditions`, so that sharded weights are gathered.
-    `latents`: N times (T, C), at least one frame each; their first `max_frames` count.
-    """
-    # Any text will do: it does not reach the speaker encoder.
-    requests = [SpeechRequest("a", each[:max_frames]) for each in latents]
-    zeros = lambda ids, mask: torch.zeros(*ids.shape, model.args.text_dim, device=device)  # noqa: E731
-    text_encoder: Any = zeros if model.text_encoder is None else None
-    encoded = encode_requests(model, tokenizer, requests, device, text_encoder)
-    valid = encoded.speaker_mask[..., None]
-    return ((encoded.speaker.float() * valid).sum(1) / valid.sum(1)).cpu()

@@ -1,4 +1,4 @@
-"""The protocols of recognizers, speaker scorers and predictors of opinion; see `plugins`."""
+"""The protocols of recognizers, speaker encoders and predictors of opinion; see `plugins`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,10 @@ from torchtitan.models.dit_tts.speech.audio import resample
 
 @dataclass(frozen=True)
 class Sound:
-    """A waveform (samples,) float in [-1, 1], its rate in Hz and, if they are known, the latents (T, C)
-    it was decoded from or encoded to."""
+    """A waveform (samples,) float in [-1, 1] and its rate in Hz."""
 
     waveform: Tensor
     sample_rate: int
-    latents: Tensor | None = None
 
     @property
     def seconds(self) -> float:
@@ -31,8 +29,7 @@ class Sound:
 
 
 class Recognizer(Protocol):
-    """Transcribes speech. One that hears other units than words, such as phones, has a method units(text) too, which
-    writes a text in them, with blanks between. One that hears several sounds at once, or tells their language, has a
+    """Transcribes speech. One that hears several sounds at once, or tells their language, also has a
     method transcribe_batch(sounds, language) -> [(words, language), ...], one pair per sound in their order. A third value
     may follow: the mean probability of the words' tokens, by which texts of what it cannot hear are told.
 
@@ -52,23 +49,13 @@ class Recognizer(Protocol):
         ...
 
 
-class SpeakerScorer(Protocol):
-    """Compares two voices."""
-
-    name: str
-
-    def similarity(self, sound: Sound, reference: Sound) -> float:
-        """Cosine of the two speaker embeddings, in [-1, 1]."""
-        ...
-
-
 class SpeakerEncoder(Protocol):
     """Says who speaks, as a vector."""
 
     name: str
 
     def embed(self, sounds: Sequence[Sound]) -> np.ndarray:
-        """(n, E) float32 of n sounds, each of unit length; the cosine of two says how alike the voices are."""
+        """(n, E) float32 of n sounds; the cosine of two says how alike the voices are."""
         ...
 
 

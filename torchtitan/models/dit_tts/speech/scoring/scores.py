@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from torchtitan.models.dit_tts.added_tokens import NO_TOKENS, AddedTokens
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
     Sound,
-    SpeakerScorer,
+    SpeakerEncoder,
 )
 from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
 from torchtitan.models.dit_tts.speech.scoring.word_errors import Errors, count_errors
@@ -20,7 +22,7 @@ class Scorers:
     """The opened scorers; see `plugins`."""
 
     recognizer: Recognizer | None = None
-    speaker: SpeakerScorer | None = None
+    speaker: SpeakerEncoder | None = None
     opinion: OpinionPredictor | None = None
     added: AddedTokens = NO_TOKENS
     """of the run, which no one should hear as words"""
@@ -28,9 +30,8 @@ class Scorers:
     pitch: PitchTracker | None = None
 
     def expected(self, text: str) -> str:
-        """The words of a text that the recognizer should hear, in its units."""
-        units = getattr(self.recognizer, "units", str)
-        return units(self.added.without(text))
+        """The words of a text that the recognizer should hear."""
+        return self.added.without(text)
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,17 @@ def score(
         spelling = getattr(scorers.recognizer, "spelling", None)
         errors = count_errors(scorers.expected(text), heard, language, spelling)
     if scorers.speaker is not None and reference is not None:
-        similarity = _finite(scorers.speaker.similarity(sound, reference))
+        similarity = _finite(_cosine(*scorers.speaker.embed([sound, reference])))
     if scorers.opinion is not None:
         opinion = _finite(scorers.opinion.score(sound))
     pitch = scorers.pitch.measure(sound) if scorers.pitch is not None else (None, None)
     return UtteranceScore(heard, errors, similarity, opinion, sound.seconds, *pitch)
+
+
+def _cosine(first: np.ndarray, second: np.ndarray) -> float:
+    """Of two vectors; 0 where one is all zeros, as of a sound in which an encoder hears nothing."""
+    lengths = np.linalg.norm(first) * np.linalg.norm(second)
+    return float(np.clip(first @ second / max(lengths, 1e-9), -1.0, 1.0))
 
 
 def _finite(value: float) -> float | None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torchtitan.models.dit_tts.bounded import as_weights, read_pickle
 from torchtitan.models.dit_tts.errors import reading, require_modules
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.speaker_similarity import EmbeddingScorer
 
 _RATE = 16_000  # Hz
 _WINDOW, _HOP = 400, 160  # samples: 25 and 10 ms
@@ -39,14 +38,14 @@ class VoiceEncoder(nn.Module):
         return nn.functional.normalize(self.linear(hidden[-1]).relu(), dim=1)
 
 
-class ResemblyzerEncoder(EmbeddingScorer):
+class ResemblyzerEncoder:
     """A sound's embedding is the mean of those of its parts of 1.6 s, of unit length."""
+
+    name = "voice encoder of Resemblyzer"
 
     def __init__(self, device: str = "cpu") -> None:
         from transformers.audio_utils import mel_filter_bank
 
-        one = lambda sound: torch.from_numpy(self.embed([sound])[0])  # noqa: E731
-        super().__init__("voice encoder of Resemblyzer", one)
         self.device = torch.device(device)
         self.network = _load_weights(VoiceEncoder()).to(self.device).eval()
         bank = mel_filter_bank(
