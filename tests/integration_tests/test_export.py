@@ -51,15 +51,6 @@ def test_it_says_the_same_to_the_bit(moved, tmp_path):
     assert generate(folder, tmp_path / "said.wav") == said
 
 
-def test_it_starts_a_run_on_shards(moved, tmp_path):
-    folder, _ = moved
-    make_shards(tmp_path / "new", 24)
-    start = [f"--data.path={tmp_path / 'new'}", f"--checkpoint.initial_load_path={folder}"]
-    run = runs.run(tmp_path, "tuned", [*runs.TINY, *start, *FSDP, "--training.steps=1"], 2)
-    assert list(run.metrics()) == [1]
-    assert (run.folder / "tokenizer.json").read_text() == (folder / "tokenizer.json").read_text()
-
-
 def test_it_is_served(moved, tmp_path):
     """A request is answered, and Ctrl-C ends the server."""
     pytest.importorskip("uvicorn", reason="the extra serve is not installed")

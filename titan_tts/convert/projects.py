@@ -137,13 +137,11 @@ def sizes_of(
 def _check_version(weights: Mapping[str, Tensor], header: Header, where: Path) -> None:
     """Raises InputError for Irodori-TTS's versions whose network is different."""
     predicts = any(name.startswith("duration_predictor.") for name in weights)
-    has_encoder = not predicts or "text_encoder.text_embedding.weight" in weights
-    own_encoder = has_encoder and header.get("text_encoder_type") != "pretrained"
     any_length = header.get("fixed_target_latent_steps", 0) is None
-    newer = predicts or any_length or header.get("use_duration_predictor")
+    pretrained = header.get("text_encoder_type") == "pretrained"
     require(
-        own_encoder and not newer,
-        f"{where} is a model of Irodori-TTS {'v3' if own_encoder else 'v4'}; only v1 and v2 can be converted, such as "
+        not (predicts or any_length or pretrained or header.get("use_duration_predictor")),
+        f"{where} is a model of a later Irodori-TTS; only v1 and v2 can be converted, such as "
         "Aratako/Irodori-TTS-500M-v2",
     )
 

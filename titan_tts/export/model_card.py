@@ -11,11 +11,9 @@ from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.codec_name import split_vocoder
-from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
-from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
+from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.text.vocabulary import named
-from torchtitan.models.dit_tts.validation.history import read_rows
 
 _SHOWN = 12
 _MANY_SPEAKERS = 100
@@ -37,7 +35,6 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
         "training steps": f"{loaded.step:,}",
         "weights": loaded.weights,
         "training data": f"{hours:.1f} h in {len(dataset):,} utterances",
-        **_heldout_loss(loaded),
         **_word_errors(loaded),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in figures.items())
@@ -68,7 +65,7 @@ A diffusion transformer ({loaded.config.model.flavor}) that turns text and a ref
 titan-tts.
 
 ```bash
-pip install 'titan-tts[{",".join(extras(loaded.config.encoder.model, codec.name))}]'
+pip install 'titan-tts[speech,pretrained]'
 titan-tts generate {name} {voice} --text "..." --out speech.wav
 ```
 
@@ -81,7 +78,7 @@ titan-tts generate {name} {voice} --text "..." --out speech.wav
 | | |
 |---|---|
 | text | {texts.get(unit, "as its text encoder reads it")}; only texts similar to the training data sound well |
-| voices | {voices(speakers, bool(loaded.config.checkpoint.initial_load_path))} |
+| voices | {voices(speakers)} |
 | languages | {named(sorted(languages), _SHOWN) if languages else _FILL_IN} |
 | conditioning tokens | {", ".join(loaded.tokenizer.fields) or "none"} |
 
@@ -97,38 +94,19 @@ Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
 """
 
 
-def extras(model: str, codec: str) -> list[str]:
-    """The extras of titan-tts that a model of this encoder and codec needs."""
-    learned = model.startswith(LEARNED_SUBWORDS) or is_pretrained(model)
-    pretrained = learned or codec_kind(codec) == "dac_vae"
-    return ["speech", "pretrained"] if pretrained else ["speech"]
-
-
-def voices(speakers: Sequence[str], fine_tuned: bool) -> str:
+def voices(speakers: Sequence[str]) -> str:
     """Whose voice the model can take; `speakers`: those of its training data."""
     if not speakers:
         return "of a reference, if its training data, which name no speakers, had many"
     known = f"of its {counted(len(speakers), 'speaker')}: {named(sorted(speakers), _SHOWN)}"
     if len(speakers) >= _MANY_SPEAKERS:
         return f"{known}; others from a reference"
-    unless = ", unless the model that it started from could" if fine_tuned else ""
-    return f"{known}; too few to take another voice from a reference{unless}"
+    return f"{known}; too few to take another voice from a reference"
 
 
 def _short(path: str) -> str:
     """The last two names of a path or URL."""
     return "/".join(Path(path.partition("?")[0]).parts[-2:]).lstrip("/")
-
-
-def _heldout_loss(loaded: LoadedRun) -> dict[str, str]:
-    """The last loss of these weights up to the step."""
-    found = {}
-    for row in read_rows(loaded.folder):
-        own = row.get("heldout_loss") if row.get("weights") == loaded.weights else None
-        value = row.get(f"heldout_loss_{loaded.weights}", own)
-        if value is not None and row["step"] <= loaded.step:
-            found = {"held-out loss": f"{value:.4f} at step {row['step']:,}"}
-    return found
 
 
 def _word_errors(loaded: LoadedRun) -> dict[str, str]:

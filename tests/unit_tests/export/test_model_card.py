@@ -12,7 +12,6 @@ from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
-from torchtitan.models.dit_tts.files import JsonLines
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
 
@@ -21,12 +20,8 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     def at_a_frame_per_100_seconds(*given):
         loaded = load_run(*given)
         loaded.config.data.frames_per_second = 0.01
-        loaded.config.checkpoint.initial_load_path = "base"
         return loaded
 
-    rows, weights = JsonLines(trained / "validation.jsonl"), {"weights": "ema:0.999"}
-    rows.append({"step": 1, "heldout_loss": 0.7} | weights)
-    rows.append({"step": 2, "heldout_loss": 0.1234, "heldout_loss_raw": 0.5} | weights)
     wer = {"value": 0.021, "low": 0.0, "high": 0.06}
     sampling = asdict(load_run_config(trained).sampling)
     row = {"step": 2, "weights": "raw", "run": "moved/run", "figures": {"wer": wer}}
@@ -47,7 +42,6 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     card = (export(trained, tmp_path / "one") / exported.CARD).read_text()
     parameters = sum(p.numel() for p in load_run(trained).model.parameters())
     for row in (
-        "| held-out loss | 0.1234 at step 2 |",
         'generate one --reference voice.wav --text "..."',
         f"| parameters | {parameters:,} |",
         "| weights | ema:0.999 |",
@@ -60,7 +54,7 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     voices = ["--voices=s1", "--voices=s0"]
     folder = export(trained, tmp_path / "two", "--weights=raw", "--license=mit", *voices)
     card = (folder / exported.CARD).read_text()
-    assert "| held-out loss | 0.5000 at step 2 |" in card and "license: mit" in card
+    assert "license: mit" in card
     errors = "2.1% (0.0% to 6.0%), 9 utterances, heard by the referee"
     assert f"| word errors on `place/heldout` | {errors} |" in card and "secret" not in card
     assert card.count("word errors") == 1
@@ -73,22 +67,13 @@ def test_the_card_has_the_runs_figures_and_places_to_fill_in(trained, tmp_path, 
     other = ["--step=1", f"--data={tmp_path / 'new.tar'}", "--voices=s9"]
     monkeypatch.setattr("titan_tts.export.exporter.load_run", at_a_frame_per_100_seconds)
     card = (export(trained, tmp_path / "three", *other) / exported.CARD).read_text()
-    assert "| training steps | 1 |" in card and "| held-out loss | 0.7000 at step 1 |" in card
+    assert "| training steps | 1 |" in card
     assert "| training data | 16.0 h in 16 utterances |" in card
-    assert "unless the model that it started from could |" in card
     assert "| languages | 'de', 'en' |" in card
 
 
-def test_what_the_card_says_of_voices_and_what_is_to_be_installed():
-    many = [f"s{n}" for n in range(150)]
-    assert model_card.voices(many, False).startswith("of its 150 speakers: 's0', 's1', 's10'")
-    assert "others from a reference" in model_card.voices(many, False)
-    assert "name no speakers" in model_card.voices([], False)
-    for encoder, codec, needed in (
-        ("chars", "mel_dct", ["speech"]),
-        ("phones:de", "mel_dct", ["speech"]),
-        ("phones:de", "/w/weights.pth", ["speech", "pretrained"]),
-        ("subwords:a/b", "mel_dct", ["speech", "pretrained"]),
-        ("google/t5gemma-2-270m-270m", "mel_dct", ["speech", "pretrained"]),
-    ):
-        assert model_card.extras(encoder, codec) == needed
+def test_what_the_card_says_of_voices():
+    many = model_card.voices([f"s{n}" for n in range(150)])
+    assert many.startswith("of its 150 speakers: 's0', 's1', 's10'")
+    assert many.endswith("others from a reference")
+    assert "name no speakers" in model_card.voices([])

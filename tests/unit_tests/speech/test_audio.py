@@ -175,16 +175,11 @@ def test_parts_of_a_joined_mp3_get_one_rate_and_as_many_channels():
     assert abs(low_peak - high_peak) <= 1
 
 
-def test_channels_are_averaged():
-    stereo = np.stack([tone(0.1), -0.5 * tone(0.1)], 1)
-    np.testing.assert_allclose(to_mono(stereo), 0.25 * tone(0.1), atol=1e-7)
-    assert to_mono(stereo[:, :1]).shape == (len(stereo),)
-
-
 @pytest.mark.parametrize("rate", [8000, 22_050, 48_000])
 def test_resampling_keeps_what_is_below_half_the_rate(rate):
     low = tone(1, rate=rate, hertz=1000)
-    out = resample(low, rate, RATE)
+    stereo = np.stack([2 * low, np.zeros_like(low)], 1)
+    out = resample(to_mono(stereo), rate, RATE)  # the mean of the channels
     assert out.dtype == np.float32 and abs(len(out) - RATE) <= 1
     middle = slice(1600, -1600)
     assert np.abs(out[middle] - tone(1, hertz=1000)[: len(out)][middle]).max() < 1e-3

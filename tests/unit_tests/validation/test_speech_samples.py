@@ -47,22 +47,15 @@ def prompts_of(folder: Path, count: int, bytes_per_frame: float = 1.0, **changes
 
 
 @pytest.mark.long
-def test_each_speakers_first_before_any_second(tmp_path):
+def test_which_texts_and_what_is_asked_for(tmp_path):
+    """Each speaker's first before any speaker's second."""
     folder = write_rows(tmp_path / "heldout", ROWS, language="en")
-    texts = [prompt.request.text for prompt in prompts_of(folder, 5)]
-    assert texts == ["one", "three", "four", "two", "five"]
-    assert [p.request.text for p in prompts_of(folder, 2)] == texts[:2]
     everything = prompts_of(folder, 100)
-    assert len(everything) == 6
+    texts = [prompt.request.text for prompt in everything]
+    assert texts == ["one", "three", "four", "two", "five", "six"]
     names = [prompt.name for prompt in everything]
     assert names[:3] == ["000-ann-utt0", "001-bob-utt2", "002--utt3"]
     assert all(prompt.language == "en" for prompt in everything)
-    assert prompts_of(write_rows(tmp_path / "none", ROWS), 1)[0].language == ""
-
-
-@pytest.mark.long
-def test_what_is_asked_for(tmp_path):
-    folder = write_rows(tmp_path / "heldout", ROWS)
     data = data_section(folder, max_frames=32, max_speaker_frames=5)
     prompts = prompts_of(folder, 3, max_speaker_frames=5)
     dataset = open_training_data(data)
@@ -291,20 +284,10 @@ def opinion(device: str):
 def test_scores_of_plug_ins(tmp_path, train, options, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setitem(sys.modules, "own_plug_ins", sys.modules[__name__])
-    panels = []
-
-    def noted(path, shown, rate):
-        panels.append(shown)
-        save_spectrograms(path, shown, rate)
-
     module = "torchtitan.models.dit_tts.validation.speech_samples"
-    monkeypatch.setattr(f"{module}.save_spectrograms", noted)
-    asked = []
-
-    def generate(*args, **more):
-        asked.append((args[4].steps, args[4].text_scale, args[5], more))
-        return generate_latents(*args, **more)
-
+    with_panels = Mock(wraps=save_spectrograms)
+    monkeypatch.setattr(f"{module}.save_spectrograms", with_panels)
+    generate = Mock(wraps=generate_latents)
     monkeypatch.setattr(f"{module}.generate_latents", generate)
     options += [
         *("--samples.seed=7", "--sampling.text_scale=2"),
@@ -314,13 +297,15 @@ def test_scores_of_plug_ins(tmp_path, train, options, monkeypatch, caplog):
     assert train("run", *options, "--validation.keep_best=wer") == 0
     report = json.loads((tmp_path / "run/samples/step-3/scores.json").read_text())
     assert report["wer"] == 0.5 and report["opinion"] == 4.0
-    assert asked == [(2, 2.0, 7, {"cache_blocks": True})] * 2
+    for call in generate.call_args_list:
+        sampling, seed = call.args[4:6]
+        assert (sampling.steps, sampling.text_scale, seed) == (2, 2.0, 7)
+        assert call.kwargs == {"cache_blocks": True}
     assert [prompt["score"]["heard"] for prompt in report["prompts"]] == ["one sick"] * 4
     assert "samples at step 3: WER 50.0%, CER " in caplog.text
-    for number, shown in enumerate(
-        panels[-4:]
-    ):  # the utterance as it is, above what was made of it
-        (above, recording), (below, made) = shown
+    # The utterance as it is, above what was made of it.
+    for number, call in enumerate(with_panels.call_args_list[-4:]):
+        (above, recording), (below, made) = call.args[1]
         assert above == 'recording: "one six"' and below == 'generated, heard as "one sick"'
         assert len(recording) == (10 + number) * 640 and len(made) > 0
     # The first of equal ones.

@@ -32,7 +32,6 @@ def word_error_rate(recordings, heard):
 @pytest.mark.long
 def test_reads_recordings_whatever_was_read_before(recognizer):
     recordings = list(heldout())[::2]
-    assert len({one.speaker for one in recordings}) == 4
     sounds = [Sound(torch.from_numpy(one.samples), RATE) for one in recordings]
     heard = [recognizer.transcribe(sound) for sound in sounds]
     assert word_error_rate(recordings, heard) < 0.05

@@ -64,14 +64,9 @@ def build_validator(
     check_same_codec(validation.path, config.data.path)
     heldout = open_training_data(data, (rank, ranks))
     assert_equal_across_ranks({"held-out data": heldout.fingerprint})
-    count, size, whole_rows = (
-        validation.samples,
-        validation.batch_size,
-        config.objective.loss_on_padding,
-    )
+    limits = validation.samples, validation.batch_size, config.objective.loss_on_padding
     held_out, trained = (
-        FixedSet(each, data, tokenizer, count, size, whole_rows)
-        for each in (heldout, dataloader.dataset)
+        FixedSet(each, data, tokenizer, *limits) for each in (heldout, dataloader.dataset)
     )
     loss = HeldoutLoss(
         held_out,

@@ -20,6 +20,8 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.tools.logging import logger
 
+TEXT, SPEAKER = "text_gain", "speaker_gain"
+
 
 @dataclass(frozen=True)
 class FixedBatch:
@@ -28,17 +30,13 @@ class FixedBatch:
     Attributes:
         rows: (B,) int64, the samples' positions in the set.
         inputs: as the data loader's.
-        other_text: entries of `inputs` with the text of another row, under the row's own conditions.
-        other_speaker: entries of `inputs` with the reference of another speaker.
-        has_other_text, has_other_speaker: (B,) bool, rows that there is another one for.
+        others: TEXT -> entries of `inputs` with the text of another row, under the row's own conditions, and (B,) bool,
+            the rows that there is another one for; SPEAKER -> likewise with the reference of another speaker.
     """
 
     rows: torch.Tensor
     inputs: dict[str, Any]
-    other_text: dict[str, torch.Tensor]
-    other_speaker: dict[str, torch.Tensor]
-    has_other_text: torch.Tensor
-    has_other_speaker: torch.Tensor
+    others: dict[str, tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
 class FixedSet:
@@ -156,15 +154,13 @@ class FixedSet:
             "text_tokens": torch.tensor(lengths),
             "text_positions": positions,
         }
+        other_speaker = {n: inputs[n][_filled(speaker)] for n in ("speaker", "speaker_frames")}
+        others = {
+            TEXT: (other_text, torch.tensor([partner is not None for partner in text])),
+            SPEAKER: (other_speaker, torch.tensor([partner is not None for partner in speaker])),
+        }
         first = int(self._first[number])
-        return FixedBatch(
-            torch.arange(first, first + count),
-            inputs,
-            other_text,
-            {name: inputs[name][_filled(speaker)] for name in ("speaker", "speaker_frames")},
-            torch.tensor([partner is not None for partner in text]),
-            torch.tensor([partner is not None for partner in speaker]),
-        )
+        return FixedBatch(torch.arange(first, first + count), inputs, others)
 
 
 def _partners(count: int, differs: Callable[[int, int], bool]) -> list[int | None]:

@@ -18,11 +18,10 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import share_of
 from torchtitan.models.dit_tts.model.conditions import Conditions
-from torchtitan.models.dit_tts.validation.fixed_batches import FixedBatch, FixedSet
+from torchtitan.models.dit_tts.validation.fixed_batches import SPEAKER, TEXT, FixedBatch, FixedSet
 
 # Apart from training's streams, the sampler's and the conditions'.
 _STREAM = 300
-TEXT, SPEAKER = "text_gain", "speaker_gain"
 
 Losses = dict[str, torch.Tensor]
 """(times,) float64 on the CPU by figure; nan where nothing was measured"""
@@ -131,17 +130,12 @@ class HeldoutLoss:
         self, fixed: FixedBatch, inputs: dict[str, Any], kinds: list[str]
     ) -> list[tuple[dict[str, Any], Conditions, torch.Tensor]]:
         """The batch of each kind, its conditions, and the rows that count for it."""
-        everything = torch.ones(len(fixed.rows), dtype=torch.bool, device=self.device)
-        other = {
-            TEXT: (fixed.other_text, fixed.has_other_text),
-            SPEAKER: (fixed.other_speaker, fixed.has_other_speaker),
-        }
-        found = [(inputs, self.forward_pass.encode(inputs), everything)]
-        for kind in kinds[1:]:
-            entries, measured = other[kind]
-            changed = self.forward_pass.to_device({**fixed.inputs, **entries})
-            rows = measured.to(self.device)
-            found.append((changed, self.forward_pass.encode(changed), rows))
+        everything = torch.ones(len(fixed.rows), dtype=torch.bool)
+        found = []
+        for kind in kinds:
+            entries, measured = fixed.others[kind] if kind else ({}, everything)
+            given = self.forward_pass.to_device({**fixed.inputs, **entries}) if kind else inputs
+            found.append((given, self.forward_pass.encode(given), measured.to(self.device)))
         return found
 
 

@@ -131,7 +131,6 @@ class SpeechSamples:
         self.model, self.text_encoder = forward_pass.model, forward_pass.text_encoder
         self.device, self.amp = forward_pass.device, forward_pass.amp
         self.until_stopped = until_stopped
-        self._sounds: dict[int, torch.Tensor] = {}
         share = share_of(len(prompts), rank, ranks)
         self.own = [(prompts[number], reports and counts) for number, counts in share]
         self.scorers = open_scorers(
@@ -193,13 +192,13 @@ class SpeechSamples:
         rate, request = self.codec.sample_rate, prompt.request
         reference = None
         if self.scorers.speaker is not None and len(request.reference):
-            reference = Sound(self._decoded(request.reference), rate)
+            reference = Sound(self.codec.decode(request.reference), rate)
         sound = Sound(waveform, rate)
         found = score(sound, request.text, self.scorers, reference, prompt.language)
         write_sound(folder / f"{prompt.name}.wav", waveform, rate)
         heard = "" if found.heard is None else f', heard as "{found.heard}"'
         panels = [
-            (f'recording: "{request.text[:80]}"', self._decoded(prompt.recording)),
+            (f'recording: "{request.text[:80]}"', self.codec.decode(prompt.recording)),
             (f"generated{heard[:100]}", waveform),
         ]
         save_spectrograms(folder / f"{prompt.name}.png", panels, rate)
@@ -210,12 +209,6 @@ class SpeechSamples:
             "duration_error": abs(request.frames / len(prompt.recording) - 1),
             "score": found,
         }
-
-    def _decoded(self, latents: torch.Tensor) -> torch.Tensor:
-        """The sound of a recording or reference, which is the same in every set."""
-        if id(latents) not in self._sounds:
-            self._sounds[id(latents)] = self.codec.decode(latents)
-        return self._sounds[id(latents)]
 
     def _show(self, trackers: Trackers, name: str, path: Path, step: int) -> None:
         import soundfile
