@@ -1,15 +1,12 @@
-"""README.md of an exported folder: what the model is, its figures, its data, and the licences to fill in."""
+"""README.md of an exported folder: what the model is, its data, and the licences to fill in."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from titan_tts.export.options import Options
 from titan_tts.report.words import counted
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.speech_data import TrainingShards
-from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.codec_name import split_vocoder
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.interface import WITHOUT_WEIGHTS
@@ -35,7 +32,6 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
         "training steps": f"{loaded.step:,}",
         "weights": loaded.weights,
         "training data": f"{hours:.1f} h in {len(dataset):,} utterances",
-        **_word_errors(loaded),
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in figures.items())
     paths = [shards.data.path] if isinstance(shards.data.path, str) else shards.data.path
@@ -107,26 +103,3 @@ def voices(speakers: Sequence[str]) -> str:
 def _short(path: str) -> str:
     """The last two names of a path or URL."""
     return "/".join(Path(path.partition("?")[0]).parts[-2:]).lstrip("/")
-
-
-def _word_errors(loaded: LoadedRun) -> dict[str, str]:
-    """Word errors of this step with these weights and the run's own sampling, by test set that it was not trained on."""
-    found = {}
-    own: dict[str, Any] = {"step": loaded.step, "weights": loaded.weights}
-    own["sampling"] = asdict(loaded.config.sampling) | {"codec": ""}
-    for path in sorted(loaded.folder.glob("evaluation/*/evaluation.json")):
-        try:
-            report: dict[str, Any] = read_json_file(path)
-            test, by = report["test"], report["scorers"]["recognizer"]
-            for row in () if test["is_training_data"] else report["rows"]:
-                row["sampling"] = row.get("sampling", {}) | {"codec": ""}  # which may have moved
-                of_run = Path(row.get("run", "")).name == loaded.folder.name
-                if of_run and own.items() <= row.items():
-                    wer = row["figures"]["wer"]
-                    found[f"word errors on `{_short(test['source'])}`"] = (
-                        f"{wer['value']:.1%} ({wer['low']:.1%} to {wer['high']:.1%}), "
-                        f"{test['utterances']} utterances, heard by {by}"
-                    )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # of another version, or without word errors
-    return found

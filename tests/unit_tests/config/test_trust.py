@@ -66,6 +66,10 @@ def test_an_export_keeps_what_its_model_depends_on():
         assert found["model"]["text_positions"] == "aligned" and found["encoder"]["n_heads"] == 7
         assert found["data"]["conditioning"] == ["language"]
         assert found["data"]["duration_token_seconds"] == 0.5
+    # No scorer of speech for a fine-tune: it could be any function on the machine of whoever fine-tunes.
+    config.samples.recognizer, config.validation.keep_best = "words:one", "wer"
+    sections = fine_tune_config(config, "mel_dct", "bytes")
+    assert "keep_best" not in sections["validation"] and "samples" not in sections
 
 
 def test_no_module_is_imported_because_a_config_names_it(tmp_path, monkeypatch):

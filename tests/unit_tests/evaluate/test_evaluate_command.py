@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import soundfile
@@ -19,7 +18,6 @@ from tests.helpers.evaluated_run import (
     write_tree,
 )
 from titan_tts.evaluate import evaluate as evaluate_module
-from titan_tts.evaluate.options import scorer_specs
 from titan_tts.evaluate.report import warnings
 from torchtitan.models.dit_tts.config import manager
 
@@ -151,13 +149,6 @@ def test_a_later_run_that_was_trained_on_the_test_is_told(tree, loaded, monkeypa
     for systems, told in ((["a@5", "a@7"], False), (["a@7", "b@5"], True)):
         assert evaluate(*systems, *arguments, "--out=out") == 0
         assert (warning in capsys.readouterr().err) is told
-
-
-def test_scorers_are_the_options_or_the_runs_own():
-    options = SimpleNamespace(recognizer="", speaker_scorer="", opinion="dnsmos")
-    samples = SimpleNamespace(recognizer="whisper:base", speaker_scorer="xvector:a", opinion="")
-    found = scorer_specs(options, SimpleNamespace(samples=samples))
-    assert [*found.values()] == ["whisper:base", "xvector:a", "dnsmos"]
 
 
 def test_warnings_of_what_figures_do_not_say():

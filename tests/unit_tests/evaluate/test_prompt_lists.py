@@ -39,6 +39,7 @@ def test_other_lines_and_files_are_refused(tmp_path):
     for line, sentence in (
         ("a|b|p.wav", "is 'a|b|p.wav', but name|prompt text"),
         ("a||p.wav|", "is"),
+        ("a|b|p.wav|t|p.wav|c", "is"),
         ("a|b|gone.wav|t", "gone.wav does not exist"),
         ("a|b|p.wav|t|gone.wav", "gone.wav does not exist"),
     ):

@@ -163,11 +163,11 @@ def test_what_libsndfile_cannot_read(container, codec, tmp_path):
 
 
 def test_parts_of_a_joined_mp3_get_one_rate_and_as_many_channels():
+    """Both have the tone's pitch."""
     low = audio_bytes(tone(1, rate=44_100), 44_100, "MP3", None)
     high = audio_bytes(np.stack([tone(1, rate=48_000)] * 2, 1), 48_000, "MP3", None)
     decoded, rate = decode(low + high)
     assert decoded.shape[1] == 2 and len(decoded) / rate == pytest.approx(2, abs=0.1)
-    # Both parts have the tone's pitch.
     low_peak, high_peak = (
         np.abs(np.fft.rfft(decoded[begin * rate // 4 :, 0][: rate // 2])).argmax()
         for begin in (1, 5)

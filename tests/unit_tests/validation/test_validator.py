@@ -5,23 +5,14 @@ import math
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from tests.helpers.small_models import (
-    assert_equal,
-    full_inputs,
-    random_model,
-    sharded_alone,
-    small_args,
-)
+from tests.helpers.small_models import assert_equal
 from tests.helpers.tiny_runs import Folder, break_weights, killed
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
-from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
@@ -258,24 +249,3 @@ def test_the_model_is_left_as_it_was():
         assert model.training and model.args.attention == "flex" and not compiled
     model(torch.ones(1, 2))
     assert len(compiled) == 1
-
-
-@torch.no_grad()
-def test_sharded_weights_are_gathered_anew(one_process_group):
-    """FSDP keeps the gathered weights of the root for the next pass."""
-    args = small_args(dim=16, latent_channels=4, text_vocab_size=9)
-    precision = MixedPrecisionPolicy(param_dtype=torch.float32, cast_forward_inputs=False)
-    model = sharded_alone(random_model(args), precision, reshard_after_forward=False)
-    torch.manual_seed(0)
-    inputs = full_inputs(args, 2, 6, 3, 4)
-    ema = EMA(model, [0.5])
-    for parameter in model.parameters():
-        parameter.mul_(1.5)
-    trained = model(**inputs)
-    validator = cast(Validator, SimpleNamespace(model=model, ema=ema))
-    with Validator._weights(validator, "ema:0.5"):
-        averaged = model(**inputs)
-    expected = random_model(args)(**inputs)
-    torch.testing.assert_close(averaged, expected)
-    assert not torch.isclose(trained, averaged).all()
-    torch.testing.assert_close(model(**inputs), trained)

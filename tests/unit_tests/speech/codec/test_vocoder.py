@@ -147,8 +147,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, capsys):
 
     whole = run("whole", 4)
     with pytest.MonkeyPatch.context() as patched:  # the process dies in its third step
-        calls = [1, 1]
-        real = torch.optim.AdamW.step
+        calls, real = [1, 1], torch.optim.AdamW.step
         patched.setattr(torch.optim.AdamW, "step", lambda s, *a: (calls.pop(), real(s, *a)))
         patched.setattr("recipes.vocoder.train_vocoder.SAVE_SECONDS", 0.0)
         with pytest.raises(IndexError):

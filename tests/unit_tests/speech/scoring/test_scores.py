@@ -38,7 +38,7 @@ def sound(*values):
 def test_scores_of_an_utterance():
     recognizer = Scorer("The color red", "rot")
     scorers = Scorers(recognizer, recognizer, recognizer)
-    found = score(sound(4.0, 3.0, 0.0), "the colour", scorers, sound(0.0, 0.5), "en")
+    found = score(sound(4.0, 3.0, 0.0), "the colour", scorers, sound(0.0, 0.1), "en")
     assert (found.heard, found.errors.word_errors, found.errors.words) == ("The color red", 1, 2)
     assert (found.speaker_similarity, found.opinion, found.seconds) == (
         pytest.approx(0.6),

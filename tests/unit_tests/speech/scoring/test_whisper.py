@@ -5,6 +5,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -83,18 +84,16 @@ def test_a_batch_hears_each_sound_as_if_it_were_alone(recognizer, english):
 
 
 def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english, monkeypatch):
-    given = []
-    generate = type(recognizer.model).generate
-
-    def recorded(self, *arguments, **options):
-        given.append((options.get("task"), options.get("language"), options["num_beams"]))
-        return generate(self, *arguments, **options)
-
-    monkeypatch.setattr(type(recognizer.model), "generate", recorded)
-    english_only = open_recognizer(f"whisper:{english}")
+    english_only, given = open_recognizer(f"whisper:{english}"), []
+    for made in (recognizer, english_only):
+        generate = Mock(wraps=made.model.generate)
+        monkeypatch.setattr(made.model, "generate", generate)
+        given.append(generate)
     for made, language in ((recognizer, ""), (recognizer, "xx"), (english_only, "en-US")):
         made.transcribe(Sound(noise(1), RATE), language)
-    assert given == [("transcribe", None, 1), ("transcribe", None, 1), (None, None, 1)]
+    names = ("task", "language", "num_beams")
+    options = [[call.kwargs.get(name) for name in names] for m in given for call in m.mock_calls]
+    assert options == [["transcribe", None, 1], ["transcribe", None, 1], [None, None, 1]]
     german = partial(english_only.transcribe, Sound(noise(1), RATE), "German")
     refused(german, "tiny.en was trained on English alone and the language is de")
     recognizer.check_texts(["你好"])
@@ -104,18 +103,13 @@ def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english,
 
 def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path, monkeypatch):
     """Its client would ask six times for each file, for minutes where a firewall drops packets."""
-    asked = []
-
-    def from_pretrained(path, local_files_only):
-        asked.append(local_files_only)
-        raise OSError("not in the cache")
-
+    asked = Mock(side_effect=OSError("not in the cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", from_pretrained)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", asked)
     words = "and http://127.0.0.1:9 cannot be reached", "hf download openai/whisper-tiny"
     refused(lambda: open_recognizer("whisper:tiny"), *words)
-    assert asked == [True]
+    asked.assert_called_once_with("openai/whisper-tiny", local_files_only=True)
 
 
 def less_weights(folder):

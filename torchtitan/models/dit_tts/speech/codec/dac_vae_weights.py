@@ -46,7 +46,7 @@ _NORMED = (
 )
 # Layers that add the watermark, or that only training uses.
 _IGNORED = re.compile(
-    r"decoder\.wm_model\.|decoder\.model\.\d+\.block\.(3|6|7|11)\.|discriminator\."
+    r"decoder\.wm_model\.(?!encoder_block\.pre\.[01]\.)|decoder\.model\.\d+\.block\.(3|6|7|11)\.|discriminator\."
 )
 _SHOWN = 5
 _FOLDED_ROWS = 64  # rows folded at once; bounds the memory in float64
@@ -111,12 +111,20 @@ def _download(name: str) -> Path:
 
 def read_weights(path: Path) -> DacVaeWeights:
     """Read, check and fold a file of weights."""
-    stored, kwargs = _read_safetensors(path) if path.suffix == SUFFIXES[1] else _read_pth(path)
+    if path.suffix == ".pth":
+        with reading(path, f"give a released {RELEASED_FILE}"):
+            content = read_pickle(path)
+            stored = as_weights(content["state_dict"])
+            kwargs = dict(content.get("metadata", {}).get("kwargs", {}))
+    else:
+        with reading(path):
+            stored, header = read_tensors(path)
+            kwargs = dict(parse_json(header.get("kwargs", "{}")))
+    with reading(path):
+        stored = fold_weight_norms(stored)
     sizes = read_sizes(path, stored, kwargs)
-    tensors = {}
-    for parameter, sources in match_names(path, stored, sizes).items():
-        parts = [stored[source] for source in sources]
-        tensors[parameter] = fold_weight_norm(*parts) if len(parts) == 2 else parts[0].float()
+    names = match_names(path, stored, sizes)
+    tensors = {parameter: stored[name].float() for parameter, name in names.items()}
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise InputError(
@@ -125,34 +133,42 @@ def read_weights(path: Path) -> DacVaeWeights:
     return DacVaeWeights(sizes, tensors)
 
 
-def match_names(
-    path: Path, stored: Mapping[str, Tensor], sizes: DacVaeSizes
-) -> dict[str, tuple[str, ...]]:
-    """Parameter of `DacVae` -> its name in the file, or the names of its magnitude and direction."""
-    names = released_names(len(sizes.strides))
-    found: dict[str, tuple[str, ...]] = {}
-    faults: list[str] = []
+def match_names(path: Path, stored: Mapping[str, Tensor], sizes: DacVaeSizes) -> dict[str, str]:
+    """Parameter of `DacVae` -> its name among the folded weights of a file."""
+    layers = released_names(len(sizes.strides))
+    found, faults = {}, list[str]()
     for parameter, wanted in build_network(sizes).named_parameters():
         layer, _, kind = parameter.rpartition(".")
-        name, shape = f"{names[layer]}.{kind}", tuple(wanted.shape)
-        found[parameter] = sources = _sources(stored, name)
-        shapes = [(shape[0], *[1] * (len(shape) - 1)), shape][-len(sources) :] if sources else []
-        faults += [] if sources else [f"{name} is missing"]
-        faults += [
-            f"{source} has the shape {tuple(stored[source].shape)}, not {needed}"
-            for source, needed in zip(sources, shapes, strict=True)
-            if tuple(stored[source].shape) != needed
-        ]
-    taken = {source for sources in found.values() for source in sources}
-    unknown = [name for name in stored if name not in taken and not _IGNORED.match(name)]
+        found[parameter] = name = f"{layers[layer]}.{kind}"
+        needed = tuple(wanted.shape)
+        if name not in stored:
+            faults.append(f"{name} is missing")
+        elif (shape := tuple(stored[name].shape)) != needed:
+            faults.append(f"{name} has the shape {shape}, not {needed}")
+    unknown = sorted(set(stored) - set(found.values()))
     faults += [f"{name} is unexpected" for name in unknown]
     if faults:
         raise InputError(f"{path} is no DAC-VAE of {sizes}: {_listed(faults)}")
     return found
 
 
+def fold_weight_norms(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of all layers, under `weight` those that were stored as magnitude and direction. What only adds the
+    watermark is left out."""
+    found = {name: value for name, value in stored.items() if not _IGNORED.match(name)}
+    for magnitude, direction in _NORMED:
+        for name in [name for name in found if name.endswith(f".{magnitude}")]:
+            layer = name.removesuffix(f".{magnitude}")
+            if f"{layer}.{direction}" in found:
+                parts = found.pop(name), found.pop(f"{layer}.{direction}")
+                found[f"{layer}.weight"] = fold_weight_norm(*parts)
+    return found
+
+
 def fold_weight_norm(magnitude: Tensor, direction: Tensor) -> Tensor:
     """g (n, 1, 1) and v (n, ...) -> float32 weight (n, ...) = g * v / |v|, a norm for each of the n."""
+    if magnitude.shape != (len(direction), *[1] * (direction.ndim - 1)):
+        raise ValueError(f"a magnitude {tuple(magnitude.shape)} of {tuple(direction.shape)}")
     folded = torch.empty(direction.shape)
     parts = (tensor.split(_FOLDED_ROWS) for tensor in (magnitude.flatten(), direction, folded))
     for g, v, out in zip(*parts, strict=True):
@@ -163,49 +179,20 @@ def fold_weight_norm(magnitude: Tensor, direction: Tensor) -> Tensor:
     return folded
 
 
-def _sources(stored: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
-    """Names under which a parameter is stored: one, or magnitude and direction; () for none."""
-    if name in stored:
-        return (name,)
-    layer, _, kind = name.rpartition(".")
-    for parts in _NORMED if kind == "weight" else ():
-        full = tuple(f"{layer}.{part}" for part in parts)
-        if all(one in stored for one in full):
-            return full
-    return ()
-
-
-def _read_pth(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with reading(path, f"give a released {RELEASED_FILE}"):
-        content = _mapping(read_pickle(path))
-        stored = as_weights(content["state_dict"])
-    return stored, _mapping(_mapping(content.get("metadata")).get("kwargs"))
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with reading(path):
-        stored, header = read_tensors(path)
-        return stored, _mapping(parse_json(header.get("kwargs", "{}")))
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, Any]) -> DacVaeSizes:
-    """The sizes by the shapes; the metadata alone has the rate."""
+    """The sizes by the shapes of the folded weights; the metadata alone has the rate."""
 
     def shape(layer: str) -> tuple[int, ...]:
-        sources = _sources(stored, f"{layer}.weight")
-        if not sources or stored[sources[-1]].ndim != 3:
+        weight = stored.get(f"{layer}.weight")
+        if weight is None or weight.ndim != 3:
             raise InputError(
                 f"{path} is no DAC-VAE: it lacks {layer}.weight (or its weight_g and weight_v); give the "
                 f"{RELEASED_FILE} of facebook/dacvae-watermarked or an export of it"
             )
-        return tuple(stored[sources[-1]].shape)
+        return tuple(weight.shape)
 
     strides = [shape("encoder.block.1.block.4")[2] // 2]
-    while _sources(stored, f"encoder.block.{len(strides) + 1}.block.4.weight"):
+    while f"encoder.block.{len(strides) + 1}.block.4.weight" in stored:
         strides.append(shape(f"encoder.block.{len(strides) + 1}.block.4")[2] // 2)
     if not all(stride > 0 and stride % 2 == 0 for stride in strides):
         raise InputError(f"{path} has strides {strides}, but a DAC-VAE's are even")
