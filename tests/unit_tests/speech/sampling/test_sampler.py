@@ -247,20 +247,20 @@ def test_a_noise_prediction_is_read_as_velocity(schedule):
 
 @pytest.mark.long
 def test_compiled_blocks_take_any_lengths_and_weights_may_be_bfloat16():
-    model = random_model(small_args(n_layers=1, text_vocab_size=300, latent_channels=8)).eval()
+    model = random_model(small_args(n_layers=1, text_vocab_size=300)).eval()
 
     def speak(model, *sizes):
         """Frames, text and reference; none is one of the model's own sizes, which the compiler would take for the same."""
         found = []
         for frames, text, speaker in sizes:
             requests = [
-                SpeechRequest("3" * (text + row), torch.ones(speaker + row, 8), frames + row)
+                SpeechRequest("3" * (text + row), torch.ones(speaker + row, 16), frames + row)
                 for row in range(5)
             ]
             found += generate(requests, replace(SAMPLING, steps=2), model=model)
         return found
 
-    sizes = [(21, 9, 41), (35, 12, 53), (50, 18, 74)]
+    sizes = [(21, 6, 41), (35, 9, 53), (50, 15, 74)]
     expected, in_bfloat16 = speak(model, *sizes), speak(deepcopy(model).bfloat16(), *sizes)
     largest = max(float(each.abs().max()) for each in expected)
     counter = CompileCounterWithBackend("aot_eager")
