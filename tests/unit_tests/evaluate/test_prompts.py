@@ -87,7 +87,8 @@ def test_a_corpus_gives_texts_recordings_and_another_utterance_of_the_speaker(tm
 
 
 def test_a_corpus_with_references_of_its_own_is_prepared_first(tmp_path):
-    write_tones(tmp_path, "ab", seconds=1.0)
+    for name in ("a.wav", "b.wav"):
+        soundfile.write(tmp_path / name, tone(0.5), 16_000)
     row = '{"audio": "a.wav", "text": "a", "speaker": "s", "reference": "b.wav"}'
     (tmp_path / "m.jsonl").write_text(row)
     refused(lambda: read(tmp_path / "m.jsonl"), "a: has references of its own", "prepare it")

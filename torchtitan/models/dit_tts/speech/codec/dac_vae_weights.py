@@ -136,7 +136,8 @@ def read_weights(path: Path) -> DacVaeWeights:
 def match_names(path: Path, stored: Mapping[str, Tensor], sizes: DacVaeSizes) -> dict[str, str]:
     """Parameter of `DacVae` -> its name among the folded weights of a file."""
     layers = released_names(len(sizes.strides))
-    found, faults = {}, list[str]()
+    found: dict[str, str] = {}
+    faults: list[str] = []
     for parameter, wanted in build_network(sizes).named_parameters():
         layer, _, kind = parameter.rpartition(".")
         found[parameter] = name = f"{layers[layer]}.{kind}"
