@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,9 +21,8 @@ from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomi
 from torchtitan.models.dit_tts.metrics import eta
 
 _START_SECONDS = 90.0
-"""assumed in totals: from a run's start to its first compiled step"""
+"""assumed: from a run's start to its first compiled step"""
 
-_BY_PLAN = "waiting, by the plan"
 _FIRST_BATCH = 8
 """with which a search begins where the plan knows nothing of the device"""
 
@@ -46,9 +45,9 @@ class GridRun:
 
     def list(self) -> Iterator[str]:
         """Each run in a line, in the order of the grid, as soon as it is planned; then the fastest
-        of each size and number of GPUs, and totals."""
+        of each size and number of GPUs, and the time of those that are left."""
         fastest: dict[tuple[str, int], tuple[float, str]] = {}
-        runs: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        left: list[tuple[int, float]] = []
         width = max((len(cell.name) for cell in self.all), default=0)
         device = self.forecaster.device
         gpu = f", planned for {device.name}" if device else ""
@@ -62,28 +61,18 @@ class GridRun:
             if found and found["fits"]:
                 group, speed = (cell.factors["size"], cell.gpus), found["samples_per_second"]
                 fastest[group] = max(fastest.get(group, (0.0, "")), (speed, line))
-            kind, seconds = self._expected(cell, found)
-            runs[kind].append((cell.gpus, seconds))
+                if self._state(cell) not in FINAL and not self._predicted_oom(cell, found):
+                    seconds = _START_SECONDS + cell.steps * found["seconds_per_step"]
+                    left.append((cell.gpus, seconds))
         yield ""
         for (size, gpus), (_, line) in fastest.items():
             yield f"fastest {size} on {counted(gpus, 'GPU')}: {line}"
-        for kind, each in runs.items():
-            hours = sum(seconds for _, seconds in each) / 3600
-            gpu_hours = sum(gpus * seconds for gpus, seconds in each) / 3600
-            words = f", {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours" if hours else ""
-            yield f"{kind}: {counted(len(each), 'run')}{words}"
-        if _BY_PLAN in runs:
-            yield f"the plan takes {_START_SECONDS:g} s to start and compile a run, then its steps"
-
-    def _expected(self, cell: Cell, forecast: dict[str, Any] | None) -> tuple[str, float]:
-        """(kind of a run in the totals, seconds that it took or takes)."""
-        if self._state(cell) in FINAL:
-            return "done", self.runner.record(cell)["seconds"]
-        if cell.refused or self._predicted_oom(cell, forecast):
-            return "waiting, but refused or too large", 0.0
-        if not forecast:
-            return "waiting without a forecast, at most", self.runner.timeout_seconds
-        return _BY_PLAN, _START_SECONDS + cell.steps * forecast["seconds_per_step"]
+        hours = sum(seconds for _, seconds in left) / 3600
+        gpu_hours = sum(gpus * seconds for gpus, seconds in left) / 3600
+        yield (
+            f"waiting, by the plan: {counted(len(left), 'run')}, {hours:,.1f} hours, {gpu_hours:,.1f} GPU hours, "
+            f"with {_START_SECONDS:g} s to start and compile each"
+        )
 
     def run(self, source: str) -> int:
         """Runs what is left, and keeps a copy of the grid's TOML. Returns 1 where a run has failed or timed

@@ -94,7 +94,6 @@ class DiTTTSTrainer(Trainer):
                 self.config,
                 self.model_args,
                 parameters,
-                self.dataloader,
                 metrics.peak,
                 metrics.max_memory_gib,
             )

@@ -64,9 +64,9 @@ def clock(monkeypatch) -> Clock:
 
 def recorder(tmp_path, *arguments: str, peak: float | None = None) -> BenchmarkRecorder:
     job = config(tmp_path, *arguments)
-    loader = loader_of(job)
+    loader_of(job)  # sets the number of steps
     args = replace(model_flavors()["debug"], attention=job.attention.backend)
-    return BenchmarkRecorder(job, args, 1000, loader, peak, lambda: (1.0, 1.5))
+    return BenchmarkRecorder(job, args, 1000, peak, lambda: (1.0, 1.5))
 
 
 MICRO_BATCH = MicroBatch((2, 64, 24, 32), [(64, 24, 32), (50, 20, 30)])

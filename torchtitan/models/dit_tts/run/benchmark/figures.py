@@ -156,7 +156,10 @@ def repeated_by(config: JobConfig, args: DiTTTSModelArgs, batch: MicroBatch) -> 
 def summary(report: dict[str, Any]) -> list[str]:
     """The report as lines for the log."""
     step, split = report["seconds_per_step"], report["step_split"]
-    hfu = "-" if report["hfu"] is None else f"{report['hfu']:.1%}"
+    rates = {row["convention"]: row["mfu"] for row in report["conventions"]} | {
+        "HFU": report["hfu"]
+    }
+    mfu = ", ".join(f"{name} {rate:.1%}" for name, rate in rates.items() if rate)
     lines = [
         f"{report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, p90 {step['p90']:.4f}, "
         f"{step['min']:.4f} to {step['max']:.4f}); {report['samples_per_second']:.1f} samples/s, "
@@ -164,14 +167,8 @@ def summary(report: dict[str, Any]) -> list[str]:
         f"{report['peak_allocated_gib']:.2f} GiB allocated, {report['peak_reserved_gib']:.2f} reserved",
         "seconds of a step: "
         + ", ".join(f"{name} {split[name]:.4f}" for name in (*PARTS, "other")),
-        "convention           TFLOP/s     MFU  × exact  what it counts",
+        f"{report['tflops_per_device']:.3f} TFLOP/s per device; MFU: {mfu or 'not known without a peak'}",
     ]
-    for row in report["conventions"]:
-        mfu = "      -" if row["mfu"] is None else f"{row['mfu']:7.1%}"
-        lines.append(
-            f"{row['convention']:<18} {row['tflops_per_device']:9.3f} {mfu} {row['times_exact']:8.3f}  {row['counts']}"
-        )
-    lines.append(f"hfu {hfu}")
     if compiles := report["compiles_while_timed"]:
         lines.append(f"{compiles} graphs were compiled while timed; raise [benchmark] warmup_steps")
     return [f"benchmark: {line}" for line in lines]

@@ -10,7 +10,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
-from torchtitan.models.dit_tts.config.job_config import Benchmark, JobConfig, is_pretrained
+from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection
 from torchtitan.models.dit_tts.data.build import describe
@@ -53,11 +53,6 @@ class WarmUpFirst(GlobalBatchSampler):
         return GlobalBatch(number, 0, bucket, samples)
 
 
-def warm_up_steps(order: GlobalBatchSampler, benchmark: Benchmark) -> int:
-    """Steps before timing starts."""
-    return len(order.warm_up) if isinstance(order, WarmUpFirst) else benchmark.warmup_steps
-
-
 def build_synthetic_tokenizer(job_config: JobConfig) -> RandomTokens:
     """A tokenizer of random ids; sets `job_config.encoder.vocab_size` as `build_tokenizer` does.
 
@@ -92,11 +87,12 @@ def build_synthetic_dataloader(
     order: GlobalBatchSampler
     if isinstance(policy, PackedPolicy):  # all batches have one shape
         order = PackedSampler(np.arange(len(dataset)), policy, data.seed)
+        warm_up = benchmark.warmup_steps
     else:
         bucket = policy.bucket_of(dataset.frames)
         inside = [np.flatnonzero(bucket == number) for number in range(len(policy.edges))]
         order = WarmUpFirst(inside, policy.batch_sizes, data.seed, benchmark.warmup_steps)
-    warm_up = warm_up_steps(order, benchmark)
+        warm_up = len(order.warm_up)
     training.steps = warm_up + benchmark.steps
     loader = LatentDataLoader(
         dataset,

@@ -15,7 +15,6 @@ from torchtitan.tools import utils
 from torchtitan.tools.logging import logger
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
@@ -24,7 +23,6 @@ from torchtitan.models.dit_tts.infra.device_time import moment, seconds_between
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.flops import MicroBatch
 from torchtitan.models.dit_tts.run.benchmark import figures
-from torchtitan.models.dit_tts.run.benchmark.loader import warm_up_steps
 from torchtitan.models.dit_tts.run.factors import factors
 from torchtitan.models.dit_tts.run.run_folder import environment, gpus_per_node
 
@@ -36,7 +34,6 @@ class BenchmarkRecorder:
 
     Args:
         parameters: number of trained parameters of the model, over all ranks.
-        loader: of `build_synthetic_dataloader`.
         peak: dense bf16 peak of a device in FLOP/s, or None.
         max_memory_gib: this rank's maximum of (allocated, reserved) memory so far.
     """
@@ -46,14 +43,13 @@ class BenchmarkRecorder:
         job_config: JobConfig,
         model_args: DiTTTSModelArgs,
         parameters: int,
-        loader: LatentDataLoader,
         peak: float | None,
         max_memory_gib: Callable[[], tuple[float, float]],
     ):
         self.job_config = job_config
         self.model_args = model_args
         self.parameters = parameters
-        self.warm_up_steps = warm_up_steps(loader.order, job_config.benchmark)
+        self.warm_up_steps = job_config.training.steps - job_config.benchmark.steps
         self.peak = peak
         self.max_memory_gib = max_memory_gib
         self.steps: list[list[MicroBatch]] = []
@@ -117,8 +113,10 @@ class BenchmarkRecorder:
             if known
             else None,
             samples=sum(len(batch.lengths) for batch in batches),
-            valid=sum(np.sum(batch.lengths, axis=0) for batch in batches),
-            padded=sum(batch.shape[0] * np.array(batch.shape[1:]) for batch in batches),
+            valid=np.sum([np.sum(batch.lengths, axis=0) for batch in batches], axis=0),
+            padded=np.sum(
+                [batch.shape[0] * np.array(batch.shape[1:]) for batch in batches], axis=0
+            ),
             peak_allocated_gib=allocated,
             peak_reserved_gib=reserved,
             compiles=self._compiles,
