@@ -77,41 +77,24 @@ def test_batches_and_steps(tmp_path):
     assert (mixed.config.benchmark.warmup_steps, mixed.config.benchmark.steps) == (3, 30)
 
 
-def test_exclusions_extra_runs_and_axes_of_config_keys(tmp_path):
+def test_exclusions_extra_runs_axes_of_config_keys_and_axes_that_change_together(tmp_path):
     text = """
 [axes]
-batch = [1, 2]
 "optimizer.lr" = [0.1, 0.2]
-[[exclude]]
-batch = 2
-"optimizer.lr" = 0.2
-[[extra]]
-batch = 8
-"debug.seed" = 5
-"""
-    found = cells(tmp_path, text)
-    levels = sorted((c.batch, c.factors["optimizer.lr"]) for c in found)
-    assert levels == [(1, 0.1), (1, 0.2), (2, 0.1), (8, 0.1)]
-    assert found[-1].factors["debug.seed"] == 5 and found[-1].config.debug.seed == 5
-    assert len({cell.name for cell in found}) == 4
-
-
-def test_axes_that_change_together(tmp_path):
-    text = """
-[axes]
-gpus = [2, 4]
 "size, layout, batch" = [["debug", "ddp", 3], ["one_gpu", "fsdp", 5]]
 [[exclude]]
-gpus = 2
+"optimizer.lr" = 0.2
 size = "one_gpu"
 [[extra]]
-gpus = 4
+"debug.seed" = 5
 "layout, batch" = [["2x2", 7], ["1x4", 9]]
 """
-    found = cells(tmp_path, text)
-    assert [f"{c.gpus} {c.batch} {c.factors['size']} {c.factors['layout']}" for c in found] == [
-        *("2 3 debug ddp", "4 3 debug ddp", "4 5 60M fsdp", "4 7 debug hsdp", "4 9 debug fsdp")
-    ]
+    found = cells(tmp_path, text, "gpus = 4")
+    levels = [f"{c.batch} {c.factors['size']} {c.factors['layout']}" for c in found]
+    assert levels == ["3 debug ddp", "5 60M fsdp", "3 debug ddp", "7 debug hsdp", "9 debug fsdp"]
+    assert [c.factors["optimizer.lr"] for c in found] == [0.1, 0.1, 0.2, 0.1, 0.1]
+    assert found[-1].factors["debug.seed"] == 5 and found[-1].config.debug.seed == 5
+    assert len({cell.name for cell in found}) == 5
 
 
 @pytest.mark.long

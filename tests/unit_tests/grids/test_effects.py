@@ -1,4 +1,4 @@
-"""Planted effects are found with intervals that hold, and confounders are not taken for effects."""
+"""Planted effects are found, and confounders are not taken for effects."""
 
 import math
 
@@ -89,12 +89,20 @@ def test_at_best_batch_what_memory_allows_counts():
     assert found["best_batch"]["pairs"] == 1
 
 
+def test_memory_is_compared_at_equal_batch_alone():
+    rows = combinations(batch=[1, 2], checkpointing=["none", "full"])
+    rows = [
+        each | {"peak_reserved_gib": 20.0 if each["checkpointing"] == "none" else 10.0}
+        for each in rows
+    ]
+    (row,) = found_of(rows, "peak_reserved_gib")
+    assert row["equal_batch"]["ratio"] == pytest.approx(0.5) and row["best_batch"]["pairs"] == 0
+
+
 def test_accumulation_gpus_and_nodes_must_be_equal():
     rows = rows_of(combinations(batch=[2, 8], compile=["off", "default"], accumulation=[1, 4]))
     compiled = effect(rows, "compile", "default")
     assert (compiled["equal_batch"]["pairs"], compiled["best_batch"]["pairs"]) == (4, 2)
-    (memory,) = (row for row in found_of(rows, "batch") if row["factor"] == "compile")
-    assert memory["equal_batch"]["ratio"] == 1
     grid = combinations(layout=["ddp", "fsdp"], gpus=[8, 16])
     grid = [each | {"nodes": each["gpus"] // 8} for each in grid]
     grid += combinations(layout=["single"], gpus=[1])

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -187,21 +187,21 @@ class BenchmarkRecorder:
 
     def _shapes(self, seconds: list[float]) -> list[dict[str, Any]]:
         """Each step's micro-batches have one shape, the same on every rank."""
-        by_shape: dict[tuple[int, ...], list[float]] = defaultdict(list)
-        batches: Counter[tuple[int, ...]] = Counter()
-        samples: Counter[tuple[int, ...]] = Counter()
-        for step_seconds, step in zip(seconds, self.steps, strict=True):
-            by_shape[step[0].shape].append(step_seconds)
-            batches[step[0].shape] += len(step)
-            samples[step[0].shape] += sum(len(batch.lengths) for batch in step)
+        by_shape: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+        for timed in zip(seconds, self.steps, strict=True):
+            by_shape[timed[1][0].shape].append(timed)
         names = ("frames", "text_tokens", "speaker_frames")
-        return [
-            {
-                "samples": samples[shape] // batches[shape],  # of a packed batch in the mean
-                **dict(zip(names, shape[1:], strict=True)),
-                "steps": len(times),
-                "micro_batches": batches[shape],
-                "seconds_per_step": figures.spread(times),
-            }
-            for shape, times in sorted(by_shape.items(), key=lambda item: item[0][1])
-        ]
+        found: list[dict[str, Any]] = []
+        for shape, steps in sorted(by_shape.items(), key=lambda item: item[0][1]):
+            batches = [batch for _, step in steps for batch in step]
+            samples = sum(len(batch.lengths) for batch in batches)
+            found.append(
+                {
+                    "samples": samples // len(batches),  # of a packed batch in the mean
+                    **dict(zip(names, shape[1:], strict=True)),
+                    "steps": len(steps),
+                    "micro_batches": len(batches),
+                    "seconds_per_step": figures.spread([took for took, _ in steps]),
+                }
+            )
+        return found
