@@ -77,6 +77,7 @@ def test_sizes_that_differ_from_the_flavors():
         (["norm_eps=nan"], "norm_eps must be a float from 0"),
         (["text_projection=no"], "must be true or false"),
         (["n_heads=5"], "n_heads = 5 for dim = 192"),
+        (["n_heads=64"], "n_heads = 64 for dim = 192"),  # a width of 3 is odd
         (["speaker_dim=33"], "speaker_n_heads = 2 for speaker_dim = 33"),
         (["timestep_dim=7"], "timestep_dim = 7"),
     ],
