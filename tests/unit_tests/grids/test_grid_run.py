@@ -194,4 +194,6 @@ def test_the_search_finds_what_a_linear_search_finds(limit):
 
         assert largest_that_fits(fits, guess, limit) == largest
         assert guess != largest or len(tried) <= 2  # a good guess takes few trials
-    assert largest_that_fits(lambda n: True, 8) == 4096
+    tried = []
+    assert largest_that_fits(lambda n: not tried.append(n), 8) == 4096
+    assert len(tried) < 30  # steps double

@@ -256,6 +256,7 @@ def test_the_command_answers_for_many_gpus(capsys):
         ("plan debug --gpu B100", "--gpu 'B100'"),
         ("plan debug --gpus 12", "whole nodes of 8"),
         ("plan debug --gpus=-1", "--gpus"),
+        ("plan debug --inter-node-gbps=-1", "--inter-node-gbps"),
         ("train debug --dry-run --nproc 0", "--nproc"),
     ],
 )
