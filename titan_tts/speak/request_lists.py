@@ -111,7 +111,7 @@ def read_requests(path: str, common: Request) -> list[Request]:
     """Reads a list of JSON objects with the keys of _KEYS; references are relative to the list. `common`: defaults of the
     lines; one with a voice of its own takes nothing of the common voice."""
     root = Path(".") if path == STANDARD_INPUT else Path(path).parent
-    requests = []
+    requests = list[Request]()
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             request = _request(f"{path} line {number}", line, root, common)
