@@ -13,6 +13,7 @@ from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid,
 from tests.helpers.browser import dom_after_scripts
 from tests.helpers.pages import check_offline, table, tables
 from titan_tts import cli
+from titan_tts.grids.labels import label
 from titan_tts.grids.plots import _curves, _scaling
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -147,6 +148,13 @@ def test_the_tables_as_people_read_them(tmp_path):
     assert rows[1][4:7] == ["+24.5 %", "+20.0 to +50.0 %", "6"]
     bars = (out / "plots" / "configurations.svg").read_text()
     assert best in bars and best.replace("batch 4", "batch 8") not in bars
+
+
+def test_levels_as_people_read_them():
+    levels = {"gpus": 1, "nodes": 2, "layout": "fsdp", "compile": "off", "batch": 4, "x": None}
+    assert label(levels) == "1 GPU, 2 nodes, fsdp, compile off, batch 4, x not given"
+    assert label({"backend": "torchtitan", "optimizer.lr": 0.1}) == "optimizer.lr 0.1"
+    assert label({"backend": "torchtitan"}) == "torchtitan" and label({}) == "all runs"
 
 
 @pytest.mark.long

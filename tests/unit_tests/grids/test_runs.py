@@ -62,8 +62,8 @@ STATES = [
 @pytest.mark.parametrize("file, content, measured, expected", STATES)
 def test_states(tmp_path, file, content, measured, expected):
     (tmp_path / f"{file}.json").write_text(json.dumps(content))
-    if measured:
-        (tmp_path / "benchmark.json").write_text(json.dumps(report(BASE, 100.0)))
+    if measured:  # also where no peak is known
+        (tmp_path / "benchmark.json").write_text(json.dumps(report(BASE, 100.0, mfu=None)))
     run = only(tmp_path)
     assert (run.state, run.reason, run.measured) == expected
     # A batch that was searched and not found is none.
