@@ -8,6 +8,8 @@ import torch
 
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.solvers import (
+    SOLVERS,
+    Solver,
     integrate,
     network_passes,
     plan_steps,
@@ -56,8 +58,32 @@ def test_each_solver_is_its_rule_written_out():
             x += (end - t) * rule(x, t, end - t)
         start = torch.ones(1, 1, 1, dtype=torch.float64)
         steps = plan_steps(settings)
-        found = integrate(lambda x, t, step: f(x, t), start, steps)
+        found = integrate(lambda x, t, step: f(x, t), start, steps, SOLVERS[solver])
         assert found.item() == pytest.approx(x, rel=1e-12)
+
+
+def test_a_solver_of_several_steps():
+    """Adams and Bashforth's of two steps is exact where the velocity is linear in t, from the second step on;
+    each sampling has a history of its own."""
+
+    def advance(velocity, x, step, history):
+        slope = velocity(x, step.times[0], step)
+        history.append((step, slope))
+        if len(history) == 1:
+            return x + step.width * slope
+        before, earlier = history[-2]
+        ratio = step.width / before.width
+        return x + step.width * ((1 + ratio / 2) * slope - ratio / 2 * earlier)
+
+    steps, solver = plan_steps(Sampling(steps=4, schedule="sway")), Solver(None, advance)
+    for _ in range(2):
+        found = integrate(
+            lambda x, t, step: t * torch.ones_like(x), torch.zeros(1, 1, 1), steps, solver
+        )
+        t = steps[1].times[
+            0
+        ]  # x loses (1 - t) in the first step, and from there on the integral of t
+        assert found.item() == pytest.approx(t - 1 - t**2 / 2)
 
 
 def test_steps_are_evaluations():

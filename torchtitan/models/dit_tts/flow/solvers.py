@@ -29,13 +29,42 @@ class Step(NamedTuple):
 Velocity = Callable[[torch.Tensor, float, Step], torch.Tensor]
 """(latents (B, T, C), t, step) to velocity (B, T, C)."""
 
-SOLVERS: dict[str, Callable[[float, float], tuple[float, ...]]] = {
-    "euler": lambda begin, end: (begin,),
-    "midpoint": lambda begin, end: (begin, (begin + end) / 2),
-    "heun": lambda begin, end: (begin, end),
+History = list[tuple[Step, torch.Tensor]]
+"""Earlier steps of a sampling with the velocity at each one's begin; solvers of several steps append to it."""
+
+
+class Solver(NamedTuple):
+    """How a step is taken.
+
+    Attributes:
+        times: (start, end) of a step to the times at which the velocity is evaluated, the start first; as many as
+            EVALUATIONS_PER_STEP says.
+        advance: (velocity, x, step, history) to x (B, T, C) at the step's end. `history` is a list that is empty before
+            the first step and that no one else changes.
+    """
+
+    times: Callable[[float, float], tuple[float, ...]]
+    advance: Callable[[Velocity, torch.Tensor, Step, History], torch.Tensor]
+
+
+def _runge_kutta(velocity: Velocity, x: torch.Tensor, step: Step, history: History) -> torch.Tensor:
+    """Euler's method x + h·v(x, t), and with a second evaluation at t + a·h the method of second order with
+    weights 1 - 1/(2a) and 1/(2a) (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I,
+    section II.1): the midpoint rule for a = 1/2, Heun's for a = 1."""
+    begin, *inner = step.times
+    slope = velocity(x, begin, step)
+    for t in inner:
+        weight = step.width / (2.0 * (t - begin))
+        second = velocity(x + (t - begin) * slope, t, step)
+        slope = (1.0 - weight) * slope + weight * second
+    return x + step.width * slope
+
+
+SOLVERS = {
+    "euler": Solver(lambda begin, end: (begin,), _runge_kutta),
+    "midpoint": Solver(lambda begin, end: (begin, (begin + end) / 2), _runge_kutta),
+    "heun": Solver(lambda begin, end: (begin, end), _runge_kutta),
 }
-"""[sampling] solver -> (begin, end) of a step to the times at which the velocity is evaluated, the begin first; as many
-as EVALUATIONS_PER_STEP says"""
 
 
 def swayed(t: float, coefficient: float) -> float:
@@ -63,7 +92,7 @@ def plan_steps(sampling: Sampling) -> list[Step]:
         is_forced = t > sampling.speaker_kv_min_t + 1e-6
         steps.append(
             Step(
-                SOLVERS[sampling.solver](t, end),
+                SOLVERS[sampling.solver].times(t, end),
                 end - t,
                 branches_at(sampling, number, t),
                 sampling.speaker_kv_scale if is_forced else 1.0,
@@ -77,20 +106,11 @@ def network_passes(steps: Sequence[Step]) -> int:
     return sum(len(step.times) * (1 + len(step.branches)) for step in steps)
 
 
-def integrate(velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step]) -> torch.Tensor:
-    """The latents (B, T, C) at the end of the steps.
-
-    A step with one evaluation is Euler's method x + h·v(x, t). With a second one at t + a·h it is the method of second
-    order with weights 1 - 1/(2a) and 1/(2a) (Hairer, Nørsett and Wanner, Solving Ordinary Differential Equations I,
-    section II.1): the midpoint rule for a = 1/2, Heun's for a = 1.
-    """
-    x = noise
+def integrate(
+    velocity: Velocity, noise: torch.Tensor, steps: Sequence[Step], solver: Solver
+) -> torch.Tensor:
+    """The latents (B, T, C) at the end of the steps."""
+    x, history = noise, History()
     for step in steps:
-        begin, *inner = step.times
-        slope = velocity(x, begin, step)
-        for t in inner:
-            weight = step.width / (2.0 * (t - begin))
-            second = velocity(x + (t - begin) * slope, t, step)
-            slope = (1.0 - weight) * slope + weight * second
-        x = x + step.width * slope
+        x = solver.advance(velocity, x, step, history)
     return x

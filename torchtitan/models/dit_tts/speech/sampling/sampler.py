@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_velocity
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.solvers import Step, integrate, plan_steps
+from torchtitan.models.dit_tts.flow.solvers import SOLVERS, Step, integrate, plan_steps
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
 from torchtitan.models.dit_tts.model.conditions import (
     ConditionedModel,
@@ -144,7 +144,7 @@ def generate_latents(
         guided = guided_velocity(network, latents, step.branches)
         return rescaled_velocity(guided, latents, t, sampling.rescale_k, sampling.rescale_sigma)
 
-    latents = integrate(velocity, noise, steps)
+    latents = integrate(velocity, noise, steps, SOLVERS[sampling.solver])
     return [row[: request.frames].cpu() for row, request in zip(latents, requests)]
 
 
