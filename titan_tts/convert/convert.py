@@ -174,7 +174,7 @@ def _describe(
     """Writes everything but the weights."""
     per_byte = np.full(257, config.data.frames_per_second / project.bytes_per_second)
     per_byte[-1] = 0.0  # the constant
-    write_atomic(folder / DURATIONS_FILE, LinearDurationModel(per_byte, {}, 0.0).to_json())
+    write_atomic(folder / DURATIONS_FILE, LinearDurationModel(per_byte, {}).to_json())
     write_codec(folder, codec, options.codec)
     about: dict[str, Any] = {"step": 0, "weights": "raw"}
     about |= {"codec": about_codec(codec), "audio": project.audio}
