@@ -220,6 +220,8 @@ def _prepared(options: Options, base: Path) -> Path:
     for name in ("language", "speaker", "where"):
         if value := getattr(options, name):
             arguments += [f"--{name}", value]
+    if not config.encoder.added_tokens:  # `prepare` does not know these; training checks the rest
+        arguments += ["--encoder", config.encoder.model]
     fraction = options.heldout_fraction or _fraction_held_out(options)
     _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
     return data

@@ -24,6 +24,8 @@ from titan_tts.records.utterance import TRAIN, Unusable, Utterance
 from torchtitan.models.dit_tts.data.storage import open_source
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import atomic_file, nfc, path_on_disk
+from torchtitan.models.dit_tts.text.phones import Phonemizer, lost_letters_error
+from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
 SHOWN_PROBLEMS = 20
@@ -152,11 +154,17 @@ def write_plan(reader: Reader, options: Options, folder: Path) -> Plan:
     starts: list[int] = []
     items = usable_items(reader, options.source, options.on_error, plan, options.where)
     progress = tqdm(items, "listing", unit="recording", mininterval=1.0)
+    language, lost = language_of(options.encoder), {}
+    phones = Phonemizer(language) if language else None
     with atomic_file(folder / ITEMS_NAME) as file:
         for number, item in enumerate(progress):
             if number % options.chunk_items == 0:
                 starts.append(file.tell())
             file.write(item.to_json().encode() + b"\n")
+            if phones and (letters := phones.lost(item.text)):
+                lost[item.id] = letters
+        if phones and lost:
+            raise lost_letters_error("--encoder", phones, lost, plan.items)
         _check_splits(options, plan)
         end = file.tell()
     plan.chunks = len(starts)

@@ -80,6 +80,9 @@ class Options(Columns):
 
     audio: AudioSettings = AudioSettings()
 
+    encoder: str = ""
+    """The [encoder] model to train with: texts that phones:LANGUAGE cannot read are refused before the audio is encoded."""
+
     device: str = "auto"
     """Device of the codec: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
 
@@ -140,4 +143,13 @@ class Options(Columns):
 
 
 # Options that change nothing in the shards.
-_OF_A_RUN = {"source", "output", "device", "workers", "engine", "on_error", "max_corrupt_fraction"}
+_OF_A_RUN = {
+    "source",
+    "output",
+    "encoder",
+    "device",
+    "workers",
+    "engine",
+    "on_error",
+    "max_corrupt_fraction",
+}

@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.speech_corpora import write_tones
 from titan_tts import cli
-from titan_tts.prepare import prepare_command
+from titan_tts.prepare import pipeline, prepare_command
 from titan_tts.prepare.encode import Chunk
 from titan_tts.prepare.report import lines, summarize
 from titan_tts.prepare.settings import AudioSettings, Options
@@ -63,6 +63,22 @@ def test_options_that_cannot_work(options, message):
         Options("in", "out", **options).check()
     for language in ("", "en", "cmn", "en-us", "en_US", "zh-Hant", "de-CH-1996"):
         Options("in", "out", language=language).check()
+
+
+def test_letters_that_the_encoder_to_come_loses_are_refused_before_encoding(
+    tmp_path, monkeypatch, capsys
+):
+    source = write_tones(tmp_path / "in", "ab", 1.0, text="東京 one", speaker="ann")
+    arguments = ["prepare", str(source), str(tmp_path / "out"), "--encoder"]
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "open_engine", None)  # nothing is encoded
+        for encoder in ("phones:en-us", "phones:ja"):
+            assert cli.main([*arguments, encoder]) == 2
+            error = capsys.readouterr().err
+            assert f"--encoder = '{encoder}', but in 2 of 2 texts" in error
+            assert "'東', '京'; a); set it to 'chars'" in error
+    for encoder in ("phones:cmn", "chars"):  # a change of it makes no output another's
+        assert cli.main([*arguments, encoder]) == 0
 
 
 def test_what_the_command_prints(tmp_path, capsys, monkeypatch):

@@ -138,9 +138,18 @@ def lost_letters(dataset: Dataset, phones: Phonemizer) -> dict[int, list[str]]:
 def check_letters(dataset: Dataset, phones: Phonemizer) -> None:
     """Raises InputError where texts have letters that `phones` loses, for a model could not tell their words apart."""
     if lost := lost_letters(dataset, phones):
-        letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
-        raise InputError(
-            f"[encoder] model = 'phones:{phones.language}', but in {len(lost)} of {len(dataset)} texts espeak-ng reads "
-            f"letters as the name of their script or not at all ({named(letters)}; {dataset.sample_id(next(iter(lost)))}); "
-            f"set it to 'chars' or 'bytes', or prepare texts without them, with these words written as they are said"
-        )
+        by_name = {dataset.sample_id(sample): letters for sample, letters in lost.items()}
+        raise lost_letters_error("[encoder] model", phones, by_name, len(dataset))
+
+
+def lost_letters_error(
+    key: str, phones: Phonemizer, lost: dict[str, list[str]], texts: int
+) -> InputError:
+    """The error of texts with letters that `phones` loses: {recording: its letters}, of so many texts; `key` is what
+    named the language."""
+    letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
+    return InputError(
+        f"{key} = 'phones:{phones.language}', but in {len(lost)} of {texts} texts espeak-ng reads letters as the name of "
+        f"their script or not at all ({named(letters)}; {next(iter(lost))}); set it to 'chars' or 'bytes', or prepare texts "
+        f"without them, with these words written as they are said"
+    )
