@@ -123,10 +123,13 @@ def test_a_bucket(tmp_path, output, monkeypatch):
         patch.setattr(type(store), "get_file", lambda self, name, path: 1 / 0)
         fetching = local_copy(found, tmp_path / "copies")
         refused(lambda: fetching.__enter__(), "b.wav: cannot be downloaded")
-    reading = local_copy(found, tmp_path)
-    reading.__enter__()
-    store.pipe("/bucket/x/y/b.wav", b"another")
-    changed = "b.wav: has changed since it was listed"
+
+
+def test_a_recording_that_changes_while_it_is_read_is_refused(folder, output):
+    reading = local_copy(registered(folder, output)["a.mp3"], output)
+    assert reading.__enter__() == str(folder / "a.mp3")
+    os.utime(folder / "a.mp3", ns=(1, 1))  # of the same size
+    changed = "a.mp3: has changed since it was listed"
     refused(lambda: reading.__exit__(None, None, None), changed)
 
 
@@ -151,6 +154,11 @@ def test_a_content_is_read_once_for_each_size_and_time(folder, output, monkeypat
     (folder / "copy.flac").unlink()
     (output / "files" / second["copy.flac"].file).mkdir(parents=True)
     assert registered(folder, output).keys() == {*FILES}
+    del read[:]
+    monkeypatch.setattr(sources, "size_and_version", lambda path: (os.path.getsize(path), 0))
+    for count in (4, 8):  # where no time is known, each run reads all
+        registered(folder, output)
+        assert len(read) == count
 
 
 def test_recordings_that_are_not_named_any_more_stay_if_they_are_complete(folder, output):
