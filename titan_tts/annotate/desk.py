@@ -37,7 +37,8 @@ class Desk:
         now = (action, text, text_verbatim)
         with self._lock:
             edits = self._edits[segment]
-            if action == "skip" or [edit[2:5] for edit in edits[-1:]] != [now]:
+            last = [(edit.action, edit.text, edit.text_verbatim) for edit in edits[-1:]]
+            if action == "skip" or last != [now]:
                 edits.append(self._write(segment, *now))
             if segment in self._waiting:
                 self._waiting.remove(segment)
@@ -69,11 +70,12 @@ class Desk:
                 "hours": sum(each.seconds for each in self.segments.values()) / 3600,
             }
 
-    def _write(self, segment: str, *decided: str | None) -> Edit:
-        """`decided`: action, text and text_verbatim."""
+    def _write(
+        self, segment: str, action: str, text: str | None, text_verbatim: str | None
+    ) -> Edit:
         audio = self.segments[segment].place
-        row = (segment, "", time.time(), *decided, audio)
+        row = (segment, "", time.time(), action, text, text_verbatim, audio)
         with opened(self.path) as connection:
             statement = "INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)"
             number = connection.execute(statement, row).lastrowid
-        return Edit(number or 0, segment, *decided, audio)
+        return Edit(number or 0, segment, action, text, text_verbatim, audio)
