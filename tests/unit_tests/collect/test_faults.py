@@ -22,10 +22,11 @@ def test_recordings_that_fail_or_have_no_segment_are_listed(
     for name, samples in (("empty", 0), ("one", 1), ("short", RATE // 2)):
         soundfile.write(source / f"{name}.wav", np.zeros(samples), RATE)
     calls, decode = [], worker.decode
-    monkeypatch.setattr(worker, "decode", lambda path: calls.append(path) or decode(path))
-    monkeypatch.setattr(worker, "MAX_SECONDS", 3.5)
     too_long = sum(seconds(path) > 3 for path in source.glob("0*.wav"))
-    assert collect(source, output) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "decode", lambda path: calls.append(path) or decode(path))
+        patch.setattr(worker, "MAX_SECONDS", 3.5)
+        assert collect(source, output) == 1
     sizes = [os.path.getsize(path) for path in calls[:10]]
     assert sizes == sorted(sizes, reverse=True)  # the shortest fill the gaps at the end
     said = " ".join(capsys.readouterr().out.split())
@@ -35,7 +36,6 @@ def test_recordings_that_fail_or_have_no_segment_are_listed(
     assert "empty.wav: the audio has 0 samples" in said and f"failed {2 + too_long} failed" in said
     assert "broken.mp3" in (output / "report.html").read_text()
     assert len(calls) == 8 - too_long + 3 * (2 + too_long)
-    monkeypatch.undo()
     (source / "broken.mp3").unlink()  # what is gone and was never complete is no recording
     assert collect(source, output) == 1 and len(complete(output)) == 8
     assert "recordings 8 of 9" in " ".join(capsys.readouterr().out.split())
