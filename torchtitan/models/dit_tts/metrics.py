@@ -218,7 +218,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         """Begins the log of a step, without a wait for the device. `lr`: of the first optimizer; torchao's is a
         tensor."""
         if use := gpu_use():
-            self.counts.update(gpus=1, **use)
+            self.counts.update(Counter(use | {"gpus": 1}))
         counts, self.counts = self.counts, Counter()
         counts["loading_seconds"] += sum(self.data_loading_times)  # type: ignore[assignment]
         self.data_loading_times.clear()
