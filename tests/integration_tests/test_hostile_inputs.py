@@ -173,7 +173,7 @@ for _name, _given, _args, _words in [
 SAY = ["generate", "{copy}", "--text=one", "--speaker=s1", "--seconds=1", "--out={d}/x.wav"]
 REFER = ["generate", "{copy}", "--text=one", "--seconds=1", "--out={d}/x.wav", "--reference={d}/r.wav"]
 for _name, _given, _args, _words in [
-    ("a duration of 1e9", {}, ["--seconds=1e9"], "--seconds = 1e"), ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"),
+    ("a duration of 1e9", {}, ["--seconds=1e9"], "--seconds = 1000000000.0"), ("a text of control characters", {}, ["--text=" + ESCAPE], "not trained with"),
     ("a text of half a surrogate pair", {}, ["--text=\udcff"], "not trained with"), ("a text of 1 MB", {}, ["--text=" + "one " * 250000], "999999 characters"),
     ("an output that is a folder", {"../x.wav/y": b""}, [], "cannot be written"), ("an output with a NUL", {}, ["--out={d}/a\0.wav"], "cannot be written"),
     ("a binary config", {"config.toml": b"\0\xff"}, [], "not valid TOML"), ("a tokenizer that is a list", {"tokenizer.json": "[]"}, [], "tokenizer.json"),

@@ -66,18 +66,6 @@ print(json.dumps([str(torch.ops.torch_attn._varlen_attn), late]))
 """
 
 
-@pytest.mark.long
-def test_upstreams_trainer_finds_its_converters():
-    code = (
-        "import json, torchtitan.train; from torchtitan.protocols import model_converter as found; "
-    )
-    names = run_python(
-        f"{code}print(json.dumps([*found._registry_model_converter_cls]))", ROOT, ROOT
-    )
-    kinds = ("linear.float8", "grouped_mm.float8", "linear.mx", "grouped_mm.mx")
-    assert {f"quantize.{kind}" for kind in kinds} <= set(names)
-
-
 def test_a_module_of_upstreams_can_be_the_first_import():
     """And an encoder of transformers brings no library of its losses."""
     assert run_python(FIRST_IMPORT, ROOT) == ["torch_attn._varlen_attn", []]

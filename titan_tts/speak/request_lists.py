@@ -77,9 +77,10 @@ class Request:
         require(
             bool(files) or not self.reference_text, f"{where}: reference text without a reference"
         )
+        option = "--seconds" if where.startswith("--") else f"{where}: seconds"
         require(
             self.seconds is None or 0 < self.seconds <= MAX_SECONDS,
-            f"{where}: seconds = {self.seconds}, but it must be above 0 and at most {MAX_SECONDS:g}",
+            f"{option} = {self.seconds}, but it must be above 0 and at most {MAX_SECONDS:g}",
         )
 
 

@@ -278,7 +278,7 @@ def test_a_global_batch_is_split(local, largest, total, degree, steps):
 
 ON_THE_MACHINE = """
 training.enable_cpu_offload = true | .*needs an accelerator to offload from.*
-checkpoint.async_mode = 'async_with_pinned_mem' | .*set it to 'async' or 'disabled'
+checkpoint.async_mode = 'async_with_pinned_mem' | \[checkpoint\] async_mode = 'async_with_pinned_mem' is not known; set it to 'async' or 'disabled'
 checkpoint.async_mode = 'async'; samples.recognizer = 'x' | ()
 parallelism.backend = 'megatron' | megatron
 megatron.transformer_impl = 'transformer_engine' | transformer_engine
