@@ -1,10 +1,11 @@
 """A person's voice from minutes: what `titan-tts finetune titan_tts:base` makes of real prompts.
 
     apt-get install asterisk-core-sounds-en-g722 asterisk-core-sounds-en
-    python benchmarks/person.py -- --steps 150           # outputs/person: 6 fine-tunes and one evaluation, about an hour
+    python benchmarks/person.py                          # outputs/person: 6 fine-tunes and one evaluation, hours
 
 The recordings are the prompts of one speaker (16 kHz, CC-BY-SA), with texts as the package gives them: single words, letters,
-digits, half sentences. Every fine-tune has the same held-out prompts. They are for measuring:
+digits, half sentences. Every fine-tune has the same held-out prompts, which are spoken with one reference: prompts of the shorter
+list, joined to 12 s. They are for measuring:
 no weights and no clips of this voice are published. Prepared data, runs and the page (evaluation.html) stay in --out; a
 second start goes on where the first one ended.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -34,6 +36,7 @@ TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
 _LINE = re.compile(r"([^;\s][^:]*):\s*([^\[]+)$")  # [notes] are no speech
 _LONGEST = 12.0  # seconds; the base's limit is a little above
 _LEAST_WORDS = 5  # of a held-out prompt
+_RATE = 16_000
 
 Rows = list[dict[str, Any]]
 
@@ -54,13 +57,20 @@ def prompts() -> Rows:
     return sorted(rows, key=lambda row: row["key"])
 
 
-def lists_of(rows: Rows, minutes: list[float], heldout: int) -> dict[float, Rows]:
-    """Minutes -> its training prompts and the held-out ones, which are the same for all; a list contains the shorter ones."""
+def lists_of(rows: Rows, minutes: list[float], heldout: int, reference: Path) -> dict[float, Rows]:
+    """Minutes -> its training prompts and the held-out ones, which are the same for all; a list contains the shorter ones.
+    Writes the reference: the longest prompts of the shortest list, with pauses, as the base takes no more."""
     order = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
     test = [row for row in order if len(row["text"].split()) >= _LEAST_WORDS][:heldout]
     rest = [row for row in order if row not in test]
     until = np.cumsum([row["seconds"] for row in rest])
-    held = [row | {"split": "heldout"} for row in test]
+    shortest = [row for row, end in zip(rest, until, strict=True) if end <= 60 * min(minutes)]
+    parts = [
+        np.pad(decode(row["audio"])[0].reshape(-1), (0, _RATE // 5))
+        for row in sorted(shortest, key=lambda row: -row["seconds"])[:6]
+    ]
+    soundfile.write(reference, np.concatenate(parts)[: 12 * _RATE], _RATE)
+    held = [row | {"split": "heldout", "reference": str(reference.resolve())} for row in test]
     return {
         each: [
             row | {"split": "train"}
@@ -86,7 +96,9 @@ def main(args: list[str]) -> int:
     options = parser.parse_args(args)
     options.out.mkdir(parents=True, exist_ok=True)
     runs, keys = [], [each for each in options.config_args if each != "--"]
-    for minutes, rows in lists_of(prompts(), options.minutes, options.heldout).items():
+    for minutes, rows in lists_of(
+        prompts(), options.minutes, options.heldout, options.out / "reference.wav"
+    ).items():
         listed = options.out / f"{minutes:g}-minutes.jsonl"
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         if (

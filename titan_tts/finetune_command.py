@@ -33,7 +33,7 @@ _RECORD_NAME = "finetune.json"
 _BATCH = 16
 """Samples of a step: a minute of speech has about so many"""
 
-_MINUTES_TO_STEPS = ((5.0, 100), (20.0, 300), (math.inf, 1000))
+_MINUTES_TO_STEPS = ((20.0, 400), (math.inf, 1000))
 """Up to so many minutes of training data -> steps. benchmarks/README.md has the trials"""
 
 _RATES = {"full": 0.1, "lora": 0.3}
@@ -267,7 +267,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
     minutes = 60 * record["summary"]["train"]["hours"]
     steps = options.steps or next(n for limit, n in _MINUTES_TO_STEPS if minutes <= limit)
     if options.method == "lora" and not options.steps:  # 300 forget the other voices
-        steps = max(_MINUTES_TO_STEPS[0][1], steps // 3)
+        steps //= 3
     show(f"{minutes:.1f} minutes of speech to train on: {steps} steps")
     keys = {
         "nproc": options.nproc,

@@ -73,9 +73,10 @@ def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
 @pytest.mark.parametrize(
     "minutes, method, given, steps, lr",
     [
-        (5.0, "full", 0, 100, 0.002),
-        (5.1, "full", 0, 300, 0.002),
-        (20.0, "lora", 0, 100, 0.006),
+        (1.0, "full", 0, 400, 0.002),
+        (20.0, "full", 0, 400, 0.002),
+        (20.1, "full", 0, 1000, 0.002),
+        (20.0, "lora", 0, 133, 0.006),
         (21.0, "lora", 0, 333, 0.006),
         (21.0, "lora", 450, 450, 0.006),
     ],
