@@ -289,7 +289,7 @@ def test_a_bit_that_flips_before_or_after_indexing_is_noticed(
 
 
 def test_skip_keeps_the_valid_samples(tmp_path, samples):
-    """Of a tar with a corrupt header those before it."""
+    """Only samples before a corrupt header of a tar are read."""
     many = make_samples(40, seed=3, channels=CHANNELS)
     write_shard(tmp_path / "good.tar", samples)
     write_tar(tmp_path / "x.tar", replaced(many, "utt000007.ref.npy", npy(GOOD)[:-1]))

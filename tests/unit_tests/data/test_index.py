@@ -145,7 +145,7 @@ def test_fingerprint_is_of_contents_not_of_place_or_time(tmp_path):
         (tmp_path / text).mkdir()
         write_shard(tmp_path / text / "x.tar", [sample])
         digests.add(open_dataset(str(tmp_path / text), CHANNELS).fingerprint)
-    # Checkpoints have it: another one would refuse every resume.
+    # Checkpoints record it: if it changed, every resume would be refused.
     assert len(digests) == 2 and "2c19b3d394efdc54" in digests
 
 

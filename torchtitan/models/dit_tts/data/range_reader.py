@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.errors import InputError
@@ -63,11 +64,16 @@ class RangeReader:
         return remote.call(wanted.path, doing, lambda: self._request(wanted), warned)
 
     def _request(self, wanted: Extent) -> bytes:
+        from fsspec.asyn import sync
+
         store, path = self._place(wanted.path)
         # The hub's filesystem, which has no asynchronous interface, would read blocks of megabytes.
         options = {} if store.async_impl else {"cache_type": "none"}
         try:
-            data = store.cat_file(path, start=wanted.start, end=wanted.stop, **options)
+            if path.startswith(("http://", "https://")):
+                data = sync(store.loop, _http_range, wanted, store, path)
+            else:
+                data = store.cat_file(path, start=wanted.start, end=wanted.stop, **options)
         except Exception as error:
             if remote.status_of(error) == 416:  # beyond its end
                 raise _changed(wanted) from None
@@ -75,9 +81,25 @@ class RangeReader:
         if len(data) < wanted.stop - wanted.start:
             raise OSError("the answer was too short")
         if len(data) > wanted.stop - wanted.start:
-            name = remote.shown(wanted.path)
-            raise InputError(f"{name}: the server ignores range requests; {remote.USE_RANGES}")
+            raise _ignores_ranges(wanted)
         return data
+
+
+async def _http_range(wanted: Extent, store: Any, url: str) -> bytes:
+    """fsspec's own request would hold all of a tar in memory, for each sample, if the server ignores Range."""
+    session = await store.set_session()
+    headers = store.kwargs.get("headers", {}) | {"Range": f"bytes={wanted.start}-{wanted.stop - 1}"}
+    options = store.kwargs | {"headers": headers}
+    async with session.get(store.encode_url(url), **options) as answer:
+        answer.raise_for_status()
+        if answer.status != 206 and answer.content_length != wanted.stop - wanted.start:
+            raise _ignores_ranges(wanted)
+        return await answer.read()
+
+
+def _ignores_ranges(extent: Extent) -> InputError:
+    name = remote.shown(extent.path)
+    return InputError(f"{name}: the server ignores range requests; {remote.USE_RANGES}")
 
 
 def _changed(extent: Extent) -> InputError:

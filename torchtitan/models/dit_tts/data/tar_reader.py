@@ -66,7 +66,7 @@ def walk_members(source: ShardFile, on_problem: Callable[[str], None]) -> Iterat
 
 
 def _end_problem(source: ShardFile, position: int) -> str:
-    """What is wrong where `tarfile` ends; empty: two zero blocks, behind which only zeros are (of the last record)."""
+    """Says what is wrong where `tarfile` stopped; empty if there are two zero blocks, followed by zeros only."""
     block = source.pread(_BLOCK_BYTES, position)
     if len(block) < _BLOCK_BYTES:
         return "the tar ends without an end-of-archive marker, so it is truncated"

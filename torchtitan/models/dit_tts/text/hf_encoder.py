@@ -230,7 +230,7 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
 
 
 def download_by_hand(model: str) -> str:
-    """What to do where a model's files are not complete."""
+    """The advice for a model whose files are incomplete."""
     return f"give a complete folder, or download it on a machine with network access: hf download {model}"
 
 

@@ -31,7 +31,7 @@ class FixedBatch:
         rows: (B,) int64, the samples' positions in the set.
         inputs: as the data loader's.
         others: TEXT -> entries of `inputs` with the text of another row, under the row's own conditions, and (B,) bool,
-            the rows that there is another one for; SPEAKER -> likewise with the reference of another speaker.
+            the rows that have a second text; SPEAKER -> likewise with the reference of another speaker.
     """
 
     rows: torch.Tensor

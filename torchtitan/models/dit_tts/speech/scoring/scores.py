@@ -70,7 +70,7 @@ def score(
 
 
 def _cosine(first: np.ndarray, second: np.ndarray) -> float:
-    """Of two vectors; 0 where one is all zeros, as of a sound in which an encoder hears nothing."""
+    """The cosine of two vectors; 0 if one is all zeros, as for a sound in which an encoder hears nothing."""
     lengths = np.linalg.norm(first) * np.linalg.norm(second)
     return float(np.clip(first @ second / max(lengths, 1e-9), -1.0, 1.0))
 
