@@ -1,4 +1,4 @@
-"""What a codec costs a voice: recordings beside their copies through each of --codecs.
+"""Measures what a codec costs a voice: recordings, and their copies through each of --codecs.
 
     OMP_NUM_THREADS=1 python benchmarks/codec.py --recordings /usr/share/asterisk/sounds/en_US_f_Allison \
         --texts /usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz

@@ -37,7 +37,7 @@ class Speakers:
 
 
 def speaker_factory(device):
-    """Of sounds that cross zero as often: recordings and their copies, and no noise of a system."""
+    """Speakers are alike if their sounds cross zero equally often: recordings and their copies do, noise does not."""
     return Speakers("zero crossings", lambda wave: (wave[1:] * wave[:-1] < 0).float().mean())
 
 

@@ -24,7 +24,7 @@ def is_list(path: str) -> bool:
 
 
 def read_list(path: str) -> list[Utterance]:
-    """What the lines of a list ask for. `audio` is the recording of the text, and empty where there is none."""
+    """The requests of a list's lines. `audio` is the recording of the text, and empty where there is none."""
     try:
         content = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -74,7 +74,7 @@ class Prompt(Utterance):
         return str(self.labels.get("language") or "")
 
     def loads(self, codec: Codec) -> dict[str, Callable[[], Sound]]:
-        """What loads the sounds that no system has made, those that there are, by name."""
+        """Loaders by name of the sounds that no system has made, where there are any."""
         copy = None if self.latents is None else partial(decoded, codec, self.latents)
         every = {REFERENCE: self.load_reference, RECORDINGS: self.load_recording, CODEC: copy}
         return {name: load for name, load in every.items() if load is not None}

@@ -32,7 +32,7 @@ def means(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> 
 
 
 def growth(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """Whether samples/s, and with them MFU, fall by more than LARGEST_FALL from one batch to the next larger one of
+    """Finds where samples/s, and with them MFU, fall by more than LARGEST_FALL from one batch to the next larger one of
     the same configuration."""
     lines: dict[tuple, list] = defaultdict(list)
     for row in means(rows, names, (SPEED,)) if "batch" in names else ():

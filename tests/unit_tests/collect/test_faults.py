@@ -1,4 +1,4 @@
-"""What fails, is missing or is damaged: nothing is lost, half done or done twice, and the sentence names it."""
+"""A failure, a missing or a damaged file is named in one sentence, and nothing is lost, half done or done twice."""
 
 import json
 import os

@@ -276,7 +276,7 @@ def test_a_global_batch_is_split(local, largest, total, degree, steps):
     assert batch_split(training, degree) == (12 if total < 0 else total, steps)
 
 
-ON_THE_MACHINE = """
+ON_THE_MACHINE = r"""
 training.enable_cpu_offload = true | .*needs an accelerator to offload from.*
 checkpoint.async_mode = 'async_with_pinned_mem' | \[checkpoint\] async_mode = 'async_with_pinned_mem' is not known; set it to 'async' or 'disabled'
 checkpoint.async_mode = 'async'; samples.recognizer = 'x' | ()

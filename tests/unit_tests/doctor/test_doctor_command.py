@@ -36,7 +36,7 @@ def data(*arguments):
 
 
 def test_inspect_prints_a_table_or_json(folder, capsys):
-    """Of rare characters with their texts: a letter of another script in one text, quotes in two, a blank in all."""
+    """Rare characters are shown with their texts: a letter of another script in one text, quotes in two, a blank in all."""
     assert data("inspect", "set") == 0
     printed = capsys.readouterr().out
     said = "\n".join(" ".join(line.split()) for line in printed.split("\n"))

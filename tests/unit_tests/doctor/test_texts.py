@@ -47,7 +47,7 @@ def write_list(folder, texts, frames):
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_training_and_doctor_judge_a_list_alike(tmp_path, monkeypatch, shift):
-    """By itself, and beside the texts of the next row."""
+    """With its own texts, and with those of the following rows."""
     texts, frames = spoken_list(np.random.default_rng(5), 300, (4, 15))
     write_list(tmp_path / "train", texts[shift:] + texts[:shift], frames)
     assert ("texts_of_others" in examine(tmp_path / "train")) == bool(shift)

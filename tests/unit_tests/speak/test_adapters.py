@@ -41,7 +41,7 @@ def close(found, expected):
 
 
 def trained(folder, rank, base):
-    """What a model with an adapter says, which is written to a folder."""
+    """The speech of a model with an adapter that is written to a folder."""
     options, adapted = Lora(rank, alpha=6.0), random_model(ARGS)
     add_adapter(adapted, options)
     values = {n: p.detach() for n, p in adapted.named_parameters() if is_trained(n)}
@@ -200,7 +200,7 @@ def weights(change):
 
 
 def nothing(folder):
-    """What PEFT saved is refused as it is."""
+    """Leaves the folder as PEFT saved it, which is refused."""
 
 
 REFUSED = {
