@@ -223,6 +223,9 @@ def test_times_are_of_this_life(tmp_path, one_process_group, clock):
     metrics.exclude_time(40.0)
     log(metrics, 18)
     assert rows(tmp_path)[-1]["seconds_per_step"] == pytest.approx(2.5)
+    clock.now += 60.0
+    log(metrics, 20)
+    assert rows(tmp_path)[-1]["seconds_per_step"] == pytest.approx(30.0)
 
 
 def test_a_step_is_logged_once_its_stats_are_known(tmp_path, one_process_group, clock):

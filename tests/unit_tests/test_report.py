@@ -1,9 +1,13 @@
 """The one page: what a browser, a terminal and a program get of the same parts."""
 
+import base64
+import io
 import json
 import re
 
 import pytest
+import torch
+from matplotlib.image import imread
 
 from tests.helpers.pages import check_offline, table
 from titan_tts.report.page import (
@@ -18,8 +22,10 @@ from titan_tts.report.page import (
     Table,
     check_page,
 )
+from titan_tts.report.sound import with_spectrograms
 from titan_tts.report.words import number, size_text
 from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound as Waveform
 
 EVIL = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(1)> & $x$"
 
@@ -49,6 +55,15 @@ def test_everything_that_a_part_is_given_is_escaped(tmp_path):
     path = tmp_path / "page.html"
     assert Page("half a pair \ud800", []).write(path) == path.stat().st_size
     assert r"half a pair \ud800" in path.read_text()
+
+
+def test_the_quieter_sound_has_the_darker_picture():
+    """Of two spectrograms beside each other, as both have the scale of the louder one."""
+    noise = torch.randn(8000, generator=torch.Generator().manual_seed(0))
+    sounds = with_spectrograms([(str(gain), Waveform(gain * noise, 8000)) for gain in (0.01, 0.5)])
+    pictures = [sound.picture.split(",")[1] for sound in sounds]
+    quiet, loud = (imread(io.BytesIO(base64.b64decode(each)))[..., :3] for each in pictures)
+    assert quiet.mean() < 0.5 * loud.mean()
 
 
 def test_many_rows_are_bounded_and_said():

@@ -41,6 +41,7 @@ class SpeechBody(BaseModel):
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4.0)
     stream_format: Literal["audio"] = "audio"
+    instructions: str | None = None
 
 
 class CaptionedBody(SpeechBody):
@@ -63,6 +64,9 @@ class SpeechService:
         if body.model not in (self.model, *OPENAI_MODELS):
             message = f"there is no model {body.model!r}; this server has {self.model!r}"
             raise Refusal(404, message, "model_not_found", "model")
+        if body.instructions:
+            message = "this model follows no instructions on how to speak; leave them out"
+            raise Refusal(400, message, "invalid_request", "instructions")
         streams = self.served.synthesizer.streams(body.response_format)
         return self.served.pieces(body.input, body.voice, body.speed, low_latency=streams)
 

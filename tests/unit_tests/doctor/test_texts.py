@@ -1,5 +1,6 @@
 """The doctor's findings of texts beside their recordings, and training's warnings of the same."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -57,6 +58,25 @@ def test_training_and_doctor_judge_a_list_alike(tmp_path, monkeypatch, shift):
     monkeypatch.setattr(train_spec.logger, "warning", warnings.append)
     train_spec._ready_durations(config)
     assert len(warnings) == shift and all("titan-tts data doctor" in line for line in warnings)
+
+
+def test_training_from_weights_starts_from_their_lengths(tmp_path):
+    """A letter that the new texts lack takes the time that it took before."""
+    base = tmp_path / "base"
+    write_list(tmp_path / "train", *spoken_list(np.random.default_rng(5), 40, (4, 15)))
+    (base / "checkpoint" / "step-1").mkdir(parents=True)
+    (base / "tokenizer.json").write_text("{}")
+    per_byte = np.ones(257)
+    (base / "durations.json").write_text(
+        json.dumps({"weights": per_byte.tolist(), "speaker_scale": {}})
+    )
+    config = JobConfig()
+    config.data.path, config.data.latent_channels = str(tmp_path / "train"), CHANNELS
+    config.job.dump_folder = str(tmp_path / "run")
+    config.checkpoint.initial_load_path = str(base / "checkpoint" / "step-1")
+    train_spec._ready_durations(config)
+    weights = json.loads((tmp_path / "run" / "durations.json").read_text())["weights"]
+    assert weights[ord("a")] != 1.0 and weights[ord("z")] == pytest.approx(1.0, abs=0.5)
 
 
 def test_numbers_are_short_texts_of_long_speech(tmp_path):

@@ -21,6 +21,7 @@ from tests.helpers.evaluated_run import (
     write_tree,
 )
 from tests.helpers.pages import check_offline, table
+from titan_tts.evaluate.comparison import comparison_page
 from titan_tts.evaluate.page import marks
 
 HEADS = {"wer": "WER", "cer": "CER", "speaker_similarity": "speaker similarity"}
@@ -73,6 +74,19 @@ def test_each_panel_plays_what_it_names(evaluated):
     assert one.count("similarity ") == 4
     widths = [float(each) for each in re.findall(r'style="width: ([\d.]+)%"', one)]
     assert widths == pytest.approx([100 * n / max(lengths) for n in lengths], abs=1e-3)
+
+
+def test_a_comparison_plays_the_texts_with_most_errors_first(evaluated):
+    """Of a fine-tune: both systems' errors with the first seed count. Seed 3 errs where nothing is heard right."""
+    content = comparison_page("t", {"new": evaluated}).html()
+    shown = [html.unescape(text) for text in re.findall(r"<article>\s*<h3>(.*?)</h3>", content)]
+    found = json.loads((evaluated / "evaluation.json").read_text())["utterances"]
+    errors = {
+        row["text"]: sum(row["scores"][name][0]["word_errors"] for name in ("a@5", "a@7"))
+        for row in found
+    }
+    assert len(shown) == 5 and [errors[text] for text in shown] == sorted(errors.values())[::-1]
+    assert errors[shown[0]] > 0 and SCRIPT in shown[0]
 
 
 def test_wrong_words_are_marked():

@@ -118,7 +118,7 @@ def test_it_says_what_generate_says(server, synthesizer):
     assert spoken["ann"] != spoken["bob"]
     for voice in (None, ""):
         assert speech(url, voice=voice, response_format="wav")[2] == spoken["bob"]
-    assert speech(url, model="tts-1", instructions="Whisper.")[0] == 200
+    assert speech(url, model="tts-1", instructions="")[0] == 200
 
 
 def test_speech_comes_with_the_times_of_its_words(server, synthesizer):
@@ -224,12 +224,13 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
         ({"speed": 0.24}, "speed: "),
         ({"speed": 4.01}, "speed: "),
         ({"model": "other"}, "there is no model 'other'"),
+        ({"instructions": "Whisper."}, "this model follows no instructions"),
     ):
         status, _, content = speech(url, **body)
         error = json.loads(content)["error"]
         expected = (404, "model_not_found") if "model" in body else (400, "invalid_request")
         assert (status, error["code"]) == expected and words in error["message"]
-        named = words.endswith(": ") or "model" in body
+        named = words.endswith(": ") or "model" in words
         assert error["param"] == (next(iter(body)) if named else None)
     assert speech(url, input="one " * 25, speed=4.0)[0] == speech(url, speed=0.25)[0] == 200
     assert ask(f"{url}/health")[0] == 200

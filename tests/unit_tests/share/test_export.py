@@ -163,6 +163,9 @@ def test_a_stopped_export_is_continued_and_mixes_with_no_other(
     assert main([*arguments[:2], str(prepared / "train"), *arguments[3:]]) == 2
     assert main([*arguments, "--to=audio-tars"]) == 2
     assert "to was 'parquet', is 'audio-tars')" in capsys.readouterr().err
+    sounds = ["data", "export", str(prepared), str(tmp_path / "sounds"), "--to=audio-tars"]
+    assert main([*sounds, "--audio=flac"]) == 0 and main([*sounds, "--audio=mp3"]) == 2
+    assert "audio was 'flac', is 'mp3')" in capsys.readouterr().err
     assert main(["data", "export", str(prepared), str(prepared), "--to=parquet"]) == 2
     assert "holds no export" in capsys.readouterr().err
 
