@@ -5,6 +5,7 @@ The dense bf16 peaks come from `metrics`, which divides by them for MFU.
 
 from dataclasses import dataclass
 
+from titan_tts.plan import measured
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.metrics import peak_flops
@@ -34,6 +35,12 @@ class Device:
         peak = peak_flops(self.name, self.peak_tflops)
         assert peak is not None, f"{self.name} has no peak in metrics"
         return peak
+
+    @property
+    def capacity(self) -> int:
+        """Maximum bytes of allocations."""
+        usable = self.memory_gib * 2**30 * (1 - measured.FRAGMENTED_FRACTION)
+        return int(usable) - measured.CONTEXT_BYTES
 
 
 # The usable GiB are as seen on an H200 and else guesses.

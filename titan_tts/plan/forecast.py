@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from math import gcd
 from typing import Any
@@ -13,8 +14,6 @@ from titan_tts.plan.devices import ACCELERATOR, Cluster
 from titan_tts.plan.memory import (
     Layout,
     activation_bytes,
-    capacity,
-    encoder_bytes,
     lasting_bytes,
     passing_bytes,
 )
@@ -58,7 +57,7 @@ class Forecast:
     offloaded: int
     time: dict[str, float]
     transfers: list[Transfer]
-    flops: int
+    flops: float
 
     @property
     def bytes(self) -> int:
@@ -66,15 +65,11 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        return self.bytes <= capacity(self.cluster.device)
+        return self.bytes <= self.cluster.device.capacity
 
     @property
     def seconds(self) -> float:
         return sum(self.time.values())
-
-    @property
-    def seconds_without_waits(self) -> float:
-        return self.seconds - self.time[WAITS]
 
     @property
     def samples(self) -> int:
@@ -107,7 +102,6 @@ class Planner:
         offloaded = config.training.enable_cpu_offload and layout.sharded
         memory = {} if offloaded else dict(lasting)
         memory |= passing_bytes(config, model, layout, times)
-        memory |= encoder_bytes(config, model)
         if model.args.teacher_passes:
             gathered = memory.get("gathered weights", 0)
             memory["teacher"] = (0 if offloaded else lasting["weights"]) + gathered
@@ -130,31 +124,34 @@ class Planner:
 
         return largest_that_fits(fits, batches.micro_batch)
 
+    @cached_property
+    def _policy(self) -> Any:
+        """Buckets or packed rows of lengths as [benchmark] has them. Raises as `synthetic_data`."""
+        return synthetic_data(self.config, self.ranks)[1]
+
     def buckets(self) -> list[tuple[float, Batches]]:
         """(fraction of the steps, batches) of each length bucket, shortest first. Raises as `synthetic_data`."""
-        return list(self._buckets(synthetic_data(self.config, self.ranks)[1]))
-
-    def _buckets(self, policy: Any) -> Iterator[tuple[float, Batches]]:
-        accumulation = self.longest().accumulation
-        per_step = self.ranks * accumulation
-        sizes = [size // per_step for size in policy.batch_sizes]
+        policy, accumulation = self._policy, self.longest().accumulation
+        sizes = [size // (self.ranks * accumulation) for size in policy.batch_sizes]
         if isinstance(policy, PackedPolicy):
             # As samples of the mean length: their attention, a few hundredths of the FLOPs, is too small by a third.
             streams = np.array(policy.shapes[0]) * sizes[0]
             samples = streams[0] * policy.useful_fraction / policy.lengths[:, 0].mean()
             samples = max(1, round(samples))
-            yield 1.0, Batches(Lengths(*(-(-streams // samples)).tolist()), samples, accumulation)
-            return
+            lengths = Lengths(*(-(-streams // samples)).tolist())
+            return [(1.0, Batches(lengths, samples, accumulation))]
         steps = np.array(policy.sample_counts) / np.array(policy.batch_sizes)
-        for shape, size, part in zip(policy.shapes, sizes, steps / steps.sum(), strict=True):
-            if part:
-                yield float(part), Batches(Lengths(*shape), size, accumulation)
+        parts = (steps / steps.sum()).tolist()
+        return [
+            (part, Batches(Lengths(*shape), size, accumulation))
+            for shape, size, part in zip(policy.shapes, sizes, parts, strict=True)
+            if part
+        ]
 
     def run(self) -> "Run":
         """A whole run, in the mean over the buckets."""
-        longest, policy = self.longest(), synthetic_data(self.config, self.ranks)[1]
-        shapes = list(self._buckets(policy))
-        own, steps = self.step(longest), [(part, self.step(each)) for part, each in shapes]
+        longest, policy, shapes = self.longest(), self._policy, self.buckets()
+        steps = [(part, self.step(each)) for part, each in shapes]
         # The micro-batch of each bucket is in proportion to that of the longest.
         largest = [self.largest(longest)]
         largest += [self.largest(e) * longest.micro_batch // e.micro_batch for _, e in shapes]
@@ -162,16 +159,15 @@ class Planner:
         flops = sum(part * each.flops for part, each in steps)
         counts, sizes = np.array(policy.sample_counts), np.array(policy.batch_sizes)
         frames = policy.useful_fraction * (counts * [shape[0] for shape in policy.shapes]).sum()
+        step_frames = float(frames / (counts / sizes).sum())
+        own = self.step(longest)
         return Run(
             longest=own,
             peak=max([own, *(each for _, each in steps)], key=lambda each: each.bytes),
             largest=min(largest),
             seconds=seconds,
-            mfu=flops / self.cluster.gpus / self.cluster.device.peak_flops / seconds,
-            hours_per_step=float(
-                frames / (counts / sizes).sum() / self.config.data.frames_per_second / 3600
-            ),
-            steps=self.config.training.steps,
+            mfu=replace(own, flops=flops).mfu(seconds),
+            hours_per_step=step_frames / self.config.data.frames_per_second / 3600,
         )
 
 
@@ -212,13 +208,6 @@ class Run:
     hours_per_step: float
     """of audio without padding"""
 
-    steps: int
-
-    @property
-    def gpu_hours(self) -> float:
-        """Without validation, checkpoints and restarts."""
-        return self.steps * self.seconds * self.longest.layout.gpus / 3600
-
 
 def longest_batches(config: JobConfig, ranks: int) -> Batches:
     """Batches of samples as long as the limits of [data] allow. `config`: as upstream sees it."""
@@ -228,71 +217,55 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     return Batches(lengths, config.training.local_batch_size, accumulation_steps(config, ranks))
 
 
-def layouts(config: JobConfig, cluster: Cluster) -> Iterator[list[Settings]]:
-    """Tensor parallelism within a node; shards that fill a part of a node or several nodes; replicas. Of each the ways
-    to have it: with sequence parallelism, with weights that stay, with a frozen encoder that is sharded."""
+def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:
+    """Tensor parallelism within a node, with sequence parallelism or without; shards that fill a part of a node or
+    several nodes, whose weights stay gathered through a step or do not; replicas."""
     args = model_flavors()[config.model.flavor]
     shared = gcd(args.n_heads, args.mlp_dim, cluster.gpus_per_node)
+    either = (False, True)
     for tensor in (degree for degree in (1, 2, 4, 8) if shared % degree == 0):
         ranks, in_node = cluster.gpus // tensor, cluster.gpus_per_node // tensor
         for shards in (n for n in range(1, ranks + 1) if ranks % n == 0):
             if in_node % shards and shards % in_node:
                 continue
-            keys: dict[str, Any] = {"tensor_parallel_degree": tensor}
-            if tensor > 1:
-                keys["backend"] = "megatron"
-            keys["data_parallel_replicate_degree"] = ranks // shards
-            keys["data_parallel_shard_degree"] = shards
-            yield list(_ways(config, keys, tensor > 1, shards > 1))
-
-
-def _ways(
-    config: JobConfig, degrees: dict[str, Any], divided: bool, sharded: bool
-) -> Iterator[Settings]:
-    either = (False, True)
-    for sequence, stay in product(either[: 1 + divided], either[: 1 + sharded]):
-        way: Settings = {"parallelism": dict(degrees)}
-        if stay == reshards(config.parallelism):
-            way["parallelism"]["fsdp_reshard_after_forward"] = "never" if stay else "default"
-        if sequence != config.megatron.sequence_parallel:
-            way["megatron"] = {"sequence_parallel": sequence}
-        yield way
-
-
-def with_settings(config: JobConfig, settings: Settings) -> JobConfig:
-    changed = {name: replace(getattr(config, name), **keys) for name, keys in settings.items()}
-    return replace(config, **changed)
+            for sequence, stay in product(either[: min(2, tensor)], either[: min(2, shards)]):
+                keys: dict[str, Any] = {"backend": "megatron"} if tensor > 1 else {}
+                keys["tensor_parallel_degree"] = tensor
+                keys["data_parallel_replicate_degree"] = ranks // shards
+                keys["data_parallel_shard_degree"] = shards
+                keys["fsdp_reshard_after_forward"] = "never" if stay else "default"
+                yield {"parallelism": keys, "megatron": {"sequence_parallel": sequence}}
 
 
 def compare_layouts(planner: Planner, given: JobConfig) -> list[tuple[Forecast, Settings]]:
     """Every layout that training accepts and that fits, the fastest first, each in the way, with the checkpointing and
     micro-batch, that is fastest among those that fit, in the longest bucket."""
-    total, found = given.training.global_batch_size, []
+    total, gpus, choices = given.training.global_batch_size, planner.cluster.gpus, []
     kinds: list[dict[str, Any]] = [{"mode": "none"}, {"mode": "full"}]
     if blocks_compiled(given):
         kinds.insert(1, {"mode": "memory_budget", "memory_budget": 0.9})
-    for ways in layouts(given, planner.cluster):
-        choices = []
-        for way, kind in product(ways, kinds):
-            each = way | {"activation_checkpoint": kind}
-            config = with_settings(given, each)
-            ranks = Layout.of(config, planner.cluster.gpus).ranks
-            for steps in (n for n in range(1, total // ranks + 1) if total % (ranks * n) == 0):
-                batch = total // ranks // steps
-                batches = replace(planner.longest(), micro_batch=batch, accumulation=steps)
-                step = planner.step(batches, config)
-                if step.fits:
-                    training = {"local_batch_size": 0, "max_local_batch_size": batch}
-                    choices.append((step, each | {"training": training}))
-                    break
-        for choice in sorted(choices, key=_seconds):
-            with suppress(InputError):
-                chosen = with_settings(given, choice[1])
-                validate_config(chosen, planner.cluster.gpus, list(model_flavors()), ACCELERATOR)
-                found.append(choice)
+    for way, kind in product(layouts(given, planner.cluster), kinds):
+        each = way | {"activation_checkpoint": kind}
+        config = with_settings(given, each)
+        ranks = Layout.of(config, gpus).ranks
+        for steps in (n for n in range(1, total // ranks + 1) if total % (ranks * n) == 0):
+            batch = total // ranks // steps
+            batches = replace(planner.longest(), micro_batch=batch, accumulation=steps)
+            step = planner.step(batches, config)
+            if step.fits:
+                training = {"local_batch_size": 0, "max_local_batch_size": batch}
+                choices.append((step, each | {"training": training}))
                 break
-    return sorted(found, key=_seconds)
+    found: dict[Layout, tuple[Forecast, Settings]] = {}
+    for step, settings in sorted(choices, key=lambda choice: choice[0].seconds):
+        if step.layout not in found:
+            with suppress(InputError):
+                chosen = with_settings(given, settings)
+                validate_config(chosen, gpus, list(model_flavors()), ACCELERATOR)
+                found[step.layout] = step, settings
+    return list(found.values())
 
 
-def _seconds(choice: tuple[Forecast, Settings]) -> float:
-    return choice[0].seconds
+def with_settings(config: JobConfig, settings: Settings) -> JobConfig:
+    changed = {name: replace(getattr(config, name), **keys) for name, keys in settings.items()}
+    return replace(config, **changed)

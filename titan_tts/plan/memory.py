@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from torchtitan.config import TORCH_DTYPE_MAP
 
 from titan_tts.plan import measured
-from titan_tts.plan.devices import Device
 from titan_tts.plan.parameters import HEAD, ROOT, Model
 from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
 from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -118,10 +117,11 @@ def kept_units(config: JobConfig, units: dict[str, int]) -> set[str]:
 def passing_bytes(
     config: JobConfig, model: Model, layout: Layout, micro_batches: int = 1
 ) -> dict[str, int]:
-    """Complete weights and gradients beside the shards, or copies of the weights in the compute dtype. `micro_batches`:
-    of a step, over which complete gradients stay where complete weights do."""
+    """Complete weights and gradients beside the shards, or copies of the weights in the compute dtype; and a frozen
+    text encoder, which every GPU has. `micro_batches`: of a step, over which complete gradients stay where complete
+    weights do."""
     training, own = config.training, itemsize(config.training.dtype)
-    compute = itemsize(training.mixed_precision_param)
+    compute, found = itemsize(training.mixed_precision_param), {}
     if layout.sharded:
         units = unit_sizes(config, model, layout)
         kept = kept_units(config, units)
@@ -129,27 +129,21 @@ def passing_bytes(
         passing = [2 * units[name] for name in units.keys() - kept]
         gathered = sum(units[name] for name in kept) + max(passing, default=0)
         reduced = itemsize(training.mixed_precision_reduce)
-        found = {
-            "gathered weights": compute * gathered,
-            "gradients in flight": max(units.values()) * (compute + reduced),
-        }
+        found["gathered weights"] = compute * gathered
+        found["gradients in flight"] = max(units.values()) * (compute + reduced)
         if micro_batches > 1 and not reshards(config.parallelism):
             whole = local_parameters(model, Layout(1, 1, layout.tensor), trained=True)
             found["complete gradients"] = reduced * whole
-        return found
-    found, numbers = {}, local_parameters(model, layout)
-    if layout.replicas > 1:
-        found["second copy of weights"] = own * numbers
-    if compute != own:
-        found["weights in the compute dtype"] = compute * numbers
+    else:
+        numbers = local_parameters(model, layout)
+        if layout.replicas > 1:
+            found["second copy of weights"] = own * numbers
+        if compute != own:
+            found["weights in the compute dtype"] = compute * numbers
+    if model.encoder_parameters:
+        size = itemsize(config.encoder.dtype)
+        found["frozen text encoder"] = model.encoder_parameters * size
     return found
-
-
-def encoder_bytes(config: JobConfig, model: Model) -> dict[str, int]:
-    """A frozen text encoder, which every GPU has."""
-    if not model.encoder_parameters or model.args.text_encoder_sizes is None:
-        return {}
-    return {"frozen text encoder": model.encoder_parameters * itemsize(config.encoder.dtype)}
 
 
 def matmul_bytes(args: DiTTTSModelArgs, frames: int, tensor: int, sequence: bool) -> float:
@@ -185,9 +179,3 @@ def activation_bytes(
         "micro-batch": samples * _FLOAT32 * batch,
         "saved activations": round(samples * wide * (kept * unit + plain * encoders)),
     }
-
-
-def capacity(device: Device) -> int:
-    """Maximum bytes of allocations."""
-    usable = device.memory_gib * 2**30 * (1 - measured.FRAGMENTED_FRACTION)
-    return int(usable) - measured.CONTEXT_BYTES

@@ -8,22 +8,8 @@ import tomli_w
 from torchtitan.tools import utils
 
 from titan_tts.plan import measured
-from titan_tts.plan.devices import (
-    ACCELERATOR,
-    Cluster,
-    check_device,
-    device_of,
-    find_device,
-)
-from titan_tts.plan.forecast import (
-    Forecast,
-    Planner,
-    Run,
-    Settings,
-    compare_layouts,
-    with_settings,
-)
-from titan_tts.plan.memory import capacity
+from titan_tts.plan.devices import ACCELERATOR, Cluster, check_device, device_of, find_device
+from titan_tts.plan.forecast import WAITS, Forecast, Planner, Run, Settings, compare_layouts
 from titan_tts.plan.parameters import Model
 from titan_tts.report.words import aligned
 from torchtitan.models.dit_tts.config.checks import validate_config
@@ -31,7 +17,6 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config, parse_config, resolve
 from torchtitan.models.dit_tts.errors import quiet_known_warnings
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
-from torchtitan.models.dit_tts.infra.parallelize import reshards
 from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.run.factors import checkpointing_name
 from torchtitan.models.dit_tts.run.teacher import with_teacher
@@ -50,10 +35,10 @@ def print_plan(path: Path, options: Any) -> None:
     validate_config(config, cluster.gpus, list(model_flavors()), ACCELERATOR)
     check_device(config, device)
     planner = Planner(config, cluster)
-    compared = cluster.gpus > 1 and config.training.global_batch_size > 0
-    choices = compare_layouts(planner, config) if compared else []
     lines = _report_lines("plan", planner)
-    print("\n".join([*lines, *(_layout_lines(config, choices) if compared else [])]))
+    if cluster.gpus > 1 and config.training.global_batch_size > 0:
+        lines += _layout_lines(compare_layouts(planner, config))
+    print("\n".join(lines))
 
 
 def print_dry_run(config_args: list[str], gpus: int) -> None:
@@ -95,7 +80,7 @@ def _report_lines(title: str, planner: Planner) -> list[str]:
     ]
 
 
-def _layout_lines(config: JobConfig, choices: list[tuple[Forecast, Settings]]) -> list[str]:
+def _layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
     """A table of layouts, each in its fastest way that fits, and the keys of the best. "kept": complete weights and
     gradients through a step; "sequence": sequence parallelism."""
     if not choices:
@@ -104,7 +89,7 @@ def _layout_lines(config: JobConfig, choices: list[tuple[Forecast, Settings]]) -
     rows = [
         [
             f"{step.layout.name} {step.layout.replicas} x {step.layout.shards}",
-            _ways(with_settings(config, settings)),
+            _ways(settings),
             " ".join(map(str, settings["activation_checkpoint"].values())),
             f"{step.batches.micro_batch} x {step.batches.accumulation}",
             f"{step.mfu(step.seconds):.1%}",
@@ -119,12 +104,10 @@ def _layout_lines(config: JobConfig, choices: list[tuple[Forecast, Settings]]) -
     return [*_section("Layouts that fit", lines), "", *tomli_w.dumps(choices[0][1]).splitlines()]
 
 
-def _ways(config: JobConfig) -> str:
-    words = {
-        "sequence": config.megatron.sequence_parallel,
-        "kept": not reshards(config.parallelism),
-    }
-    return " ".join(word for word, applies in words.items() if applies) or "-"
+def _ways(settings: Settings) -> str:
+    words = ["sequence"] if settings["megatron"]["sequence_parallel"] else []
+    words += ["kept"] if settings["parallelism"]["fsdp_reshard_after_forward"] == "never" else []
+    return " ".join(words) or "-"
 
 
 def _section(title: str, rows: list[str]) -> list[str]:
@@ -154,7 +137,7 @@ def _parameters(model: Model) -> list[str]:
 
 
 def _memory(step: Forecast) -> list[str]:
-    room = capacity(step.cluster.device)
+    room = step.cluster.device.capacity
     rows = [[name, f"{size / _GIB:,.3f} GiB"] for name, size in step.memory.items()]
     rows += [["sum", f"{step.bytes / _GIB:,.3f} GiB"], ["capacity", f"{room / _GIB:,.3f} GiB"]]
     *lines, total, last = aligned(rows)
@@ -179,7 +162,7 @@ def _step(config: JobConfig, step: Forecast) -> list[str]:
     rows = [[name, f"{1e3 * seconds:,.2f} ms"] for name, seconds in step.time.items()]
     rows.append(["step", f"{1e3 * step.seconds:,.1f} ms"])
     rows.append(["MFU", f"{step.mfu(step.seconds):.1%}"])
-    rows.append(["MFU without waits", f"{step.mfu(step.seconds_without_waits):.1%}"])
+    rows.append(["MFU without waits", f"{step.mfu(step.seconds - step.time[WAITS]):.1%}"])
     rows.append(["samples/s", f"{step.samples / step.seconds:,.1f}"])
     origin = f"measured on an {measured.DEVICE}, {measured.DATE}"
     if step.cluster.device.name != measured.DEVICE:
@@ -189,16 +172,16 @@ def _step(config: JobConfig, step: Forecast) -> list[str]:
 
 def _run(config: JobConfig, run: Run) -> list[str]:
     training, gpus = config.training, run.longest.layout.gpus
-    hours, warmup = run.steps * run.hours_per_step, config.lr_scheduler.warmup_steps
+    hours, warmup = training.steps * run.hours_per_step, config.lr_scheduler.warmup_steps
     found = [
         f"{training.steps:,} steps, {hours:,.1f} hours of audio ({run.hours_per_step:,.3g} per step, "
         f"{warmup * run.hours_per_step:,.1f} in {warmup:,} steps of warm-up)"
     ]
     if training.mixed_precision_param != "bfloat16":
         return found
-    days = run.gpu_hours / gpus / 24
+    wall_hours = training.steps * run.seconds / 3600
     return [
         *found,
         f"mean step {1e3 * run.seconds:,.1f} ms, MFU {run.mfu:.1%} of padded shapes",
-        f"{run.gpu_hours:,.1f} GPU hours, {days:,.2f} days on {gpus}; without validation and restarts",
+        f"{wall_hours * gpus:,.1f} GPU hours, {wall_hours / 24:,.2f} days on {gpus}; without validation and restarts",
     ]

@@ -11,8 +11,6 @@ from tests.helpers.plan_cases import H200, debug_config
 from titan_tts.plan.memory import (
     Layout,
     activation_bytes,
-    capacity,
-    encoder_bytes,
     lasting_bytes,
     passing_bytes,
 )
@@ -112,11 +110,9 @@ def test_shards_are_those_of_training(layout, arguments):
 
 
 def test_a_frozen_encoder_is_whole_on_every_gpu():
-    args = replace(MODEL.args, text_encoder_sizes=object())
-    model = replace(MODEL, args=args, encoder_parameters=1001)
+    model = replace(MODEL, encoder_parameters=1001)
     config = debug_config(encoder={"dtype": "bfloat16"})
-    assert encoder_bytes(config, model) == {"frozen text encoder": 2002}
-    assert encoder_bytes(config, MODEL) == {}
+    assert passing_bytes(config, model, Layout(1, 4))["frozen text encoder"] == 2002
 
 
 ARGS = replace(model_flavors()["debug"], dim=8, mlp_dim=16, n_layers=4, speaker_n_layers=0)
@@ -156,4 +152,4 @@ def test_activations_of_encoders():
 
 def test_a_micro_batch_fits_up_to_the_last_byte():
     # 1.5 GiB of context, and 4 % that the allocator cannot use.
-    assert capacity(replace(H200, memory_gib=100.0)) == pytest.approx(94.5 * 2**30, abs=1)
+    assert replace(H200, memory_gib=100.0).capacity == pytest.approx(94.5 * 2**30, abs=1)
