@@ -35,7 +35,6 @@ from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_v
 from torchtitan.models.dit_tts.data.packed_rows import PackedPolicy
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.compile import blocks_compiled
-from torchtitan.models.dit_tts.infra.parallelize import reshards
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
 
