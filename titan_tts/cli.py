@@ -61,7 +61,6 @@ _COMMANDS: dict[str, tuple[Any, str]] = {
     "analyze": ("grids.analyze_command", "Compare the speed and memory of runs, as one HTML page."),
     "generate": ("speak.generate_command", "Synthesize speech from text with a trained run."),
     "serve": ("serving.serve_command", "Serve a model over HTTP, as OpenAI's speech API does."),
-    "demo": ("serving.demo_command", "Open a page to type a text and hear it."),
     "evaluate": ("evaluate.evaluate_command", "Measure and compare the speech of runs."),
 }
 

@@ -1,4 +1,5 @@
-"""The web server's answers: OpenAI's speech API, Kokoro-FastAPI's for words' times, the list of models, and its health."""
+"""The web server's answers: OpenAI's speech API, Kokoro-FastAPI's for words' times, the list of models, a page to try
+them, and its health."""
 
 import asyncio
 import base64
@@ -6,18 +7,24 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 
+from titan_tts.report.page import STYLE
 from titan_tts.serving.batcher import Batcher, ending
 from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
-from titan_tts.serving.served import Served
 from titan_tts.speak.joining import join, part
+from titan_tts.speak.long_text import clean_text
+from titan_tts.speak.sampling_options import check_text
 from titan_tts.speak.subtitles import as_json
-from titan_tts.speak.utterance import Speech, Utterance
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Speech, Utterance, Voice
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     MEDIA_TYPES,
     encoded,
@@ -54,10 +61,21 @@ class CaptionedBody(SpeechBody):
 class SpeechService:
     """Turns requests into utterances, and their speech into bytes."""
 
-    served: Served
+    synthesizer: Synthesizer
     batcher: Batcher
     model: str
     """name in requests"""
+
+    voices: dict[str, Voice]
+    """of --voice by name"""
+
+    max_characters: int
+    """of a request's text"""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Voices that a request may name."""
+        return sorted({*self.synthesizer.speakers, *self.voices})
 
     def utterances(self, body: SpeechBody) -> list[Utterance]:
         """The pieces of a request's text. Raises Refusal or InputError if the model cannot say it."""
@@ -67,8 +85,20 @@ class SpeechService:
         if body.instructions:
             message = "this model follows no instructions on how to speak; leave them out"
             raise Refusal(400, message, "invalid_request", "instructions")
-        streams = self.served.synthesizer.streams(body.response_format)
-        return self.served.pieces(body.input, body.voice, body.speed, low_latency=streams)
+        size, most = len(body.input), self.max_characters
+        require(bool(body.input.strip()), "the text is empty; give one")
+        require(size <= most, f"the text has {size} characters, but at most {most} are allowed")
+        text = clean_text(body.input)
+        check_text(text, self.synthesizer.run.tokenizer, "the text")
+        voice = self.voice(body.voice) if body.voice else self.synthesizer.default_voice
+        whole = Utterance(text, voice, self.synthesizer.conditions(voice), speed=body.speed)
+        return self.synthesizer.pieces(whole, self.synthesizer.streams(body.response_format))
+
+    def voice(self, name: str) -> Voice:
+        """The voice that a request names."""
+        known = ", ".join(self.names) or "none"
+        require(name in self.names, f"there is no voice {name!r}; there are: {known}")
+        return self.voices.get(name) or self.synthesizer.speaker(name)
 
     async def said(self, pieces: list[Utterance]) -> AsyncGenerator[Speech, None]:
         """The pieces' speech in order: the first is synthesized alone, the rest in batches."""
@@ -89,7 +119,7 @@ class SpeechService:
 
     async def sounds(self, pieces: list[Utterance]) -> AsyncGenerator[bytes, None]:
         """The samples of `said`, one after the other the sound of the text."""
-        rate, index = self.served.synthesizer.sample_rate, 0
+        rate, index = self.synthesizer.sample_rate, 0
         async with aclosing(self.said(pieces)) as said:
             async for speech in said:
                 yield pcm(part(speech.waveform, index, len(pieces), rate))
@@ -99,7 +129,7 @@ class SpeechService:
         """The response to a request for speech. It is a stream once the first piece is there: up to then an error has a
         status."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
-        synthesizer, media_type = self.served.synthesizer, MEDIA_TYPES[kind]
+        synthesizer, media_type = self.synthesizer, MEDIA_TYPES[kind]
         rate = synthesizer.sample_rate
         if not synthesizer.streams(kind):
             spoken = await _unless_gone(request, self.all_said(pieces))
@@ -124,7 +154,7 @@ class SpeechService:
         one line for each part of a stream."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
         spoken = await _unless_gone(request, self.all_said(pieces))
-        synthesizer = self.served.synthesizer
+        synthesizer = self.synthesizer
 
         def content() -> dict[str, Any]:
             sound = join([each.waveform for each in spoken], synthesizer.sample_rate)
@@ -159,11 +189,17 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
     add_refusals(app)
     # JSON may write a character as two escapes of six bytes.
-    app.add_middleware(BodyLimit, limit=2**16 + 12 * service.served.max_characters)
+    app.add_middleware(BodyLimit, limit=2**16 + 12 * service.max_characters)
     if api_key:  # checked before a body is read
         app.add_middleware(KeyCheck, key=api_key)
     else:
         app.add_middleware(HostCheck, host=host)
+
+    @app.get("/")
+    async def page() -> HTMLResponse:
+        content = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        style = STYLE.read_text(encoding="utf-8")
+        return HTMLResponse(content.replace("/* page_style */", style))
 
     @app.post("/v1/audio/speech")
     async def speech(body: SpeechBody, request: Request) -> Response:
@@ -176,7 +212,7 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         entry = {"id": service.model, "object": "model", "created": 0, "owned_by": "titan-tts"}
-        return {"object": "list", "data": [entry | {"voices": service.served.names}]}
+        return {"object": "list", "data": [entry | {"voices": service.names}]}
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

@@ -2,12 +2,20 @@
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_tts.serving.options import ServerOptions, check_server_options
-from torchtitan.models.dit_tts.errors import InputError, check_range, require_modules, show
+import tyro
+
+from titan_tts.speak.sampling_options import SamplingOptions, load_synthesizer
+from torchtitan.models.dit_tts.errors import (
+    InputError,
+    check_range,
+    require,
+    require_modules,
+    show,
+)
 
 if TYPE_CHECKING:
     import uvicorn
@@ -19,30 +27,52 @@ GRACE_SECONDS = 20
 
 
 @dataclass(kw_only=True)
-class Options(ServerOptions):
-    """Serve a model over HTTP: POST /v1/audio/speech as OpenAI's clients send it, GET /v1/models, /health.
+class Options(SamplingOptions):
+    """Serve a model over HTTP: POST /v1/audio/speech as OpenAI's clients send it, GET /v1/models, /health; and a page to
+    type a text and hear it.
 
     A key that requests must have is taken from the environment variable TITAN_TTS_API_KEY.
     """
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 also serves other machines."""
+
+    port: int = 8000
+    """Port to listen on; 0: a free one, which is printed."""
+
+    voice: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
+    """NAME=FILE: a voice from a recording, in addition to the speakers (NAME=FILE,FILE: from one of each turn's
+    speaker); NAME=FOLDER or NAME=FOLDER,FILE: with an adapter that `titan-tts export --adapter` wrote; may be
+    repeated."""
+
+    max_characters: int = 4096
+    """Longest text of a request."""
 
     max_batch: int = 16
     """Texts per batch."""
 
 
 def run(options: Options) -> int:
-    check_server_options(options)
+    check_range("--port", options.port, 0, 2**16 - 1)
+    check_range("--max-characters", options.max_characters, 1, 10**6)
     check_range("--max-batch", options.max_batch, 1, 4096)
+    given = given_voices(options)
     require_modules("fastapi", "uvicorn", "soundfile")
     listening = listen(options.host, options.port)
 
     from titan_tts.serving.app import SpeechService, build_app
     from titan_tts.serving.batcher import Batcher
-    from titan_tts.serving.served import load_served
 
-    served = load_served(options)
-    batcher = Batcher(served.synthesizer, options.max_batch, seed=options.seed)
+    synthesizer = load_synthesizer(options)
+    synthesizer.show_default_voice("a request")
+    _ = synthesizer.lengths  # a missing predictor or fit is told now, not at the first request
+    voices = {
+        name: synthesizer.adapted(name, folder, files) if folder else synthesizer.recording(files)
+        for name, (folder, files) in given.items()
+    }
+    batcher = Batcher(synthesizer, options.max_batch, seed=options.seed)
     name, key = Path(options.run).resolve().name, os.environ.get(KEY_VARIABLE, "")
-    service = SpeechService(served, batcher, name)
+    service = SpeechService(synthesizer, batcher, name, voices, options.max_characters)
     port = listening.getsockname()[1]
     listening.listen()  # clients may connect once the line is printed
     show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")
@@ -51,6 +81,21 @@ def run(options: Options) -> int:
     finally:
         batcher.close()
     return 0
+
+
+def given_voices(options: Options) -> dict[str, tuple[str, list[str]]]:
+    """(folder of an adapter, recordings) of each --voice by its name."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for given in options.voice:
+        name, _, path = given.partition("=")
+        require(bool(name and path), f"--voice = {given}, but it must be NAME=FILE")
+        require(name not in found, f"--voice = {given}, but {name} is given twice")
+        files = [path] if os.path.exists(path) else path.split(",")
+        folder = files.pop(0) if os.path.isdir(files[0]) else ""
+        exist = all(map(os.path.isfile, files))
+        require(exist, f"--voice = {given}, but there is no such file")
+        found[name] = folder, files
+    return found
 
 
 def listen(host: str, port: int) -> socket.socket:

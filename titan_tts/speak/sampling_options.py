@@ -47,7 +47,7 @@ class ModelOptions:
 
 @dataclass(kw_only=True)
 class SamplingOptions(ModelOptions):
-    """Options of `generate`, `evaluate`, `serve`, `demo` and `from_pretrained`; the run's [sampling] has the
+    """Options of `generate`, `evaluate`, `serve` and `from_pretrained`; the run's [sampling] has the
     defaults."""
 
     run: tyro.conf.Positional[str] = BASE

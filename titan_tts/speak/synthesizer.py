@@ -1,4 +1,4 @@
-"""Texts and voices to waveforms: the one way in which `generate`, `evaluate`, `serve`, `demo` and Python speak."""
+"""Texts and voices to waveforms: the one way in which `generate`, `evaluate`, `serve` and Python speak."""
 
 import sys
 import time

@@ -19,6 +19,7 @@ import soundfile
 import torch
 import tyro
 
+from tests.helpers.browser import tab
 from tests.helpers.hosts import status_of
 from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
@@ -49,15 +50,15 @@ def listening_with(app):
 def server(synthesizer):
     from titan_tts.serving.app import SpeechService, build_app
     from titan_tts.serving.batcher import Batcher
-    from titan_tts.serving.served import Served
 
     with ExitStack() as stack:
 
         def start(max_characters=4096, api_key="", on="127.0.0.1"):
             batcher = Batcher(synthesizer, max_waiting=8)
             stack.callback(batcher.close)
-            served = Served(synthesizer, {"mine": Voice(torch.ones(2, 8))}, max_characters)
-            app = build_app(SpeechService(served, batcher, "tiny"), api_key, on)
+            voices = {"mine": Voice(torch.ones(2, 8))}
+            service = SpeechService(synthesizer, batcher, "tiny", voices, max_characters)
+            app = build_app(service, api_key, on)
             host, port = stack.enter_context(listening_with(app))
             return f"http://{host}:{port}", batcher
 
@@ -190,7 +191,7 @@ def test_a_stream_that_fails_does_not_end_as_a_complete_one(server, synthesizer,
 def test_nothing_is_said_to_who_has_gone(synthesizer):
     from fastapi import Request
 
-    from titan_tts.serving.app import Refusal, Served, SpeechBody, SpeechService
+    from titan_tts.serving.app import Refusal, SpeechBody, SpeechService
 
     futures: list[Future] = []
 
@@ -202,7 +203,7 @@ def test_nothing_is_said_to_who_has_gone(synthesizer):
         return futures[-1:]
 
     silent = SimpleNamespace(admitted=lambda _: nullcontext(), submit=submit)
-    service = SpeechService(Served(synthesizer, {}, 4096), silent, "tiny")
+    service = SpeechService(synthesizer, silent, "tiny", {}, 4096)
     for kind in ("mp3", "wav"):
         body = SpeechBody(model="tiny", input="one two", voice="ann", response_format=kind)
         with pytest.raises(Refusal, match="disconnected"):
@@ -256,6 +257,22 @@ def test_models_health_and_the_key(server):
     assert json.loads(ask(f"{url}/health")[2]) == {"status": "ok", "waiting": 0}
 
 
+@pytest.mark.long
+def test_the_page_asks_for_a_key_and_says_a_text(server, tmp_path):
+    async def driven(url):
+        async with tab(f"{url}/", tmp_path) as page:
+            await page.until("!document.getElementById('key_part').hidden")
+            await page.value("document.getElementById('key').value = 'secret'")
+            await page.value("document.getElementById('text').value = 'one two'")
+            await page.value("document.querySelector('button').click()")
+            await page.until("document.querySelector('audio').src.startsWith('blob:')")
+            await page.until("document.getElementById('notice').textContent == ''")
+            return await page.value("[...document.querySelectorAll('option')].map(o => o.text)")
+
+    url, _ = server(api_key="secret")
+    assert asyncio.run(driven(url)) == ["(the default voice)", "ann", "bob", "mine"]
+
+
 OURS = ("localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.8.9.1", "[::1]:8000")
 OTHERS = ("evil.example", "127.0.0.1.evil.example:8000", "localhost.evil.example", "[::1", "10.0.0.9")  # fmt: skip
 
@@ -286,18 +303,16 @@ def test_a_body_has_a_limit(server):
 
 
 def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
-    from titan_tts.serving import app, demo_command, serve_command, served
+    from titan_tts.serving import app, serve_command
 
-    # By default no other machine may ask.
-    for command in (serve_command, demo_command):
-        assert command.Options(run="r").host == "127.0.0.1"
+    assert serve_command.Options(run="r").host == "127.0.0.1"  # by default no other machine may ask
     arrived = []
 
     def build_app(service, key, host):
-        batcher, voices = service.batcher, service.served.voices
+        batcher, voices = service.batcher, service.voices
         batcher.close()
         arrived.append([batcher.max_batch, batcher.seed, service.model, key, host])
-        arrived.append(service.served.max_characters)
+        arrived.append(service.max_characters)
         arrived.append({name: len(voice.reference) for name, voice in voices.items()})
         return "app"
 
@@ -306,7 +321,7 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
         np.save(f"{name}.npy", np.ones((frames, 8), np.float32))
     runs_nothing = SimpleNamespace(run=lambda sockets: None)
     monkeypatch.setattr(serve_command, "server", lambda app: runs_nothing)
-    monkeypatch.setattr(served, "load_synthesizer", lambda *_: synthesizer)
+    monkeypatch.setattr(serve_command, "load_synthesizer", lambda *_: synthesizer)
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
     given = "--host localhost --port 0 --max-batch 3 --max-characters 60 --seed 7"

@@ -10,9 +10,8 @@ from tests.helpers.exported_run import CONDITIONED, export
 from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
 from titan_tts.cli import main
-from titan_tts.serving.options import ServerOptions
 from titan_tts.speak.hub import find_folder
-from titan_tts.speak.sampling_options import load_synthesizer
+from titan_tts.speak.sampling_options import SamplingOptions, load_synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config import shipped
@@ -110,7 +109,7 @@ def test_all_commands_find_the_folder(voices, tmp_path, monkeypatch, capsys):
     assert main(["export", "titan_tts:base", "new"]) == 2
     streams = capsys.readouterr()
     assert streams.out == f"{base}: valid\n" and f"{base} is an exported folder" in streams.err
-    served = load_synthesizer(ServerOptions())
+    served = load_synthesizer(SamplingOptions())
     assert served.run.folder == voices / "base" and served.default_voice.speaker == "s2"
     monkeypatch.setattr(shipped, "voices_folder", lambda: tmp_path / "nothing")
     find_folder.cache_clear()

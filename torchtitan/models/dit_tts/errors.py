@@ -53,7 +53,7 @@ _EXTRAS = {
         ),
         "speech",
     ),
-    **dict.fromkeys(("fastapi", "uvicorn", "gradio"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     "accelerate": "recognizer",
     "scipy": "collect",
