@@ -31,9 +31,6 @@ class Options(SamplingOptions):
     test: str
     """A prepared folder, a corpus of any format of prepare, or a test list (docs/evaluate.md)."""
 
-    test_format: str = "auto"
-    """prepared, seed_tts or a format of prepare; auto detects it."""
-
     recognizer: str = ""
     """Recognizer of the speech: whisper-tiny.en, words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
     package.module:factory; the run's [samples] recognizer by default."""

@@ -40,7 +40,6 @@ from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME, recorded_
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 PREPARED, SEED_TTS = "prepared", "seed_tts"
-KINDS = (PREPARED, SEED_TTS, *FORMATS)
 REFERENCE, RECORDINGS, CODEC = "reference", "recordings", "codec"
 _COLUMNS = ("text_column", "speaker_column", "speaker_pattern", "speaker")
 
@@ -90,12 +89,8 @@ class PromptSet:
     """see `find_kind`"""
 
 
-def find_kind(source: str, name: str = "auto") -> str:
-    """The kind of a source, one of KINDS: by name, or by its content."""
-    if name not in ("auto", *KINDS):
-        raise InputError(f"--test-format = {name!r}, but allowed are auto, {', '.join(KINDS)}")
-    if name != "auto":
-        return name
+def find_kind(source: str) -> str:
+    """PREPARED, SEED_TTS or one of FORMATS, by the source's content."""
     if is_list(source):
         return SEED_TTS
     if is_remote(source) or _has_latents(source):
@@ -103,9 +98,9 @@ def find_kind(source: str, name: str = "auto") -> str:
     try:
         return find_format(source)
     except InputError as error:
-        sentence = str(error).replace("--format", "--test-format")
+        reason = str(error).partition(";")[0]
         raise InputError(
-            f"--test {sentence}, or a prepared folder, or a list of {SEED_TTS}"
+            f"--test {reason}; prepare it with --format and --heldout-fraction 1, and give the output"
         ) from None
 
 
@@ -141,7 +136,7 @@ def read_prompts(options: EvaluateOptions, data: Data) -> PromptSet:
     """The texts of --test, with the recordings of --recordings. Audio is not decoded yet; latents of a prepared folder
     are read. `data`: the run's; a prepared folder is read as its path would be."""
     source, wanted = options.test, options.max_utterances
-    kind = find_kind(source, options.test_format)
+    kind = find_kind(source)
     if kind == PREPARED:
         found = _prepared(replace(data, path=_shards_of(source)), wanted)
     elif kind in FORMATS:

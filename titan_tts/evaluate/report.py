@@ -5,7 +5,6 @@ utterances); recordings and codec have one seed.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations, product
@@ -163,16 +162,6 @@ def differences(
     return found
 
 
-def rates_by_speaker(row: Row, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Word error rate of each speaker with words, over all seeds."""
-    scores = defaultdict(list)
-    for seed in row.scores:
-        for prompt, score in zip(prompts, seed, strict=True):
-            scores[prompt.speaker].append(score)
-    rates = {speaker: corpus_scores(scores[speaker])["wer"] for speaker in sorted(scores)}
-    return {speaker: rate for speaker, rate in rates.items() if rate is not None}
-
-
 def worst_first(rows: Sequence[Row], count: int) -> list[int]:
     """Indices of the utterances, sorted by the systems' (without any: by all rows') word error rate, then character
     error rate."""
@@ -242,7 +231,6 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
             "kind": row.kind,
             "seeds": row.seeds,
             "figures": figures_of(row, prompts, fps),
-            "wer_by_speaker": rates_by_speaker(row, prompts),
             **row.details,
         }
         for row in rows

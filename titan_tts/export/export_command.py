@@ -12,17 +12,12 @@ def run(options: Options) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"OUT = {out} exists already; give a new folder")
     check_writable(out / "config.json", "OUT")
-    unused = options.voices or options.push or options.dtype != Options.dtype
+    unused = options.voices or options.dtype != Options.dtype
     require(
         not (options.adapter and unused),
-        "--adapter writes what was trained alone, without --voices, --dtype and --push; leave these out",
+        "--adapter writes what was trained alone, without --voices and --dtype; leave these out",
     )
     from titan_tts.export.exporter import export
-    from titan_tts.speak.hub import FILES, is_hub_name, upload_folder
 
-    if options.push and not is_hub_name(options.push):
-        raise InputError(f"--push = {options.push}, but a repository's name is OWNER/NAME")
     show(export(options, out))
-    if options.push:
-        show(upload_folder(out, options.push, FILES, options.private, "titan-tts export"))
     return 0

@@ -22,7 +22,7 @@ _FILL_IN = "**to fill in**"
 def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: TrainingShards) -> str:
     """Markdown with the metadata that the hub reads, without paths but their last two names."""
     data = loaded.config.data
-    name = options.push or Path(options.out).resolve().name
+    name = Path(options.out).resolve().name
     parameters = sum(p.numel() for p in loaded.model.parameters())
     dataset = shards.dataset
     hours = float(dataset.frames.sum()) / data.frames_per_second / 3600

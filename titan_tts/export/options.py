@@ -10,7 +10,7 @@ from titan_tts.speak.sampling_options import ModelOptions
 
 @dataclass(kw_only=True)
 class Options(ModelOptions):
-    """Write a trained model to a folder that needs neither its run nor its data, and publish it."""
+    """Write a trained model to a folder that needs neither its run nor its data."""
 
     run: tyro.conf.Positional[str]
     """The run's folder, outputs/NAME."""
@@ -30,9 +30,3 @@ class Options(ModelOptions):
 
     license: str = "unknown"
     """Licence of the weights for the model card, such as apache-2.0."""
-
-    push: str = ""
-    """OWNER/NAME of a repository of the Hugging Face hub, to upload the folder to."""
-
-    private: bool = False
-    """Make the repository private if --push creates it."""

@@ -119,10 +119,10 @@ class Narrator:
             f"({run.weights})\n{self._speed(seconds)}{latency}"
         )
 
-    def write_all(self, requests: list[Request], folder: str, kind: str, quiet: bool) -> str:
-        """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report. `quiet`: without a bar."""
+    def write_all(self, requests: list[Request], folder: str, kind: str) -> str:
+        """Synthesizes many texts, each to NAME.`kind` and NAME.json. Returns a report."""
         remaining, seconds, run = iter(requests), 0.0, self.synthesizer.run
-        with tqdm(total=len(requests), unit="text", mininterval=1.0, disable=quiet) as bar:
+        with tqdm(total=len(requests), unit="text", mininterval=1.0) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.batch_size)):
                 pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
                 flat = [piece for each in pieces for piece in each]

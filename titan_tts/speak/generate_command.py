@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from titan_tts.speak.long_text import clean_text
-from titan_tts.speak.request_lists import STANDARD_INPUT, Request, read_requests, read_text
+from titan_tts.speak.request_lists import Request, read_requests, read_text
 from titan_tts.speak.sampling_options import (
     Number,
     SamplingOptions,
@@ -22,7 +22,6 @@ from titan_tts.speak.sampling_options import (
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, show
 from torchtitan.models.dit_tts.files import check_writable
-from torchtitan.models.dit_tts.run.launcher import launcher_number
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ STANDARD_OUTPUT = "-"
 
 @dataclass(kw_only=True)
 class Options(SamplingOptions):
-    """Synthesize texts in a speaker's voice with a trained run: one text (--text, --text-file), or many (--text-list),
-    which under torchrun are divided among its processes."""
+    """Synthesize texts in a speaker's voice with a trained run: one text (--text, --text-file), or many (--text-list)."""
 
     text: str | None = None
     """Text to synthesize."""
@@ -85,8 +83,7 @@ class Options(SamplingOptions):
 
 def run(options: Options) -> int:
     check_options(options)
-    rank, processes = _choose_rank(options)
-    requests = find_requests(options)[rank::processes]
+    requests = find_requests(options)
     options = replace(options, out=os.path.expanduser(options.out), format=options.format or "wav")
     chosen = choose_run(options)
     if options.text_list:
@@ -102,7 +99,7 @@ def run(options: Options) -> int:
         narrator.check(request)
     loading = time.perf_counter() - began
     if options.text_list:
-        show(narrator.write_all(requests, options.out, options.format, quiet=rank > 0))
+        show(narrator.write_all(requests, options.out, options.format))
     else:
         streams = options.out == STANDARD_OUTPUT
         summary = narrator.write(requests[0], "" if streams else options.out, options.format)
@@ -164,25 +161,6 @@ def _conditions(given: Iterable[str]) -> dict[str, str]:
     for each in given:
         require("=" in each, f"--condition = {each}, but it must be FIELD=VALUE")
     return dict(each.split("=", 1) for each in given)
-
-
-def _choose_rank(options: Options) -> tuple[int, int]:
-    """(rank, processes); under torchrun each process takes a GPU."""
-    processes = launcher_number("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else 1
-    if processes == 1:
-        return 0, 1
-    require(
-        options.text_list not in ("", STANDARD_INPUT),
-        "under torchrun several processes divide a list; give --text-list FILE, or start one process",
-    )
-    import torch
-
-    local, devices = launcher_number("LOCAL_RANK"), torch.cuda.device_count()
-    if devices:
-        has_gpu = f"process {local} of this machine has no GPU; it has {devices}"
-        require(local < devices, has_gpu)
-        torch.cuda.set_device(local)
-    return launcher_number("RANK"), processes
 
 
 def _settings(options: Options) -> str:

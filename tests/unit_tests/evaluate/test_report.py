@@ -39,9 +39,6 @@ def test_rates_are_of_all_words_and_all_seeds():
     assert found["cer"]["value"] == pytest.approx(10 / 60)
     assert found["wer"]["low"] <= 5 / 12 <= found["wer"]["high"]
     assert found["speaker_similarity"] is None and found["opinion"] is None
-    by_speaker = report.rates_by_speaker(row(*seeds), prompts("ann", "bob"))
-    assert by_speaker == {"ann": 3 / 8, "bob": 2 / 4}
-    assert report.rates_by_speaker(row([score(0, 0)]), prompts("ann")) == {}
     without_words = report.figures_of(row([score(1, 0)]), prompts("ann"), FPS)
     assert without_words["wer"] == {"value": None, "low": None, "high": None}
 

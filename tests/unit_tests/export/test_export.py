@@ -138,10 +138,9 @@ def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):
     for arguments, words in (
         ([str(trained), str(folder)], "exists already"),
         ([str(folder), new], "exported folder already"),
-        ([str(trained), new, "--push=x"], "OWNER/NAME"),
         (adapter, "no adapter's run over an exported folder"),
-        ([*adapter, "--push=a/b"], "without --voices, --dtype and --push"),
-        ([*adapter, "--voices=s0"], "without --voices, --dtype and --push"),
+        ([*adapter, "--dtype=bfloat16"], "without --voices and --dtype"),
+        ([*adapter, "--voices=s0"], "without --voices and --dtype"),
     ):
         assert main(["export", *arguments]) == 2 and not (tmp_path / "new").exists()
         assert words in capsys.readouterr().err

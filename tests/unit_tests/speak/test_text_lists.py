@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import soundfile
-import torch
 
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
@@ -87,31 +86,6 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     with pytest.raises(TypeError):
         generate(*said, "--overwrite")
     assert len([*new.glob("*.flac")]) == 2
-
-
-def test_processes_divide_a_list(generate, said, tmp_path, monkeypatch, capsys):
-    """Two processes write the files that one writes."""
-    assert generate(*said) == 0
-    (tmp_path / "new").rename(tmp_path / "one")
-    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    for rank, texts in ((0, 2), (1, 1)):
-        monkeypatch.setenv("RANK", str(rank))
-        assert generate(*said) == 0
-        assert f"{texts} texts" in capsys.readouterr().out.splitlines()[-1]
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "new" / path.name).read_bytes()
-    for text in (["--text=one"], ["--text-list=-", "--out=new"]):
-        assert generate(*text) == 2 and "give --text-list FILE" in capsys.readouterr().err
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    taken = []
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    for devices, status in ((1, 2), (2, 0)):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
-        assert generate(*said, "--overwrite") == status
-    assert taken == [1] and "process 1 of this machine has no GPU" in capsys.readouterr().err
-    monkeypatch.delenv("LOCAL_RANK")  # not by torchrun
-    assert generate("--text=one") == 0
 
 
 def test_what_a_line_takes_of_the_options_and_what_changes_its_speech(tmp_path):
