@@ -89,10 +89,8 @@ def run(
         raise RuntimeError(f"the run ended with status {status}; its log says why")
     report = json.loads((runs / name / "benchmark.json").read_text())
     values = {f"ms_{k}": report["seconds_per_step"][k] * 1e3 for k in ("median", "p10", "p90")}
-    values |= {key: report[key] for key in ("samples_per_second", "peak_allocated_gib")}
-    for row in report["conventions"]:
-        values[f"tflops, {row['convention']}"] = row["tflops_per_device"]
-        values[f"mfu, {row['convention']}"] = row["mfu"]
+    kept = ("samples_per_second", "peak_allocated_gib", "tflops_per_device", "mfu", "mfu_6n")
+    values |= {key: report[key] for key in (*kept, "goodput_tflops_per_device", "goodput_mfu")}
     return values | {k: report[k] for k in ("compiles_while_timed", "step_split")} | profile
 
 
@@ -150,7 +148,7 @@ def items(settings: Settings) -> list[Item]:
 
 
 def goodput_items(settings: Settings) -> list[Item]:
-    """FLOPs of real lengths per second on mixed lengths: `tflops, exact goodput`."""
+    """FLOPs of real lengths per second on mixed lengths: `goodput_tflops_per_device`."""
     flavor, listed = settings.flavors[0], []
     packed = f"--data.longest_per_row={min(4, _MICRO_BATCH[flavor])}"
     ways = {

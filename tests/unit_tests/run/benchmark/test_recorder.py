@@ -19,40 +19,19 @@ from torchtitan.models.dit_tts.model.flops import (
     training_flops,
 )
 from torchtitan.models.dit_tts.run.benchmark import recorder as recorder_module
-from torchtitan.models.dit_tts.run.benchmark.figures import (
-    attention_backend,
-    convention_table,
-    flops_by_convention,
-    repeated_by,
-    summary,
-)
+from torchtitan.models.dit_tts.run.benchmark.figures import counted_flops, repeated_by, summary
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
 
+ARGS = model_flavors()["debug"]
 
-def test_conventions_are_what_they_say():
-    args, parameters = model_flavors()["debug"], 1_000_000
-    batches = [
-        MicroBatch((2, 64, 24, 32), [(64, 24, 32), (40, 10, 9)]),
-        MicroBatch((1, 128, 40, 30), [(100, 40, 30)]),
-    ]
-    exact, goodput, frames_only = flops_by_convention(args, parameters, batches)
 
-    def sum_of(*lengths):
-        return sum(training_flops(args, Lengths(*each)) for each in lengths)
+def flops(*lengths: tuple[int, int, int]) -> int:
+    return sum(training_flops(ARGS, Lengths(*each)) for each in lengths)
 
-    assert exact == sum_of((64, 24, 32), (64, 24, 32), (128, 40, 30))
-    assert goodput == sum_of((64, 24, 32), (40, 10, 9), (100, 40, 30))
 
-    def rule(length):
-        return 6 * parameters * length + 12 * args.n_layers * args.dim * length**2
-
-    assert frames_only == 2 * rule(64) + rule(128)
-    counted = [exact, goodput, frames_only]
-    for row, flops in zip(convention_table(counted, 2.0, 4, 3e12), counted, strict=True):
-        assert row["mfu"] == pytest.approx(flops / 2 / 4 / 3e12)
-        assert row["tflops_per_device"] == pytest.approx(flops / 2 / 4 / 1e12)
-        assert row["times_exact"] == flops / exact
-    assert convention_table(counted, 2.0, 4, None)[0]["mfu"] is None
+def by_rule(parameters: int, *frames: int) -> int:
+    """6·N·T + 12·L·D·T²."""
+    return sum(6 * parameters * n + 12 * ARGS.n_layers * ARGS.dim * n**2 for n in frames)
 
 
 @pytest.fixture
@@ -65,7 +44,7 @@ def clock(monkeypatch) -> Clock:
 def recorder(tmp_path, *arguments: str, peak: float | None = None) -> BenchmarkRecorder:
     job = config(tmp_path, *arguments)
     loader_of(job)  # sets the number of steps
-    args = replace(model_flavors()["debug"], attention=job.attention.backend)
+    args = replace(ARGS, attention=job.attention.backend)
     return BenchmarkRecorder(job, args, 1000, peak, lambda: (1.0, 1.5))
 
 
@@ -87,26 +66,26 @@ def run_steps(made: BenchmarkRecorder, clock: Clock, durations: list[float]) -> 
     return number
 
 
-def test_warm_up_is_left_out_and_steps_end_it(tmp_path, clock):
-    made = recorder(tmp_path, peak=1e12)
+def test_warm_up_is_left_out_and_a_run_can_be_repeated(tmp_path, clock, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret")
+    made = recorder(tmp_path, "--job.experiment=bm", peak=1e12)
     assert run_steps(made, clock, [50.0] * 6 + [1.0, 2.0, 3.0, 2.0, 2.0]) == 11
     report = made.finish(tmp_path)
     step = report["seconds_per_step"]
     assert (step["median"], step["min"], step["max"]) == pytest.approx((2.0, 1.0, 3.0))
-    assert report["samples_per_second"] == pytest.approx(5 * 2 / 10.0)
-    assert report["audio_seconds_per_second"] == pytest.approx(5 * 114 / 25 / 10.0)
     padding = [report[f"{stream}padding_fraction"] for stream in ("", "text_", "reference_")]
     assert padding == pytest.approx([14 / 128, 4 / 48, 2 / 64])
-    flops = 2 * training_flops(model_flavors()["debug"], Lengths(64, 24, 32))
-    assert report["mfu"] == pytest.approx(5 * flops / 10.0 / 1e12)
-    [shape] = report["shapes"]
-    assert (shape["samples"], shape["frames"], shape["steps"]) == (2, 64, 5)
     assert json.loads((tmp_path / "benchmark.json").read_text()) == json.loads(json.dumps(report))
     assert report["loss"] == 1 / 11
-    assert report["run_name"] == "default" and report["factors"]["lengths"] == "mixed"
+    assert report["run_name"] == "bm" and report["factors"]["lengths"] == "mixed"
     assert report["attention"] == "matmul"
     assert (report["warm_up_steps"], report["steps"], report["parameters"]) == (6, 5, 1000)
     assert report["peak_tflops"] == 1.0
+    assert config_from_dict(report["config"], "bm") == made.job_config
+    variables = report["environment"]["variables"]
+    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert not {"PATH", "HOME"} & variables.keys() and "a-secret" not in json.dumps(report)
 
 
 def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
@@ -136,10 +115,12 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
     assert report["timed_seconds"] == 20.0 and report["gpus"] == 2
     assert report["samples_per_second"] == pytest.approx((8 + 4) / 20)
     assert report["audio_seconds_per_second"] == pytest.approx((4 * 114 + 2 * 114) / 25 / 20)
-    args = model_flavors()["debug"]
-    long, short = (training_flops(args, Lengths(*n)) for n in ((64, 24, 32), (50, 20, 30)))
+    long, short = flops((64, 24, 32)), flops((50, 20, 30))
     assert report["mfu"] == pytest.approx((4 + 2) * 2 * long / 20 / 2 / 1e12)
     assert report["goodput_mfu"] == pytest.approx((4 + 2) * (long + short) / 20 / 2 / 1e12)
+    assert report["mfu_6n"] == pytest.approx((4 + 2) * 2 * by_rule(1000, 64) / 20 / 2 / 1e12)
+    for name in ("", "goodput_"):
+        assert report[f"{name}tflops_per_device"] == pytest.approx(report[f"{name}mfu"])
     assert (report["peak_allocated_gib"], report["peak_reserved_gib"]) == (8.0, 9.0)
     assert report["compiles_while_timed"] == 3
     assert summary(report)[-1].startswith("benchmark: 3 graphs were compiled while timed")
@@ -147,7 +128,6 @@ def test_ranks_are_summed_and_the_slowest_counts(tmp_path, clock, monkeypatch):
     eighths = {"data": 1, "forward": 2, "backward": 2, "optimizer": 1, "other": 2}
     expected = {part: count * 2.5 / 8 for part, count in eighths.items()}
     assert report["step_split"] == pytest.approx(expected)
-    assert "4 steps, 4.0000 s per step (p10 2.3000, p90 8.5000" in summary(report)[0]
     # The overhead of one rank alone is not known.
     one_unknown = made._report([gathered[0], replace(gathered[1], repeated=None)])
     assert one_unknown["hfu"] is None and one_unknown["mfu"] == report["mfu"]
@@ -213,34 +193,23 @@ def test_hfu_counts_what_checkpointing_repeats(tmp_path, clock, options, blocks)
     if blocks is None:
         assert report["hfu"] is None
         return
-    repeated = 2 * repeated_flops(model_flavors()["debug"], Lengths(64, 24, 32), blocks)
+    repeated = 2 * repeated_flops(ARGS, Lengths(64, 24, 32), blocks)
     assert report["hfu"] - report["mfu"] == pytest.approx(repeated / 1e12, abs=1e-12)
     made.peak = None
-    assert made._report([made.recording()])["hfu"] is None
+    unknown = made._report([made.recording()])
+    assert unknown["hfu"] is unknown["mfu"] is None and unknown["tflops_per_device"] > 0
 
 
-def test_the_report_has_what_repeats_the_run_and_no_secret(tmp_path, clock, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("WANDB_API_KEY", "a-secret")
-    made = recorder(tmp_path, "--job.experiment=bm")
-    run_steps(made, clock, [1.0])
-    report = made.finish(tmp_path / "bm")
-    assert config_from_dict(report["config"], "bm") == made.job_config
-    variables = report["environment"]["variables"]
-    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert not {"PATH", "HOME"} & variables.keys() and "a-secret" not in json.dumps(report)
-
-
-def test_packed_samples_count_one_by_one(tmp_path, clock):
-    """Not as one sequence of the row's length; attention and its note are those of packed rows."""
+def test_packed_samples_count_one_by_one(tmp_path):
+    """Not as one sequence of the row's length; attention is that of packed rows."""
     full = "--activation_checkpoint.mode=full"
-    made = recorder(tmp_path, "--benchmark.steps=4", "--data.batching=packed", full)
-    args, config = made.model_args, made.job_config
-    alone = [MicroBatch((1, *each), [each]) for each in ((64, 24, 32), (40, 10, 8))]
-    packed = MicroBatch((1, 104, 34, 40), [each.lengths[0] for each in alone], (), 2)
-    by_hand = [sum(each) for each in zip(*(flops_by_convention(args, 1000, [b]) for b in alone))]
-    assert flops_by_convention(args, 1000, [packed]) == by_hand
-    assert repeated_by(config, args, packed) == sum(repeated_by(config, args, b) for b in alone)
-    assert attention_backend(config) == "varlen"
-    made.steps = [[packed, packed]]
-    assert made.recording().samples == 4 and made._shapes([1.0])[0]["samples"] == 2
+    made = recorder(tmp_path, "--data.batching=packed", full)
+    lengths = [(64, 24, 32), (40, 10, 8)]
+    packed = MicroBatch((1, 104, 34, 40), lengths, (), 2)
+    exact = flops(*lengths)
+    assert counted_flops(ARGS, 1000, [packed]) == [exact, exact, by_rule(1000, 64, 40)]
+    repeated = sum(repeated_flops(ARGS, Lengths(*each), {"full": 4}) for each in lengths)
+    assert repeated_by(made.job_config, ARGS, packed) == repeated
+    made.steps, made._timed = [[packed, packed]], [[("", 0.0), ("", 1.0)]]
+    assert made.recording().samples == 4
+    assert made._report([made.recording()])["attention"] == "varlen"

@@ -1,7 +1,4 @@
-"""Figures of benchmark.json from what the ranks have recorded.
-
-FLOPs are counted by several conventions, so that no MFU is reported without the one it was computed by.
-"""
+"""Figures of benchmark.json from what the ranks have recorded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,21 +31,15 @@ PARTS = ("data", "forward", "backward", "optimizer")
 PADDING = ("padding_fraction", "text_padding_fraction", "reference_padding_fraction")
 """Fractions of latent frames, text tokens and reference frames"""
 
-# T is a sample's latent frames, N the trained parameters, L the decoder's blocks, D its width.
-CONVENTIONS = {
-    "exact": "padded shapes, as PyTorch's counter",
-    "exact goodput": "real lengths only",
-    "6N T": "6·N·T + 12·L·D·T² over all parameters, padded shapes",
-}
-"""Convention -> what it counts. `mfu` uses the first, `goodput_mfu` the second; both include a pretrained text
-encoder that runs. The 6N rule comes from language models: it takes every parameter to work on all frames, whereas
-here encoders and projections of text and speaker work on other positions, and AdaLN once per sample."""
+MFU = ("mfu", "goodput_mfu", "mfu_6n")
 
 
-def flops_by_convention(
+def counted_flops(
     args: DiTTTSModelArgs, parameters: int, batches: Sequence[MicroBatch]
 ) -> list[int]:
-    """Total FLOPs of the micro-batches by each of CONVENTIONS."""
+    """FLOPs of the micro-batches by each of MFU: of the padded shapes, as PyTorch's counter; of the real lengths
+    only; and by the rule for language models, 6·N·T + 12·L·D·T² over padded frames, which takes every parameter
+    to work on all of them."""
     by_rule = sum(
         samples * language_model_flops(args, parameters, lengths.frames)
         for batch in batches
@@ -67,24 +58,6 @@ def _sequences(batch: MicroBatch) -> list[tuple[int, Lengths]]:
     return [(samples, Lengths(*padded))]
 
 
-def convention_table(
-    flops: Sequence[float], seconds: float, devices: int, peak: float | None
-) -> list[dict[str, Any]]:
-    """For each of CONVENTIONS TFLOP/s per device, MFU (None without a known peak, in FLOP/s) and the
-    ratio to the exact FLOPs."""
-    return [
-        {
-            "convention": name,
-            "counts": counts,
-            "flops": total,
-            "tflops_per_device": total / seconds / devices / 1e12,
-            "mfu": peak and total / seconds / devices / peak,
-            "times_exact": total / flops[0],
-        }
-        for (name, counts), total in zip(CONVENTIONS.items(), flops, strict=True)
-    ]
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile, minimum and maximum."""
     low, p10, median, p90, high = np.percentile(values, [0, 10, 50, 90, 100]).tolist()
@@ -100,7 +73,7 @@ class Recording:
     """seconds of each of PARTS, and under "" of the rest"""
 
     flops: np.ndarray
-    """by each of CONVENTIONS"""
+    """by each of MFU"""
 
     repeated: float | None
     """FLOPs that activation checkpointing repeats; None where they are not known"""
@@ -156,10 +129,7 @@ def repeated_by(config: JobConfig, args: DiTTTSModelArgs, batch: MicroBatch) -> 
 def summary(report: dict[str, Any]) -> list[str]:
     """The report as lines for the log."""
     step, split = report["seconds_per_step"], report["step_split"]
-    rates = {row["convention"]: row["mfu"] for row in report["conventions"]} | {
-        "HFU": report["hfu"]
-    }
-    mfu = ", ".join(f"{name} {rate:.1%}" for name, rate in rates.items() if rate)
+    mfu = ", ".join(f"{name} {report[name]:.1%}" for name in (*MFU, "hfu") if report[name])
     lines = [
         f"{report['steps']} steps, {step['median']:.4f} s per step (p10 {step['p10']:.4f}, p90 {step['p90']:.4f}, "
         f"{step['min']:.4f} to {step['max']:.4f}); {report['samples_per_second']:.1f} samples/s, "

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -108,7 +107,7 @@ class BenchmarkRecorder:
         return figures.Recording(
             seconds=seconds,
             parts=parts,
-            flops=np.array(figures.flops_by_convention(args, self.parameters, batches), float),
+            flops=np.array(figures.counted_flops(args, self.parameters, batches), float),
             repeated=sum(figures.repeated_by(config, args, batch) for batch in batches)
             if known
             else None,
@@ -149,7 +148,9 @@ class BenchmarkRecorder:
             return sums / config.parallelism.tensor_parallel_degree
 
         flops, valid = over_ranks("flops"), over_ranks("valid")
-        rows = figures.convention_table(flops.tolist(), total, gpus, self.peak)
+        tflops = flops / total / gpus / 1e12
+        peak = self.peak and self.peak / 1e12
+        mfu = [peak and rate / peak for rate in tflops.tolist()]
         hfu = None
         if self.peak and all(rank.repeated is not None for rank in ranks):
             hfu = float(flops[0] + over_ranks("repeated")) / total / gpus / self.peak
@@ -164,44 +165,21 @@ class BenchmarkRecorder:
             "samples_per_second": float(over_ranks("samples")) / total,
             "audio_seconds_per_second": float(valid[0]) / config.data.frames_per_second / total,
             **dict(zip(figures.PADDING, padding, strict=True)),
-            "mfu": rows[0]["mfu"],
-            "goodput_mfu": rows[1]["mfu"],
+            **dict(zip(figures.MFU, mfu, strict=True)),
             "hfu": hfu,
-            "tflops_per_device": rows[0]["tflops_per_device"],
-            "conventions": rows,
+            "tflops_per_device": float(tflops[0]),
+            "goodput_tflops_per_device": float(tflops[1]),
             "loss": self.loss,
             "step_split": figures.step_split(ranks),
             "attention": figures.attention_backend(config),
-            "peak_tflops": self.peak and self.peak / 1e12,
+            "peak_tflops": peak,
             "peak_allocated_gib": max(rank.peak_allocated_gib for rank in ranks),
             "peak_reserved_gib": max(rank.peak_reserved_gib for rank in ranks),
             "compiles_while_timed": max(rank.compiles for rank in ranks),
             "gpus": gpus,
             "gpus_per_node": in_node,
             "parameters": self.parameters,
-            "shapes": self._shapes(seconds),
             "step_seconds": seconds,
             "environment": environment(),
             "config": without_secrets(asdict(config)),
         }
-
-    def _shapes(self, seconds: list[float]) -> list[dict[str, Any]]:
-        """Each step's micro-batches have one shape, the same on every rank."""
-        by_shape: dict[tuple[int, ...], list[Any]] = defaultdict(list)
-        for timed in zip(seconds, self.steps, strict=True):
-            by_shape[timed[1][0].shape].append(timed)
-        names = ("frames", "text_tokens", "speaker_frames")
-        found: list[dict[str, Any]] = []
-        for shape, steps in sorted(by_shape.items(), key=lambda item: item[0][1]):
-            batches = [batch for _, step in steps for batch in step]
-            samples = sum(len(batch.lengths) for batch in batches)
-            found.append(
-                {
-                    "samples": samples // len(batches),  # of a packed batch in the mean
-                    **dict(zip(names, shape[1:], strict=True)),
-                    "steps": len(steps),
-                    "micro_batches": len(batches),
-                    "seconds_per_step": figures.spread([took for took, _ in steps]),
-                }
-            )
-        return found

@@ -105,9 +105,6 @@ class SyntheticDataset(Dataset):
             (2 * longest, self.latent_channels), np.float32
         )
         self._starts = generator.integers(0, longest, (n, 2))
-        letters = generator.integers(ord("a"), ord("z") + 1, 2 * longest, np.uint8)
-        self._letters = letters.tobytes().decode()
-        self._letters_per_frame = BYTES_PER_SECOND / data.frames_per_second
         self.fingerprint = f"synthetic {benchmark.lengths} {n} {seed}"
 
     def __len__(self) -> int:
@@ -137,9 +134,7 @@ class SyntheticDataset(Dataset):
             length, start = min(int(lengths[sample]), len(target)), self._starts[sample, stream]
             arrays.append(target[:length])
             arrays[-1][:] = self._pool[start : start + length, : target.shape[1]]
-        start, letters = self._starts[sample, 0], int(self._letters_per_frame * self.frames[sample])
-        text = self._letters[start : start + letters]
-        metadata = {"text": text, "tokens": int(self.tokens[sample]), "sample": sample}
+        metadata = {"text": "", "tokens": int(self.tokens[sample]), "sample": sample}
         return LoadedSample(arrays, metadata)
 
 
