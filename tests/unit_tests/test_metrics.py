@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.helpers.clock import Clock
 from tests.helpers.fake_ranks import fake_process_group
@@ -74,10 +75,8 @@ def stats(step: int, loss: float = 0.5, bad: bool = False) -> StepStats:
     return StepStats(step, step - 1, loss, 1.25, math.inf, math.inf, bad)
 
 
-def log(
-    metrics: TTSMetricsProcessor, step: int, loss: float = 0.5, sizes: MicroBatch = ONE
-) -> None:
-    metrics.count(sizes)
+def log(metrics: TTSMetricsProcessor, step: int, loss: float = 0.5) -> None:
+    metrics.count(ONE)
     metrics.collect(step, 0.1)
     metrics.log(stats(step, loss))
 
@@ -160,9 +159,7 @@ def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
 
 def test_rates_are_of_all_ranks_and_mfu_and_use_of_one(tmp_path, clock, monkeypatch, caplog):
     caplog.set_level("INFO")
-    config = load_config(
-        "--training.steps=20 --metrics.peak_tflops=2 --metrics.no-enable-tensorboard".split()
-    )
+    config = processor("--metrics.peak_tflops=2").job_config
     readings = [{"power_watts": 300.0, "utilization": 0.5, "memory_used_gib": 70.0}, {}]
     with fake_process_group(LAYOUT) as dims:
         monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
@@ -258,15 +255,6 @@ def test_a_step_is_logged_once_its_stats_are_known(tmp_path, one_process_group, 
     assert (last["samples_per_second"], last["data_loading_fraction"]) == (6 / 14, 3 / 14)
 
 
-def logged_scalars(folder, name: str) -> dict[int, float]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder)).Reload()
-    scalars = {event.step: event.value for event in events.Scalars(name)}
-    assert len(scalars) == len(events.Scalars(name)), "a step is there twice"
-    return scalars
-
-
 def test_names_are_grouped_and_a_return_to_a_checkpoint_forgets_counts(tmp_path, one_process_group):
     metrics = started(tmp_path)
     logged: list[dict] = []
@@ -282,27 +270,25 @@ def test_names_are_grouped_and_a_return_to_a_checkpoint_forgets_counts(tmp_path,
     assert rows(tmp_path)[-1]["padding_fraction"] == 0
 
 
-def test_only_rank_0_has_trackers(tmp_path, one_process_group, monkeypatch):
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    metrics = started(tmp_path, "--metrics.enable-tensorboard")
-    log(metrics, 1)
-    metrics.close()
-    assert metrics.trackers is None and not list(tmp_path.iterdir())
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("checkpoint", [0, 2])
-def test_a_resume_replaces_the_steps_it_trains_again(tmp_path, one_process_group, checkpoint):
+def test_a_resume_replaces_the_steps_it_trains_again(
+    tmp_path, one_process_group, monkeypatch, checkpoint
+):
     """Also a run that starts again because it was killed before its first checkpoint."""
     file = JsonLines(tmp_path / "metrics.jsonl")
-    killed = started(tmp_path, "--metrics.enable-tensorboard")
-    for step in (1, 2, 3, 4):
-        log(killed, step, 1.0)
-    killed.close()
-    file.keep_until(checkpoint)
-    resumed = started(tmp_path, "--metrics.enable-tensorboard", resumed_step=checkpoint)
-    log(resumed, checkpoint + 1, 0.5)
-    resumed.close()
-    expected = {1: 1.0, 2: 1.0, 3: 0.5} if checkpoint else {1: 0.5}
-    assert {row["step"]: row["loss"] for row in file.read()} == expected
-    assert logged_scalars(tmp_path / "tb", "loss") == expected
+    for begin, losses in ((0, [1.0] * 4), (checkpoint, [0.5])):
+        metrics = started(tmp_path, "--metrics.enable-tensorboard", resumed_step=begin)
+        for step, loss in enumerate(losses, begin + 1):
+            log(metrics, step, loss)
+        metrics.close()
+        file.keep_until(checkpoint)
+    events = EventAccumulator(str(tmp_path / "tb")).Reload().Scalars("loss")
+    expected = [(1, 1.0), (2, 1.0), (3, 0.5)] if checkpoint else [(1, 0.5)]
+    assert [(event.step, event.value) for event in events] == expected
+    assert [(row["step"], row["loss"]) for row in file.read()] == expected[:checkpoint]
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    other = started(tmp_path / "other", "--metrics.enable-tensorboard")
+    log(other, 1)
+    other.close()
+    assert other.trackers is None and not (tmp_path / "other").exists()

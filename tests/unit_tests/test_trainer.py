@@ -146,28 +146,6 @@ def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
     assert (state["state"], state["step"]) == ("running", 2)
 
 
-def test_the_loss_is_divided_by_the_frames_of_all_ranks(monkeypatch):
-    """Each of the ranks has what this one has."""
-    trainer = trainer_on("cpu", one_rank())
-    batches = step_data(1)
-    here = sum(int((labels != IGNORE_INDEX).sum()) for _, labels in batches)
-    divisors = []
-
-    def watched(*, input_dict, labels, global_valid_tokens):
-        divisors.append(int(global_valid_tokens))
-        return torch.zeros(())
-
-    def times_ranks(tensor: torch.Tensor, op=None, group=None) -> None:
-        tensor.mul_(torch.distributed.get_world_size(group))
-
-    trainer.forward_backward_step = watched
-    with fake_process_group(Layout(2, 2)) as dims:
-        monkeypatch.setattr(torch.distributed, "all_reduce", times_ranks)
-        trainer.parallel_dims = dims
-        trainer.train_step(trainer.batch_generator(batches))
-    assert divisors == [4 * here] * MICRO_BATCHES
-
-
 def test_the_measures_of_a_packed_batch():
     """The figures of its samples, or none where all were corrupt; two of the six slots are empty."""
     [(batch, _), *_] = loaded(rows=4)

@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.errors import (
-    LOST_PEER,
-    InputError,
-    failure_state,
-)
+from torchtitan.models.dit_tts.errors import LOST_PEER, InputError, failure_state
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 
 SECRET = "s3cr3t"
@@ -26,19 +22,15 @@ def files_below(folder) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
-@pytest.fixture
-def config():
-    return JobConfig()
-
-
 def state_of(folder) -> dict:
     return json.loads((folder / "state.json").read_text())
 
 
-def test_start_writes_config_environment_and_state(tmp_path, config, monkeypatch):
+def test_start_writes_config_environment_and_state(tmp_path, monkeypatch):
     """An earlier config stays until a start works."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    config = JobConfig()
     config.training.steps = 5
     folder = RunFolder(tmp_path, 0)
     folder.start(config)
@@ -62,11 +54,11 @@ def test_start_writes_config_environment_and_state(tmp_path, config, monkeypatch
     assert "steps = 9" in (tmp_path / "config.toml").read_text()
 
 
-def test_resume_brings_every_line_file_back(tmp_path, config):
+def test_resume_brings_every_line_file_back(tmp_path):
     """The first rank does it for all: another writes its audit alone."""
     folders = [RunFolder(tmp_path, rank) for rank in range(2)]
-    folders[1].start(config)
-    folders[1].confirm(config)
+    folders[1].start(JobConfig())
+    folders[1].confirm(JobConfig())
     folders[1].set_state("running", 3)
     for row in rows(1, 2, 3):
         folders[1].audit.append(row)
@@ -94,16 +86,15 @@ def test_resume_brings_every_line_file_back(tmp_path, config):
         (RuntimeError("shape mismatch"), "failed"),
         (KeyboardInterrupt("terminated by SIGTERM"), "failed"),
     ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_state_of_an_error(error, state):
     assert failure_state(error) == state
 
 
-def test_the_cause_takes_the_place_of_its_effect(tmp_path, config):
+def test_the_cause_takes_the_place_of_its_effect(tmp_path):
     """A rank may learn that its peer has ended before that peer has written why."""
     ranks = [RunFolder(tmp_path, rank) for rank in range(3)]
-    ranks[0].start(config)
+    ranks[0].start(JobConfig())
     effect = RuntimeError("Connection closed by peer")
     for rank, error, kept in (
         (0, effect, ("failed", LOST_PEER, 0)),
@@ -117,9 +108,9 @@ def test_the_cause_takes_the_place_of_its_effect(tmp_path, config):
         assert (state["state"], state["error"], state["rank"]) == kept
 
 
-def test_starts_beside_and_after_each_other(tmp_path, config):
+def test_starts_beside_and_after_each_other(tmp_path):
     first = RunFolder(tmp_path, 0)
-    first.start(config)
+    first.start(JobConfig())
     first.fail(MemoryError())
     first.close()
     # An earlier start's failure is no cause of this one's.
@@ -128,32 +119,32 @@ def test_starts_beside_and_after_each_other(tmp_path, config):
     assert (failed["state"], failed["error"]) == ("failed", "no data; rank 3 stalls at step 2")
     # A start that was refused changes nothing, nor does one beside it.
     refused, beside = RunFolder(tmp_path, 0), RunFolder(tmp_path, 0)
-    refused.start(config)
+    refused.start(JobConfig())
     assert state_of(tmp_path)["state"] == "init"
     with pytest.raises(InputError, match=f"another process trains in it .process {os.getpid()} on"):
-        beside.start(config)
+        beside.start(JobConfig())
     before = (tmp_path / "state.json").read_bytes()
     beside.fail(InputError("another start"))
     assert (tmp_path / "state.json").read_bytes() == before
     refused.fail(InputError("no data"))
     assert state_of(tmp_path) == failed
     refused.close()
-    beside.start(config)
+    beside.start(JobConfig())
 
 
-def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
+def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path):
     (tmp_path / "run" / "comm_traces").mkdir(parents=True)  # by a rank that was faster
     for error in (InputError("no data"), KeyboardInterrupt("terminated by SIGTERM")):
         ranks = [RunFolder(tmp_path / "run", rank) for rank in range(2)]
         for folder in ranks:
-            folder.start(config)
+            folder.start(JobConfig())
         for folder in ranks:
             folder.fail(error)
             folder.close()
         assert not (tmp_path / "run").exists()
     folder = RunFolder(tmp_path / "run", 0)
-    folder.start(config)
-    folder.confirm(config)  # it has trained from here on
+    folder.start(JobConfig())
+    folder.confirm(JobConfig())  # it has trained from here on
     folder.fail(InputError("loss nan"))
     assert state_of(tmp_path / "run")["state"] == "failed"
     (tmp_path / "mine").mkdir()
@@ -162,11 +153,12 @@ def test_a_start_that_a_wrong_input_ends_leaves_no_new_folder(tmp_path, config):
     assert (tmp_path / "mine").exists()
 
 
-def test_no_file_holds_a_secret(tmp_path, config, monkeypatch):
+def test_no_file_holds_a_secret(tmp_path, monkeypatch):
     urls = [
         f"https://me:{SECRET}@host/{{0..3}}.tar",
         f"http://host:80/a.tar?X-Signature={SECRET}&v=1",
     ]
+    config = JobConfig()
     config.data.path = [*urls, "s3://bucket/shard-?.tar"]
     monkeypatch.setattr("sys.argv", ["train.py", "--data.path", ",".join(urls)])
     monkeypatch.setenv("NCCL_PROXY", urls[0])

@@ -1,5 +1,6 @@
 """The figures of a validation against their definition, with networks of one line."""
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -164,11 +165,12 @@ def test_figures_of_a_row():
         values = {"heldout_loss": heldout, "training_loss": training, **more}
         return {name: torch.tensor(each, dtype=torch.float64) for name, each in values.items()}
 
-    nan = float("nan")
     by_weights = {
         "raw": losses([1.0, 2.0], [1.0, 1.0]),
         "ema:0.9": losses([0.5, 1.5], [0.25, 1.0]),
-        "ema:0.99": losses([2.0, 3.0], [1.0, 1.0], text_gain=[0.5, 0.25], speaker_gain=[nan, nan]),
+        "ema:0.99": losses(
+            [2.0, 3.0], [1.0, 1.0], text_gain=[0.5, 0.25], speaker_gain=[math.nan] * 2
+        ),
     }
     expected = {"weights": "ema:0.99", "best_heldout_loss": 1.0, "best_weights": "ema:0.9"}
     for name, mean, at_09, at_025 in (
@@ -189,15 +191,14 @@ def test_figures_of_a_row():
     assert figures(by_weights, [0.9, 0.25], "ema:0.99") == expected
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_is_null_and_never_the_best(bad, folders):
-    broken = measurer(folders, lambda batch, noisy, t, conditions: noisy * bad).measure(gains=True)
+def test_what_is_no_number_is_null_and_never_the_best(folders):
+    broken = measurer(folders, lambda batch, noisy, t, conditions: noisy * math.nan).measure(
+        gains=True
+    )
     fine = measurer(folders).measure(gains=False)
     row = figures({"raw": fine, "ema:0.9": broken}, TIMES, "ema:0.9")
     assert row["heldout_loss"] is row["gap"] is row["text_gain"] is None
     assert row["heldout_loss_at_0.25"] is None
     assert row["best_weights"] == "raw"
     assert row["best_heldout_loss"] == row["heldout_loss_raw"] is not None
-    row = figures({"raw": broken, "ema:0.9": fine}, TIMES, "ema:0.9")
-    assert row["best_weights"] == "ema:0.9" and row["heldout_loss_raw"] is None
     assert figures({"raw": broken}, TIMES, "raw")["best_heldout_loss"] is None

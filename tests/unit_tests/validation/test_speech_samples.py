@@ -266,24 +266,11 @@ def test_a_signal_ends_them_at_the_next_batch(
     assert found == wanted and len(found) == 4
 
 
-@pytest.mark.parametrize(
-    "option, words",
-    [
-        ("--samples.recognizer=words:one,two", ["'six'", "whisper"]),
-        ("--samples.speaker_scorer=nobody", ["nobody"]),
-        ("--sampling.codec=no_codec", ["no_codec"]),
-    ],
-)
 @pytest.mark.long
-def test_what_cannot_be_asked_is_refused_before_the_run(
-    tmp_path, train, options, capsys, option, words
-):
-    if "words:" in option:
-        pytest.importorskip("pocketsphinx")
-    assert train("run", *options, option) == 2
-    error = capsys.readouterr().err
-    assert all(word in error for word in words), error
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("option", ["samples.speaker_scorer", "sampling.codec"])
+def test_what_cannot_be_asked_is_refused_before_the_run(tmp_path, train, options, capsys, option):
+    assert train("run", *options, f"--{option}=nobody") == 2
+    assert "nobody" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
