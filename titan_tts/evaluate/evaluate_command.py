@@ -58,7 +58,6 @@ def run(options: Options) -> int:
         about = {
             "test": {
                 "source": options.test,
-                "format": tests.kind,
                 "utterances": len(tests.prompts),
                 "left_out": tests.left_out,
                 "without_reference": sum(prompt.voice is None for prompt in tests.prompts),

@@ -85,8 +85,6 @@ class PromptSet:
 
     prompts: list[Prompt]
     left_out: dict[str, int] = field(default_factory=dict)
-    kind: str = ""
-    """see `find_kind`"""
 
 
 def find_kind(source: str) -> str:
@@ -160,7 +158,6 @@ def read_prompts(options: EvaluateOptions, data: Data) -> PromptSet:
             prompt.labels["language"] = options.language
     if options.recordings:
         _add_recordings(found, options)
-    found.kind = kind
     return found
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from titan_tts.evaluate.prompts import Prompt
+from titan_tts.speak.joining import join
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.open_run import open_run
 from titan_tts.speak.synthesizer import Synthesizer
@@ -26,7 +27,8 @@ def speak(
     for each in prompts:
         voice = Voice(each.voice, each.speaker, each.reference_text)
         pieces.append(synthesizer.pieces(Utterance(each.text, voice, each.labels)))
-    yield from synthesizer.say(pieces, seed, batch_size)
+    for index, spoken in synthesizer.say(pieces, seed, batch_size):
+        yield index, join(spoken)
 
 
 @dataclass(frozen=True)

@@ -133,8 +133,7 @@ class SpeechService:
         rate = synthesizer.sample_rate
         if not synthesizer.streams(kind):
             spoken = await _unless_gone(request, self.all_said(pieces))
-            sound = join([each.waveform for each in spoken], rate)
-            content = await asyncio.to_thread(encoded, sound, rate, kind)
+            content = await asyncio.to_thread(encoded, join(spoken).waveform, rate, kind)
             return Response(content, media_type=media_type)
         sounds = self.sounds(pieces)
         first = await _unless_gone(request, anext(sounds))
@@ -157,14 +156,17 @@ class SpeechService:
         synthesizer = self.synthesizer
 
         def content() -> dict[str, Any]:
-            sound = join([each.waveform for each in spoken], synthesizer.sample_rate)
-            audio = base64.b64encode(encoded(sound, synthesizer.sample_rate, kind)).decode()
+            sound = encoded(join(spoken).waveform, synthesizer.sample_rate, kind)
             words = synthesizer.word_times([each.text for each in pieces], spoken)
             times = [
                 {"word": each["word"], "start_time": each["start"], "end_time": each["end"]}
                 for each in as_json(words if body.return_timestamps else [])
             ]
-            return {"audio": audio, "audio_format": kind, "timestamps": times}
+            return {
+                "audio": base64.b64encode(sound).decode(),
+                "audio_format": kind,
+                "timestamps": times,
+            }
 
         return JSONResponse(await asyncio.to_thread(content))
 

@@ -16,7 +16,7 @@ from titan_tts.speak.joining import join, part
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SHOWN, check_text
 from titan_tts.speak.subtitles import as_json, subtitles
-from titan_tts.speak.synthesizer import Synthesizer, by_text
+from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
@@ -25,7 +25,6 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     encoded,
     pcm,
     wav_header,
-    write_sound,
 )
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, unicode_bytes
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -107,10 +106,10 @@ class Narrator:
         if out:
             seconds = self._write_files(request, Path(out), pieces, spoken)
         else:
-            sound = join([each.waveform for each in spoken], rate)
-            seconds = len(sound) / rate
+            sound = join(spoken)
+            seconds = sound.seconds
             if not streams:
-                sys.stdout.buffer.write(encoded(sound, rate, SUFFIXES[f".{kind}"]))
+                sys.stdout.buffer.write(encoded(sound.waveform, rate, SUFFIXES[f".{kind}"]))
         run = self.synthesizer.run
         by = "--seconds" if request.seconds is not None else self.synthesizer.lengths.name
         several = f" in {len(pieces)} pieces" if len(pieces) > 1 else ""
@@ -125,9 +124,7 @@ class Narrator:
         with tqdm(total=len(requests), unit="text", mininterval=1.0) as bar:
             while chunk := list(islice(remaining, _BATCHES * self.batch_size)):
                 pieces = [self.synthesizer.pieces(self._utterance(request)) for request in chunk]
-                flat = [piece for each in pieces for piece in each]
-                said = self.synthesizer.speak_sorted(flat, self.seed, self.batch_size)
-                for index, spoken in by_text(pieces, said):
+                for index, spoken in self.synthesizer.say(pieces, self.seed, self.batch_size):
                     path = chunk[index].path(folder, kind)
                     path.unlink(missing_ok=True)
                     seconds += self._write_files(chunk[index], path, pieces[index], spoken, True)
@@ -144,11 +141,10 @@ class Narrator:
     ) -> float:
         """Writes a text's sound, and what `timestamps` asks for. Returns its seconds. `described`: NAME.json without words
         is written, too."""
-        run, rate = self.synthesizer.run, self.synthesizer.sample_rate
-        sound = join([each.waveform for each in spoken], rate)
+        run, sound = self.synthesizer.run, join(spoken)
         about: dict[str, Any] = {
             "text": request.text,
-            "seconds": round(len(sound) / rate, 3),
+            "seconds": round(sound.seconds, 3),
             "pieces": len(spoken),
             "step": run.step,
             "weights": run.weights,
@@ -163,8 +159,8 @@ class Narrator:
                 about["words"] = as_json(words)
         if described or "words" in about:
             write_atomic(path.with_suffix(".json"), json.dumps(about, indent=1) + "\n")
-        write_sound(path, sound, rate)  # last: its presence means that the text is done
-        return len(sound) / rate
+        sound.save(path)  # last: its presence means that the text is done
+        return sound.seconds
 
     def _speed(self, seconds: float) -> str:
         wall = self.synthesizer.seconds_spent

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from titan_tts.speak.utterance import Speech
+
 PAUSE_SECONDS = 0.12
 """between two pieces"""
 
@@ -30,7 +32,8 @@ def part(waveform: Tensor, index: int, count: int, sample_rate: int) -> Tensor:
     return torch.cat([pause(sample_rate), faded]) if index else faded
 
 
-def join(waveforms: Sequence[Tensor], sample_rate: int) -> Tensor:
-    """(samples,) of pieces with pauses between them."""
-    count = len(waveforms)
-    return torch.cat([part(each, i, count, sample_rate) for i, each in enumerate(waveforms)])
+def join(spoken: Sequence[Speech]) -> Speech:
+    """The speech of pieces with pauses between them."""
+    rate, count = spoken[0].sample_rate, len(spoken)
+    parts = [part(each.waveform, index, count, rate) for index, each in enumerate(spoken)]
+    return Speech(torch.cat(parts), rate, torch.cat([each.latents for each in spoken]))

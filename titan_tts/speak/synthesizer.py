@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -36,20 +36,6 @@ _BATCH = 16
 
 Files = str | Path | Sequence[str | Path]
 """A file, or several in order"""
-
-
-def by_text(
-    texts: Sequence[Sequence[Utterance]], spoken: Iterable[tuple[int, Speech]]
-) -> Iterator[tuple[int, list[Speech]]]:
-    """(index, speech of its pieces) of each text, as soon as it is complete. `spoken`: (number among all pieces, speech)."""
-    pieces = [(text, number) for text, each in enumerate(texts) for number in range(len(each))]
-    done: list[dict[int, Speech]] = [{} for _ in texts]
-    for index, speech in spoken:
-        text, number = pieces[index]
-        done[text][number] = speech
-        if len(done[text]) == len(texts[text]):
-            yield text, [done[text][n] for n in range(len(texts[text]))]
-            done[text] = {}
 
 
 @dataclass
@@ -240,8 +226,8 @@ class Synthesizer:
             for text, voice in zip(texts, found if len(found) > 1 else found * len(texts))
         ]
         pieces = [self.pieces(each) for each in utterances]
-        spoken = dict(self.say(pieces, seed, max(len(texts), _BATCH), sampling))
-        return [spoken[index] for index in range(len(texts))]
+        said = dict(self.say(pieces, seed, max(len(texts), _BATCH), sampling))
+        return [join(said[index]) for index in range(len(texts))]
 
     def say(
         self,
@@ -249,13 +235,18 @@ class Synthesizer:
         seed: int,
         batch_size: int,
         sampling: Sampling | None = None,
-    ) -> Iterator[tuple[int, Speech]]:
-        """(index, speech) of each text as soon as it is complete; `texts`: the pieces of each, see `pieces`."""
-        pieces = [piece for each in texts for piece in each]
-        for index, spoken in by_text(texts, self.speak_sorted(pieces, seed, batch_size, sampling)):
-            whole = join([each.waveform for each in spoken], self.sample_rate)
-            latents = torch.cat([each.latents for each in spoken])
-            yield index, Speech(whole, self.sample_rate, latents)
+    ) -> Iterator[tuple[int, list[Speech]]]:
+        """(index, speech of its pieces) of each text as soon as it is complete; `texts`: the pieces of each, see
+        `pieces`."""
+        places = [(text, number) for text, each in enumerate(texts) for number in range(len(each))]
+        flat = [piece for each in texts for piece in each]
+        done: list[dict[int, Speech]] = [{} for _ in texts]
+        for index, speech in self.speak_sorted(flat, seed, batch_size, sampling):
+            text, number = places[index]
+            done[text][number] = speech
+            if len(done[text]) == len(texts[text]):
+                yield text, [done[text][n] for n in range(len(texts[text]))]
+                done[text] = {}
 
     def stream(
         self,

@@ -1,6 +1,5 @@
-"""A stub of the Hugging Face hub for tests: repositories in memory, uploads as commits, downloads by name."""
+"""A stub of the Hugging Face hub for tests: repositories in memory, downloads by name."""
 
-import base64
 import hashlib
 import http.server
 import json
@@ -17,8 +16,6 @@ class HubServer(http.server.ThreadingHTTPServer):
     Attributes:
         files: "OWNER/NAME/PATH" -> content, of all models; datasets have "datasets/" before it.
         token: requests without it are answered with 401; empty: any may come.
-        private: "OWNER/NAME" -> whether it is, of repositories that were asked for.
-        created: what repositories were asked for.
         ranges: the Range headers of downloads.
     """
 
@@ -29,8 +26,6 @@ class HubServer(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files: dict[str, bytes] = {}
         self.token = token
-        self.private: dict[str, bool] = {}
-        self.created: list[dict[str, Any]] = []
         self.ranges: list[str | None] = []
 
     def __enter__(self) -> "HubServer":
@@ -53,18 +48,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self._handle(b"")
-
-    do_HEAD = do_GET
-
     def do_POST(self) -> None:
-        self._handle(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.do_GET()
 
-    def _handle(self, body: bytes) -> None:
+    def do_GET(self) -> None:
         status, headers, answer = 401, {}, b"{}"
         if self.server.token in self.headers.get("Authorization", ""):
-            status, headers, answer = self._answer(self.path.partition("?")[0], body)
+            status, headers, answer = self._answer(self.path.partition("?")[0])
         self.send_response(status)
         for name, value in {"Content-Length": str(len(answer)), **headers}.items():
             self.send_header(name, value)
@@ -72,23 +63,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(answer)
 
-    def _answer(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        if path == "/api/repos/create":
-            asked = json.loads(body)
-            self.server.created.append(asked)
-            kind = "datasets/" if asked.get("type") == "dataset" else ""
-            name = f"{kind}{asked['organization']}/{asked['name']}"
-            if name in self.server.private:  # `private` is not looked at
-                return 409, {}, json.dumps({"url": f"{self.server.url}/{name}"}).encode()
-            self.server.private[name] = (
-                asked.get("private", False) or asked.get("visibility") == "private"
-            )
-            return 200, {}, json.dumps({"url": f"{self.server.url}/{name}"}).encode()
-        if path == "/api/validate-yaml":
-            return 200, {}, json.dumps({"errors": [], "warnings": []}).encode()
+    do_HEAD = do_GET
+
+    def _answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         if found := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/.*)?", path):
             kind = "" if found[1] == "models" else "datasets/"
-            return self._of_repository(kind + found[2], found[3] or "", body)
+            return self._of_repository(kind + found[2], found[3] or "")
         if found := re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
             content = self.server.files.get(f"{found[1]}/{found[2]}")
             if content is not None:
@@ -107,33 +87,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         part = content[int(start) : int(last) + 1]
         return 206, headers | {"Content-Range": f"bytes {start}-{last}/{len(content)}"}, part
 
-    def _of_repository(
-        self, name: str, path: str, body: bytes
-    ) -> tuple[int, dict[str, str], bytes]:
-        if path == "/preupload/main":
-            modes = [
-                {"path": each["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for each in json.loads(body)["files"]
-            ]
-            return 200, {}, json.dumps({"files": modes}).encode()
-        if path == "/commit/main":
-            for line in map(json.loads, body.splitlines()):
-                if line["key"] == "deletedFile":
-                    del self.server.files[f"{name}/{line['value']['path']}"]
-                if line["key"] == "file":
-                    value = line["value"]
-                    content = base64.b64decode(value["content"])
-                    self.server.files[f"{name}/{value['path']}"] = content
-            address = f"{self.server.url}/{name}/commit/{_COMMIT}"
-            return 200, {}, json.dumps({"commitUrl": address, "commitOid": _COMMIT}).encode()
+    def _of_repository(self, name: str, path: str) -> tuple[int, dict[str, str], bytes]:
         names = self.server.names(name)
-        if not names and name not in self.server.private:
+        if not names:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         if found := re.fullmatch(r"/tree/[^/]+(?:/(.*))?", path):
             return 200, {}, json.dumps(self._tree(name, found[1] or "")).encode()
         siblings = [{"rfilename": each} for each in names]
         about = {"id": name.removeprefix("datasets/"), "sha": _COMMIT, "siblings": siblings}
-        about["private"] = self.server.private.get(name, False)
         return 200, {}, json.dumps(about).encode()
 
     def _tree(self, name: str, folder: str) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def said(synthesizer, text="one two", voice="ann", **more):
     chosen = synthesizer.speaker(voice)
     whole = Utterance(text, chosen, synthesizer.conditions(chosen), **more)
     pieces = synthesizer.pieces(whole, low_latency=True)
-    return join([each.waveform for each in synthesizer.synthesize(pieces)], 100).clamp(-1, 1)
+    return join(synthesizer.synthesize(pieces)).waveform.clamp(-1, 1)
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from titan_tts.speak.joining import join, part
 from titan_tts.speak.long_text import clean_text, split_text
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SamplingOptions
-from titan_tts.speak.utterance import Utterance, Voice
+from titan_tts.speak.utterance import Speech, Utterance, Voice
 
 
 def test_alone_as_in_a_batch(synthesizer):
@@ -128,7 +128,7 @@ def test_long_texts_are_said_in_pieces(synthesizer):
     # So they are from Python, too: in their order, whatever batches their lengths make.
     short, long = synthesizer.synthesize(["one", whole])
     parts = [synthesizer.synthesize([piece])[0] for piece in synthesizer.pieces(whole)]
-    joined = join([each.waveform for each in parts], 100)
+    joined = join(parts).waveform
     torch.testing.assert_close(long.waveform, joined, atol=1e-5, rtol=0)
     assert len(long.latents) == sum(len(each.latents) for each in parts)
     assert len(short.waveform) == HOP * len(short.latents) < len(joined)
@@ -196,10 +196,13 @@ def test_where_a_text_is_split():
 
 
 def test_pieces_are_joined_without_clicks():
-    ones, ramp = torch.ones(20), torch.arange(5) / 5
+    ramp = torch.arange(5) / 5
+    ones = Speech(torch.ones(20), 1000, torch.ones(2, CHANNELS))
     piece = torch.cat([ramp, torch.ones(10), ramp.flip(0)])
     expected = torch.cat([piece, torch.zeros(120), piece])
-    torch.testing.assert_close(join([ones, ones], 1000), expected)
-    assert torch.equal(join([ones], 1000), torch.ones(20))
+    two = join([ones, ones])
+    torch.testing.assert_close(two.waveform, expected)
+    assert two.sample_rate == 1000 and torch.equal(two.latents, torch.ones(4, CHANNELS))
+    assert torch.equal(join([ones]).waveform, torch.ones(20))
     assert part(torch.ones(1), 0, 2, 1000).tolist() == [1]
     assert part(torch.ones(3), 0, 2, 1000)[0] == 0

@@ -82,7 +82,7 @@ def test_each_text_of_a_list_becomes_a_file_and_is_resumed(
     assert generate(*said, "--overwrite") == 0
     assert (new / "000001.flac").stat().st_mtime_ns != before
     # A kill before the new sound does not leave the old one beside the new description.
-    monkeypatch.setattr("titan_tts.speak.generate.write_sound", None)
+    monkeypatch.setattr("titan_tts.speak.utterance.write_sound", None)
     with pytest.raises(TypeError):
         generate(*said, "--overwrite")
     assert len([*new.glob("*.flac")]) == 2
