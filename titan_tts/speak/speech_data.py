@@ -45,7 +45,8 @@ class TrainingShards:
         return fit_durations(self.dataset, self.encoder)
 
     def reference(self, speaker: str) -> Tensor:
-        """(R, C) latents of a speaker's longest reference; if no sample of the speaker has one, of the longest sample."""
+        """(R, C) latents of a speaker's longest reference. One that is shorter than [data] max_speaker_frames, as of a list of
+        single words, is followed by the speaker's longest recordings: a voice is not heard in a second."""
         dataset, (codes, speakers) = self.dataset, self.dataset.labels("speaker")
         has = named(self.speakers, 20) or "none"
         require(
@@ -53,12 +54,13 @@ class TrainingShards:
             f"--speaker = {speaker}, but the data have no such speaker; they have: {has}",
         )
         samples = np.flatnonzero(codes == speakers.index(speaker))
-        longest = int(samples[np.argmax(dataset.reference_frames[samples])])
-        if dataset.reference_frames[longest]:
-            return torch.from_numpy(dataset.load(longest).reference)
-        # Training data give a speaker's only recording no reference: it would be a part of its target.
-        longest = int(samples[np.argmax(dataset.frames[samples])])
-        return torch.from_numpy(dataset.load(longest).latents)
+        given = int(samples[np.argmax(dataset.reference_frames[samples])])
+        parts = [dataset.load(given).reference] if dataset.reference_frames[given] else []
+        for sample in samples[np.argsort(-dataset.frames[samples], kind="stable")].tolist():
+            if sum(map(len, parts)) >= self.data.max_speaker_frames:
+                break
+            parts.append(dataset.load(sample).latents)
+        return torch.from_numpy(np.concatenate(parts))
 
     @property
     def speakers(self) -> list[str]:

@@ -97,15 +97,30 @@ def test_references_are_treated_as_the_data_were(codec, tmp_path):
     assert len(encode_reference(path, codec, AudioSettings(), 384)) < len(given)
 
 
-def test_a_speaker_of_the_data_gives_the_longest_reference_or_recording(tmp_path):
-    """Who has one recording has no reference in training; to speak in that voice it is one."""
+@pytest.mark.parametrize(
+    "limit, wanted",
+    [
+        # ann's longest reference is enough, or is followed by her longest recordings. Cat and dan have no reference.
+        (6, {"ann": [1] * 6, "cat": [3] * 8, "dan": [5] * 7}),
+        (7, {"ann": [1] * 6 + [0] * 9, "cat": [3] * 8, "dan": [5] * 7}),
+        (
+            30,
+            {
+                "ann": [1] * 6 + [0] * 9 + [2] * 7 + [1] * 5,
+                "cat": [3] * 8,
+                "dan": [5] * 7 + [4] * 3,
+            },
+        ),
+    ],
+)
+def test_a_speaker_of_the_data_gives_as_much_as_the_model_hears(tmp_path, limit, wanted):
     lengths = [("ann", 9, 4), ("ann", 5, 6), ("ann", 7, 5), ("cat", 8, 0), ("dan", 3, 0)]
     samples = []
     for number, (speaker, frames, reference) in enumerate([*lengths, ("dan", 7, 0)]):
         arrays = [np.full((n, 8), number, np.float16) for n in (frames, reference)]
         samples.append(Triplet(f"k{number}", *arrays, {"text": "x", "speaker": speaker}))
     write_shard(tmp_path / "s.tar", samples)
-    shards = TrainingShards(Data(path=str(tmp_path), latent_channels=8), Encoder(), None)
-    for speaker, shape, value in (("ann", (6, 8), 1), ("cat", (8, 8), 3), ("dan", (7, 8), 5)):
-        reference = shards.reference(speaker)
-        assert reference.shape == shape and (reference == value).all()
+    data = Data(path=str(tmp_path), latent_channels=8, max_speaker_frames=limit)
+    shards = TrainingShards(data, Encoder(), None)
+    for speaker, values in wanted.items():
+        assert shards.reference(speaker).tolist() == [[float(value)] * 8 for value in values]
