@@ -26,8 +26,13 @@ from torchtitan.models.dit_tts.bounded import read_pickle  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
 from torchtitan.models.dit_tts.files import atomic_file, save_weights  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import decode, resample, to_mono  # noqa: E402
-from torchtitan.models.dit_tts.speech.codec.mel_dct import ANALYSIS, MelDctCodec  # noqa: E402
-from torchtitan.models.dit_tts.speech.codec.spectrogram import hann_window, stft  # noqa: E402
+from torchtitan.models.dit_tts.speech.codec.mel_dct import MelDctCodec  # noqa: E402
+from torchtitan.models.dit_tts.speech.codec.spectrogram import (  # noqa: E402
+    HOP,
+    hann_window,
+    stft,
+)
+from torchtitan.models.dit_tts.speech.codec.spectrogram import SAMPLE_RATE as RATE  # noqa: E402
 from torchtitan.models.dit_tts.speech.codec.vocoder import (  # noqa: E402
     HIGHEST_PITCH,
     LOWEST_PITCH,
@@ -37,7 +42,6 @@ from torchtitan.models.dit_tts.speech.codec.vocoder import (  # noqa: E402
     pitch_bins,
 )
 
-RATE, HOP = ANALYSIS.sample_rate, ANALYSIS.hop
 SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".g722")
 FRAMES = 100  # of 10 ms, of a crop
 LEARNING_RATE = 1.5e-3
@@ -194,7 +198,7 @@ def main(args: list[str]) -> int:
     speech = read_speech(options.speech, options.without, options.hours)
     options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    network = Vocoder(ANALYSIS)
+    network = Vocoder()
     train(speech, network, options.out / "checkpoint.pt", options.batch, options.steps)
     tensors = {name: each.half() for name, each in network.state_dict().items()}
     save_weights(tensors, options.out / "vocoder.safetensors", {"format": "pt"})

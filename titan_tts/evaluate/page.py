@@ -146,7 +146,7 @@ def shown_utterances(report: dict[str, Any], evaluation: "Evaluation", count: in
         for sound in with_spectrograms([*_sounds(prompt, evaluation, systems, seed)]):
             if scores := row["scores"].get(sound.label):
                 score = scores[seed if len(scores) > 1 else 0]
-                wanted = scorers.expected(row["text"])
+                wanted = scorers.added.without(row["text"])
                 heard = marks(wanted, score["heard"], prompt.language, spelling)
                 sound = replace(sound, words=heard, **_verdict(score))
             sounds.append(sound)

@@ -12,7 +12,6 @@ from recipes.vocoder.train_vocoder import main as train
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.config.codec_name import from_any_folder, split_vocoder
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
-from torchtitan.models.dit_tts.speech.codec.mel_dct import ANALYSIS
 from torchtitan.models.dit_tts.speech.codec.vocoder import (
     Vocoder,
     fill_pitch,
@@ -29,7 +28,7 @@ RATE = 16_000
 def weights(tmp_path_factory) -> Path:
     """Weights as they are first drawn, in half precision, of a network that hears a pitch everywhere."""
     torch.manual_seed(0)
-    tensors = {name: each.half() for name, each in Vocoder(ANALYSIS).state_dict().items()}
+    tensors = {name: each.half() for name, each in Vocoder().state_dict().items()}
     tensors["pitch.head.bias"][-1] = 20.0
     path = tmp_path_factory.mktemp("vocoder") / "my+vocoder.safetensors"
     save_file(tensors, path)

@@ -162,20 +162,15 @@ def load_subword_tokenizer(model: str) -> SubwordTokenizer:
 
 def _begun_text(text: TextTokenizer, begin: str | None, begin_id: int | None) -> TextTokenizer:
     """The tokenizer with no other special token than this one before each text; None: without any."""
-    contents = json.loads(text.to_json())
-    contents["post_processor"] = None
+    from tokenizers import Tokenizer, processors
+
+    backend = Tokenizer.from_str(text.to_json())
+    backend.post_processor = None  # type: ignore[assignment]
     if begin is not None:
-        parts = [
-            {"SpecialToken": {"id": begin, "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ]
-        contents["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": parts,
-            "pair": [*parts, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {begin: {"id": begin, "ids": [begin_id], "tokens": [begin]}},
-        }
-    return TextTokenizer(json.dumps(contents))
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", pair=f"{begin} $A $B:1", special_tokens=[(begin, begin_id)]
+        )
+    return TextTokenizer(backend.to_str())
 
 
 def _load_tokenizer(model: str) -> tuple[Any, TextTokenizer]:

@@ -2,11 +2,10 @@
 
 Two kinds of files, both with the released model's names (`released_names`):
 - `weights.pth`: {"state_dict": tensors, "metadata": {"kwargs": sizes}}, as it was released;
-- `.safetensors`: tensors, with the kwargs as JSON under "kwargs" in the metadata header. Without
-  the header the sizes follow from the shapes.
+- `.safetensors`: tensors, with {"sample_rate": Hz} as JSON under "kwargs" in the metadata header.
 
-A convolution's weight may be stored directly (`weight`) or under weight norm (Salimans and Kingma
-2016, w = g * v / |v|), by either of torch's names for it. Folding computes w in float64, summing in
+The sizes follow from the shapes. A convolution's weight may be stored directly (`weight`) or under
+weight norm (`weight_g` and `weight_v`, Salimans and Kingma 2016, w = g * v / |v|). Folding computes w in float64, summing in
 a fixed order, so that every machine gets the same bits and the same fingerprint.
 """
 
@@ -40,10 +39,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Of the released model: a state dict alone does not contain the rate.
 _RELEASED_RATE, _RELEASED_HOP = 48_000, 1920
 _MAX_RATE = 1_000_000
-_NORMED = (
-    ("weight_g", "weight_v"),
-    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
-)
 # Layers that add the watermark, or that only training uses.
 _IGNORED = re.compile(
     r"decoder\.wm_model\.(?!encoder_block\.pre\.[01]\.)|decoder\.model\.\d+\.block\.(3|6|7|11)\.|discriminator\."
@@ -72,36 +67,17 @@ class DacVaeWeights:
 def find_weights(name: str) -> tuple[Path, str]:
     """(file, name of the codec that works in any folder) of a path or hub name."""
     path = Path(os.path.abspath(Path(name).expanduser()))
-    if path.is_dir():
-        found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES)
-        if len(found) != 1:
-            has = _listed([one.name for one in found]) or "none"
-            raise InputError(
-                f"the folder {path} must hold one .pth or .safetensors file, but holds {has}; give the "
-                "file"
-            )
-        return found[0], str(found[0])
-    if path.suffix in SUFFIXES:
-        if not path.is_file():
-            raise InputError(f"codec = {name}, but there is no file {path}")
+    if path.suffix in SUFFIXES and path.is_file():
         return path, str(path)
-    if path.exists():
-        raise InputError(f"codec = {name}, but DAC-VAE weights end in {' or '.join(SUFFIXES)}")
-    if not HUB_NAME.fullmatch(name):
+    if path.suffix in SUFFIXES or path.exists() or not HUB_NAME.fullmatch(name):
         raise InputError(
-            f"codec = {name}, but that is neither a path nor a hub name; known are: mel_dct (without weights), "
-            "a weights.pth or .safetensors of a DAC-VAE, the folder of one, or a hub name such as "
-            "facebook/dacvae-watermarked"
+            f"codec = {name}, but that is neither a file of weights nor a hub name; known are: mel_dct (without weights), "
+            "a .pth or .safetensors file of a DAC-VAE, or a hub name such as facebook/dacvae-watermarked"
         )
-    return _download(name), name
-
-
-def _download(name: str) -> Path:
-    """The released file of a hub repository, from the cache if possible."""
     try:
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(name, RELEASED_FILE))
+        return Path(hf_hub_download(name, RELEASED_FILE)), name
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise InputError(
             f"codec = {name}, but that is no local path, and the hub's {RELEASED_FILE} cannot be loaded "
@@ -157,12 +133,11 @@ def fold_weight_norms(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of all layers, under `weight` those that were stored as magnitude and direction. What only adds the
     watermark is left out."""
     found = {name: value for name, value in stored.items() if not _IGNORED.match(name)}
-    for magnitude, direction in _NORMED:
-        for name in [name for name in found if name.endswith(f".{magnitude}")]:
-            layer = name.removesuffix(f".{magnitude}")
-            if f"{layer}.{direction}" in found:
-                parts = found.pop(name), found.pop(f"{layer}.{direction}")
-                found[f"{layer}.weight"] = fold_weight_norm(*parts)
+    for name in [name for name in found if name.endswith(".weight_g")]:
+        layer = name.removesuffix(".weight_g")
+        if f"{layer}.weight_v" in found:
+            parts = found.pop(name), found.pop(f"{layer}.weight_v")
+            found[f"{layer}.weight"] = fold_weight_norm(*parts)
     return found
 
 
@@ -211,26 +186,13 @@ def read_sizes(path: Path, stored: Mapping[str, Tensor], kwargs: Mapping[str, An
     )
 
 
-def _kwargs(sizes: DacVaeSizes) -> dict[str, Any]:
-    """The sizes under the names that the released metadata has."""
-    return {
-        "encoder_dim": sizes.encoder_dim,
-        "encoder_rates": list(sizes.strides),
-        "latent_dim": sizes.feature_dim,
-        "decoder_dim": sizes.decoder_dim,
-        "decoder_rates": list(sizes.strides[::-1]),
-        "codebook_dim": sizes.latent_channels,
-        "sample_rate": sizes.sample_rate,
-    }
-
-
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
 def write_safetensors(network: DacVae, path: str | Path) -> None:
-    """Write the folded weights under the released names, with the sizes in the header."""
+    """Write the folded weights under the released names, with the rate in the header."""
     from safetensors.torch import save
 
     sizes = network.sizes
@@ -239,5 +201,5 @@ def write_safetensors(network: DacVae, path: str | Path) -> None:
     for parameter, tensor in network.state_dict().items():
         layer, _, kind = parameter.rpartition(".")
         tensors[f"{names[layer]}.{kind}"] = tensor.cpu().contiguous()
-    header = {"format": "pt", "kwargs": json.dumps(_kwargs(sizes))}
+    header = {"format": "pt", "kwargs": json.dumps({"sample_rate": sizes.sample_rate})}
     write_atomic(path, save(tensors, header))

@@ -37,6 +37,10 @@ from torchtitan.models.dit_tts.speech.codec.interface import (
     check_waveforms,
 )
 from torchtitan.models.dit_tts.speech.codec.spectrogram import (
+    HOP,
+    MEL_BANDS,
+    SAMPLE_RATE,
+    WINDOW_LENGTH,
     griffin_lim,
     hann_window,
     integrate_phase,
@@ -44,16 +48,11 @@ from torchtitan.models.dit_tts.speech.codec.spectrogram import (
     mel_filters,
     stft,
 )
-from torchtitan.models.dit_tts.speech.codec.vocoder import Analysis, load_vocoder
+from torchtitan.models.dit_tts.speech.codec.vocoder import load_vocoder
 
 STATISTICS_FILE = Path(__file__).with_name(STATISTICS_NAME)
 VOCODER_FILE = Path(__file__).with_name(f"{VOCODER}.safetensors")
-SAMPLE_RATE = 16_000
-WINDOW_LENGTH = 640  # samples
-SPECTROGRAM_HOP = 160  # samples
 STACKED_FRAMES = 4  # spectrogram frames per latent frame
-MEL_BANDS = 80
-ANALYSIS = Analysis(SAMPLE_RATE, WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS)
 KEPT_COLUMNS = (56, 40, 20, 12)  # DCT columns of each of the four rows; 128 in all
 AMPLITUDE_FLOOR = 1e-4  # added to the band amplitudes, where a full-scale sine has 1; -80 dB
 AMPLITUDE_CEILING = 50.0  # no speech comes near it; keeps an untrained model's output finite
@@ -84,7 +83,7 @@ class MelDctTransform:
 
     def analyse(self, waveform: Tensor) -> Tensor:
         """Coefficients (T, 128) of a waveform (T * 640,)."""
-        amplitude = stft(waveform, self.window, SPECTROGRAM_HOP).abs() * self.amplitude_scale
+        amplitude = stft(waveform, self.window, HOP).abs() * self.amplitude_scale
         log_mel = (amplitude @ self.filters.T + AMPLITUDE_FLOOR).log()
         blocks = log_mel.view(-1, STACKED_FRAMES, MEL_BANDS)
         return (self.row_dct @ blocks @ self.column_dct.T).flatten(1)[:, self.kept_index]
@@ -102,8 +101,8 @@ class MelDctTransform:
         mel = log_mel.clamp_max(math.log(AMPLITUDE_CEILING)).exp() - AMPLITUDE_FLOOR
         spectrum = invert_mel(mel.clamp_min(1e-9), self.filters, MEL_INVERSION_ITERATIONS)
         spectrum = spectrum / self.amplitude_scale
-        phase = integrate_phase(spectrum, WINDOW_LENGTH, SPECTROGRAM_HOP)
-        return griffin_lim(spectrum, phase, self.window, SPECTROGRAM_HOP, GRIFFIN_LIM_ITERATIONS)
+        phase = integrate_phase(spectrum, WINDOW_LENGTH, HOP)
+        return griffin_lim(spectrum, phase, self.window, HOP, GRIFFIN_LIM_ITERATIONS)
 
 
 class MelDctCodec(Codec):
@@ -111,7 +110,7 @@ class MelDctCodec(Codec):
 
     name = "mel_dct"
     sample_rate = SAMPLE_RATE
-    hop_length = SPECTROGRAM_HOP * STACKED_FRAMES
+    hop_length = HOP * STACKED_FRAMES
     latent_channels = sum(KEPT_COLUMNS)
 
     def __init__(
@@ -135,10 +134,10 @@ class MelDctCodec(Codec):
         self.transform = MelDctTransform()
         # After division by sd^0.5 the variance of a channel is its sd: their mean becomes one.
         self.scale = deviation.sqrt() * deviation.mean().sqrt()
-        settings = (WINDOW_LENGTH, SPECTROGRAM_HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)
+        settings = (WINDOW_LENGTH, HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)
         self.vocoder = None
         if vocoder_file is not None:  # only decoding uses it, so the fingerprint stays
-            self.vocoder, self.name = load_vocoder(vocoder_file, ANALYSIS), f"mel_dct+{VOCODER}"
+            self.vocoder, self.name = load_vocoder(vocoder_file), f"mel_dct+{VOCODER}"
         self.fingerprint = hashlib.sha256(f"{settings}{text}".encode()).hexdigest()[:16]
 
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:

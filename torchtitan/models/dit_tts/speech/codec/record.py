@@ -8,7 +8,7 @@ from typing import Any
 
 from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import expand_braces, is_remote, local_path, matching_shards
 from torchtitan.models.dit_tts.speech.codec import Codec, codec_kind
 
@@ -32,6 +32,9 @@ class RecordedCodec:
 
     settings: dict[str, Any] = field(default_factory=dict)
     """all of prepare's settings; an exported folder has none"""
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.kind}, {self.fingerprint})"
 
 
 def recorded_codecs(data_path: str | Sequence[str]) -> list[RecordedCodec]:
@@ -87,28 +90,26 @@ def check_kind(codec: str, data_path: str | Sequence[str]) -> None:
     codecs. Loads nothing."""
     records = recorded_codecs(data_path)
     for record in records:
-        if codec_kind(codec) != record.kind:
-            raise InputError(
-                f"[sampling] codec = {codec!r}, but according to {record.path} the latents of [data] path are "
-                f"{record.kind}'s, which another codec turns into noise; set it to the data's codec"
-            )
-        if record.fingerprint != records[0].fingerprint:
-            raise InputError(
-                f"[data] path names latents of two codecs: {record.path} names one with the fingerprint "
-                f"{record.fingerprint}, and {records[0].path} one with {records[0].fingerprint}; prepare all "
-                "recordings with the same codec"
-            )
+        require(
+            codec_kind(codec) == record.kind,
+            f"[sampling] codec = {codec!r}, but according to {record.path} the latents of [data] path are "
+            f"{record.kind}'s, which another codec turns into noise; set it to the data's codec",
+        )
+        require(
+            record.fingerprint == records[0].fingerprint,
+            f"[data] path names latents of two codecs: {record} and {records[0]}; prepare all recordings with the same "
+            "codec",
+        )
 
 
 def check_codec(codec: Codec, data_path: str | Sequence[str]) -> None:
     """Raises InputError where a codec is not the one that encoded the data."""
     for record in recorded_codecs(data_path):
-        if codec.fingerprint != record.fingerprint:
-            raise InputError(
-                f"codec {codec.name!r} (fingerprint {codec.fingerprint}) is not the one that "
-                f"{record.path} names ({record.kind}, {record.fingerprint}), whose latents the run was "
-                "trained on; give that one by --codec"
-            )
+        require(
+            codec.fingerprint == record.fingerprint,
+            f"codec {codec.name!r} (fingerprint {codec.fingerprint}) is not the one that {record} names, whose latents "
+            "the run was trained on; give that one by --codec",
+        )
 
 
 def check_same_codec(
@@ -121,9 +122,7 @@ def check_same_codec(
     the training data."""
     known = {record.fingerprint: record for record in recorded_codecs(data_path)}
     for record in recorded_codecs(path):
-        if known and record.fingerprint not in known:
-            other = next(iter(known.values()))
-            raise InputError(
-                f"{about}: {record.path} names another codec ({record.kind}, {record.fingerprint}) "
-                f"than {other.path} ({other.kind}, {other.fingerprint}); {remedy}"
-            )
+        require(
+            not known or record.fingerprint in known,
+            f"{about}: {record} names another codec than {next(iter(known.values()), None)}; {remedy}",
+        )

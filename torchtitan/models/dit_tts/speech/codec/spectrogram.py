@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+# Of mel_dct, whose log-mel frames the vocoder reads and whose STFT frames it writes.
+SAMPLE_RATE, WINDOW_LENGTH, HOP, MEL_BANDS = 16_000, 640, 160, 80  # Hz, samples, samples
+
 
 def hann_window(length: int) -> Tensor:
     """Periodic Hann window (length,), float32."""

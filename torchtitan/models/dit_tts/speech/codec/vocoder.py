@@ -14,7 +14,6 @@ recipes/vocoder/train_vocoder.py trains it.
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,16 @@ from torch.nn.functional import gelu, interpolate
 
 from torchtitan.models.dit_tts.bounded import read_weights
 from torchtitan.models.dit_tts.errors import reading
-from torchtitan.models.dit_tts.speech.codec.spectrogram import hann_window, istft, mel_filters, stft
+from torchtitan.models.dit_tts.speech.codec.spectrogram import (
+    HOP,
+    MEL_BANDS,
+    SAMPLE_RATE,
+    WINDOW_LENGTH,
+    hann_window,
+    istft,
+    mel_filters,
+    stft,
+)
 
 LOWEST_PITCH, HIGHEST_PITCH = 50.0, 600.0  # Hz
 PITCH_BINS = 128  # equal steps of the logarithm, a third of a semitone
@@ -33,16 +41,6 @@ _PEAK_BINS = 3  # on each side of the likeliest, over which the pitch is average
 _VOICED = 0.5  # probability
 _KERNEL = 7  # frames
 _MAX_LOG_GAIN = 6.0  # of an amplitude
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """The STFT whose mel bands the network reads and whose frames it writes."""
-
-    sample_rate: int
-    window_length: int
-    hop: int
-    mel_bands: int
 
 
 class Block(nn.Module):
@@ -80,21 +78,20 @@ class Stack(nn.Module):
 
 
 class Vocoder(nn.Module):
-    """Log-mel amplitudes (B, F, mel_bands) -> waveforms (B, F * hop)."""
+    """Log-mel amplitudes (B, F, 80) -> waveforms (B, F * 160)."""
 
     window: Tensor
     between_bands: Tensor
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.analysis = analysis
-        self.bins = analysis.window_length // 2 + 1
-        self.pitch = Stack(analysis.mel_bands, 96, 256, 4, PITCH_BINS + 1)
-        self.filters = Stack(analysis.mel_bands + 2, 192, 480, 7, 3 * self.bins)
+        self.bins = WINDOW_LENGTH // 2 + 1
+        self.pitch = Stack(MEL_BANDS, 96, 256, 4, PITCH_BINS + 1)
+        self.filters = Stack(MEL_BANDS + 2, 192, 480, 7, 3 * self.bins)
         with torch.no_grad():  # begins near what the mel bands say
             self.filters.head.weight.mul_(0.1)
-        self.register_buffer("window", hann_window(analysis.window_length), persistent=False)
-        bands = mel_filters(analysis.mel_bands, self.bins, analysis.sample_rate)
+        self.register_buffer("window", hann_window(WINDOW_LENGTH), persistent=False)
+        bands = mel_filters(MEL_BANDS, self.bins, SAMPLE_RATE)
         bands[:, 0], bands[:, -1] = bands[:, 1], bands[:, -2]  # no band reaches the ends
         self.register_buffer("between_bands", bands / bands.sum(0), persistent=False)
 
@@ -107,17 +104,16 @@ class Vocoder(nn.Module):
         self, log_mel: Tensor, pitch: Tensor, voiced: Tensor, noise: Tensor
     ) -> Tensor:
         """Waveforms (B, F * hop) of pitch in Hz (B, F), voiced in [0, 1] (B, F) and white noise (B, F * hop)."""
-        hop = self.analysis.hop
         about = torch.stack([(pitch / 150).log2() * voiced, voiced], -1)
         given = torch.cat([_scaled(log_mel), about], -1)
         gain, phase, noise_gain = self.filters(given).float().split(self.bins, -1)
-        pulses = pulse_train(pitch, voiced, hop, self.analysis.sample_rate)
+        pulses = pulse_train(pitch, voiced, HOP, SAMPLE_RATE)
         level = log_mel @ self.between_bands
         gain, noise_gain = ((level + each).clamp_max(_MAX_LOG_GAIN) for each in (gain, noise_gain))
         filters = torch.polar(gain.exp(), phase + minimum_phase(gain))
-        spectrum = stft(pulses, self.window, hop) * filters
-        spectrum = spectrum + stft(noise, self.window, hop) * noise_gain.exp()
-        return istft(spectrum, self.window, hop)
+        spectrum = stft(pulses, self.window, HOP) * filters
+        spectrum = spectrum + stft(noise, self.window, HOP) * noise_gain.exp()
+        return istft(spectrum, self.window, HOP)
 
     @torch.no_grad()
     def forward(self, log_mel: Tensor) -> Tensor:
@@ -126,7 +122,7 @@ class Vocoder(nn.Module):
         voiced = voiced_logits.sigmoid() > _VOICED
         pitch = fill_pitch(likeliest_pitch(logits)[0].numpy(), voiced[0].numpy())
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(1, len(log_mel) * self.analysis.hop, generator=generator)
+        noise = torch.randn(1, len(log_mel) * HOP, generator=generator)
         given = torch.from_numpy(pitch)[None], voiced.float(), noise
         return self.filter_excitations(log_mel[None], *given)[0]
 
@@ -180,11 +176,11 @@ def pulse_train(pitch: Tensor, voiced: Tensor, hop: int, sample_rate: int) -> Te
     return (total * (2 / count).sqrt() * voiced).float()
 
 
-def load_vocoder(path: Path, analysis: Analysis) -> Vocoder:
+def load_vocoder(path: Path) -> Vocoder:
     """The vocoder of a file that recipes/vocoder/train_vocoder.py wrote. Raises InputError for another file."""
     with reading(f"vocoder = {path}", "give a file that recipes/vocoder/train_vocoder.py wrote"):
         tensors, _ = read_weights(path)
-        network = Vocoder(analysis)
+        network = Vocoder()
         wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise ValueError("not the weights of this vocoder: other names or shapes")

@@ -29,10 +29,6 @@ class Scorers:
 
     pitch: PitchTracker | None = None
 
-    def expected(self, text: str) -> str:
-        """The words of a text that the recognizer should hear."""
-        return self.added.without(text)
-
 
 @dataclass(frozen=True)
 class UtteranceScore:
@@ -60,7 +56,7 @@ def score(
     if scorers.recognizer is not None:
         heard = scorers.recognizer.transcribe(sound, language)
         spelling = getattr(scorers.recognizer, "spelling", None)
-        errors = count_errors(scorers.expected(text), heard, language, spelling)
+        errors = count_errors(scorers.added.without(text), heard, language, spelling)
     if scorers.speaker is not None and reference is not None:
         similarity = _finite(_cosine(*scorers.speaker.embed([sound, reference])))
     if scorers.opinion is not None:

@@ -40,8 +40,11 @@ class _Whisper:
                     f"{self.name} was trained on English alone and cannot write a text such as '{text[:40]}'; take "
                     "a multilingual one"
                 )
-        for language in languages if self.of_english else ():
-            _check_english(language_code(language), self.name)
+        for code in map(language_code, languages if self.of_english else ()):
+            if code not in ("", "en"):
+                raise InputError(
+                    f"{self.name} was trained on English alone and the language is {code}; take a multilingual one"
+                )
 
 
 class WhisperRecognizer(_Whisper):
@@ -120,9 +123,6 @@ class WhisperRecognizer(_Whisper):
             options["task"] = "transcribe"
             if all(code in self.languages for code in codes):
                 options["language"] = codes[0] if len(codes) == 1 else list(codes)
-        else:
-            for code in codes:
-                _check_english(code, self.name)
         with torch.inference_mode(), quiet_transformers():
             tokens = self.model.generate(**features, do_sample=False, num_beams=1, **options)
         texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
@@ -164,8 +164,6 @@ class FasterWhisperRecognizer(_Whisper):
     ) -> list[tuple[str, str, float]]:
         """(words, language code, confidence) of each, one after the other."""
         code = language_code(language)
-        if self.of_english:
-            _check_english(code, self.name)
         if code not in self.model.supported_languages:
             code = ""
         return [self._hear(sound.samples(_RATE), code) for sound in sounds]
@@ -202,10 +200,3 @@ def check_whisper(model: str) -> str:
             "another recognizer as package.module:factory"
         )
     return path
-
-
-def _check_english(code: str, name: str) -> None:
-    if code not in ("", "en"):
-        raise InputError(
-            f"{name} was trained on English alone and the language is {code}; take a multilingual one"
-        )
