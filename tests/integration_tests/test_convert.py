@@ -1,4 +1,4 @@
-"""Tiny models of Echo-TTS and Irodori-TTS from their weights to voices of their own, and back in their layout."""
+"""A tiny model of Irodori-TTS from its weights to a voice of its own, and back in its layout."""
 
 import json
 import tomllib
@@ -12,12 +12,10 @@ from tests.helpers.echo_style import Sizes, random_weights
 from tests.helpers.pretrained_checkpoints import gemma_tokenizer
 from tests.helpers.speech_corpora import tone
 from tools.harness.forked import titan_tts
-from tools.harness.synthetic import make_shards
 
-FUNCTION = "tests.helpers.small_codec:SmallCodec"
-CODEC = f"--codec={FUNCTION}"
-SIZES = {"echo": Sizes(), "irodori": replace(Sizes(), vocabulary=700, patch=2)}
-FILES = {"echo": "pytorch_model.safetensors", "irodori": "model.safetensors"}
+CODEC = "--codec=tests.helpers.small_codec:SmallCodec"
+SIZES = replace(Sizes(), vocabulary=700, patch=2)
+FILE = "model.safetensors"
 HEADER = {"text_tokenizer_repo": "some/tokenizer", "fixed_target_latent_steps": 120}
 FLOAT32 = "--training.mixed_precision_param=float32"
 # Rows are as long as the model's longest utterance.
@@ -30,11 +28,10 @@ def command(*arguments):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def write_base(project, folder):
-    """A converted model of the project."""
+def write_base(folder):
+    """A converted model of Irodori-TTS."""
     folder.mkdir()
-    header = {"config_json": json.dumps(HEADER)} if project == "irodori" else None
-    save_file(random_weights(SIZES[project]), folder / FILES[project], header)
+    save_file(random_weights(SIZES), folder / FILE, {"config_json": json.dumps(HEADER)})
     gemma_tokenizer().save_pretrained(folder / "tokenizer")
     command("convert", folder, folder / "base", CODEC, f"--tokenizer={folder / 'tokenizer'}")
     return folder / "base"
@@ -56,7 +53,7 @@ def write_recordings(folder):
 
 def test_a_voice_of_it_and_back(tmp_path):
     recordings = write_recordings(tmp_path / "recordings")
-    base = write_base("irodori", tmp_path / "irodori")
+    base = write_base(tmp_path / "irodori")
     more = ["--speaker=me", "--steps=2", "--heldout-fraction=0.25", CODEC, FLOAT32, *SMALL]
     command("finetune", base, recordings, tmp_path / "tuned", *more)
     run = tmp_path / "tuned/run"
@@ -72,19 +69,8 @@ def test_a_voice_of_it_and_back(tmp_path):
     sound, rate = soundfile.read(tmp_path / "a.flac")
     assert rate == 16_000 and 0 < len(sound) <= 120 * 640
     command("convert", tmp_path / "voice", tmp_path / "theirs", "--to=irodori")
-    theirs = load_file(tmp_path / "theirs" / FILES["irodori"])
-    before = random_weights(SIZES["irodori"])
+    theirs = load_file(tmp_path / "theirs" / FILE)
+    before = random_weights(SIZES)
     assert {n: v.shape for n, v in theirs.items()} == {n: v.shape for n, v in before.items()}
     changed = "blocks.1.attention.wk_speaker.weight"
     assert 0 < (theirs[changed] - before[changed]).abs().max() < 0.1
-
-
-def test_a_run_starts_from_it(tmp_path):
-    base = write_base("echo", tmp_path / "echo")
-    make_shards(tmp_path / "data", 12, channels=6)
-    keys = [f"--data.path={tmp_path / 'data'}", f"--checkpoint.initial_load_path={base}", FLOAT32]
-    keys += ["--training.steps=2", "--data.batch_multiple=4", *SMALL]
-    keys += [f"--job.dump_folder={tmp_path}", "--job.experiment=run", "--metrics.log_freq=1"]
-    keys += ["--data.max_dropped_fraction=1", f"--sampling.codec={FUNCTION}"]
-    command("train", base / "fine_tune.toml", *keys)
-    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2

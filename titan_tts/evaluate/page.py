@@ -8,9 +8,7 @@ import numpy as np
 
 from titan_tts.evaluate.prompts import REFERENCE, Prompt, read_sound
 from titan_tts.evaluate.report import (
-    CODEC,
     FIGURES,
-    RECORDINGS,
     SPEED,
     SYSTEM,
     shown_figures,
@@ -26,6 +24,13 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language,
 if TYPE_CHECKING:
     from titan_tts.evaluate.evaluate import Evaluation
 
+_MEANING = (
+    "Small figures: 95 % intervals, for other texts in these voices and other noise. No system can be expected to be better "
+    "than the codec's row, nor the codec than the recordings. WER and CER: errors per word and character of all texts, both "
+    "sides normalized. Duration error: mean difference of the lengths of speech and recording. F0: near that of the recordings "
+    "is good. Real-time factor: seconds to make a second of speech."
+)
+
 
 def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) -> Page:
     """The page, of what `report.build` and `shown_utterances` return."""
@@ -33,9 +38,7 @@ def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) ->
     test, total = report["test"], len(report["utterances"])
     seeds = f", {counted(len(systems[0]['seeds']), 'noise seed')} each" if systems else ""
     parts: list[Part] = [
-        Section(
-            "Figures", [figures_table(report), *_explained(report), *differences_table(report)]
-        ),
+        Section("Figures", [figures_table(report), Note(_MEANING), *differences_table(report)]),
         Section("Measured with", [Table((), [*_measured_with(report, systems)], left=(0, 1))]),
     ]
     if utterances:
@@ -69,27 +72,6 @@ def figures_table(report: dict[str, Any]) -> Table:
         rows.append([*cells, SPEED.text(row.get("real_time_factor"))])
     heads = (figure.head for figure in figures.values())
     return Table(("", *heads, SPEED.head), rows, on_terminal=1000)
-
-
-def _explained(report: dict[str, Any]) -> Iterator[Part]:
-    """What the figures mean, those that are there."""
-    kinds = [row["kind"] for row in report["rows"]]
-    words = "Small figures: 95 % intervals, for other texts in these voices and other noise. "
-    if CODEC in kinds:
-        words += "No system can be expected to be better than the codec's row"
-        words += ", nor the codec than the recordings. " if RECORDINGS in kinds else ". "
-    words += (
-        "WER and CER: errors per word and character of all texts, both sides normalized. Duration error: mean difference of "
-        "the lengths of speech and recording. "
-    )
-    if "pitch" in shown_figures(report):
-        words += (
-            "F0: mean of the utterances' medians, and of their ranges from the 10th to the 90th percentile; near those of the "
-            "recordings is good. "
-        )
-    if batch := report["rows"][-1].get("batch_size"):
-        words += f"Real-time factor: seconds to make a second of speech, in batches of {batch}."
-    yield Note(words.strip())
 
 
 def differences_table(report: dict[str, Any]) -> Iterator[Part]:

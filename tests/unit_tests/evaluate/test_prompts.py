@@ -133,13 +133,14 @@ def test_a_list_has_its_own_references(tmp_path):
     (tmp_path / "wavs").mkdir()
     for name, seconds in (("p", 1.0), ("q", 2.0), ("wavs/b", 3.0)):
         soundfile.write(tmp_path / f"{name}.wav", tone(seconds, rate=24_000), 24_000)
-    (tmp_path / "meta.lst").write_text("a|x|p.wav|O\u0308ne.\nb|y|q.wav|Two.\nb|y|p.wav|Three.\n")
+    lines = "a|x|p.wav|O\u0308ne.\r\n\nb|y|q.wav|Two.\nb|y|p.wav|Three.|q.wav\n"
+    (tmp_path / "meta.lst").write_text(lines, encoding="utf-8-sig")
     found = read(tmp_path / "meta.lst", language="en")
     encode_prompts(found, LengthCodec(), AS_IS)
     keys = [(p.id, p.text, p.reference_text) for p in found.prompts]
     assert keys == [("a", "\u00d6ne.", "x"), ("b", "Two.", "y"), ("b-2", "Three.", "y")]
     assert [len(p.voice) for p in found.prompts] == [25, 50, 25]
-    assert found.prompts[0].latents is None and len(found.prompts[1].latents) == 75
+    assert [None if p.latents is None else len(p.latents) for p in found.prompts] == [None, 75, 50]
     assert found.prompts[0].labels == {"text": "O\u0308ne.", "language": "en"}
 
 

@@ -1,13 +1,12 @@
 """Systems under evaluation: their checkpoints, and how they synthesize each prompt."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from tests.helpers.row_model import CHANNELS, RowModel, moved
-from tests.helpers.sampled_run import SPEAKERS, TOKENIZER
+from tests.helpers.row_model import CHANNELS
+from tests.helpers.sampled_run import SPEAKERS
 from tests.helpers.sentences import refused
 from titan_tts.evaluate.prompts import Prompt
 from titan_tts.evaluate.systems import (
@@ -18,77 +17,27 @@ from titan_tts.evaluate.systems import (
 )
 from titan_tts.records.utterance import Reference
 from titan_tts.speak import open_run
-from titan_tts.speak.lengths import Lengths
-from titan_tts.speak.synthesizer import Synthesizer
-from torchtitan.models.dit_tts.config.job_config import Sampling
+from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.run import checkpoint_storage
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
 
-def prompt(number: int) -> Prompt:
-    """One whose text, voice and length are its own; every fourth has no reference, others a long one."""
-    reference = torch.full((number % 4 * 4, CHANNELS), float(number))
-    return Prompt(
-        str(number),
-        chr(97 + number) * (1 + number % 3),
-        SPEAKERS[number % 2],
-        {"speaker": SPEAKERS[number % 2], "target_duration": 99.0},
-        {},
-        Reference((), "x" * (number % 5)),
-        latents=torch.zeros(99, CHANNELS),
-        voice=reference if number % 4 else None,
-    )
-
-
-def fitted(text: str, speaker: str, reference_text: str) -> int:
-    return 2 + len(text) + 20 * SPEAKERS.index(speaker) + 3 * len(reference_text)
-
-
-def test_each_prompt_is_said_in_its_voice_for_its_estimated_time(loaded, monkeypatch):
-    """In several batches; duration tokens have the estimated length, not the recording's."""
-    prompts = [prompt(number) for number in range(9)]
-    limit = loaded.config.data.max_speaker_frames
-
-    class Still(RowModel):
-        def denoise_guided(self, rows, *args):
-            return torch.zeros_like(rows)
-
-    clock = [0.0]
-    monkeypatch.setattr("titan_tts.speak.synthesizer.time.perf_counter", lambda: clock[0])
-
-    def decode(row):
-        clock[0] += 0.5
-        return row
-
-    # The speakers are known, so that nothing but the estimate hears the reference's text.
-    lengths = Lengths(
-        "",
-        lambda said: [fitted(u.text, u.voice.speaker, u.voice.text) for u in said],
-        known_speakers=SPEAKERS,
-    )
-
-    def speech(model, seed=5):
-        codec, sampling = SimpleNamespace(decode=decode, sample_rate=25), Sampling(2, text_scale=0)
-        run = replace(loaded, model=model)
-        system = Synthesizer(run, codec, None, sampling, lambda: lengths)
-        found = {}
-        for index, sound in speak(system, prompts, seed, batch_size=4):
-            found[index] = sound
-            clock[0] += 1000.0  # spent on scoring, which is not the system's time
-        assert sorted(found) == list(range(9)) and system.seconds_spent == 9 * 0.5
-        return [found[index].latents for index in range(9)]
-
-    noise = speech(Still())
-    for each, start, found in zip(prompts, noise, speech(RowModel()), strict=True):
-        frames = fitted(each.text, each.speaker, each.reference_text)
-        conditions = {"speaker": each.speaker, "target_duration": frames / 25}
-        reference = torch.zeros(0, CHANNELS) if each.voice is None else each.voice[:limit]
-        assert found.shape == (frames, CHANNELS)
-        way = moved(TOKENIZER.encode(each.text, conditions), reference, frames, mean_time=0.75)
-        torch.testing.assert_close(found, start - way, atol=1e-2, rtol=1e-5)
-    # No two start from one noise, nor do two seeds.
-    assert len({float(start[0, 0]) for start in [*noise, *speech(Still(), seed=6)]}) == 18
+def test_each_prompt_is_said_in_its_voice(synthesizer):
+    """As from Python, in several batches; duration tokens have the estimated length, not the recording's."""
+    prompts, same = [], []
+    for number in range(7):
+        text, speaker = "abc"[: 1 + number % 3], SPEAKERS[number % 2]
+        voice = torch.full((number % 4 * 4, CHANNELS), float(number)) if number % 4 else None
+        reference, labels = Reference((), "x" * (number % 5)), {"speaker": speaker}
+        given = text, speaker, labels | {"target_duration": 99.0}, {}, reference
+        prompts.append(Prompt(str(number), *given, voice=voice))
+        same.append(Utterance(text, Voice(voice, speaker, reference.text), labels))
+    spoken = dict(speak(synthesizer, prompts, 5, batch_size=4))
+    for number, wanted in enumerate(synthesizer.synthesize(same, seed=5)):
+        torch.testing.assert_close(spoken[number].waveform, wanted.waveform, atol=1e-5, rtol=0)
+    other = dict(speak(synthesizer, prompts, 6, batch_size=4))
+    assert not torch.equal(other[0].waveform, spoken[0].waveform)
 
 
 def test_which_run_and_step(tmp_path, loaded, monkeypatch):

@@ -77,6 +77,8 @@ def test_a_list_says_each_text_in_its_own_voice(voices, tmp_path, capsys):
     for number, speech in enumerate(model.synthesize(["one", "one", token], [None, "s0", None]), 1):
         speech.save("a.wav")
         assert Path("a.wav").read_bytes() == Path(f"said/00000{number}.wav").read_bytes()
+    [without] = model.synthesize([Utterance("one")])
+    assert not torch.equal(speech.waveform, without.waveform)
 
 
 @pytest.mark.parametrize(
