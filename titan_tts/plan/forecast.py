@@ -28,7 +28,7 @@ from titan_tts.plan.step_time import (
     optimizer_seconds,
 )
 from torchtitan.models.dit_tts import model_flavors
-from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import run_folder_path, upstream_view
@@ -213,7 +213,8 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     data = config.data
     longest = data.bucket_frames[-1] if data.bucket_frames else data.max_frames
     lengths = Lengths(longest, data.max_text_tokens, data.max_speaker_frames)
-    return Batches(lengths, config.training.local_batch_size, accumulation_steps(config, ranks))
+    accumulation = batch_split(config.training, ranks)[1]
+    return Batches(lengths, config.training.local_batch_size, accumulation)
 
 
 def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:

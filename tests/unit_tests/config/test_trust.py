@@ -26,19 +26,18 @@ NONE = {"recognizer": "", "speaker_scorer": "", "opinion": ""}
     [
         ("recognizer", "shutil:rmtree"),
         ("recognizer", "xvector:rmtree"),  # of another key it is the program's own
-        ("speaker_scorer", "own:rmtree"),
         ("opinion", "dnsmos:rmtree"),
     ],
 )
 def test_a_run_names_no_function(name, spec):
-    own = {"recognizer": "faster-whisper:/some/folder", "speaker_scorer": "xvector:a/b"}
-    own["opinion"] = "dnsmos"
+    own = {"recognizer": "faster-whisper:/some/folder", "opinion": "dnsmos"}
+    own["speaker_scorer"] = "xvector:a/b"
     config = SimpleNamespace(samples=SimpleNamespace(**own))
     assert scorer_specs(SimpleNamespace(**NONE), config) == own
     setattr(config.samples, name, spec)
-    words = f"'{spec}' is a function", f"--{name.replace('_', '-')} {spec}"
+    words = f"'{spec}' is a function", f"--{name} {spec}"
     refused(lambda: scorer_specs(SimpleNamespace(**NONE), config), *words)
-    trusted = SimpleNamespace(**own | {name: spec})
+    trusted = SimpleNamespace(**NONE | {name: spec})
     assert scorer_specs(trusted, config)[name] == spec
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from tests.helpers.small_models import assert_equal
 from tests.helpers.tiny_runs import Folder, break_weights, killed
-from torchtitan.models.dit_tts.infra.divergence import StepStats
-from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter
 
 
 @pytest.mark.long
@@ -113,6 +111,9 @@ def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
 ):
     limits = ["--divergence.max_rollbacks=1", "--divergence.max_bad_steps=0"]
     arguments = ["--training.steps=9", *limits]
+    bad_batches.update({2: math.nan, 6: math.nan})
+    assert train("once_for_each_checkpoint", *arguments) == 0
+    bad_batches.clear()
     bad_batches.update(dict.fromkeys(range(3, 9), math.nan))
     assert train("run", *arguments) == 2
     run = Folder(tmp_path / "run")
@@ -126,17 +127,6 @@ def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
     bad_batches.clear()
     assert train("run", *arguments) == 0  # the checkpoint is intact
     assert list(run.losses()) == list(range(1, 10))
-
-
-def test_rollbacks_are_counted_for_each_checkpoint(tmp_path):
-    """A run that gets on between them may need many."""
-    counter, bad = RollbackCounter(2), StepStats(7, 6, math.nan, math.nan, 1.0, 1.0, bad=True)
-    for saved_step in (2, 2, 4, 4, 6, 6):
-        counter.count(bad, saved_step, tmp_path / "step-7-batch-6")
-    with pytest.raises(DivergenceError, match="after 2 rollbacks to step 6; lower"):
-        counter.count(bad, 6, tmp_path / "step-7-batch-6")
-    for _ in range(4):
-        counter.count(bad, 0, tmp_path)  # the beginning is no checkpoint that could be broken
 
 
 @pytest.mark.long

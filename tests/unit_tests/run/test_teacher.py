@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.exported_run import as_by_a_stranger, export
 from tests.helpers.sentences import refused
-from tests.helpers.tiny_runs import Folder
+from tests.helpers.tiny_runs import Folder, killed
 from titan_tts.plan.devices import Cluster, find_device
 from titan_tts.plan.forecast import Planner
 from torchtitan.models.dit_tts.config.exported import CONFIG, read_exported
@@ -58,12 +58,8 @@ def test_a_copy_of_its_teacher_has_nothing_to_learn_but_the_guidance(
 def test_a_killed_student_ends_as_the_unbroken_one(teacher, train, tmp_path, after_step):
     given = [*STUDENT, "--training.steps=4"]
     assert train("unbroken", *given, f"--distill.teacher={teacher}") == 0
-    unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
-
-    def kill(trainer):
-        raise RuntimeError("killed")
-
-    after_step(steps := {3: kill})
+    unbroken, run = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
+    after_step(steps := {3: killed})
     with pytest.raises(RuntimeError, match="killed"):
         train("killed", *given, f"--distill.teacher={teacher}")
     moved = teacher.rename(tmp_path / "moved")
@@ -72,8 +68,8 @@ def test_a_killed_student_ends_as_the_unbroken_one(teacher, train, tmp_path, aft
     assert train("killed", *given, *again, "--distill.teacher_steps=3") == 2
     assert train("killed", *given, *again, "--sampling.steps=4") == 2
     assert train("killed", *given, *again) == 0
-    assert killed.losses() == unbroken.losses()
-    wanted, found = unbroken.tensors(4), killed.tensors(4)
+    assert run.losses() == unbroken.losses()
+    wanted, found = unbroken.tensors(4), run.tensors(4)
     assert wanted.keys() == found.keys() and not any("teacher" in name for name in wanted)
     assert all(value.equal(found[name]) for name, value in wanted.items())
     # It is a model as any other, which needs no teacher.
@@ -169,16 +165,13 @@ def test_a_plan_counts_the_teacher(teacher):
     def planned(steps):
         own = with_teacher(config(teacher, *given, f"--distill.teacher_steps={steps}"))
         planner = Planner(own, Cluster(find_device("H100"), 2, 1))
-        return planner.model, planner.step(planner.longest())
+        step = planner.step(planner.longest())
+        plain = step.samples * training_flops(planner.model.args, step.batches.lengths)
+        gathers = [each.volume for each in step.transfers if each.name == "all-gather, teacher"]
+        return step.memory, step.flops - plain, sum(gathers)
 
-    (model, step), (_, longer) = planned(2), planned(6)
-    weights = step.memory["weights"] + step.memory["gathered weights"]
-    assert step.memory["teacher"] == weights > 0 and model.frozen == model.trained
+    (memory, flops, gathered), (_, more_flops, more_gathered) = planned(2), planned(6)
+    assert memory["teacher"] == memory["weights"] + memory["gathered weights"] > 0
     # Conditions are encoded once, so three times the passes are less than three times the FLOPs.
-    plain = step.samples * training_flops(model.args, step.batches.lengths)
-    assert 2.5 < (longer.flops - plain) / (step.flops - plain) < 3
-    one, three = (
-        sum(each.volume for each in found.transfers if each.name == "all-gather, teacher")
-        for found in (step, longer)
-    )
-    assert three == pytest.approx(3 * one) and one > 0
+    assert 2.5 < more_flops / flops < 3
+    assert more_gathered == pytest.approx(3 * gathered) and gathered > 0

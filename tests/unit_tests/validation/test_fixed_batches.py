@@ -66,22 +66,17 @@ def test_another_rows_text_under_its_own_conditions(four):
     plain = UnitTokenizer(CONDITIONS)
     # Row 0 says "one" as row 3 does: the next that differs is taken, in a circle.
     for row, partner in enumerate((1, 2, 3, 1)):
-        sample, other = fixed.samples[row], fixed.samples[partner]
-        metadata = fixed.dataset.metadata_of([sample])[0]
+        metadata, other = fixed.dataset.metadata_of([fixed.samples[n] for n in (row, partner)])
         own = with_duration(metadata, int(batch.inputs["frames"][row]), 25.0)
-        other_text = fixed.dataset.metadata_of([other])[0]["text"]
-        assert other_text.split() != metadata["text"].split()
         for entries, text in (
             (batch.inputs, metadata["text"]),
-            (batch.others[TEXT][0], other_text),
+            (batch.others[TEXT][0], other["text"]),
         ):
             ids = plain.encode(text, own)
             assert entries["text_ids"][row, : len(ids)].tolist() == ids
             assert entries["text_tokens"][row] == len(ids)
             assert not entries["text_ids"][row, len(ids) :].any()
     assert batch.others[TEXT][1].all()
-    durations = {int(ids[2]) for ids in batch.others[TEXT][0]["text_ids"]}
-    assert len(durations) > 1  # not one for all
 
 
 def test_the_reference_of_another_speaker(four):
@@ -123,12 +118,13 @@ def test_own_texts_are_placed_by_their_recordings_and_others_as_expected(four):
             fixed.dataset.metadata_of([fixed.samples[n]])[0]["text"] for n in (row, partner)
         )
         latents, _ = fixed.dataset.read(fixed.samples[row])
+        placed = tokenizer.text_positions(text, tokenizer.aligner.frames(text, latents))
         for entries, wanted in (
-            (batch.inputs, tokenizer.text_positions(text, tokenizer.aligner.frames(text, latents))),
+            (batch.inputs, placed),
             (batch.others[TEXT][0], tokenizer.text_positions(other)),
         ):
-            padding = np.full(entries["text_positions"].shape[1] - len(wanted), -1)
-            assert np.array_equal(entries["text_positions"][row].numpy(), [*wanted, *padding])
+            found = entries["text_positions"][row].tolist()
+            assert found == pytest.approx([*wanted, *[-1] * (len(found) - len(wanted))])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +132,6 @@ def test_own_texts_are_placed_by_their_recordings_and_others_as_expected(four):
     [
         ([("a", "ann", 5, 4), ("b", "ann", 6, 4)], True, False),  # one speaker
         ([("a b", "ann", 5, 4), ("a  b", "bob", 6, 4)], False, True),  # one text
-        ([("a", None, 5, 4), ("b", None, 6, 4)], True, False),
         ([("a", None, 5, 4), ("b", "ann", 6, 4)], True, False),  # it may be she
         ([("a", "ann", 5, 0), ("b", "bob", 6, 4)], True, False),
         ([("a", "ann", 5, 4)], False, False),

@@ -59,27 +59,23 @@ def test_rows_at_their_steps_and_at_the_last(tmp_path, train, options, caplog, m
     found = run.validation()
     assert [row["step"] for row in found] == [3, 6, 8]
     assert all(row["samples"] == 9 and row["weights"] == "ema:0.9" for row in found)
-    names = ["raw", "ema:0.05", "ema:0.9"]
     for row in found:
-        by_weights = [row[f"heldout_loss_{name}"] for name in names]
-        assert row["best_heldout_loss"] == min(by_weights)
+        by_weights = [row[f"heldout_loss_{name}"] for name in ("raw", "ema:0.05", "ema:0.9")]
         assert row["heldout_loss"] == by_weights[-1] and len(set(by_weights)) == 3
-        assert row["best_weights"] == names[by_weights.index(min(by_weights))]
         assert math.isfinite(row["text_gain"]) and math.isfinite(row["speaker_gain"])
-        each = [row["heldout_loss_at_0.9"], row["heldout_loss_at_0.3"]]
-        assert row["heldout_loss"] == pytest.approx(sum(each) / 2)
     # Throughput leaves it out.
     assert sum(excluded) >= sum(row["seconds"] for row in found) > 0
     assert caplog.text.count("validation at step ") == 3
-    assert "validation at step 8: lowest of all weights " in caplog.text
-    assert "held-out samples: " not in caplog.text  # nine were asked for
+    assert "Only 9 held-out" not in caplog.text  # nine were asked for
     # What is validated is logged.
     assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6, 8]  # 2, 4: saved
 
 
 def test_few_held_out_samples_and_those_that_are_trained_on_are_named(
-    tmp_path, train, options, tiny_data, caplog
+    tmp_path, train, options, tiny_data, caplog, monkeypatch
 ):
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
     few = make_shards(tmp_path / "few", 9, 6, channels=8, frames=lambda _: 20)
     count = len(open_dataset(str(tiny_data), 8))
     for path, sentence in (
@@ -88,7 +84,9 @@ def test_few_held_out_samples_and_those_that_are_trained_on_are_named(
     ):
         caplog.clear()
         given = f"--validation.path={path}", "--validation.samples=64", "--training.steps=1"
-        assert train("run", *options, *given, "--checkpoint.no-enable") == 0
+        more = "--checkpoint.no-enable", "--training.mixed_precision_param=bfloat16"
+        assert train("run", *options, *given, *more) == 0
+        assert "bfloat16 is many times slower than float32 on this CPU" in caplog.text
         assert caplog.text.count("held-out samples") == caplog.text.count(sentence) == 1
         assert "Nothing will be saved: [checkpoint] enable = false" in caplog.text
         shutil.rmtree(tmp_path / "run")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchtitan.components.metrics import DeviceMemStats, MetricsProcessor
+from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.files import JsonLines
@@ -208,9 +208,7 @@ class TTSMetricsProcessor(MetricsProcessor):
     def max_memory_gib(self) -> tuple[float, float]:
         """Maximum device memory that this rank has (allocated, reserved) since the process started, in
         GiB."""
-        return self._max_memory_with(self.device_memory_monitor.get_peak_stats())
-
-    def _max_memory_with(self, now: DeviceMemStats) -> tuple[float, float]:
+        now = self.device_memory_monitor.get_peak_stats()
         allocated, reserved = self._max_memory_gib
         return max(allocated, now.max_active_gib), max(reserved, now.max_reserved_gib)
 
@@ -242,7 +240,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         seconds = seconds_between(self._last_moment, collected.moment) - self._excluded_seconds
         gpus, devices = counts["gpus"] or None, self.parallel_dims.world_size
         memory = self.device_memory_monitor.get_peak_stats()
-        self._max_memory_gib = self._max_memory_with(memory)
+        self._max_memory_gib = self.max_memory_gib()
         total = self.total_steps
         mean_seconds = (time.perf_counter() - self.start_time) / (step - self.first_step)
         audio_seconds = counts["valid_frames"] / self.job_config.data.frames_per_second

@@ -1,6 +1,7 @@
 """The trainer: upstream's, with the flow-matching step, EMA, audit and the run folder."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.collate import trim_padding
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, Teacher, measure
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
 from torchtitan.models.dit_tts.infra.compile import compiled_graphs
@@ -35,7 +37,7 @@ from torchtitan.models.dit_tts.run.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.run.messages import log_end, log_start
-from torchtitan.models.dit_tts.run.rollback import DivergenceError, RollbackCounter, save_bad_step
+from torchtitan.models.dit_tts.run.rollback import save_bad_step
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.run.teacher import build_teacher, distillation
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -102,7 +104,7 @@ class DiTTTSTrainer(Trainer):
             text_encoder = build_frozen_encoder(view, self.device)
         self.forward_pass = self.build_forward_pass(text_encoder)
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
-        self.rollbacks = RollbackCounter(config.divergence.max_rollbacks)
+        self.rollbacks: Counter[int] = Counter()  # of each step that is saved
         self.ema = EMA(self.model_parts[0], config.ema.decays) if config.ema.enable else None
         self.checkpointer = RunCheckpointer(
             self.config,
@@ -348,9 +350,16 @@ class DiTTTSTrainer(Trainer):
     def _roll_back(self, bad: StepStats, kept: Path) -> None:
         self.checkpointer.wait()
         loader, skipped = self.dataloader, self.dataloader.skipped
-        self.rollbacks.count(bad, self.checkpointer.saved_step, kept)
+        saved, limit = self.checkpointer.saved_step, self.config.divergence.max_rollbacks
+        self.rollbacks[saved] += 1
+        if saved > 0 and self.rollbacks[saved] > limit:
+            raise InputError(
+                f"{bad}: too many bad steps, after {limit} rollbacks to step {saved}; lower [optimizer] lr, look at the "
+                f"batches in {kept.parent}, or rename the checkpoint of step {saved}, and the run continues from the one "
+                f"before it"
+            )
         if not self.checkpointer.roll_back():
-            raise DivergenceError(
+            raise InputError(
                 f"{bad}: too many bad steps, and no checkpoint of this start to roll back to; lower "
                 f"[optimizer] lr, or look at the batches in {kept.parent}"
             )

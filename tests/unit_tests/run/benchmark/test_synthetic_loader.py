@@ -38,9 +38,9 @@ def test_batches_are_the_loaders_with_random_values(tmp_path):
     loader = loader_of(job)
     assert len(loader.policy.edges) == 3
     # Each is another utterance of the same distribution, cropped.
-    lengths = np.minimum(loader.dataset.frames, 64)
-    references = loader.dataset.reference_frames
-    totals = [each.sum() for each in (loader.dataset.frames, references, loader.dataset.tokens)]
+    dataset, lengths = loader.dataset, np.minimum(loader.dataset.frames, 64)
+    references = dataset.reference_frames
+    totals = [each.sum() for each in (dataset.frames, references, dataset.tokens)]
     assert (len(lengths), totals) == (20_000, [1352983, 1111001, 799492])  # as they always were
     assert sorted(references) == sorted(lengths) and (references != lengths).mean() > 0.1
     values = []

@@ -56,8 +56,3 @@ def batch_split(training: Training, dp_degree: int) -> tuple[int, int]:
         f"{dp_degree} data-parallel ranks = {per_pass}; change one of them",
     )
     return total, total // per_pass
-
-
-def accumulation_steps(config: JobConfig, dp_degree: int) -> int:
-    """Micro-batches per step; see `batch_split`."""
-    return batch_split(config.training, dp_degree)[1]

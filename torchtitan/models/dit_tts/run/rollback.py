@@ -1,4 +1,4 @@
-"""Keeps a report of a bad step, and counts how often a run goes back because of one."""
+"""Keeps a report of a bad step."""
 
 import json
 import math
@@ -13,10 +13,6 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks
 from torchtitan.models.dit_tts.infra.divergence import StepStats
-
-
-class DivergenceError(InputError):
-    """Training does not get past bad steps."""
 
 
 def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: StepStats) -> Path:
@@ -52,27 +48,3 @@ def save_bad_step(run_folder: Path, loader: LatentDataLoader, bad: StepStats) ->
 def _number(value: Any) -> Any:
     """JSON has no nan and no inf: they become strings."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class RollbackCounter:
-    """Counts how often a run has gone back to one checkpoint. `maximum`: [divergence] max_rollbacks."""
-
-    def __init__(self, maximum: int):
-        self.maximum = maximum
-        self.number = 0
-        self.since = -1
-
-    def count(self, bad: StepStats, saved_step: int, kept: Path) -> None:
-        """Counts a rollback to the checkpoint of `saved_step`, because of a step whose batch is in `kept`.
-
-        Raises:
-            DivergenceError: it is once too often.
-        """
-        self.number = self.number + 1 if saved_step == self.since else 1
-        self.since = saved_step
-        if saved_step > 0 and self.number > self.maximum:
-            raise DivergenceError(
-                f"{bad}: too many bad steps, after {self.maximum} rollbacks to step {saved_step}; lower "
-                f"[optimizer] lr, look at the batches in {kept.parent}, or rename the checkpoint of step "
-                f"{saved_step}, and the run continues from the one before it"
-            )

@@ -149,7 +149,17 @@ class SpeechSamples:
         latents: list[torch.Tensor] = []
         with self.amp:
             for first in self.until_stopped(range(0, len(prompts), _BATCH)):
-                latents += self._generate(prompts[first : first + _BATCH])
+                latents += generate_latents(
+                    self.model,
+                    self.tokenizer,
+                    self.objective,
+                    [prompt.request for prompt in prompts[first : first + _BATCH]],
+                    self.config.sampling,
+                    self.config.samples.seed,
+                    self.device,
+                    self.text_encoder,
+                    cache_blocks=not self.sharded,
+                )
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
         folder = self.folder / f"step-{step}"
@@ -171,22 +181,8 @@ class SpeechSamples:
             write_atomic(folder / "scores.json", json.dumps(report, indent=1) + "\n")
         if trackers is not None:
             for row in rows:
-                name = row["name"]
-                self._show(trackers, f"speech/{name}", folder / name, step)
+                self._show(trackers, row["name"], folder, step)
         return found
-
-    def _generate(self, prompts: list[Prompt]) -> list[torch.Tensor]:
-        return generate_latents(
-            self.model,
-            self.tokenizer,
-            self.objective,
-            [prompt.request for prompt in prompts],
-            self.config.sampling,
-            self.config.samples.seed,
-            self.device,
-            self.text_encoder,
-            cache_blocks=not self.sharded,
-        )
 
     def _score(self, prompt: Prompt, waveform: torch.Tensor, folder: Path) -> dict[str, Any]:
         rate, request = self.codec.sample_rate, prompt.request
@@ -210,17 +206,17 @@ class SpeechSamples:
             "score": found,
         }
 
-    def _show(self, trackers: Trackers, name: str, path: Path, step: int) -> None:
+    def _show(self, trackers: Trackers, name: str, folder: Path, step: int) -> None:
         import soundfile
 
         try:
-            samples, rate = soundfile.read(path.with_suffix(".wav"), dtype="float32")
-            picture = path.with_suffix(".png").read_bytes()
+            samples, rate = soundfile.read(folder / f"{name}.wav", dtype="float32")
+            picture = (folder / f"{name}.png").read_bytes()
         except OSError as error:
             raise InputError(
-                f"{path}.wav was written by another rank and is not here ({error}); put [job] dump_folder "
+                f"{folder / name}.wav was written by another rank and is not here ({error}); put [job] dump_folder "
                 f"on a file system that all machines share"
             ) from None
         # A tag of TensorBoard's holds one kind of data.
         sound = torch.from_numpy(samples), rate
-        trackers.log({name: sound, f"{name}_spectrogram": picture}, step)
+        trackers.log({f"speech/{name}": sound, f"speech/{name}_spectrogram": picture}, step)

@@ -9,7 +9,7 @@ import torch
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.tools.logging import logger
 
-from torchtitan.models.dit_tts.config.batch_split import accumulation_steps
+from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch, GlobalBatchSampler
 from torchtitan.models.dit_tts.data.buckets import Selection
@@ -102,7 +102,7 @@ def build_synthetic_dataloader(
         data,
         dp_rank=dp_rank,
         dp_world_size=dp_world_size,
-        accumulation_steps=accumulation_steps(job_config, dp_world_size),
+        accumulation_steps=batch_split(training, dp_world_size)[1],
     )
     if dp_rank == 0:
         everything = Selection(np.arange(len(dataset)), dataset.frames, 0, 0)
