@@ -153,12 +153,9 @@ def test_it_refuses(made, more, said):
     assert said in refusal(made, "lora", *more)
 
 
-def test_an_adapter_alone_is_no_base(made):
-    start = f"--checkpoint.initial_load_path={made.folder / 'lora/checkpoint/step-6'}"
-    assert "holds an adapter alone ([lora] rank = 3)" in refusal(made, "over-lora", *LORA, start)
-
-
 def test_it_is_never_added_to_other_weights(made, tmp_path, capsys):
+    start = f"--checkpoint.initial_load_path={made.lora / 'checkpoint/step-6'}"
+    assert "holds an adapter alone ([lora] rank = 3)" in refusal(made, "over-lora", *LORA, start)
     other = made.adapt("other", "--training.steps=1")
     other = export(other, tmp_path / "base")
     assert "of other weights than" in refusal(

@@ -1,18 +1,17 @@
-"""The sections declare each key as recorded: the defaults that matter, bounds and marks.
+"""The sections declare each key as recorded: the defaults that matter, and marks.
 
 A default that changes is another run for whoever does not give the key, and for a checkpoint that is older
 than the key it is what it was trained with.
 """
 
 import json
-import math
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from operator import attrgetter
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.keys import declared, marked
 from torchtitan.models.dit_tts.config.manager import config_from_dict, parse_config
-from torchtitan.models.dit_tts.config.marks import UNUSED, Bounds, Mark
+from torchtitan.models.dit_tts.config.marks import UNUSED, Mark
 
 DEFAULTS = """
 [data] path="" allow_heldout=false weights=[] balance_by="" balance_beta=0.999
@@ -50,40 +49,6 @@ speaker_kv_min_t=0.0 codec="mel_dct"
 [benchmark] enable=false steps=0 warmup_steps=3
 lengths="mixed" mean_seconds=9.0 sigma=0.5
 """
-
-# Low, high, open low, open high -> keys, of which those of one section share its name.
-BOUNDS = {
-    (0, math.inf, True, False): """metrics.log_freq optimizer.eps training.max_norm,steps
-    parallelism.tensor_parallel_degree checkpoint.interval
-    comm.init_timeout_seconds,train_timeout_seconds validation.freq,samples
-    data.latent_channels,frames_per_second,speaker_patch_size,max_text_tokens,batch_multiple
-    data.duration_token_seconds encoder.n_layers,n_heads lora.alpha objective.logit_std
-    distill.teacher_steps samples.count benchmark.warmup_steps,mean_seconds,sigma
-    sampling.steps,truncation_factor,rescale_k,rescale_sigma,speaker_kv_scale""",
-    (0, math.inf, False, False): """optimizer.lr,weight_decay,muon_lr,base_dim,encoder_lr
-    lr_scheduler.warmup_steps training.local_batch_size,max_local_batch_size
-    checkpoint.keep_latest_k data.seed validation.seed samples.freq,seed
-    encoder.dim,vocab_size lora.rank distill.passes
-    divergence.spike_sigmas,max_rollbacks benchmark.steps""",
-    (0, 1, False, False): """optimizer.beta1,beta2 lr_scheduler.decay_ratio,min_lr_factor ema.decays
-    data.max_corrupt_fraction,verbatim_fraction,max_dropped_fraction,conditioning_dropout
-    objective.text_dropout,speaker_dropout sampling.min_t,max_t,speaker_kv_min_t
-    activation_checkpoint.memory_budget""",
-    (0, 1, True, False): "validation.times sampling.start_t",
-    (0, 1, False, True): "data.balance_beta",
-    (-1, 2 / (math.pi - 2), False, False): "sampling.sway",
-    (0, 32, False, True): "divergence.max_bad_steps",
-    (0, 10**6, False, False): "data.epochs,max_reference_ratio,num_workers",
-    (1e-6, 1e6, False, False): "data.weights",
-    (-10, 10, False, False): "data.duration_alpha",
-    (1, 8, False, False): "data.num_buckets",
-    (1, 1024, False, False): "data.longest_per_row",
-    (1, 10**6, False, False): "data.max_frames,max_speaker_frames,prefetch_batches",
-    (1, math.inf, False, False): "parallelism.data_parallel_replicate_degree",
-    (1, 1, False, False): """parallelism.pipeline_parallel_degree,context_parallel_degree
-    parallelism.expert_parallel_degree""",
-    (2, math.inf, False, False): "validation.batch_size",
-}
 
 OPTIMIZER = """optimizer.name,lr,beta1,beta2,eps,weight_decay,implementation,state_dtype,muon_lr
     optimizer.early_step_in_backward,base_dim,encoder_lr ema.enable,decays training.max_norm
@@ -142,12 +107,6 @@ def test_every_key_is_read_as_it_is_written():
     assert parse_config(options) == config
 
 
-def test_bounds_and_marks_are_the_recorded_ones():
-    found: dict[tuple, set[str]] = {}
-    for name, given in declared():
-        for bounds in given:
-            if isinstance(bounds, Bounds):
-                found.setdefault(astuple(bounds), set()).add(name)
-    assert found == {bounds: named(keys) for bounds, keys in BOUNDS.items()}
+def test_marks_are_the_recorded_ones():
     for mark, keys in MARKS.items():
         assert set(marked(Mark[mark])) == named(keys), mark

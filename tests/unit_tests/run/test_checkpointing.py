@@ -1,17 +1,10 @@
 """What a run's saves and loads exchange, what they survive, and what state they leave the run in."""
 
-import re
-import shutil
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 import torch.distributed as dist
 
 from tests.helpers.tiny_runs import Folder, killed
 from titan_tts import cli
-from torchtitan.models.dit_tts.run import checkpointing
-from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 
 
 @pytest.mark.long
@@ -56,28 +49,3 @@ def test_a_save_in_the_background_counts_once_it_is_complete(tmp_path, train, af
     assert found == [None]  # nothing has waited for the save of step 2 yet
     assert (state["state"], state["error"]) == ("failed", "killed")
     assert state["saved_step"] == 4 and run.checkpoints() == {"step-2", "step-4"}
-
-
-def test_a_failed_save_counts_the_space_and_leaves_nothing(
-    tmp_path, monkeypatch, one_process_group
-):
-    """Torch does not always pass on that a disk is full; and the step is not saved."""
-    for name in ("step-1", "step-2", "step-4.saving"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
-    run = SimpleNamespace(folder=tmp_path, saved_step=4)
-    error = RunCheckpointer._save_error(run, RuntimeError("it broke\nthere"))
-    sentence = r"step 4 could not be saved \(it broke; 1.00 GiB are free\);.* step 2$"
-    assert re.search(sentence, str(error))
-    assert run.saved_step == -1 and not (tmp_path / "step-4.saving").exists()
-
-
-def test_one_rank_alone_removes_what_saves_left(tmp_path, monkeypatch):
-    """Two that remove the same folder fail in each other's way."""
-    (tmp_path / "step-4.saving").mkdir()
-    run = SimpleNamespace(folder=str(tmp_path))
-    for rank in (1, 0):
-        on_rank = partial(lambda rank, remove, name: remove(rank), rank)
-        monkeypatch.setattr(checkpointing, "run_on_all_ranks", on_rank)
-        RunCheckpointer._remove_left_behind(run)
-        assert (tmp_path / "step-4.saving").exists() == (rank == 1)

@@ -1,6 +1,5 @@
 """A run that meets a bad step ends as one that never met its batch, or in a sentence."""
 
-import json
 import math
 import os
 import signal
@@ -33,23 +32,6 @@ def test_a_run_with_bad_steps_equals_one_without_their_batches(
     folders = {path.name for path in (run.path / "divergence").iterdir()}
     assert folders == {"step-5-batch-4", "step-5-batch-5", "step-9-batch-10"}
     assert "the step is undone and its batch skipped" in caplog.text
-
-
-@pytest.mark.long
-def test_what_is_reported_of_a_bad_step_is_its_batch(tmp_path, train, bad_batches):
-    bad_batches.update({0: math.inf, 3: math.inf})
-    assert train("run", "--training.steps=3") == 0
-    run = Folder(tmp_path / "run")
-    assert list(run.losses()) == [1, 2, 3]
-    kept = run.path / "divergence"
-    assert {path.name for path in kept.iterdir()} == {"step-1-batch-0", "step-3-batch-3"}
-    report = json.loads((kept / "step-1-batch-0/report.json").read_text())
-    assert (report["step"], report["global_batch"], report["loss"]) == (1, 0, "inf")
-    assert report["bad"] is True and report["loss_limit"] == "inf"
-    ids = [sample["id"] for sample in report["samples"]]
-    assert ids and not set(ids) & set(run.audit()[0]["ids"])
-    peaks = [sample["max_abs"] for sample in report["samples"]]
-    assert peaks == sorted(peaks, reverse=True) and peaks[-1] > 0
 
 
 @pytest.mark.long

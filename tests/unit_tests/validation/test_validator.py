@@ -15,7 +15,6 @@ from tests.helpers.tiny_runs import Folder, break_weights, killed
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.metrics import TTSMetricsProcessor
-from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.validation.heldout_loss import HeldoutLoss
 from torchtitan.models.dit_tts.validation.validator import Validator, _undisturbed
 
@@ -138,20 +137,6 @@ def test_a_kill_within_a_validation_leaves_no_row_out(tmp_path, train, options, 
         assert train("killed", *arguments) == 0
         assert measured(run) == measured(expected) and len(measured(run)) == 2
     assert_equal(run.tensors(8), expected.tensors(8))
-
-
-def test_a_kill_between_the_row_and_its_checkpoint(tmp_path, train, options, monkeypatch):
-    """The best step of no regular save: its row goes, with the steps that are trained again."""
-    arguments = [*options, "--training.steps=4", "--checkpoint.interval=100"]
-    with monkeypatch.context() as patch:
-        patch.setattr(RunCheckpointer, "keep", killed)
-        with pytest.raises(RuntimeError, match="killed"):
-            train("run", *arguments)
-    run = Folder(tmp_path / "run")
-    before = measured(run)
-    assert [row["step"] for row in before] == [3] and not (run.path / "checkpoint").exists()
-    assert train("run", *arguments) == 0
-    assert [row["step"] for row in run.validation()] == [3, 4] and measured(run)[:1] == before
 
 
 def test_undone_steps_are_validated_once(
