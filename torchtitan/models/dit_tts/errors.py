@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -46,13 +45,8 @@ LEFT_OUT = "***"
 
 # Module -> the extra of titan-tts that installs it.
 _EXTRAS = {
-    **dict.fromkeys(
-        (
-            *("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx", "matplotlib", "av"),
-            *("jiwer", "swift_f0"),
-        ),
-        "speech",
-    ),
+    **dict.fromkeys(("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx"), "speech"),
+    **dict.fromkeys(("matplotlib", "av", "jiwer", "swift_f0"), "speech"),
     **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     "accelerate": "recognizer",
@@ -252,13 +246,6 @@ def failure_state(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and ("timed out" in message or "timeout" in message):
         return "timeout"
     return "failed"
-
-
-def report_thread_error(args: threading.ExceptHookArgs) -> None:
-    """Replaces threading.excepthook. A thread that writes (TensorBoard's) hands a full disk on to the main
-    thread, which ends with the sentence; a traceback would add nothing."""
-    if not isinstance(args.exc_value, OSError) or args.exc_value.errno not in _FULL:
-        threading.__excepthook__(args)
 
 
 def quiet_known_warnings() -> None:

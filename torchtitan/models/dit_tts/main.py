@@ -5,13 +5,11 @@ import logging
 import os
 import signal
 import sys
-import threading
 
 from torchtitan.models.dit_tts.errors import (
     failure_state,
     quiet_known_warnings,
     report_input_errors,
-    report_thread_error,
     show,
 )
 from torchtitan.models.dit_tts.files import keep_compiled_kernels
@@ -91,7 +89,6 @@ def train(args: list[str]) -> int:
     init_logger()
     logger.addFilter(concerns_this_run)
     quiet_known_warnings()
-    threading.excepthook = report_thread_error
     if rank != 0:
         logger.setLevel("WARNING")  # the ranks' logs are alike; rank 0's is enough
     folder = RunFolder(run_folder_path(config), rank)

@@ -43,16 +43,8 @@ TEXT_ENCODER = "text_encoder"
 _ALWAYS_READ = (CONFIG, WEIGHTS, "tokenizer.json")
 READ = (
     *_ALWAYS_READ,
-    *(
-        "text_tokenizer.json",
-        "text_encoder.json",
-        "durations.json",
-        "aligner.npz",
-        MEL_DCT,
-        OWN_VOCODER,
-        DAC_VAE,
-        VOICES,
-    ),
+    *("text_tokenizer.json", "text_encoder.json", "durations.json", "aligner.npz"),
+    *(MEL_DCT, OWN_VOCODER, DAC_VAE, VOICES),
 )
 """Files that are read, in addition to TEXT_ENCODER, and to DURATIONS, which has its own manifest"""
 

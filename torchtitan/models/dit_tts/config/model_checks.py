@@ -85,6 +85,7 @@ def check_lora(config: JobConfig) -> None:
             "checkpoint, and leave initial_load_model_only true"
         )
         raise conflict(config, "lora.rank", why)
+    trains_encoder = is_pretrained(config.encoder.model) and not config.encoder.frozen
     for refused, name, remedy in (
         (config.model.flavor == DURATION_FLAVOR, "model.flavor", "another"),
         (optimizer.name == "Muon", "optimizer.name", "'AdamW'"),
@@ -92,11 +93,7 @@ def check_lora(config: JobConfig) -> None:
         (config.model.converters, "model.converters", "[]"),
         (config.megatron.transformer_impl != "local", "megatron.transformer_impl", "'local'"),
         (config.megatron.sequence_parallel, "megatron.sequence_parallel", "false"),
-        (
-            is_pretrained(config.encoder.model) and not config.encoder.frozen,
-            "encoder.frozen",
-            "true",
-        ),
+        (trains_encoder, "encoder.frozen", "true"),
     ):
         if refused:
             why = f"it is not supported; set {name.partition('.')[2]} to {remedy}"

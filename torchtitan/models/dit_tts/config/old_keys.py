@@ -89,18 +89,9 @@ REMOVED: dict[str, Any] = {
 
 WITHOUT_EFFECT = {
     *("data.cache_folder", "data.cache_gib", "training.batch_ramp_steps", "benchmark.profile"),
-    "samples.raw",
-    *(
-        "compile.cache_folder",
-        "parallelism.fsdp_blocks_per_unit",
-        "parallelism.fsdp_prefetch_units",
-    ),
-    "encoder.fsdp_min_gib",  # a frozen encoder is whole on every GPU
-    *("sampling.cfg_zero_star", "sampling.zero_init_steps"),  # no difference was measured
-    *(
-        "encoder.cache_features",
-        "encoder.cache_dtype",
-    ),  # the encoder itself gives the same features
+    *("samples.raw", "compile.cache_folder", "encoder.cache_features", "encoder.cache_dtype"),
+    *("parallelism.fsdp_blocks_per_unit", "parallelism.fsdp_prefetch_units"),
+    *("encoder.fsdp_min_gib", "sampling.cfg_zero_star", "sampling.zero_init_steps"),
 }
 """section.key of earlier versions that changed no result; still read, whatever the value"""
 

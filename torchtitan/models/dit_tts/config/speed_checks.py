@@ -62,9 +62,7 @@ def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
         )
         raise conflict(config, "activation_checkpoint.mode", why)
     # The component "loss" has no mode.
-    if config.compile.mode not in CUDA_GRAPH_MODES or not {"model", "encoders"}.intersection(
-        compiled
-    ):
+    if config.compile.mode not in CUDA_GRAPH_MODES or not {"model", "encoders"} & {*compiled}:
         return
     # A CUDA graph replays fixed addresses, and gathered weights are at others each time. Gradients that a graph has
     # returned lie in its own memory, which the next replay overwrites while they are still to be summed (pytorch
@@ -79,11 +77,8 @@ def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
 
 
 def check_optimizer(config: JobConfig, dp_degree: int) -> None:
-    o, checkpoint, offloads = (
-        config.optimizer,
-        config.checkpoint,
-        config.training.enable_cpu_offload,
-    )
+    o, checkpoint = config.optimizer, config.checkpoint
+    offloads = config.training.enable_cpu_offload
     if config.training.dtype != "float32":
         why = (
             "rounding would lose most updates of such weights; set it to 'float32', and for speed "
