@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests.helpers.small_models import small_args
-from tools.gpu_check import block, measuring, numerics
+from tools.gpu_check import block, measuring, numerics, telemetry
+from tools.gpu_check.__main__ import pack, unpack
 from tools.gpu_check.items import ROOT, Item, Settings
 from tools.gpu_check.models import (
     CHECKPOINTING,
@@ -180,6 +181,29 @@ def test_time_without_a_kernel_is_idle_and_groups_add_up():
     assert found["ms_by_group"]["matmul"] > 0 and {calls for *_, calls in found["kernels"]} >= {1}
 
 
+def test_clocks_are_those_of_the_timed_section(tmp_path):
+    def line(second: float, mhz: int) -> str:
+        moment = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(1e9 + int(second)))
+        return f"{moment}.{round(second % 1 * 1000):03d}, {mhz}, 2619, 500.5, 61\n"
+
+    file = tmp_path / "telemetry.csv"
+    file.write_text(line(1, 100) + line(2.2, 200) + line(2.4, 300) + "[N/A]\n" + "2001/09/09 01")
+    found = telemetry.between(file, 1e9 + 2, 1e9 + 3)
+    assert found["sm_mhz"] == {"median": 250, "min": 200, "max": 300}
+    assert found["watts"]["max"] == 500.5 and telemetry.between(file, 0, 1) == {}
+
+
+def test_compiled_kernels_are_packed_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("tools.gpu_check.__main__.PART_BYTES", 1000)
+    kernels = tmp_path / "inductor"
+    (kernels / "a").mkdir(parents=True)
+    (kernels / "a/kernel.so").write_bytes(os.urandom(3000))
+    parts = pack(kernels, tmp_path / "out.json")
+    assert len(parts) > 3 and all(part.stat().st_size <= 1000 for part in parts)
+    unpack(parts, tmp_path / "again")
+    assert (tmp_path / "again/a/kernel.so").read_bytes() == (kernels / "a/kernel.so").read_bytes()
+
+
 def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [str(ROOT / "scripts/gpu_check.sh"), *arguments],
@@ -192,8 +216,14 @@ def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 def test_all_of_it_runs_on_a_cpu(tmp_path):
     out = tmp_path / "result.json"
+    stub = tmp_path / "bin/nvidia-smi"
+    stub.parent.mkdir()
+    line = 'date "+%Y/%m/%d %H:%M:%S.%3N, 1980, 2619, 650.5, 61"'
+    stub.write_text(f"#!/bin/bash\nwhile sleep 0.05; do {line}; done\n")
+    stub.chmod(0o755)
     order = ["ceilings", "numerics", "block", "goodput", "step"]
-    done = script("--tiny", "--groups", *order, "--minutes=15", f"--out={out}")
+    path = f"{stub.parent}:{os.environ['PATH']}"
+    done = script("--tiny", "--groups", *order, "--minutes=15", f"--out={out}", PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{ROOT}/" not in out.read_text()
     report = json.loads(out.read_text())
@@ -205,6 +235,9 @@ def test_all_of_it_runs_on_a_cpu(tmp_path):
     step = rows["debug step, as shipped"]["values"]
     assert step["ms_by_group"]["matmul"] > 0
     assert set(step["ms_of_ranges"]) >= {"forward", "noising", "speaker encoder", "optimizer"}
+    assert step["clocks"]["watts"]["median"] == 650.5
+    [part] = tmp_path.glob("result.json.cache.*")
+    assert part.stat().st_size > 1000
 
 
 def test_wheels_are_pinned_and_installed_without_network_or_dependencies(tmp_path):

@@ -58,8 +58,10 @@ def products(flavor: str, dtype: str, settings: Settings, turn: Turn) -> Values:
             work[f"{name}_{way}_tflops"] = _product(dtype, *shape, settings.device)
     turn()
     took = {n: profiled(w, settings.device)["ms_of_kernels"] for n, w in work.items()}
+    together = profiled(lambda: [each() for each in work.values()], settings.device)
     return {
         "tflops": tflops(sum(flops.values()), sum(took.values())),
+        "tflops_one_after_another": tflops(sum(flops.values()), together["ms_of_kernels"]),
         **{name: tflops(flops[name], ms) for name, ms in took.items()},
     }
 
