@@ -20,28 +20,31 @@ DDP = ["--training.local_batch_size=4", "--parallelism.data_parallel_replicate_d
 TRAINED = ["--encoder.no-frozen"]
 UNMOVED = [*TRAINED, "--optimizer.encoder_lr=0"]
 
-WAYS = {
-    "frozen_fsdp": (2, FSDP),
-    "trained_fsdp": (2, [*UNMOVED, *FSDP]),
-}
 TP = ["--parallelism.backend=megatron", "--parallelism.tensor_parallel_degree=2"]
-MATRIX_WAYS = {
-    "trained": (1, UNMOVED),
-    "frozen_tp": (2, TP),
-}
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager"]
 CHECKPOINTED = ["--activation_checkpoint.mode=selective"]
 CHECKPOINTED += ["--activation_checkpoint.selective_ac_option=op"]
 FULL = "--activation_checkpoint.mode=full"
-LAYOUTS = {"ddp": (2, DDP)}
-MATRIX_LAYOUTS = {
-    "compiled_per_op": (1, [*COMPILED, *CHECKPOINTED]),
-    "tp_compiled_full": (2, [*TP, *COMPILED, FULL]),
-    "tp": (2, TP),
-    "fsdp_compiled_full": (2, [*FSDP, *COMPILED, FULL]),
-    "tp_ddp_full": (4, [*TP, *DDP, FULL]),
-    "tp_fsdp_compiled_per_op": (4, [*TP, *FSDP, *COMPILED, *CHECKPOINTED]),
-}
+
+
+def matrix(*values):
+    return pytest.param(*values, marks=pytest.mark.matrix)
+
+
+WAYS = [
+    ("frozen_fsdp", 2, FSDP),
+    ("trained_fsdp", 2, [*UNMOVED, *FSDP]),
+    matrix("trained", 1, UNMOVED),
+    matrix("frozen_tp", 2, TP),
+]
+LAYOUTS = [
+    ("ddp", 2, DDP),
+    matrix("compiled_per_op", 1, [*COMPILED, *CHECKPOINTED]),
+    matrix("tp_compiled_full", 2, [*TP, *COMPILED, FULL]),
+    matrix("fsdp_compiled_full", 2, [*FSDP, *COMPILED, FULL]),
+    matrix("tp_ddp_full", 4, [*TP, *DDP, FULL]),
+    matrix("tp_fsdp_compiled_per_op", 4, [*TP, *FSDP, *COMPILED, *CHECKPOINTED]),
+]
 
 
 def write_talkative_shards(folder):
@@ -77,12 +80,9 @@ def prepared(tmp_path_factory):
     return folder, encoder, common, plain
 
 
-@pytest.mark.parametrize(
-    "way", [*WAYS, *(pytest.param(way, marks=pytest.mark.matrix) for way in MATRIX_WAYS)]
-)
-def test_every_way_trains_as_the_frozen_encoder_does(prepared, way):
+@pytest.mark.parametrize("way, processes, arguments", WAYS)
+def test_every_way_trains_as_the_frozen_encoder_does(prepared, way, processes, arguments):
     folder, encoder, common, plain = prepared
-    processes, arguments = (WAYS | MATRIX_WAYS)[way]
     run = runs.run(folder, way, [*common, f"--encoder.model={encoder}", *arguments], processes)
     assert losses(run) == pytest.approx(losses(plain), abs=1e-5)
 
@@ -118,12 +118,11 @@ def tuned(prepared):
     return common, runs.run(folder, "tuned", common)
 
 
-@pytest.mark.parametrize(
-    "layout", [*LAYOUTS, *(pytest.param(each, marks=pytest.mark.matrix) for each in MATRIX_LAYOUTS)]
-)
-def test_a_trained_encoder_trains_the_same_on_every_layout(prepared, tuned, layout):
+@pytest.mark.parametrize("layout, processes, arguments", LAYOUTS)
+def test_a_trained_encoder_trains_the_same_on_every_layout(
+    prepared, tuned, layout, processes, arguments
+):
     common, one = tuned
-    processes, arguments = (LAYOUTS | MATRIX_LAYOUTS)[layout]
     run = runs.run(prepared[0], f"tuned_{layout}", [*common, *arguments], processes)
     assert losses(run) == pytest.approx(losses(one), abs=1e-5)
     norms = [[row["grad_norm"] for row in each.metrics().values()] for each in (run, one)]

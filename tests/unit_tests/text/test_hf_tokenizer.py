@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tests.helpers.sentences import refused
 from tests.helpers.tokens import token
 from tools.harness.synthetic import flip_bits, make_shards
-from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.text import token_counts
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
@@ -141,14 +140,6 @@ def test_characters_that_have_no_id():
     words = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     assert TextTokenizer(words.to_str()).unknown_characters("ab aÄ") == ["Ä"]
-
-
-def test_a_folder_is_stored_by_its_full_path(tmp_path, monkeypatch):
-    for name in ("bytes", "t5"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path)
-    for name, found in (("bytes", "bytes"), ("a/t5", "a/t5"), ("t5", str(tmp_path / "t5"))):
-        assert load_config([f"--encoder.model={name}"]).encoder.model == found
 
 
 def counting(tokenizer):

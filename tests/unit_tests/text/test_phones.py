@@ -117,12 +117,3 @@ def test_a_run_has_the_vocabulary_of_its_phones(config, tmp_path):
     stored = load_tokenizer(tmp_path / "run", config)
     assert stored.vocabulary == tokenizer.vocabulary
     assert stored.encode("fourth") == tokenizer.encode("fourth")
-
-
-def test_weights_of_another_language_are_refused(config, tmp_path):
-    build_tokenizer(config)
-    (tmp_path / "run/checkpoint/step-3").mkdir(parents=True)
-    (tmp_path / "run/checkpoint/step-3/.metadata").touch()
-    config.encoder.model, config.encoder.vocab_size = "phones:de", 0
-    refused(lambda: build_tokenizer(config), "phones:de", "phones:en-us")
-    refused(lambda: load_tokenizer(tmp_path / "run", config), "phones:de", "of phones:en-us")

@@ -189,6 +189,7 @@ def needed(
     "data, words",
     [
         ({"unit": "bytes"}, ["model = 'bytes'", "with 'chars'"]),
+        ({"unit": "phones", "language": "de"}, ["model = 'phones:de'", "with 'chars'"]),
         ({"normalize": "en"}, ["[encoder] normalize = 'en'", "with ''"]),
         ({"convention": "echo"}, ["[encoder] convention = 'echo'", "with ''"]),
         ({"fields": ["duration", "speaker"]}, ["['duration', 'speaker']"]),

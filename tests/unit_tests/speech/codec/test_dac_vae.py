@@ -171,17 +171,11 @@ def test_mirrors_the_end_to_whole_frames_and_pads_no_further(exact):
     latents = exact.encode(waveform)
     mirrored = torch.cat([waveform, waveform[-701:-1].flip(0)])
     assert torch.equal(latents, exact.encode(mirrored))
-    # What zeros would do, and what a batch of unlike lengths would: the last frames become others.
+    # Zeros would make other frames of the end.
     assert difference(latents[19:], exact.encode(F.pad(waveform, (0, 700)))[19:]) > 0.01
-    further = exact.encode(F.pad(mirrored, (0, 8 * HOP)))[:20]
-    assert difference(latents[:14], further[:14]) < TOLERANCE
-    assert difference(latents[19:], further[19:]) > 0.01
-
-
-def test_what_is_no_sound_or_latents_is_refused(codec):
-    assert isinstance(codec, Codec)
-    refused(lambda: codec.encode(torch.full((HOP,), torch.nan)), "waveforms have shape")
-    refused(lambda: codec.decode(torch.zeros(3, 64)), "latents have shape")
+    assert isinstance(exact, Codec)
+    refused(lambda: exact.encode(torch.full((HOP,), torch.nan)), "waveforms have shape")
+    refused(lambda: exact.decode(torch.zeros(3, 64)), "latents have shape")
 
 
 @pytest.mark.parametrize("samples", [1, HOP // 2, HOP // 2 + 1, 3 * HOP])
@@ -189,8 +183,6 @@ def test_whole_frames_are_what_encode_makes_of_a_waveform(codec, samples):
     waveforms = torch.stack([noise(samples, seed=seed) for seed in range(2)])
     whole = codec.to_whole_frames(waveforms)
     assert whole.shape == (2, -(-samples // HOP) * HOP)
-    assert torch.equal(whole[0], codec.to_whole_frames(waveforms[0]))
-    assert torch.equal(whole, codec.to_whole_frames(whole))
     mode = "reflect" if samples > HOP // 2 else "constant"  # what is too short to be mirrored
     assert torch.equal(whole, F.pad(waveforms, (0, whole.shape[1] - samples), mode))
     latents = codec.encode_batch(waveforms)
