@@ -1,4 +1,4 @@
-"""A headless browser, for pages that must work offline, and for pages that are driven by keys."""
+"""A headless browser, for pages that are driven by keys."""
 
 import asyncio
 import base64
@@ -20,23 +20,6 @@ def _program(profile: Path) -> list[str]:
     if program is None:
         pytest.skip(f"none of {', '.join(NAMES)} is installed")
     return [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
-
-
-def dom_after_scripts(page: Path, profile: Path) -> str:
-    """The page's HTML once its scripts have run. The test is skipped where there is no browser.
-
-    Args:
-        profile: an empty folder for the browser's files.
-    """
-    command = [
-        *_program(profile),
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        "--dump-dom",
-        page.absolute().as_uri(),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 _CODES = {" ": "Space", "Enter": "Enter", "Escape": "Escape"}

@@ -9,8 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tests.helpers.analysis_table import check_page, check_table
-from tests.helpers.browser import dom_after_scripts
+from tests.helpers.analysis_table import check_table
 from titan_tts.launch.supervisor import kill_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +87,5 @@ def test_a_grid_killed_and_continued(tmp_path):
             assert (report["steps"], report["warm_up_steps"]) == (2, 2)
     analysis = folder / "analysis"
     assert check_table(analysis, folder) == 2
-    dom = dom_after_scripts(analysis / "index.html", tmp_path / "profile")
-    assert check_page(dom, analysis) >= 2 * 6
-    assert all(name in dom for name in runs)
+    page = (analysis / "index.html").read_text()
+    assert all(name in page for name in runs)
