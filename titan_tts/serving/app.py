@@ -51,12 +51,6 @@ class SpeechBody(BaseModel):
     instructions: str | None = None
 
 
-class CaptionedBody(SpeechBody):
-    """Request body for speech with word times, as clients of Kokoro-FastAPI send it."""
-
-    return_timestamps: bool = True
-
-
 @dataclass
 class SpeechService:
     """Turns requests into utterances, and their speech into bytes."""
@@ -148,7 +142,7 @@ class SpeechService:
         headers = {"X-Sample-Rate": str(rate)}
         return StreamingResponse(stream(), media_type=media_type, headers=headers)
 
-    async def captioned(self, body: CaptionedBody, request: Request) -> Response:
+    async def captioned(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech and its words' times: one line of JSON, which those read, too, that expect
         one line for each part of a stream."""
         pieces, kind = await asyncio.to_thread(self.utterances, body), body.response_format
@@ -160,7 +154,7 @@ class SpeechService:
             words = synthesizer.word_times([each.text for each in pieces], spoken)
             times = [
                 {"word": each["word"], "start_time": each["start"], "end_time": each["end"]}
-                for each in as_json(words if body.return_timestamps else [])
+                for each in as_json(words)
             ]
             return {
                 "audio": base64.b64encode(sound).decode(),
@@ -208,7 +202,7 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
         return await service.answer(body, request)
 
     @app.post("/dev/captioned_speech")
-    async def captioned_speech(body: CaptionedBody, request: Request) -> Response:
+    async def captioned_speech(body: SpeechBody, request: Request) -> Response:
         return await service.captioned(body, request)
 
     @app.get("/v1/models")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,10 +23,6 @@ from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, show
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES
-
-if TYPE_CHECKING:
-    from titan_tts.speak.generate import Narrator
-    from titan_tts.speak.open_run import OpenRun
 
 STANDARD_OUTPUT = "-"
 
@@ -94,7 +90,18 @@ def run(options: Options) -> int:
             show(f"{options.out}: all texts are complete")
             return 0
     began = time.perf_counter()
-    narrator = _load(options, chosen, requests)
+    synthesizer = load_synthesizer(options, chosen)
+    from titan_tts.speak.generate import Narrator
+
+    if not all(each.names_voice for each in requests):
+        synthesizer.show_default_voice("--speaker")
+    # What is missing is told now, not behind the first speech.
+    if any(each.seconds is None for each in requests):
+        _ = synthesizer.lengths
+    if options.timestamps:
+        _ = synthesizer.word_aligner
+    given = options.seed, options.batch_size, _settings(options), options.timestamps
+    narrator = Narrator(synthesizer, *given)
     for request in requests:
         narrator.check(request)
     loading = time.perf_counter() - began
@@ -188,18 +195,3 @@ def _without_existing(options: Options, requests: list[Request]) -> list[Request
         if not (is_own and sound.exists()):
             missing.append(request)
     return missing
-
-
-def _load(options: Options, chosen: "OpenRun", requests: list[Request]) -> "Narrator":
-    synthesizer = load_synthesizer(options, chosen)
-    from titan_tts.speak.generate import Narrator
-
-    if not all(each.names_voice for each in requests):
-        synthesizer.show_default_voice("--speaker")
-    # What is missing is told now, not behind the first speech.
-    if any(each.seconds is None for each in requests):
-        _ = synthesizer.lengths
-    if options.timestamps:
-        _ = synthesizer.word_aligner
-    given = options.seed, options.batch_size, _settings(options), options.timestamps
-    return Narrator(synthesizer, *given)

@@ -138,8 +138,7 @@ def test_speech_comes_with_the_times_of_its_words(server, synthesizer):
     assert [each["word"] for each in answer["timestamps"]] == text.split()
     times = [each[key] for each in answer["timestamps"] for key in ("start_time", "end_time")]
     assert times == sorted(times) and 0 <= times[0] < times[-1] <= len(samples) / rate
-    short = ask(address, body | {"return_timestamps": False}, "secret")[2]
-    assert b"\n" not in content and json.loads(short) == answer | {"timestamps": []}
+    assert b"\n" not in content
     assert ask(address, body | {"model": "x"}, "secret")[0] == 404
 
 
