@@ -50,15 +50,14 @@ LAYOUTS = {
     "fsdp_memory_budget": (2, [*FSDP, *TRACED, BUDGET]),
     "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
     "tp": (2, TP),
-    "ddp_flex_compile": (2, [*DDP, *TRACED, "--attention.backend=flex"]),
 }
 
 # Tested in parts by other layouts, or by tests of the layers.
 COVERED = ("ddp_accumulation", "hsdp_accumulation", "every_2nd_block", "fsdp_memory_budget")
-COVERED += ("hsdp_varlen_per_op", "ddp_flex_compile", "full_checkpointing", "per_op_checkpointing")
+COVERED += ("hsdp_varlen_per_op", "full_checkpointing", "per_op_checkpointing")
 LONG = ("hsdp", "tp", "fsdp_never", "fsdp_compile_checkpointing")
 MATRIX_LAYOUTS = {
-    "ddp_inductor_flex": (2, [*DDP, *INDUCTOR, "--attention.backend=flex"]),
+    "ddp_inductor": (2, [*DDP, *INDUCTOR]),
     "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
     "inductor": (1, ["--compile.enable"]),
     "fsdp_inductor_memory_budget": (2, [*FSDP, *INDUCTOR, BUDGET]),
@@ -71,7 +70,7 @@ MATRIX_LAYOUTS = {
     "sequence": (2, [*SEQUENCE, *TRACED, *PER_OP]),
     "sequence_4_varlen": (4, [*SEQUENCE, *TP_4, *VARLEN_PER_OP]),
     "sequence_inductor": (4, [*SEQUENCE, *FSDP, *INDUCTOR]),
-    "tp_flex_compile": (2, [*TP, *TRACED, "--attention.backend=flex"]),
+    "tp_compile": (2, [*TP, *TRACED]),
 }
 
 # With kernels by Inductor, which are also others than eager's.

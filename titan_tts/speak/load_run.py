@@ -61,7 +61,7 @@ def _empty_model(config: JobConfig, folder: Path, device: torch.device) -> DiTTT
     its weights are seen to fit."""
     args = model_flavors()[config.model.flavor]
     args.update_from_config(config, folder=folder)
-    # The run's own may need what sampling is without: flex compiled blocks, varlen bfloat16.
+    # The run's own may need what sampling is without: varlen bfloat16.
     args.attention = "sdpa"
     with torch.device("meta"):
         model: Any = build_model(args)

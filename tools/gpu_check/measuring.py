@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from tools.gpu_check.items import Values
 
 _GROUPS = {
-    "attention": r"flash|fmha|sdpa|attention|flex",
+    "attention": r"flash|fmha|sdpa|attention",
     "matmul": r"gemm|nvjet|cutlass|xmma|cublas|scaled_mm|\bmm\b|addmm|bmm",
     "triton": r"^triton_",
     "optimizer": r"multi_tensor|adam|foreach|lpnorm",

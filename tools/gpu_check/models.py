@@ -66,7 +66,7 @@ CHECKPOINTING = [
 ]
 EAGER = [
     Mode("eager"),
-    *_modes("", (), "attention.backend", "varlen", "flex"),
+    *_modes("", (), "attention.backend", "varlen"),
     *_modes("fp8 ", _FP8[:1], *_FP8[1:]),
 ]
 """The plain one first"""
@@ -82,7 +82,7 @@ COMPILED = [
     Mode("compiled", _COMPILED),
     Mode("compiled, all options of Inductor", _COMPILED, INDUCTOR_OPTIONS),
     *(Mode(f"compiled, {name}", _COMPILED, {name: on}) for name, on in INDUCTOR_OPTIONS.items()),
-    *_modes("compiled ", _COMPILED, "attention.backend", "varlen", "flex"),
+    *_modes("compiled ", _COMPILED, "attention.backend", "varlen"),
     *_modes("compiled fp8 ", (*_COMPILED, _FP8[0]), *_FP8[1:]),
     Mode("compiled, memory budget", (*_COMPILED, *_BUDGET)),
     *_modes(

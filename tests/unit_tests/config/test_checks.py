@@ -172,12 +172,10 @@ def test_allowed(ranks, toml):
     validate(toml, int(ranks))
 
 
-FLEX, VARLEN = "attention.backend = 'flex'", "attention.backend = 'varlen'"
+VARLEN = "attention.backend = 'varlen'"
 ENGINE = "megatron.transformer_impl = 'transformer_engine'"
 PROFILED = "profiling.enable_profiling = true"
 REFUSED_ON_A_GPU = f"""
-{FLEX} | [compile] enable = true
-{FLEX}; compile = {{enable = true, components = ['encoders']}} | with 'model' among its components
 {VARLEN}; training.mixed_precision_param = 'float32' | with [training] mixed_precision_param = 'float32'
 data.batching = 'packed'; training.mixed_precision_param = 'float32' | [data] batching = 'packed' with [training] mixed
 {PROFILED}; profiling.profile_freq = 3 | profile_freq = 3: it must be at least profiler_warmup + profiler_active = 4
@@ -194,8 +192,7 @@ def test_what_an_accelerator_cannot_do(toml, message):
         validate(toml, accelerator="cpu")
     with pytest.raises(InputError, match=re.escape(message)):
         validate(toml, accelerator="cuda")
-    for kernel in (FLEX, VARLEN):
-        validate(f"{kernel}; compile.enable = true", accelerator="cuda")
+    validate(f"{VARLEN}; compile.enable = true", accelerator="cuda")
     validate(f"{PROFILED}; profiling.profile_freq = 4", accelerator="cuda")
     packed = f"{cases('TE')[0][0]}; {VARLEN}; megatron.use_te_attn = true; megatron.fp8 = true"
     validate(f"{packed}; compile = {{enable = true, components = ['loss']}}", accelerator="cuda")

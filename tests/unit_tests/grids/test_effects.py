@@ -125,7 +125,7 @@ def test_an_axis_that_sets_a_factor_prevents_no_pair_and_a_batch_is_never_taken_
     [
         ("compile", ["max-autotune", "off", "default"], "off", ["default", "max-autotune"]),
         ("size", ["8B", "300M", "800M"], None, []),  # each size has a table of its own
-        ("attention", ["varlen", None, "flex"], None, ["flex", "varlen"]),
+        ("attention", ["varlen", None, "matmul"], None, ["matmul", "varlen"]),
         ("optimizer", [0.1, 0.01], 0.01, [0.1]),
     ],
 )

@@ -227,17 +227,6 @@ def test_matrices_that_grow_with_the_width_have_smaller_rates(state_dtype):
     assert found["text_input.weight"] == (0.01, 0.1)  # its width is not the model's
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_moments_in_8_bits_change_only_their_rounding():
-    models = [small_model() for _ in range(2)]
-    start = weights(models[0])
-    for model, kind in zip(models, ("AdamW", "8bit"), strict=True):
-        train(model, build(model, kind), range(10))
-    moved = distance(weights(models[0]), start)
-    # With other betas several times more.
-    assert 0 < distance(*map(weights, models)) < 0.05 * moved
-
-
 def test_8bit_leaves_embeddings_to_float32_adamw():
     """In 8 bits the second moment of a row that steps do not use falls to 0 first, and its update explodes."""
     model = small_model(text_vocab_size=320)  # as large as torchao quantises
@@ -336,14 +325,12 @@ def test_the_schedule_reaches_every_optimizer_and_survives_other_groups():
     assert [float(group["lr"]) for group in groups] == [1.5] * 3
 
 
-def test_a_longer_run_continues_from_the_stable_part(caplog):
+def test_a_longer_run_continues_from_the_stable_part():
     model = small_model()
 
-    def schedule_of(
-        steps: int, first: int = 0, saved: dict | None = None, decay_ratio: float | None = 0.2
-    ) -> list[float]:
+    def schedule_of(steps: int, first: int = 0, saved: dict | None = None) -> list[float]:
         optimizers = build(model, replace(CONFIG, lr=1.0))
-        schedule = LRScheduler(warmup_steps=4, decay_ratio=decay_ratio, decay_type="sqrt")
+        schedule = LRScheduler(warmup_steps=4, decay_ratio=0.2, decay_type="sqrt")
         schedulers = build_tts_lr_schedulers(optimizers, schedule, steps)
         schedulers.load_state_dict(saved or schedulers.state_dict())
         found = []
@@ -352,9 +339,6 @@ def test_a_longer_run_continues_from_the_stable_part(caplog):
             schedulers.step()
         return found
 
-    assert schedule_of(20, decay_ratio=1.0) == schedule_of(20, decay_ratio=None)
-    # All behind the warm-up, of which upstream would warn.
-    assert not caplog.messages and schedule_of(20, decay_ratio=0.9) and "exceed" in caplog.text
     short, long = schedule_of(20), schedule_of(40)
     assert short[:17] == [0.25, 0.5, 0.75, 1.0] + [1.0] * 13
     # The last step, not a step after it, ends above 0.

@@ -80,5 +80,4 @@ def test_per_op_checkpointing_saves_attention_and_every_second_product(backend, 
     assert whole[name] == saved[name] > 0
     # Of a block's six products three are repeated, and of an encoder block's four two.
     assert saved["aten::mm"] == whole["aten::mm"] + 2 * 3 + 2 * 2
-    others = {torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default}
-    assert others <= SAVED_OPERATIONS
+    assert torch.ops.torch_attn._varlen_attn.default in SAVED_OPERATIONS

@@ -251,9 +251,9 @@ def assert_near(found: Tensor, expected: Tensor, name: str = "") -> None:
         ARGS,
         CONDITIONED,
         replace(ARGS, task="duration"),
-        *(replace(POSITIONED, attention=each) for each in ("auto", "matmul", "varlen", "flex")),
+        *(replace(POSITIONED, attention=each) for each in ("auto", "matmul", "varlen")),
     ],
-    ids=["learned", "from outside", "duration", "positions", "matmul", "varlen", "flex"],
+    ids=["learned", "from outside", "duration", "positions", "matmul", "varlen"],
 )
 def test_the_network_and_its_gradients_are_as_defined(args):
     model, batch = random_model(args, seed=7), inputs(args)

@@ -35,7 +35,7 @@ from torchtitan.models.dit_tts.model.flops import (
 )
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import rope_table
-from torchtitan.models.dit_tts.model.model import DiTTTSModel, LowRankAdaLN
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model.operations import apply_rope
 
 VOCABULARY = 40
@@ -205,10 +205,6 @@ def test_a_duration_predictor_reads_neither_the_utterance_nor_a_hidden_voice():
     alone = {name: each[:1] for name, each in batch.items()}
     alone |= {name: each[:, :4] for name, each in alone.items() if name.startswith("text")}
     torch.testing.assert_close(model(**alone), found[:1])  # padding has no say
-    denoised = model.denoise(
-        batch["latents"], batch["t"], batch["frame_mask"], encoded(model, batch)
-    )
-    torch.testing.assert_close(denoised, found)
     hidden = model(**batch, keep_speaker=torch.tensor([True, False]))
     none = model(**batch | {"speaker_mask": torch.zeros_like(batch["speaker_mask"])})
     torch.testing.assert_close(hidden, torch.stack([found[0], none[1]]))
@@ -263,8 +259,7 @@ def test_initial_scale():
     assert output(model, inputs()).abs().max() == 0
 
 
-def test_the_first_half_of_the_heads_is_rotated():
-    assert rotated_groups(4) == (True, False)
+def test_the_first_half_of_an_odd_number_of_heads_is_rotated():
     assert rotated_groups(5) == (True, True, False, False, False)
     assert rotated_groups(1) == (False,)
 
@@ -283,8 +278,3 @@ def test_weights_in_bfloat16_leave_time_and_output_in_float32():
     valid = batch["frame_mask"]
     exact = output(model.float(), batch)[valid]
     assert (low[valid] - exact).square().mean().sqrt() < 0.03 * exact.square().mean().sqrt()
-
-
-def test_a_gpu_reads_the_modulation_along_contiguous_channels():
-    modulation = LowRankAdaLN(6, 2)(torch.randn(4, 3, 6))
-    assert modulation.shape == (4, 3, 2, 6) and modulation.stride(-1) == 1

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.attention.flex_attention import flex_attention
 
 from tests.helpers.packed_batches import in_one_row, streams
 from tests.helpers.small_models import padded_inputs, random_model, small_args
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.infra.kernels import use_operations
-from torchtitan.models.dit_tts.model.attention_backends import _segment_block_mask
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model.packed_attention import packed_attention
 
@@ -89,22 +87,6 @@ def test_one_graph_for_batches_of_any_composition(model):
     for mine, theirs in zip(outcome(model, packed), expected, strict=True):
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
     assert counter.frame_count == 3  # decoder, text and speaker
-
-
-def test_the_block_mask_of_segments(model):
-    """Blocks of 128 hold parts of several samples, one sample, or keys of none."""
-    queries = torch.tensor([0] * 100 + [1] * 300 + [3] * 20)
-    keys = torch.tensor([0] * 130 + [1] * 140 + [4] * 150 + [1] * 60 + [3] * 70)  # 4: of no sample
-    q, k, v = (torch.randn(1, len(x), 2, 16, dtype=torch.float64) for x in (queries, keys, keys))
-    blocks = _segment_block_mask(queries, keys)
-    found = flex_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=blocks
-    )
-    same = queries[:, None] == keys
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / 4
-    expected = scores.masked_fill(~same, -torch.inf).softmax(-1) @ v.transpose(1, 2)
-    torch.testing.assert_close(found, expected)
-    assert blocks.kv_num_blocks.sum() == 14  # of 4 x 5
 
 
 @pytest.mark.parametrize("causal", (False, True))

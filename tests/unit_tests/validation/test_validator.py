@@ -211,7 +211,7 @@ def test_the_model_is_left_as_it_was():
             return super().forward(x).relu()
 
     model, compiled = Block(2, 2), []
-    model.args = SimpleNamespace(attention="flex")
+    model.args = SimpleNamespace(attention="varlen")
     model.compile(backend=lambda graph, inputs: compiled.append(graph) or graph)
     for error in (None, KeyError):
         with nullcontext() if error is None else pytest.raises(error):
@@ -220,6 +220,6 @@ def test_the_model_is_left_as_it_was():
                 model(torch.ones(1, 2))
                 if error is not None:
                     raise error
-        assert model.training and model.args.attention == "flex" and not compiled
+        assert model.training and model.args.attention == "varlen" and not compiled
     model(torch.ones(1, 2))
     assert len(compiled) == 1

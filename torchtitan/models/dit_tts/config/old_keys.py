@@ -96,6 +96,7 @@ WITHOUT_EFFECT = {
 """section.key of earlier versions that changed no result; still read, whatever the value"""
 
 OLD_VALUES: dict[str, Any] = {
+    "attention.backend = flex": "auto",  # all backends compute the same
     "sampling.schedule = epss": "sway",  # whose steps it pruned
     "optimizer.state_dtype = bfloat16": "float32",  # which computed the update
 }

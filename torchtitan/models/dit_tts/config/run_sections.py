@@ -35,10 +35,9 @@ class Lora:
 
 @dataclass
 class Attention:
-    backend: Literal["auto", "sdpa", "matmul", "varlen", "flex"] = "auto"
+    backend: Literal["auto", "sdpa", "matmul", "varlen"] = "auto"
     """Kernel of the decoder's attention: PyTorch's with a mask over the keys (sdpa), flash attention
-    over packed keys (varlen), flex attention over blocks of keys (flex), or the fastest known for the
-    device (auto)"""
+    over packed keys (varlen), or the fastest known for the device (auto)"""
 
 
 @dataclass

@@ -15,7 +15,7 @@ them, the second records, and one more is for what was recorded late"""
 
 def check_accelerator(config: JobConfig, accelerator: str) -> None:
     """Refuses what an accelerator cannot do, for which the CPU has stand-ins, and what a CPU cannot."""
-    profiling, compiled = config.profiling, config.compile
+    profiling = config.profiling
     if profiling.enable_profiling and accelerator == "cpu":
         # Upstream's profiler always asks for an accelerator's events.
         why = "it needs a GPU; leave it out, or take [benchmark] enable = true, which divides a step's time too"
@@ -26,14 +26,6 @@ def check_accelerator(config: JobConfig, accelerator: str) -> None:
         raise conflict(config, "profiling.profile_freq", why)
     if accelerator == "cpu":
         return
-    if config.attention.backend == "flex" and not (
-        compiled.enable and "model" in compiled.components
-    ):
-        why = (
-            "uncompiled it holds the scores of all queries and keys; set [compile] enable = true with 'model' "
-            "among its components, or choose sdpa or varlen"
-        )
-        raise conflict(config, "attention.backend", why)
     if config.training.mixed_precision_param != "bfloat16":
         for key, flash in (("attention.backend", "varlen"), ("data.batching", "packed")):
             if flash in (config.attention.backend, config.data.batching):

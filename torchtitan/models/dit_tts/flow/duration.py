@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import torch
 
-SECONDS_ERROR, WITHIN = "seconds_error", "within_10_percent"
-
 
 def relative_error_sums(
     log_frames: torch.Tensor, target: torch.Tensor, frame_mask: torch.Tensor
@@ -32,4 +30,4 @@ def duration_figures(
         frames = frame_mask.sum(1)
         return ((log_frames.exp() - frames).abs() <= 0.1 * frames).double()
 
-    return {SECONDS_ERROR: seconds_error, WITHIN: within}
+    return {"seconds_error": seconds_error, "within_10_percent": within}

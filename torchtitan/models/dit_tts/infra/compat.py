@@ -4,7 +4,6 @@
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._functorch import config as functorch_config
-from torch._higher_order_ops import flex_attention as flex_attention_op
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -13,7 +12,6 @@ from torch.distributed.distributed_c10d import _get_default_store as get_default
 __all__ = [
     "dynamo_config",
     "dynamo_counters",
-    "flex_attention_op",
     "functorch_config",
     "get_default_store",
     "inductor_config",

@@ -17,9 +17,6 @@ from torchtitan.protocols.model_converter import ModelConverter
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import has_cuda_capability
 
-_MULTIPLE = 16
-"""Matrix sizes must be multiples of it on fp8 tensor cores"""
-
 
 class Float8Converter(ModelConverter):
     """Upstream's hook: replaces the blocks' large Linears by torchao's Float8Linear."""
@@ -38,17 +35,10 @@ class Float8Converter(ModelConverter):
 
         large, skipped = matmul_weights(model), self.options.filter_fqns
         linears = {
-            name: module
+            name
             for name, module in model.named_modules()
             if module in large and not any(part in name for part in skipped)
         }
-        for name, linear in linears.items():
-            if linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE:
-                raise InputError(
-                    f"[model] converters = ['float8'], but layer {name} has the shape "
-                    f"{tuple(linear.weight.shape)} and fp8 needs multiples of {_MULTIPLE}; exclude it by "
-                    f"[quantize.linear.float8] filter_fqns"
-                )
         recipe = self.options.recipe_name or "tensorwise"
         if recipe == "rowwise":
             # Otherwise Inductor keeps float32 values that eager mode rounds to bfloat16, and a row's scale

@@ -1,7 +1,6 @@
 """Builds the optimizers and learning rate schedules of a run, and saves and loads their state."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -244,7 +243,4 @@ def build_tts_lr_schedulers(
     optimizers: TTSOptimizers, lr_scheduler_config: LRSchedulerConfig, training_steps: int
 ) -> TTSLRSchedulers:
     """Upstream's hook."""
-    if lr_scheduler_config.decay_ratio == 1:
-        # Everything after the warm-up, as where it is not given; upstream would warn that both exceed the steps.
-        lr_scheduler_config = replace(lr_scheduler_config, decay_ratio=None)
     return TTSLRSchedulers(build_lr_schedulers(optimizers, lr_scheduler_config, training_steps))

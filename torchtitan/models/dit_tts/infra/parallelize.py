@@ -20,7 +20,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Parallelism
-from torchtitan.models.dit_tts.infra.compat import flex_attention_op, replicate
+from torchtitan.models.dit_tts.infra.compat import replicate
 from torchtitan.models.dit_tts.infra.compile import (
     apply_compile,
     blocks_compiled,
@@ -45,7 +45,6 @@ SAVED_OPERATIONS: set[Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.torch_attn._varlen_attn.default,
     torch.ops.dit_tts.attend_samples.default,
-    flex_attention_op,
 }
 
 MIN_BUDGET_WITHOUT_MATMULS = 0.8
@@ -118,18 +117,11 @@ def begin_micro_batch(
     shards do both in every micro-batch, since they have no memory for complete ones; replicas reduce once."""
     if not isinstance(model, FSDPModule):
         return
-    if weights_stay(parallel_dims, parallelism):
+    if not (parallel_dims.fsdp_enabled and reshards(parallelism)):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
     elif parallel_dims.dp_replicate_enabled:
         model.set_requires_all_reduce(last)
-
-
-def weights_stay(parallel_dims: ParallelDims, parallelism: Parallelism) -> bool:
-    """True if complete weights are the model's parameters between the micro-batches of a step."""
-    if parallel_dims.fsdp_enabled:
-        return not reshards(parallelism)
-    return parallel_dims.dp_replicate_enabled
 
 
 def reshards(parallelism: Parallelism) -> bool:

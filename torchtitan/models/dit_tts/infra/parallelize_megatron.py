@@ -42,7 +42,7 @@ from torchtitan.models.dit_tts.infra.tensor_collectives import (
     sum_gradients,
     sum_parts,
 )
-from torchtitan.models.dit_tts.model.attention import JointAttention
+from torchtitan.models.dit_tts.model.attention import JointAttention, rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.tools.logging import logger
@@ -109,8 +109,7 @@ def apply_tensor_parallel(
         compute_locally(module)
     for stream in (model.text_norm, model.speaker_encoder.norm):
         _sum_gradients_of(stream, group_of(group))
-    rank = mesh.get_local_rank()
-    model.rotated = part_of_groups(model.rotated, model.args.n_heads, mesh.size(), rank)
+    model.rotated = rotated_groups(model.args.n_heads, mesh.size(), mesh.get_local_rank())
 
 
 def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
@@ -201,18 +200,3 @@ def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:
 def _sum_gradients_of(module: nn.Module, group: Group) -> None:
     """Sums the gradient of the module's output over the ranks, of which each computes a part."""
     module.register_forward_hook(lambda module, args, output: sum_gradients(output, group))
-
-
-def part_of_groups(
-    rotated: tuple[bool, ...], n_heads: int, ranks: int, rank: int
-) -> tuple[bool, ...]:
-    """Whether each group of one rank's heads is rotated, with as few groups of equal size as possible. Of two ranks one
-    rotates all of its heads, and the other none."""
-    heads = [rotated[head * len(rotated) // n_heads] for head in range(n_heads)]
-    own = heads[rank * n_heads // ranks : (rank + 1) * n_heads // ranks]
-    sizes = (size for size in range(len(own), 0, -1) if len(own) % size == 0)
-    return next(
-        tuple(own[::size])
-        for size in sizes
-        if own == [flag for flag in own[::size] for _ in range(size)]
-    )

@@ -15,8 +15,6 @@ from torchtitan.models.dit_tts.infra.compat import get_default_store
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_module
 
-_MAX_LINES = 64
-
 
 def describe_rank() -> dict[str, Any]:
     """This rank's host, process, device, and the device's free memory in GiB."""
@@ -44,13 +42,11 @@ def gather_ranks() -> list[dict[str, Any]]:
     if mine["rank"] != 0:
         return []
     ranks = [json.loads(store.get(f"rank/{rank}")) for rank in range(dist.get_world_size())]
-    for each in ranks[:_MAX_LINES]:
+    for each in ranks:
         logger.info(
             f"rank {each['rank']}: host {each['host']}, process {each['pid']}, device "
             f"{each['local_rank']}: {each['device']}, {each['free_gib']} GiB free"
         )
-    if len(ranks) > _MAX_LINES:
-        logger.info(f"{len(ranks) - _MAX_LINES} more ranks are in ranks.json")
     return ranks
 
 

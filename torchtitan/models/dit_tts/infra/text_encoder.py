@@ -58,16 +58,11 @@ def fetch_together(source: HFEncoderSpec, dtype: str) -> str:
 
     One rank per machine downloads, and one rank of all reads the files.
     """
+
+    def fetch(rank: int) -> str:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            fetch_weights(source.model)
+        return source.fingerprint(dtype) if rank == 0 else ""
+
     with long_timeout_group() as group:
-        downloads = os.environ.get("LOCAL_RANK", "0") == "0"
-        run_on_all_ranks(
-            lambda rank: fetch_weights(source.model) if downloads else None,
-            f"fetch {source.model}",
-            group,
-        )
-        found = run_on_all_ranks(
-            lambda rank: source.fingerprint(dtype) if rank == 0 else "",
-            f"read {source.model}",
-            group,
-        )
-    return found[0]
+        return run_on_all_ranks(fetch, f"fetch {source.model}", group)[0]

@@ -1,5 +1,7 @@
 """Attention of the decoder (joint over self, text and speaker keys) and of the encoders."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -61,11 +63,13 @@ class SelfAttention(GatedAttention):
         return self.project_out(attend(q, k, v, mask, causal, self.backend), gate)
 
 
-def rotated_groups(n_heads: int) -> tuple[bool, ...]:
-    """Whether each group of the decoder's heads is rotated: the first half of the heads, rounded down. Groups
-    have equal sizes, so an odd number of heads needs one group per head."""
-    half = n_heads // 2
-    return (True, False) if n_heads == 2 * half else (True,) * half + (False,) * (n_heads - half)
+def rotated_groups(n_heads: int, ranks: int = 1, rank: int = 0) -> tuple[bool, ...]:
+    """Whether each group of a rank's heads is rotated: the first half of all heads are, rounded down. There are as few
+    groups of equal size as possible, so an odd number of heads needs one group per head."""
+    own = n_heads // ranks
+    rotated = min(max(n_heads // 2 - rank * own, 0), own)
+    size = math.gcd(rotated, own)
+    return (True,) * (rotated // size) + (False,) * ((own - rotated) // size)
 
 
 class JointAttention(GatedAttention):

@@ -7,9 +7,8 @@ so the valid keys have gaps. Queries are the frames; the output at padded frames
 - sdpa: keys keep their positions, under an additive mask (B, 1, 1, K). Any device, any dtype.
 - matmul: as sdpa, but by two matmuls and a softmax, whose (B, H, T, K) is kept for the backward pass.
 - varlen: valid frames and keys are packed sample by sample, without a mask (flash attention).
-- flex: keys keep their positions; blocks of 128 keys without a valid one are skipped.
 
-A batch whose samples stand in one row (`streams.PackedStreams`) takes flex if it is chosen on a GPU, else varlen.
+A batch whose samples stand in one row (`streams.PackedStreams`) takes varlen.
 """
 
 import itertools
@@ -18,12 +17,11 @@ from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from torchtitan.models.dit_tts.model.packed_attention import Packing, Streams, packed_attention
 from torchtitan.models.dit_tts.streams import PackedStreams, Stream
 
-BACKENDS = ("auto", "sdpa", "matmul", "varlen", "flex")
+BACKENDS = ("auto", "sdpa", "matmul", "varlen")
 """Values of [attention] backend"""
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
@@ -140,23 +138,6 @@ def _varlen_kernel(q: torch.Tensor) -> Callable[..., torch.Tensor]:
     return cast(Callable[..., torch.Tensor], varlen_attn)
 
 
-class FlexKeys(NamedTuple):
-    """Backend "flex"."""
-
-    blocks: BlockMask
-    valid: torch.Tensor | None
-    """(B, K) bool; None of a packed batch"""
-
-    def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
-        k, v = torch.cat(keys, dim=1), torch.cat(values, dim=1)
-        if not q.is_cuda and self.valid is not None:  # flex attention's backward pass needs a GPU
-            return _sdpa(q, k, v, self.valid[:, None, None])
-        out = flex_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), block_mask=self.blocks
-        )
-        return out.transpose(1, 2)
-
-
 class GuidedKeys(NamedTuple):
     """For samplers: N copies of a batch of B rows, each with or without text and speaker. A copy attends to
     the keys that it has; all copies share the B rows of text and speaker."""
@@ -206,7 +187,7 @@ class GuidedKeys(NamedTuple):
         return torch.cat(attended, dim=1)
 
 
-JointKeys = MaskedKeys | VarlenKeys | FlexKeys | GuidedKeys
+JointKeys = MaskedKeys | VarlenKeys | GuidedKeys
 """The batch's keys as a backend needs them. `attend(q, keys, values)` computes the attention of
 q (B, T, H, K) over the keys and values of the streams, (B, T, H, K)."""
 
@@ -218,16 +199,12 @@ def _packing(valid: torch.Tensor) -> Packing:
     return Packing(position.view_as(valid), valid, starts.int(), valid.shape[1])
 
 
-def prepare_packed_keys(
-    backend: str, packed: PackedStreams, masks: Sequence[torch.Tensor]
-) -> JointKeys:
+def prepare_packed_keys(packed: PackedStreams, masks: Sequence[torch.Tensor]) -> VarlenKeys:
     """`prepare_keys` of a packed batch; masks (1, N), (1, L), (1, P) of its streams' valid keys."""
     samples = packed.frames.samples
     segment = torch.cat(  # those of no sample come last
         [torch.where(mask[0], stream.segment, samples) for stream, mask in zip(packed, masks)]
     )
-    if backend == "flex" and segment.is_cuda:
-        return FlexKeys(_segment_block_mask(packed.frames.segment, segment), None)
     position = torch.empty_like(segment)
     position[segment.argsort(stable=True)] = torch.arange(len(segment), device=segment.device)
     own = torch.arange(samples, device=segment.device)[:, None] == segment
@@ -237,40 +214,6 @@ def prepare_packed_keys(
     return VarlenKeys(
         Packing(None, masks[0], frames.starts, frames.longest),
         Packing(position[None], (segment < samples)[None], starts, longest),
-    )
-
-
-def _block_mask(valid: torch.Tensor, frames: int) -> BlockMask:
-    def mask(b, h, query, key):
-        return valid[b, key]
-
-    rows, keys = valid.shape
-    return create_block_mask(mask, rows, None, frames, keys, str(valid.device))
-
-
-def _segment_block_mask(
-    query_segment: torch.Tensor, key_segment: torch.Tensor, size: int = 128
-) -> BlockMask:
-    """Queries see the keys of their segment, (N,) and (K,). Built from the first and the last segment of each block: the
-    mask of all queries by all keys, which `create_block_mask` makes, would be large."""
-    (first, last), (first_key, last_key) = (
-        F.pad(x[None].float(), (0, -len(x) % size), mode="replicate")
-        .unflatten(1, (-1, size))
-        .aminmax(dim=2)
-        for x in (query_segment, key_segment)
-    )
-    overlap = (first[..., None] <= last_key[:, None]) & (first_key[:, None] <= last[..., None])
-
-    def mask(b, h, query, key):
-        return query_segment[query] == key_segment[key]
-
-    return BlockMask.from_kv_blocks(
-        # For each block of queries: the number of blocks of keys that it sees, and their indices first.
-        overlap.sum(dim=2).int()[:, None],
-        overlap.int().argsort(dim=2, descending=True, stable=True).int()[:, None],
-        BLOCK_SIZE=size,
-        mask_mod=mask,
-        seq_lengths=(len(query_segment), len(key_segment)),
     )
 
 
@@ -327,8 +270,6 @@ def prepare_keys(backend: str, valid: torch.Tensor, frames: int, dtype: torch.dt
     backend = choose_backend(backend, valid.device, dtype)
     if backend == "varlen":
         return VarlenKeys(frames=_packing(valid[:, :frames]), keys=_packing(valid))
-    if backend == "flex":
-        return FlexKeys(_block_mask(valid, frames), valid)
     if backend not in ("sdpa", "matmul"):
         raise ValueError(f"attention backend {backend!r} is not one of {', '.join(BACKENDS)}")
     return MaskedKeys(_additive(valid, dtype), by_matmul=backend == "matmul")

@@ -198,7 +198,7 @@ class DiTTTSModel(ConditionedModel):
         speaker_mask = _kept(conditions.speaker_mask, keep_speaker, packed and packed.patches)
         if packed is not None:
             masks = frame_mask, text_mask, speaker_mask
-            keys = prepare_packed_keys(self.args.attention, packed, masks)
+            keys = prepare_packed_keys(packed, masks)
             frames = packed.frames.starts.diff()[packed.text.segment]
             return self._decode(x, t, keys, conditions, frames[None], packed=packed.frames)
         # A row without any valid frame attends to all of its frames: no softmax is empty.

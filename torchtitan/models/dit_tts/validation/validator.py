@@ -145,7 +145,7 @@ def sentence(row: dict[str, Any], kind: str) -> str:
 @contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
     """Evaluation mode and eager blocks: batches of validation have shapes of their own, and each compiled
-    one would count against the limit of graphs. Uncompiled flex attention would hold all scores."""
+    one would count against the limit of graphs."""
     training, attention = model.training, model.args.attention
     model.eval()
     model.args.attention = "sdpa"

@@ -114,8 +114,7 @@ def repeats_are_known(config: JobConfig) -> bool:
 def attention_backend(config: JobConfig) -> str:
     """The backend that a run's training uses on this machine."""
     if config.data.batching == "packed":
-        flex = config.attention.backend == "flex" and utils.device_type == "cuda"
-        return "flex" if flex else "varlen"
+        return "varlen"
     dtype = TORCH_DTYPE_MAP[config.training.mixed_precision_param]
     return choose_backend(config.attention.backend, torch.device(utils.device_type), dtype)
 
