@@ -18,11 +18,8 @@ from torchtitan.distributed.utils import clip_grad_norm_
 
 from tests.helpers.small_models import full_inputs, random_model, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.infra.adapters import add_adapter, is_trained
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers, build_tts_optimizers
-from torchtitan.models.dit_tts.infra.parallelize import write_sharded
-from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
@@ -30,7 +27,6 @@ from torchtitan.models.dit_tts.train_spec import get_train_spec
 ARGS = small_args(text_vocab_size=8, latent_channels=8, speaker_dim=64, text_positions="aligned")
 CONFIG = ["--training.mixed_precision_param=float32", "--activation_checkpoint.mode=full"]
 CONFIG += ["--parallelism.backend=megatron", "--optimizer.implementation=foreach"]
-LORA = ["--lora.rank=3", "--lora.alpha=2"]
 SEQUENCE = ["--megatron.sequence_parallel"]
 COMPILED = ["--compile.enable", "--compile.backend=aot_eager", "--compile.components=model"]
 ROWS = 8
@@ -101,20 +97,8 @@ def begin(layout: Layout, *arguments: str, seed: int = 0) -> Training:
         dims = dims_of(layout)
         model = get_train_spec().parallelize_fn(model, dims, config)
         place = dist.get_rank() // layout[2]
-    else:
-        add_adapter(model, config.lora)
-    fill_adapter(model)
     optimizers = build_tts_optimizers([model], config.optimizer, dims)  # type: ignore[arg-type]
     return Training(layout, model, optimizers, EMA(model, [0.5]), place)
-
-
-@torch.no_grad()
-def fill_adapter(model: DiTTTSModel) -> None:
-    """Random values, since those that start at zero would hide errors."""
-    for name, parameter in model.named_parameters():
-        if is_trained(plain_name(name)):
-            torch.manual_seed(len(plain_name(name)))
-            write_sharded(parameter, torch.randn(parameter.shape, dtype=torch.float64) / 4)
 
 
 def complete(tensor: torch.Tensor) -> torch.Tensor:
@@ -137,8 +121,7 @@ def assert_same(found: Training, expected: Training, tolerance: float = 1e-9) ->
 
 def compare(layout: Layout, *arguments: str, steps: int = 2) -> None:
     """Losses, gradient norms and what the steps make of the weights are those of one process."""
-    adapter = [each for each in arguments if each.startswith("--lora")]
-    alone = begin(PLAIN, "--parallelism.backend=torchtitan", *adapter)
+    alone = begin(PLAIN, "--parallelism.backend=torchtitan")
     spread = begin(layout, *arguments)
     for number in range(steps):
         torch.testing.assert_close(spread.step(number), alone.step(number), atol=1e-9, rtol=1e-9)

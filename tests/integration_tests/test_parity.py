@@ -33,73 +33,68 @@ SELECTIVE = "--activation_checkpoint.mode=selective"
 PER_OP = [SELECTIVE, "--activation_checkpoint.selective_ac_option=op"]
 VARLEN_PER_OP = ["--attention.backend=varlen", *PER_OP]
 
+# name -> (selection that runs it, processes, arguments). The matrix has what other layouts test in parts.
 LAYOUTS = {
-    "accumulation": (1, ["--training.local_batch_size=4"]),
-    "ddp": (2, DDP),
-    "fsdp": (2, FSDP),
-    "hsdp": (4, HSDP),
-    "ddp_accumulation": (2, [*DDP, "--training.local_batch_size=2"]),
-    "hsdp_accumulation": (4, [*HSDP, "--training.local_batch_size=1"]),
+    "accumulation": ("", 1, ["--training.local_batch_size=4"]),
+    "ddp": ("", 2, DDP),
+    "fsdp": ("", 2, FSDP),
+    "compile": ("", 1, WHOLE),
+    "hsdp": ("slow", 4, HSDP),
     # Weights that stay gathered over two micro-batches.
-    "fsdp_never": (2, [*FSDP, "--training.local_batch_size=2", NEVER]),
-    "full_checkpointing": (1, [FULL]),
-    "every_2nd_block": (1, [SELECTIVE, "--activation_checkpoint.selective_ac_option=2"]),
-    "per_op_checkpointing": (1, PER_OP),
-    "compile": (1, WHOLE),
-    "fsdp_compile_checkpointing": (2, [*FSDP, *TRACED, FULL]),
-    "fsdp_memory_budget": (2, [*FSDP, *TRACED, BUDGET]),
-    "hsdp_varlen_per_op": (4, [*HSDP, *TRACED, *VARLEN_PER_OP]),
-    "tp": (2, TP),
+    "fsdp_never": ("slow", 2, [*FSDP, "--training.local_batch_size=2", NEVER]),
+    "fsdp_compile_checkpointing": ("slow", 2, [*FSDP, *TRACED, FULL]),
+    "tp": ("slow", 2, TP),
+    # With kernels by Inductor, which are also others than eager's.
+    "fsdp_inductor_checkpointing": ("slow", 2, [*FSDP, *INDUCTOR, FULL]),
+    "ddp_accumulation": ("matrix", 2, [*DDP, "--training.local_batch_size=2"]),
+    "hsdp_accumulation": ("matrix", 4, [*HSDP, "--training.local_batch_size=1"]),
+    "every_2nd_block": ("matrix", 1, [SELECTIVE, "--activation_checkpoint.selective_ac_option=2"]),
+    "per_op_checkpointing": ("matrix", 1, PER_OP),
+    "fsdp_memory_budget": ("matrix", 2, [*FSDP, *TRACED, BUDGET]),
+    "tp_fsdp_compile_per_op": ("matrix", 4, [*TP, *FSDP, *TRACED, *PER_OP]),
+    "inductor": ("matrix", 1, ["--compile.enable"]),
+    "hsdp_inductor_tuned_varlen_per_op": (
+        "matrix",
+        4,
+        [*HSDP, *INDUCTOR, *VARLEN_PER_OP, TUNED],
+    ),
+    "tp_1": ("matrix", 1, ["--parallelism.backend=megatron"]),
+    "tp_varlen": ("matrix", 2, [*TP, *VARLEN_PER_OP]),
+    "sequence_4_varlen": ("matrix", 4, [*SEQUENCE, *TP_4, *VARLEN_PER_OP]),
+    "sequence_inductor": ("matrix", 4, [*SEQUENCE, *FSDP, *INDUCTOR]),
 }
-
-# Tested in parts by other layouts, or by tests of the layers.
-COVERED = ("ddp_accumulation", "hsdp_accumulation", "every_2nd_block", "fsdp_memory_budget")
-COVERED += ("hsdp_varlen_per_op", "full_checkpointing", "per_op_checkpointing")
-LONG = ("hsdp", "tp", "fsdp_never", "fsdp_compile_checkpointing")
-MATRIX_LAYOUTS = {
-    "ddp_inductor": (2, [*DDP, *INDUCTOR]),
-    "tp_fsdp_compile_per_op": (4, [*TP, *FSDP, *TRACED, *PER_OP]),
-    "inductor": (1, ["--compile.enable"]),
-    "fsdp_inductor_memory_budget": (2, [*FSDP, *INDUCTOR, BUDGET]),
-    "hsdp_inductor_tuned_varlen_per_op": (4, [*HSDP, *INDUCTOR, *VARLEN_PER_OP, TUNED]),
-    "hsdp_compile": (4, [*HSDP, *TRACED, FULL]),
-    "tp_4": (4, [*TP_4, FULL]),
-    "tp_1": (1, ["--parallelism.backend=megatron"]),
-    "tp_ddp": (4, [*TP, *DDP]),
-    "tp_varlen": (2, [*TP, *VARLEN_PER_OP]),
-    "sequence": (2, [*SEQUENCE, *TRACED, *PER_OP]),
-    "sequence_4_varlen": (4, [*SEQUENCE, *TP_4, *VARLEN_PER_OP]),
-    "sequence_inductor": (4, [*SEQUENCE, *FSDP, *INDUCTOR]),
-    "tp_compile": (2, [*TP, *TRACED]),
-}
-
-# With kernels by Inductor, which are also others than eager's.
-SLOW_LAYOUTS = {"fsdp_inductor_checkpointing": (2, [*FSDP, *INDUCTOR, FULL])}
 
 VALIDATION = ["--validation.freq=2", "--validation.samples=10", "--validation.batch_size=4"]
 VALIDATION += ["--validation.times=0.9,0.3", "--ema.decays=0.1,0.9"]
 # Three prompts on two or four ranks: one of them has more than another, or none.
 SAMPLES = ["--samples.freq=4", "--samples.count=3", "--samples.speaker_scorer=resemblyzer"]
 SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
-SAMPLED = ("ddp", "fsdp", "hsdp", "tp", "sequence")
+SAMPLED = ("ddp", "fsdp", "hsdp", "tp", "sequence_inductor")
 
 PACKED = ["--data.batching=packed", "--data.longest_per_row=2"]
 VARIANTS = {
-    "packed": (
+    "packed": ("slow", 2, PACKED, [*DDP, "--training.local_batch_size=2", *WHOLE, *PER_OP]),
+    "packed_hsdp": ("matrix", 4, PACKED, [*HSDP, *WHOLE, FULL]),
+    "packed_tp_fsdp": ("matrix", 4, PACKED, [*TP, *FSDP, *TRACED, *PER_OP]),
+    "8bit": ("matrix", 2, ["--optimizer.state_dtype=8bit"], FSDP),
+    "8bit_tp_fsdp": ("matrix", 4, ["--optimizer.state_dtype=8bit"], [*TP, *FSDP]),
+    "muon_tp": ("matrix", 2, ["--optimizer.name=Muon"], TP),
+    "muon_base_dim": ("slow", 2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
+    "drawn_references": (
+        "slow",
         2,
-        PACKED,
-        [*DDP, "--training.local_batch_size=2", *WHOLE, *PER_OP],
+        ["--data.references=drawn"],
+        [*DDP, "--training.local_batch_size=2"],
     ),
-    "packed_hsdp": (4, PACKED, [*HSDP, *WHOLE, FULL]),
-    "packed_tp_fsdp": (4, PACKED, [*TP, *FSDP, *TRACED, *PER_OP]),
-    "8bit": (2, ["--optimizer.state_dtype=8bit"], FSDP),
-    "8bit_tp": (2, ["--optimizer.state_dtype=8bit"], TP),
-    "8bit_tp_fsdp": (4, ["--optimizer.state_dtype=8bit"], [*TP, *FSDP]),
-    "muon_tp": (2, ["--optimizer.name=Muon"], TP),
-    "muon_base_dim": (2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
-    "drawn_references": (2, ["--data.references=drawn"], [*DDP, "--training.local_batch_size=2"]),
 }
-SLOW_VARIANTS = ("packed", "muon_base_dim", "drawn_references")
+
+
+def selected(table: dict[str, tuple]) -> list:
+    """The table's names with their marks."""
+    return [
+        pytest.param(name, marks=[getattr(pytest.mark, mark)] if mark else [])
+        for name, (mark, *_) in table.items()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -160,17 +155,10 @@ def assert_same_samples(run: Path, expected: Path) -> None:
         assert (folders[0] / f"{prompt['name']}.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        *(each for each in LAYOUTS if each not in (*COVERED, *LONG)),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (*LONG, *SLOW_LAYOUTS)),
-        *(pytest.param(each, marks=pytest.mark.matrix) for each in (*COVERED, *MATRIX_LAYOUTS)),
-    ],
-)
+@pytest.mark.parametrize("layout", selected(LAYOUTS))
 def test_layout_trains_as_one_process_does(seeded, layout):
     folder, common, plain = seeded
-    processes, arguments = {**LAYOUTS, **SLOW_LAYOUTS, **MATRIX_LAYOUTS}[layout]
+    _, processes, arguments = LAYOUTS[layout]
     # One of them as a user starts it.
     launcher = layout == "accumulation"
     samples = SAMPLES if layout in SAMPLED else []
@@ -181,16 +169,10 @@ def test_layout_trains_as_one_process_does(seeded, layout):
         assert_same_samples(folder / layout / "samples", folder / "plain/samples")
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        *(pytest.param(v, marks=pytest.mark.slow) for v in SLOW_VARIANTS),
-        *(pytest.param(v, marks=pytest.mark.matrix) for v in VARIANTS if v not in SLOW_VARIANTS),
-    ],
-)
+@pytest.mark.parametrize("variant", selected(VARIANTS))
 def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     folder, common, plain = seeded
-    processes, arguments, layout = VARIANTS[variant]
+    _, processes, arguments, layout = VARIANTS[variant]
     common = [*common, *arguments]
     alone = runs.run(folder, variant, common).metrics()
     sharded = runs.run(folder, f"{variant}_sharded", [*common, *layout], processes)
@@ -198,19 +180,6 @@ def test_variant_trains_on_ranks_as_in_one_process(seeded, variant):
     assert_same_validation(sharded.folder, folder / variant)
     # It acts: the plain run is another.
     assert abs(alone[STEPS]["loss"] - plain[STEPS]["loss"]) > 1e-7
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("layout", [(2, TP), (4, [*TP, *FSDP])], ids=["tp", "tp_fsdp"])
-def test_states_of_few_bits_resume_on_the_layout_that_wrote_them(tmp_path, layout):
-    make_shards(tmp_path / "data", 40, seed=3)
-    common = [*runs.TINY, f"--data.path={tmp_path / 'data'}", "--lr_scheduler.decay_ratio=0"]
-    common += [*layout[1], "--optimizer.state_dtype=8bit"]
-    whole = runs.run(tmp_path, "whole", [*common, f"--training.steps={STEPS}"], layout[0])
-    runs.run(tmp_path, "halves", [*common, "--training.steps=2"], layout[0])
-    halves = runs.run(tmp_path, "halves", [*common, f"--training.steps={STEPS}"], layout[0])
-    found, wanted = ([row["loss"] for row in run.metrics().values()] for run in (halves, whole))
-    assert found == wanted and len(wanted) == STEPS
 
 
 @pytest.mark.matrix
@@ -238,7 +207,7 @@ def test_the_duration_predictor_trains_on_ranks_as_in_one_process(seeded, layout
     common += ["--objective.text_dropout=0", "--activation_checkpoint.mode=none"]
     common += ["--model.text_positions=none"]
     alone = runs.run(folder, f"lengths_before_{layout}", common)
-    processes, arguments = LAYOUTS[layout]
+    _, processes, arguments = LAYOUTS[layout]
     name = f"lengths_{layout}"
     run = runs.run(folder, name, [*common, *arguments], processes)
     assert_same(run.metrics(), alone.metrics())

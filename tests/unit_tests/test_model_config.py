@@ -67,7 +67,8 @@ def test_sizes_that_differ_from_the_flavors():
         (["dim=6.5"], "dim must be a int from 1"),
         (["n_layers=0"], "n_layers must be a int from 1 to 1048576"),
         (["norm_eps=nan"], "norm_eps must be a float from 0"),
-        (["text_projection=no"], "must be true or false"),
+        (["text_projection=no"], "has 'text_projection=no'"),
+        (["text_projection=1"], "must be true or false"),
         (["n_heads=5"], "n_heads = 5 for dim = 192"),
         (["n_heads=64"], "n_heads = 64 for dim = 192"),  # a width of 3 is odd
         (["speaker_dim=33"], "speaker_n_heads = 2 for speaker_dim = 33"),

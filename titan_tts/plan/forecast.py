@@ -223,7 +223,8 @@ def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:
     args = model_flavors()[config.model.flavor]
     shared = gcd(args.n_heads, args.mlp_dim, cluster.gpus_per_node)
     either = (False, True)
-    for tensor in (degree for degree in (1, 2, 4, 8) if shared % degree == 0):
+    degrees = (1,) if config.lora.rank else (1, 2, 4, 8)
+    for tensor in (degree for degree in degrees if shared % degree == 0):
         ranks, in_node = cluster.gpus // tensor, cluster.gpus_per_node // tensor
         for shards in (n for n in range(1, ranks + 1) if ranks % n == 0):
             if in_node % shards and shards % in_node:

@@ -19,7 +19,6 @@ from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.infra.parallelize import blocks_by_checkpointing, reshards
 from torchtitan.models.dit_tts.model.flops import (
     Lengths,
-    divided_training_flops,
     divisible_flops,
     repeated_flops,
     speaker_keys,
@@ -64,7 +63,7 @@ def micro_batch_seconds(
     blocks, compiled = blocks_by_checkpointing(config, args.n_layers), blocks_compiled(config)
     alone = 1 - 1 / tensor
     flops: float = model_flops(model, lengths) + repeated_flops(args, lengths, blocks, tensor)
-    flops -= alone * divided_training_flops(args, lengths)
+    flops -= alone * 3 * divisible_flops(args, lengths)
     flops -= alone * args.teacher_passes * divisible_flops(args, lengths)
     keys = lengths.frames + lengths.text_tokens + speaker_keys(args, lengths)
     attention = 12 * args.n_layers * lengths.frames * keys * args.dim / tensor

@@ -116,14 +116,6 @@ def test_forwards_that_guidance_takes_and_saves(settings, passes):
     assert network_passes(plan_steps(Sampling(steps=8, **settings))) == passes
 
 
-def test_alternating_guidance_takes_turns_by_interval():
-    settings = Sampling(steps=8, solver="midpoint", guidance="alternating", speaker_scale=2.0)
-    turns = [
-        [(b.scale, b.has_text, b.has_speaker) for b in s.branches] for s in plan_steps(settings)
-    ]
-    assert turns == [[(3.0, False, True)], [(2.0, True, False)], [], []]
-
-
 def test_the_speakers_keys_are_forced_at_early_times():
     steps = plan_steps(Sampling(steps=4, speaker_kv_scale=1.5, speaker_kv_min_t=0.4))
     assert [step.speaker_kv_scale for step in steps] == [1.5, 1.5, 1.5, 1.0]

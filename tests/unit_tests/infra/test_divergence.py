@@ -14,7 +14,6 @@ from torchtitan.models.dit_tts.infra.divergence import (
     MIN_HISTORY,
     WINDOW,
     DivergenceGuard,
-    StepStats,
     spike_limit,
 )
 
@@ -93,18 +92,14 @@ def test_bad_steps_do_not_raise_the_limits():
 def test_a_resumed_guard_judges_alike(steps):
     guard, resumed = guard_after(steps), DivergenceGuard(SIGMAS)
     resumed.load_state_dict(guard.state_dict())
-    for step in range(steps + 1, steps + 60):
+    for step in range(2 * WINDOW):  # the loss rises slowly, far above the run's lowest level
+        loss = 1.0 + 0.05 * (step % 7) if step < 60 else min(1.02 ** (step - 60), 3.0)
         for each in (guard, resumed):
-            assert not judged(each, step, 1.0 + 0.05 * (step % 7), 0.5)
+            assert not judged(each, steps + step + 1, loss, 0.5)
         assert resumed.losses == guard.losses and resumed.norms == guard.norms
-
-
-def test_a_resumed_guard_knows_the_lowest_level_of_the_run():
-    guard, resumed = guard_after(64), DivergenceGuard(SIGMAS)
-    for step in range(64, 64 + 2 * WINDOW):
-        assert not judged(guard, step, min(1.02 ** (step - 64), 3.0), 0.5)
+    resumed = DivergenceGuard(SIGMAS)
     resumed.load_state_dict(guard.state_dict())
-    assert judged(guard, 400, 6.0, 0.5) and judged(resumed, 400, 6.0, 0.5)
+    assert judged(guard, 1000, 6.0, 0.5) and judged(resumed, 1000, 6.0, 0.5)
 
 
 def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(monkeypatch):
@@ -123,11 +118,6 @@ def test_a_step_that_is_bad_on_one_rank_is_bad_on_all(monkeypatch):
         assert resumed.bad_recently == 1
         assert not judged(resumed, step, 1.0, 0.5)
     assert resumed.bad_recently == 0
-
-
-def test_a_step_is_named_with_the_limits_that_there_are():
-    stats = str(StepStats(7, 9, 5.0, 60.0, 3.5, math.inf, bad=True))
-    assert stats == "step 7: loss 5 (at most 3.5 expected), gradient norm 60"
 
 
 @pytest.mark.parametrize("name", CURVES)

@@ -9,7 +9,6 @@ from torch.distributed.tensor import DTensor
 from tests.helpers.small_models import assert_equal, random_model, sharded_alone, small_args
 from torchtitan.models.dit_tts.config.validation_figures import saved_prefixes
 from torchtitan.models.dit_tts.infra.ema import EMA
-from torchtitan.models.dit_tts.validation.history import weights_name
 
 
 def small_net(seed: int = 0) -> torch.nn.Module:
@@ -61,10 +60,10 @@ def test_names_have_the_decay_and_the_plain_models_parameter():
     assert "0._checkpoint_wrapped_module.weight" in weights_of(model)
     expected = ["num_updates", *(f"decay-0.9.{name}" for name in names)]
     assert list(EMA(model, [0.9]).state_dict()) == expected
-    ema = EMA(model, [0.9999995, 0.99995])
-    saved = saved_prefixes([f"ema.{name}" for name in ema.state_dict()])
+    saved = saved_prefixes(
+        [f"ema.{name}" for name in EMA(model, [0.9999995, 0.99995]).state_dict()]
+    )
     assert saved == ["decay-0.99995.", "decay-0.9999995."]
-    assert [weights_name(each) for each in saved] == ["ema:0.99995", "ema:0.9999995"]
 
 
 def test_a_checkpoint_continues_it_exactly_and_starts_other_decays_from_the_slowest(tmp_path):

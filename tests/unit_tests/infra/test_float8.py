@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 
 from tests.helpers.small_models import (
@@ -85,21 +84,19 @@ def bfloat16_losses():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "recipe, granularity, casts_for_weights",
-    [
-        ("tensorwise", ScalingGranularity.TENSORWISE, ScalingType.DYNAMIC),
-        ("rowwise", ScalingGranularity.AXISWISE, ScalingType.DYNAMIC),
-        ("rowwise_with_gw_hp", ScalingGranularity.AXISWISE, ScalingType.DISABLED),
-    ],
-)
-def test_training_follows_bfloat16(recipe, granularity, casts_for_weights, bfloat16_losses):
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_training_follows_bfloat16(recipe, bfloat16_losses):
     """The mean loss of the last 10 of 40 steps, by 2 % of the loss that bfloat16 has lost by then."""
     model = converted(f"--quantize.linear.float8.recipe_name={recipe}")
     assert torch._inductor.config.emulate_precision_casts == (recipe == "rowwise")
     made = model.layers[0].mlp.down.config
-    assert made.cast_config_input.scaling_granularity == granularity
-    assert made.cast_config_grad_output_for_grad_weight.scaling_type == casts_for_weights
+    assert (
+        made.cast_config_input.scaling_granularity.value
+        == {
+            "tensorwise": "tensorwise",
+            "rowwise": "axiswise",
+        }[recipe]
+    )
     assert made.pad_inner_dim and made.emulate
     found, expected = losses(model), bfloat16_losses
     learned = expected[:5].mean() - expected[-10:].mean()

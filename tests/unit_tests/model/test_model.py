@@ -187,9 +187,6 @@ def test_rows_without_a_reference_are_as_if_the_speaker_was_dropped():
     found = model(**batch)
     dropped = model(**inputs(), keep_speaker=torch.zeros(2, dtype=torch.bool))
     torch.testing.assert_close(found[0], dropped[0])
-    found[0].sum().backward()
-    gradients = [each.grad for each in model.parameters() if each.grad is not None]
-    assert gradients and all(each.isfinite().all() for each in gradients)
 
 
 def test_aligned_positions_need_the_batchs():
@@ -259,7 +256,8 @@ def test_initial_scale():
     assert output(model, inputs()).abs().max() == 0
 
 
-def test_the_first_half_of_an_odd_number_of_heads_is_rotated():
+def test_the_first_half_of_the_heads_is_rotated():
+    assert rotated_groups(4) == (True, False)
     assert rotated_groups(5) == (True, True, False, False, False)
     assert rotated_groups(1) == (False,)
 

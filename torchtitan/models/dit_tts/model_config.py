@@ -1,6 +1,7 @@
 """The model sizes: the flavors, and what a job config changes in them."""
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -42,28 +43,26 @@ _MAX_SIZE = 2**20
 
 
 def read_sizes(given: Sequence[str]) -> dict[str, int | float | bool]:
-    """[model] sizes, each FIELD=VALUE, as fields of `DiTTTSModelArgs`."""
+    """[model] sizes, each FIELD=VALUE in TOML, as fields of `DiTTTSModelArgs`."""
     kinds = {each.name: each.type for each in fields(DiTTTSModelArgs)}
     found: dict[str, int | float | bool] = {}
     for each in given:
-        name, _, text = (part.strip() for part in each.partition("="))
+        try:
+            [(name, value)] = tomllib.loads(each).items()
+        except ValueError:
+            name, value = "", None
         require(
             name in _SIZES and name not in found,
             f"[model] sizes has {each!r}, but each must be FIELD=VALUE, with one of the fields {', '.join(_SIZES)}, "
             f"each once",
         )
         kind: Any = kinds[name]
-        value: Any = None
-        try:
-            value = {"true": True, "false": False}[text] if kind is bool else kind(text)
-        except (KeyError, ValueError):
-            pass
         low = 0 if name == "text_mlp_dim" or kind is float else 1
-        require(
-            isinstance(value, bool) or (value is not None and low <= value <= _MAX_SIZE),
-            f"[model] sizes has {each!r}, but {name} must be "
-            + ("true or false" if kind is bool else f"a {kind.__name__} from {low} to {_MAX_SIZE}"),
-        )
+        needed = f"a {kind.__name__} from {low} to {_MAX_SIZE}"
+        fits = type(value) in (kind, int) and low <= value <= _MAX_SIZE
+        if kind is bool:
+            needed, fits = "true or false", type(value) is bool
+        require(fits, f"[model] sizes has {each!r}, but {name} must be {needed}")
         found[name] = value
     return found
 

@@ -92,7 +92,11 @@ def check_lora(config: JobConfig) -> None:
         (optimizer.base_dim > 0, "optimizer.base_dim", "0"),
         (config.model.converters, "model.converters", "[]"),
         (config.megatron.transformer_impl != "local", "megatron.transformer_impl", "'local'"),
-        (config.megatron.sequence_parallel, "megatron.sequence_parallel", "false"),
+        (
+            config.parallelism.tensor_parallel_degree > 1,
+            "parallelism.tensor_parallel_degree",
+            "1",
+        ),
         (trains_encoder, "encoder.frozen", "true"),
     ):
         if refused:

@@ -1,9 +1,8 @@
 """Random numbers keyed by (seed, position in the stream), computed with tensor operations.
 
 The noise of a sample must not depend on how the global batch is split over ranks, accumulation steps or
-restarts, so a generator with a state cannot draw it. A `torch.Generator` per sample would need a kernel launch
-per sample and differ between CPU and GPU. SplitMix64 (Steele, Lea and Flood 2014) is counter-based: number i
-of a stream is a hash of key + i·γ. It is vectorised on any device, without a host sync or a saved state.
+restarts, so a generator with a state cannot draw it. SplitMix64 (Steele, Lea and Flood 2014) is counter-based:
+number i of a stream is a hash of key + i·γ, computed on any device without a host sync or a saved state.
 """
 
 import math

@@ -5,7 +5,7 @@ are fused in one projection (q, k, v and gate; gate and up) have an update each.
 so the layer keeps its class, its weight and its name, and whatever loads or splits these does so as before.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,8 +22,7 @@ _A, _B = "lora_a", "lora_b"
 
 @dataclass
 class LowRank:
-    """How a layer's update is computed. Its parameters are laid out as its weight is, so that FSDP2 and tensor
-    parallelism divide them alike: `lora_a` (parts · rank, in), `lora_b` (out, rank)."""
+    """How a layer's update is computed, from `lora_a` (parts · rank, in) and `lora_b` (out, rank)."""
 
     parts: int
     """matrices that are fused in the layer"""
@@ -32,8 +31,6 @@ class LowRank:
     """of each of them in turn"""
 
     scale: float
-    over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """what tensor parallelism does between A and B: the sum of A's parts, or of the gradients of B's"""
 
 
 def add_adapter(model: nn.Module, options: Lora) -> None:
@@ -69,8 +66,6 @@ def _shapes(layer: nn.Linear, parts: int, rank: int) -> tuple[tuple[int, int], t
 def _add_update(layer: Any, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
     x, how = args[0], layer.low_rank
     low = F.linear(x, layer.lora_a.to(x.dtype))
-    if how.over_ranks is not None:
-        low = how.over_ranks(low)
     b = layer.lora_b.to(low.dtype)
     if how.parts == 1:
         return output + how.scale * F.linear(low, b)

@@ -1,12 +1,8 @@
 """The model's operations for eager mode on a CPU, with backward passes by hand.
 
-Under autograd each of their operations reads and writes whole activations in float32, and keeps most results.
-As one function each they work in place, keep little more than their input, and write the gradients of parts of
-a matmul's output into its gradient without a `cat`. A compiler fuses the definitions, and a GPU has a kernel
-for RMSNorm.
-
-They compute in float32, or float64 for such an input; results have the dtype of the input. Samples that are packed in
-one row, as training on a GPU has them, are scaled and gated by the definitions.
+Each is one autograd function that works in place and keeps little more than its input, where the definitions
+read and write whole activations in float32. They compute in float32, or float64 for such an input; results have
+the dtype of the input. Samples that are packed in one row are scaled and gated by the definitions.
 """
 
 from typing import Any

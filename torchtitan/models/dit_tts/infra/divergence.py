@@ -92,10 +92,8 @@ def spike_limit(
 
 
 class DivergenceGuard:
-    """Judges each step. It is saved in checkpoints, so that a resumed run judges alike. `sigmas`:
-    standard deviations of the logarithm above the level that are a spike; 0: only values that are
-    not finite are bad.
-    """
+    """Judges each step, and is saved in checkpoints. `sigmas`: standard deviations of the logarithm above the level
+    that are a spike; 0: only values that are not finite are bad."""
 
     def __init__(self, sigmas: float):
         self.sigmas = sigmas

@@ -1,6 +1,6 @@
 """Muon (Jordan et al. 2024) for the decoder's large matrices, sharded and fused ones included."""
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -67,21 +67,16 @@ class Muon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad)
                 buffer = state["momentum_buffer"]
-                self._skip_gradient(parameter.grad, buffer)
+                lr = group["lr"]
+                if self.found_inf is not None:  # momentum in the gradient's place stays as it is
+                    gradient = local_tensor(parameter.grad)
+                    skipped = self.found_inf.bool()
+                    torch.where(skipped, local_tensor(buffer), gradient, out=gradient)
+                    lr = lr * (1 - self.found_inf)
                 buffer.lerp_(parameter.grad, 1 - momentum)
                 update = self._orthogonal(parameter, parameter.grad.lerp(buffer, momentum))
-                self._update(local_tensor(parameter), local_tensor(update), group)
-
-    def _skip_gradient(self, gradient: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Sets the gradient of a skipped step to the momentum, which then stays as it is."""
-        if self.found_inf is not None:
-            found = self.found_inf.bool()
-            local = local_tensor(gradient)
-            torch.where(found, local_tensor(buffer), local, out=local)
-
-    def _update(self, weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> None:
-        lr = group["lr"] if self.found_inf is None else group["lr"] * (1 - self.found_inf)
-        weight.mul_(1 - lr * group["weight_decay"]).sub_(update * lr)
+                weight = local_tensor(parameter)
+                weight.mul_(1 - lr * group["weight_decay"]).sub_(local_tensor(update) * lr)
 
     def _orthogonal(self, parameter: nn.Parameter, update: torch.Tensor) -> torch.Tensor:
         """The scaled update, with the parameter's layout over ranks."""

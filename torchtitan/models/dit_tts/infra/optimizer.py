@@ -112,11 +112,9 @@ def width_scaled_weights(model: DiTTTSModel) -> set[nn.Parameter]:
     """Matrices whose fan-in grows with the model's width: all but embeddings and the matrices that read
     latents, the time's sinusoids or the features of a pretrained text encoder.
 
-    Adam's updates have about the size of the learning rate, whatever the gradient's, and all entries of a
-    row push its output the same way, by rate times fan-in. With these matrices' rates in proportion to
-    1 / width a step changes activations alike at every width (μP; Yang et al. 2022, Tensor Programs V,
-    table 3). The rest of that table holds at any width: matrices start with variance 1 / fan-in and the
-    output at 0 (`model.initialization`), and QK-norm with heads of one width fixes the attention's scale.
+    With their rates in proportion to 1 / width a step changes activations alike at every width (μP; Yang et al.
+    2022, Tensor Programs V, table 3). The rest of that table holds at any width: matrices start with variance
+    1 / fan-in and the output at 0, and QK-norm with heads of one width fixes the attention's scale.
     """
     inputs = [model.input, model.timestep.layers[0], model.speaker_encoder.input]
     learned = isinstance(model.text_encoder, ByteEncoder)

@@ -8,29 +8,24 @@ Every parameter is a DTensor of that mesh, and every module computes with this r
 FSDP2, HSDP, DDP, optimizers, clipping, EMA and checkpoints work as in `parallelize`, and any layout loads a
 checkpoint of any other.
 
-A block sums activations over the ranks after attention and MLP in its forward pass, and their gradients
-before them in its backward pass, beside the products that make the weights' gradients. The gradients of text
-and speaker are summed once, for all blocks. With `[megatron] sequence_parallel` the sums leave each rank its
-part of the frames, so what is between attention and MLP is divided too.
+A block sums activations over the ranks after attention and MLP, and gradients before them. The gradients of
+text and speaker are summed once, for all blocks. With `[megatron] sequence_parallel` the sums leave each rank
+its part of the frames, so what is between attention and MLP is divided too.
 """
 
-from functools import partial
+from functools import cache
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Megatron
 from torchtitan.models.dit_tts.errors import require_modules
 from torchtitan.models.dit_tts.infra.compile import compiled_stacks, stacks
-from torchtitan.models.dit_tts.infra.local_parameters import (
-    compute_locally,
-    hand_in_parts,
-    own_parameters,
-)
 from torchtitan.models.dit_tts.infra.matmul_weights import projections, weight_of
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.tensor_collectives import (
@@ -40,7 +35,6 @@ from torchtitan.models.dit_tts.infra.tensor_collectives import (
     divide_frames,
     group_of,
     sum_gradients,
-    sum_parts,
 )
 from torchtitan.models.dit_tts.model.attention import JointAttention, rotated_groups
 from torchtitan.models.dit_tts.model.attention_backends import VarlenKeys
@@ -118,8 +112,6 @@ def split_parameters(model: nn.Module) -> dict[nn.Parameter, Placement]:
     for module, name, parts, _ in projections(model):
         layer = getattr(module, name)
         found[weight_of(layer)] = Shard(0 if parts > 1 else 1)
-        if hasattr(layer, "low_rank"):
-            found |= {layer.lora_b: Shard(0)} if parts > 1 else {layer.lora_a: Shard(1)}
         if isinstance(module, JointAttention):
             found |= {weight_of(norm): Shard(0) for norm in (module.q_norm, module.k_norm)}
     return found
@@ -144,11 +136,6 @@ def _use_megatron_layers(model: DiTTTSModel, group: dist.ProcessGroup) -> None:
     for module, name, parts, _ in projections(model):
         layer = getattr(module, name)
         layer.group = group
-        if hasattr(layer, "low_rank"):
-            # Callers of text_kv and speaker_kv sum the gradients of their inputs, but these have none: the encoders
-            # are frozen.
-            summed = sum_gradients if parts > 1 else sum_parts
-            layer.low_rank.over_ranks = partial(summed, group=group_of(group))
         if parts > 1:
             layer.__class__ = MegatronColumn
             layer.summed = group_of(group) if _sums_gradient(name) else None
@@ -200,3 +187,60 @@ def _attend_by_te(model: DiTTTSModel, ranks: int) -> None:
 def _sum_gradients_of(module: nn.Module, group: Group) -> None:
     """Sums the gradient of the module's output over the ranks, of which each computes a part."""
     module.register_forward_hook(lambda module, args, output: sum_gradients(output, group))
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of the module itself, without its children's."""
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def compute_locally(module: nn.Module) -> None:
+    """Lets the module's attributes be this rank's parts of its own parameters, by a class with a property for
+    each. `parameters()` and state dicts have the DTensors."""
+    if names := tuple(own_parameters(module)):
+        module.__class__ = _local_class(type(module), names)  # type: ignore[arg-type]
+
+
+@cache
+def _local_class(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    def of(name: str) -> property:
+        def read(module: Any) -> torch.Tensor:
+            parts = module.parts_in_compute
+            return _part(module._parameters[name]) if parts is None else parts[name]
+
+        return property(read)
+
+    members: dict[str, Any] = {name: of(name) for name in names}
+    # Messages and the compiler's logs have the class's own name.
+    return type(kind.__name__, (kind,), {**members, "parts_in_compute": None})
+
+
+def _part(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter. FSDP2 also asks for sharded ones, and gets them as they are."""
+    if isinstance(parameter, DTensor) and parameter.device_mesh.mesh_dim_names == ("tp",):
+        return parameter.to_local()
+    return parameter
+
+
+def hand_in_parts(block: nn.Module) -> None:
+    """Takes the parts of a compiled block's parameters before the block runs. Inside, the mesh would be in the
+    graph, which neither full checkpointing nor a memory budget can save. To be called last, since hooks that were
+    registered before gather the parameters."""
+    owners = [module for module in block.modules() if own_parameters(module)]
+
+    @torch.compiler.disable  # what the compiled block's hooks call would be a graph of its own
+    def take(_: nn.Module, args: Any) -> None:
+        for owner in owners:
+            found = own_parameters(owner).items()
+            parts = {name: _part(value) for name, value in found}
+            for part in parts.values():
+                torch._dynamo.mark_static(part)  # as parameters are where a block takes any lengths
+            owner.parts_in_compute = parts  # type: ignore[assignment]
+
+    @torch.compiler.disable
+    def leave(_: nn.Module, args: Any, output: Any) -> None:
+        for owner in owners:
+            owner.parts_in_compute = None  # type: ignore[assignment]
+
+    block.register_forward_pre_hook(take)
+    block.register_forward_hook(leave, always_call=True)

@@ -1,9 +1,8 @@
 """Collectives of tensor and sequence parallelism with their gradients, overlapped with products.
 
 Under sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) each rank has its part of the frames
-between a block's products: of x (B, T, D) it has (B, t, D), t = T / ranks, padded where that is no integer.
-Collectives join and divide the first dimension, so what has all frames is laid out (ranks·B, t, ...) there. A
-compiler fuses the change of layout, which is on the side of the heads and units, with their pointwise kernels.
+between a block's products: of x (B, T, D) it has (B, t, D), t = T / ranks, rounded up. Collectives join and divide
+the first dimension, so what has all frames is laid out (ranks·B, t, ...) there.
 """
 
 from dataclasses import dataclass
@@ -79,11 +78,6 @@ class _Collective(torch.autograd.Function):
 def sum_gradients(x: torch.Tensor, group: Group) -> torch.Tensor:
     """x, of whose gradient each rank of the group computes a part."""
     return _Collective.apply(x, "keep", "sum", group)
-
-
-def sum_parts(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum of x over the group, of which each rank has a part. All ranks use the sum alike."""
-    return _Collective.apply(x, "sum", "keep", group)
 
 
 class _ColumnProduct(torch.autograd.Function):

@@ -1,8 +1,7 @@
 """The duration predictor: text and speaker to the number of latent frames of the utterance.
 
-Each token takes a positive number of frames, and the utterance their sum: a text twice as long takes about
-twice as long, also beyond the lengths of the training data. The prediction is a logarithm, so an error of one
-tenth counts alike in short and long texts.
+Each token takes a positive number of frames, and the utterance their sum, also beyond the lengths of the training
+data. The prediction is a logarithm, so an error of one tenth counts alike in short and long texts.
 """
 
 import torch

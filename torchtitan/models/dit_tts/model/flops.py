@@ -146,15 +146,6 @@ def _step_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     return training_flops(args, lengths) + teacher_flops(args, lengths)
 
 
-def divided_training_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """FLOPs of one sample's forward and backward pass that tensor parallelism divides among its ranks. Of low-rank
-    updates, which it divides in halves, none are counted."""
-    if not args.lora_rank:
-        return 3 * divisible_flops(args, lengths)
-    products, attention = _block_flops(args, lengths)
-    return divisible_flops(args, lengths) + args.n_layers * (products + 2 * attention)
-
-
 def repeated_flops(
     args: DiTTTSModelArgs, lengths: Lengths, blocks: Mapping[str, int], tensor: int = 1
 ) -> int:

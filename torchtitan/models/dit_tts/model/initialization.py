@@ -23,9 +23,9 @@ def initial_value(
 ) -> torch.Tensor:
     """Initial float32 value of one full parameter, on the generator's device.
 
-    Norms are one, biases zero. AdaLN's `up` matrices and the output are zero: every block starts with the
-    shared modulation, and the network predicts zero. A low-rank update starts as zero, too. Other matrices are normal with variance 1 / fan-in;
-    those that write to the residual stream are divided by √(2·layers).
+    Norms are one. Biases, AdaLN's `up` matrices, the output and low-rank updates are zero: the network predicts
+    zero. Other matrices are normal with variance 1 / fan-in; those that write to the residual stream are divided
+    by √(2·layers).
     """
     device = generator.device
     if name.endswith("norm.weight"):
