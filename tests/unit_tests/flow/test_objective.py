@@ -138,6 +138,8 @@ def test_time_and_dropout_have_streams_of_their_own():
     drawn = [uniform(keys_of(4, 6, n, stream)) for stream in range(5)]
     stratum = permuted(torch.arange(n), keys_of(4, 6, [0] * n, 4), n)
     assert torch.equal(noisy.t, ((stratum + drawn[1]) / n).float())
+    logit_normal = FlowMatching(seed=4).sample_times(torch.tensor(6), torch.arange(n), n)
+    assert torch.equal(logit_normal.argsort(), noisy.t.argsort())
     assert torch.equal(noisy.keep_text, drawn[2] >= 0.1)
     assert torch.equal(noisy.keep_speaker, drawn[3] >= 0.3)
 
