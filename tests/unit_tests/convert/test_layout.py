@@ -18,6 +18,7 @@ from torchtitan.models.dit_tts.speech.sampling.sampler import (
     SpeechRequest,
     generate_latents,
 )
+from torchtitan.models.dit_tts.text.durations import stored_durations
 
 ECHO = Sizes()
 IRODORI = replace(ECHO, vocabulary=700, patch=2, channels=8)
@@ -63,7 +64,11 @@ def test_it_speaks_as_the_projects_do(convert, project, sizes, patch):
     """Guided by Euler's method with references of 9, 6, 1 and 0 frames: each request alone, and all in one batch."""
     sizes = replace(sizes, patch=patch)
     weights = random_weights(sizes, torch.float32)
-    run = load_run(convert(weights, project))
+    folder = convert(weights, project)
+    run = load_run(folder)
+    # A long text is split where so many bytes take as long as the model speaks.
+    seconds = stored_durations(folder).estimate("a" * 336, None) / run.config.data.frames_per_second
+    assert seconds == pytest.approx({"echo": 21.0, "irodori": 16.0}[project])
     draw = torch.Generator().manual_seed(5)
     lengths = zip(("One", "two three", "4", "5"), (9, 5, 7, 12), (9, 6, 1, 0), strict=True)
     requests = [
