@@ -189,7 +189,6 @@ def needed(
     "data, words",
     [
         ({"unit": "bytes"}, ["model = 'bytes'", "with 'chars'"]),
-        ({"unit": "phones", "language": "de"}, ["model = 'phones:de'", "with 'chars'"]),
         ({"normalize": "en"}, ["[encoder] normalize = 'en'", "with ''"]),
         ({"convention": "echo"}, ["[encoder] convention = 'echo'", "with ''"]),
         ({"fields": ["duration", "speaker"]}, ["['duration', 'speaker']"]),
@@ -202,4 +201,6 @@ def needed(
 )
 def test_data_with_tokens_that_weights_do_not_know(data, words):
     check_covers(needed(), needed(characters="a", speakers=["slt"]), "the run")
+    english, german = (needed("phones", language=each) for each in ("en-us", "de"))
+    refused(lambda: check_covers(english, german, "the run"), "'phones:de'", "with 'phones:en-us'")
     refused(lambda: check_covers(needed(), needed(**data), "the run in outputs/a"), *words)

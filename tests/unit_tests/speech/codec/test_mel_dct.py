@@ -5,7 +5,15 @@ import torch
 
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
-from torchtitan.models.dit_tts.speech.codec.spectrogram import hann_window, mel_filters, stft
+from torchtitan.models.dit_tts.speech.codec.spectrogram import (
+    griffin_lim,
+    hann_window,
+    integrate_phase,
+    invert_mel,
+    istft,
+    mel_filters,
+    stft,
+)
 
 WINDOW, FILTERS = hann_window(640), mel_filters(80, 321, 16_000)
 
@@ -83,3 +91,20 @@ def test_round_trip_keeps_the_speech_and_its_level(codec):
     assert 0.8 < float(decoded.square().mean().sqrt() / (0.25 / 2**0.5)) < 1.2
     loud = codec.decode(100 * torch.randn(5, 128, generator=torch.Generator().manual_seed(0)))
     assert torch.isfinite(loud).all() and loud.abs().max() <= 1
+
+
+def test_the_steps_of_decoding():
+    wave = vowels()[:16_000]
+    assert torch.allclose(istft(stft(wave, WINDOW, 160), WINDOW, 160), wave, atol=1e-5)
+    wanted = stft(wave, WINDOW, 160).abs()
+    mel = wanted @ FILTERS.T + 0.01
+    spectrum = invert_mel(mel, FILTERS, 10)
+    assert (spectrum >= 0).all()
+    assert float((spectrum @ FILTERS.T / mel).log().abs().mean()) < 0.01
+
+    def error(phase: torch.Tensor) -> float:
+        """Before any Griffin-Lim iteration: how far |STFT| is from what was asked."""
+        got = stft(griffin_lim(wanted, phase, WINDOW, 160, iterations=0), WINDOW, 160).abs()
+        return float((got - wanted).norm() / wanted.norm())
+
+    assert error(integrate_phase(wanted, 640, 160)) < 0.6 * error(torch.zeros_like(wanted))

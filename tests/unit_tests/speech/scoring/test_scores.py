@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, corpus_scores, score
 
@@ -45,6 +46,8 @@ def test_scores_of_an_utterance():
         3.0,
         1.5,
     )
+    laughing = Scorers(Scorer("a b"), added=AddedTokens(["(laugh)"]))
+    assert score(sound(0.75), "a (laugh) b", laughing).errors.word_errors == 0
     without = score(sound(0.75, 3.0), "rot", scorers, None, "de")
     assert without.speaker_similarity is None and recognizer.languages == ["en", "de"]
     unknown = score(sound(0.75), "rot", Scorers(opinion=SimpleNamespace(score=lambda _: math.nan)))

@@ -97,7 +97,7 @@ def test_a_language_is_given_only_where_the_model_takes_one(recognizer, english,
     german = partial(english_only.check_texts, [], ["en", "German"])
     refused(german, "tiny.en was trained on English alone and the language is de")
     recognizer.check_texts(["你好"])
-    english_only.check_texts(["Über 40 naïve cats.", "..."])
+    english_only.check_texts(["Über 40 naïve cats.", "..."], ["", "en-US"])
     refused(lambda: english_only.check_texts(["hello", "你好"]), "on English alone", "'你好'")
 
 
