@@ -46,7 +46,6 @@ REFUSED = """
 1 | data.weights = [1.0, 1e-7] | [1.0, 1e-07], but it must be at least 1e-06 and at most 1000000.0
 1 | ema.decays = [1.1] | [1.1], but it must be at least 0 and at most 1
 1 | lora.alpha = 0 | [lora] alpha = 0, but it must be greater than 0
-1 | sampling.sway = 2.0 | = 2.0, but it must be at least -1 and at most 1.75
 1 | validation.batch_size = 1 | = 1, but it must be at least 2
 1 | validation.times = [0.0] | greater than 0 and at most 1
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
@@ -166,6 +165,11 @@ def test_refused(case):
     assert "\n" not in message and ". " not in message and not message.endswith(".")
     for word in words:
         assert word in message, message
+
+
+def test_a_bound_is_shown_with_two_digits():
+    with pytest.raises(InputError, match=r"at most 1\.75$"):
+        validate("sampling.sway = 2.0")
 
 
 @pytest.mark.parametrize("ranks, toml", cases(ALLOWED))
