@@ -164,8 +164,7 @@ class RunCheckpointer(CheckpointManager):
         failures = error.failures if isinstance(error, CheckpointException) else {}
         # The ranks' reasons are mostly alike.
         reasons = {first_line(cause) for cause, _ in failures.values()} or {first_line(error)}
-        folder = Path(self.folder)
-        step, self.saved_step = self.saved_step, -1
+        folder, step = Path(self.folder), self.saved_step
         if dist.get_rank() == 0:
             shutil.rmtree(folder / f"step-{step}.saving", ignore_errors=True)
         # torch's writer of files does not always pass the reason on, such as a full disk.
