@@ -104,8 +104,9 @@ def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
     assert run.state()["state"] == "failed" and run.checkpoints() == {"step-2"}
     anew = ["--checkpoint.exclude_from_loading=dataloader", "--checkpoint.interval=5"]
     bad_batches.update(dict.fromkeys(range(9), math.nan))
-    assert train("run", "--training.steps=9", *anew) == 2
-    assert "no checkpoint of this start to roll back to" in capsys.readouterr().err
+    for name, start in (("run", anew), ("other", ["--divergence.max_rollbacks=0"])):
+        assert train(name, "--training.steps=9", *start) == 2
+        assert "no checkpoint of this start to roll back to" in capsys.readouterr().err
     bad_batches.clear()
     assert train("run", *arguments) == 0  # the checkpoint is intact
     assert list(run.losses()) == list(range(1, 10))
