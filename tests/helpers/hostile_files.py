@@ -124,10 +124,6 @@ def resized(data: bytes, size: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT) + data[512:]
 
 
-def flipped(data: bytes, position: int) -> bytes:
-    return data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :]
-
-
 def gz(data: bytes) -> bytes:
     return gzip.compress(data, 1)
 

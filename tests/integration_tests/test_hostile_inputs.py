@@ -21,7 +21,6 @@ import pytest
 from tests.helpers.hostile_files import (
     ESCAPE,
     fifo,
-    flipped,
     float_wav,
     gz,
     latents,
@@ -123,7 +122,6 @@ for _file, _bad in [("w.pth", fifo), ("w.pth", b"cos\nsystem\n(S'true'\ntR."), (
     row(f"prepare: a codec in {_file} of {str(_bad):.9}", LISTED | {_file: _bad}, ["prepare", "{in}/manifest.jsonl", "{out}", "--codec={in}/" + _file], _file)
 
 for _name, _bad, _words in [  # beside twenty good samples: a start refuses it
-    ("that is a pickle", sample(array=b"\x80\x04cos\nsystem\n(S'true'\ntR."), "not an npy array"),
     ("with a shape of 2^62", sample(array=npy_header("{'descr': '<f2', 'fortran_order': False, 'shape': (4611686018427387904, 8), }\n")), "shape"),
     ("with deep brackets as its header", sample(array=npy_header("(" * 3000)), "not an npy array"),
     ("of json of 17 MB", sample(text=b" " * (17 << 20)), "at most"),
@@ -135,16 +133,12 @@ row("skipped sample", {"s.tar": shard(sample(array=b""))}, ["data", "inspect", "
 
 SHARD = shard()
 for _name, _tar, _words in [
-    ("cut in a member", SHARD[:3333], "truncated"),
-    ("with a flipped bit in a header", flipped(SHARD, 512 * 20 + 3), "corrupt"),
     ("with a huge size", resized(SHARD, 1 << 60), "truncated"),
-    ("of another width", tar(sample(array=latents(width=64), reference=latents(width=64))), "64 wide"),
     ("fifo", fifo, "matches no .tar|not a regular file"),
 ]:
     row(f"shard: {_name}", {"s.tar": _tar, "t.tar": SHARD}, ["train", "--data.path={in}/s.tar"], _words)
 
 for _name, _toml, _words in [
-    ("with an unknown section", "[modell]\n", r"\[modell\]: did you mean model"),
     ("that is binary", bytes(range(256)), "not valid TOML"),
     ("of deep nesting", "a = " + "[" * 100000, "not valid TOML"),
     ("with terminal escapes", f'["{ESCAPE}"]\n'.replace("\x1b", "\\u001b").replace("\x07", "\\u0007"), r"unknown section \[\\x1b"),
@@ -223,18 +217,16 @@ def trained(train, tmp_path, tmp_path_factory):  # noqa: F811
     return _made
 
 
-def snapshot(folder: Path) -> dict[str, str]:
+def snapshot(folder: Path) -> dict[str, tuple[int, int, str]]:
     """Kind and content of everything below a folder."""
     found = {}
     for path in folder.rglob("*"):
-        mode = path.lstat().st_mode
-        content = b""
-        if stat.S_ISREG(mode) and path.lstat().st_size < 1 << 26:
-            content = path.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        found[str(path.relative_to(folder))] = (
-            f"{stat.S_IFMT(mode):o} {path.lstat().st_size if stat.S_ISREG(mode) else 0} {digest}"
-        )
+        state = path.lstat()
+        kind, size = stat.S_IFMT(state.st_mode), 0
+        if kind == stat.S_IFREG:
+            size = state.st_size
+        content = path.read_bytes() if 0 < size < 1 << 26 else b""
+        found[str(path.relative_to(folder))] = (kind, size, hashlib.sha256(content).hexdigest())
     return found
 
 

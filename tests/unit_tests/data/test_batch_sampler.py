@@ -156,21 +156,14 @@ def draws(source, codes=None, frames=None, **settings):
     return draws_per_epoch(data, source, np.ones(len(source)) if frames is None else frames, codes)
 
 
-def drawn(order, epochs):
-    """Times that each sample comes in so many epochs."""
-    counts = Counter()
-    for number in range(order.batches_before_epoch(epochs)):
-        counts.update(order.batch(number).samples.tolist())
-    return counts
-
-
 def test_datasets_are_mixed_by_weight():
     source = np.repeat([0, 1], [300, 100])
     weights = draws(source, weights=[1, 3])
     assert weights.sum() == pytest.approx(400 * ONE, abs=400)
     refused(lambda: draws([1, 1], weights=[2, 3]), "gives 2 to 'd0', of which no sample")
     order = GlobalBatchSampler([np.arange(400)], [8], 0, [weights])
-    counts = drawn(order, 12)
+    batches = map(order.batch, range(order.batches_before_epoch(12)))
+    counts = Counter(sample for batch in batches for sample in batch.samples.tolist())
     totals = [sum(counts[i] for i in np.flatnonzero(source == d)) for d in (0, 1)]
     assert totals[1] / sum(totals) == pytest.approx(0.75, abs=0.01)
     # Within a dataset all samples come equally often: no sample is ever two draws ahead.

@@ -11,10 +11,7 @@ from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import WEIGHT_BITS
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
-from torchtitan.models.dit_tts.data.packed_rows import (
-    PackedSampler,
-    batch_policy,
-)
+from torchtitan.models.dit_tts.data.packed_rows import PackedSampler, batch_policy
 from torchtitan.models.dit_tts.data.references import WORDS
 from torchtitan.models.dit_tts.text.aligner import choose_recordings, fit_aligner
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
@@ -116,11 +113,8 @@ def test_what_fits_no_row_is_left_out_with_a_warning(monkeypatch):
     policy, made = order(lengths)
     monkeypatch.setattr("torchtitan.models.dit_tts.data.packed_rows._SWEEPS", 0)
     monkeypatch.setattr("torchtitan.models.dit_tts.data.packed_rows.logger.warning", lines.append)
-    rows = [
-        row
-        for k in range(made.batches_before_epoch(policy.epochs))
-        for row in rows_of(made.batch(k))
-    ]
+    batches = map(made.batch, range(made.batches_before_epoch(policy.epochs)))
+    rows = [row for batch in batches for row in rows_of(batch)]
     for row in rows:
         assert (lengths[row // 2, :2].sum(0) <= policy.shapes[0][:2]).all()
     total = 600 * policy.epochs

@@ -84,13 +84,12 @@ def test_contents_of_a_batch(folder):
             parts = [dataset.read(p.sample)[0][p.start : p.start + p.frames] for p in pieces]
             for piece in pieces:
                 assert piece.sample != sample and codes[piece.sample] == codes[sample] >= 0
-            expected = np.concatenate(parts) if parts else dataset.read(sample)[1][:R]
             if not pieces:
                 assert sample in (5, 6)
-                crop = int(loader.order.crops(batch)[row])
                 whole = dataset.read(sample)[1]
-                start = crop % (len(whole) - R + 1) if len(whole) > R else 0
-                expected = whole[start : start + R]
+                start = int(loader.order.crops(batch)[row]) % max(1, len(whole) - R + 1)
+                parts = [whole[start : start + R]]
+            expected = np.concatenate(parts)
             n = len(expected)
             assert torch.equal(inputs["speaker"][row, :n], torch.from_numpy(expected))
             assert not inputs["speaker"][row, n:].any()

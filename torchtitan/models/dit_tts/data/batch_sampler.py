@@ -109,12 +109,8 @@ class _Stream:
         assert self._weights is not None
         return (epoch * self._weights + self._offsets) >> WEIGHT_BITS
 
-    def positions(self, start: int, stop: int, epoch: int) -> np.ndarray:
-        """Samples at [start, stop), of which the last lies in `epoch`."""
-        return self.samples[self.rows(start, stop, epoch)]
-
     def rows(self, start: int, stop: int, epoch: int) -> np.ndarray:
-        """The same as rows of `samples`."""
+        """Rows of `samples` at the positions [start, stop), of which the last lies in `epoch`."""
         while self.before_epoch(epoch) > start:
             epoch -= 1
         parts = []
@@ -225,9 +221,9 @@ class GlobalBatchSampler:
             if slot < last - first:
                 break
             slot -= last - first
-        size = self.batch_sizes[bucket]
+        size, stream = self.batch_sizes[bucket], self._streams[bucket]
         start = (first + slot) * size
-        samples = self._streams[bucket].positions(start, start + size, epoch)
+        samples = stream.samples[stream.rows(start, start + size, epoch)]
         return GlobalBatch(number, epoch, bucket, samples)
 
     def replacement(self, batch: GlobalBatch, row: int, attempt: int) -> int:

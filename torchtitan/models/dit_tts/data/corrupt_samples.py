@@ -29,13 +29,9 @@ class CorruptSampleCounter:
         self._lock = threading.Lock()
 
     def skip(self, dataset: Dataset, sample: int, error: CorruptSampleError) -> None:
-        """As `count`, or raise the error."""
+        """Count a corrupt sample, once however often it comes, or raise its error."""
         if self.on_error == "raise":
             raise error
-        self.count(dataset, sample, error)
-
-    def count(self, dataset: Dataset, sample: int, error: CorruptSampleError) -> None:
-        """Record a corrupt sample; a sample that comes again counts once."""
         with self._lock:
             self._corrupt.add(sample)
             shard = int(dataset.shard[sample])
