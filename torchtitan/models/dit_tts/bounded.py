@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import stat
+import threading
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ _MAX_DEPTH = 64
 _MAX_DIGITS = 100  # less than a float's range, so that every integer can become one
 _MAX_MEMBERS = 4096
 _WEIGHTS = {"F64", "F32", "F16", "BF16"}
+# Python 3.11 counts the nesting of literals for all threads together, and fails where two are at work.
+_LITERALS = threading.Lock()
 _HALF_OF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -138,7 +141,8 @@ def npy_header(head: bytes) -> tuple[tuple[int, ...], bool, "np.dtype", int]:
     try:  # numpy evaluates the text as a literal, which may fail in any way
         is_first = npy.read_magic(file) == (1, 0)
         read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
-        shape, is_fortran, dtype = read(file)
+        with _LITERALS:
+            shape, is_fortran, dtype = read(file)
     except Exception as error:
         raise ValueError(f"not an npy array ({str(error)[:60]!r})") from None
     return shape, is_fortran, dtype, file.tell()
