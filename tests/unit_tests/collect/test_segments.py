@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from titan_tts.collect.segments import PADDING, Limits, cut, quietest
+from titan_tts.collect.segments import PADDING, Limits, cut
 
 LIMITS = Limits(shortest=1000, longest=10_000, pause=500)
 
@@ -116,11 +116,3 @@ def test_what_is_too_long_is_cut_at_a_short_pause_or_the_quietest_place():
     regions = [(0, 3000), (3200, 14_000)]
     assert [stop for _, stop in cut_quiet(regions, 14_000, power=power)][0] == 3000 + PADDING
     assert cut_quiet(regions, 14_000, power=power)[1][0] == 3200 - PADDING
-
-
-def test_quietest():
-    power = np.ones(100)
-    power[40:45] = 0.0
-    assert quietest(power, 100, 900) == 425
-    assert 500 <= quietest(power, 500, 900) <= 900
-    assert quietest(np.ones(0), 30, 40) == 30

@@ -4,7 +4,6 @@ import os
 from collections import Counter
 
 import pytest
-import tqdm
 
 from tests.helpers.sentences import refused
 from titan_tts.jobs import engines
@@ -86,22 +85,6 @@ def test_in_processes_that_are_replaced(tmp_path):
     with open_engine("local", 1, ["cpu"], here=False) as runner:
         found = run(runner, tmp_path / "own", "killed once")
         assert found and {*tmp_path.iterdir()} - before == {tmp_path / "own"}
-
-
-def test_the_time_left_is_that_of_the_mean_rate(tmp_path, monkeypatch):
-    """Ten minutes of the first of ten jobs are not forgotten for the second that each of two others takes."""
-    now = [0.0]
-    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
-
-    def runner(function, values):
-        for number, seconds in enumerate([600, 1, 1]):
-            now[0] += seconds
-            yield number, {}
-
-    jobs = [Job(str(number), ()) for number in range(10)]
-    with progress("testing", "job", jobs) as bar:
-        assert len([*run_jobs(runner, "", jobs, bar, tmp_path)]) == 3
-        assert "3/10 [10:02<23:24" in str(bar)  # 602 s / 3 * 7
 
 
 def test_processes_that_never_begin_end_the_command(tmp_path, monkeypatch):

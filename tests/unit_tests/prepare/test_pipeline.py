@@ -117,19 +117,10 @@ def test_references_of_two_speakers_are_joined(tmp_path):
         prepare(tmp_path / "m.jsonl", tmp_path / "other")
 
 
-def test_triplets_and_references(corpus, tmp_path, monkeypatch):
+def test_triplets_and_references(corpus, tmp_path):
     codec = build_codec("mel_dct")
-    asked, start = [], pipeline.open_engine
-    monkeypatch.setattr(pipeline, "default_workers", lambda *args: asked.append(args) or 2)
-
-    def open_engine(engine, workers, devices):
-        asked.append(workers)
-        return start(engine, 1, devices)
-
-    monkeypatch.setattr(pipeline, "open_engine", open_engine)
-    record = prepare(corpus, tmp_path / "out", **SMALL | {"chunk_items": 5}, workers=0)
+    record = prepare(corpus, tmp_path / "out", **SMALL | {"chunk_items": 5})
     summary, shards = record["summary"], record["shards"]
-    assert asked == [(4, ["cpu"], "local"), 2]  # twelve recordings: three chunks, or four shards
     assert summary["speakers"] == 4 and record["reused"] is False
     train = read_shards(tmp_path / "out/train")
     heldout = read_shards(tmp_path / "out/heldout")

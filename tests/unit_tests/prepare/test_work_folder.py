@@ -188,29 +188,14 @@ def test_a_failing_disk_makes_no_recording_corrupt(step, corpus, out, monkeypatc
     assert "--on-error" not in str(caught.value)
 
 
-def test_a_shard_or_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
+def test_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
     killed(monkeypatch, report, "summarize", corpus, out, **SMALL)
-    partial = out.with_name("out.partial")
-    shard, chunk = partial / "train/shard-000002.tar", partial / "chunks/train/00000002.tar"
-    of_two = open_dataset(str(shard))
-    of_one = partial / "one.tar"
+    chunk = out.with_name("out.partial") / "chunks/train/00000002.tar"
+    of_two = open_dataset(str(chunk))
     latents, reference = of_two.read(0)
-    write_shard(of_one, [Triplet(of_two.key(0), latents, reference, of_two.metadata(0))])
-    content = shard.read_bytes()
-    shard.write_bytes(of_one.read_bytes())
-    with pytest.raises(InputError, match="holds 1 valid samples of 2; remove it"):
-        prepare(corpus, out, **SMALL)
-    shard.write_bytes(content)
-    chunk.write_bytes(of_one.read_bytes())
+    write_shard(chunk, [Triplet(of_two.key(0), latents, reference, of_two.metadata(0))])
     with pytest.raises(InputError, match="not all of its encoded chunks"):
         prepare(corpus, out, **SMALL)
-
-
-def test_two_runs_do_not_meet(corpus, out):
-    at_work = pytest.raises(InputError, match="another titan-tts prepare is running")
-    with work_folder.working_in_partial(out), at_work:
-        prepare(corpus, out, **SMALL)
-    assert os.listdir(out.parent) == ["corpus"]
 
 
 @pytest.mark.parametrize(
