@@ -198,9 +198,9 @@ class DiTTTSModel(ConditionedModel):
         speaker_mask = _kept(conditions.speaker_mask, keep_speaker, packed and packed.patches)
         if packed is not None:
             masks = frame_mask, text_mask, speaker_mask
-            keys = prepare_packed_keys(packed, masks)
+            rows = prepare_packed_keys(packed, masks)
             frames = packed.frames.starts.diff()[packed.text.segment]
-            return self._decode(x, t, keys, conditions, frames[None], packed=packed.frames)
+            return self._decode(x, t, rows, conditions, frames[None], packed=packed.frames)
         # A row without any valid frame attends to all of its frames: no softmax is empty.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
         valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
