@@ -7,11 +7,12 @@ import numpy as np
 
 from titan_tts.doctor.findings import Example, Finding, Limits, all_kinds
 from titan_tts.doctor.scan import CORRUPT, READ, Measurements, decomposed, unspoken
+from torchtitan.models.dit_tts.bounded import read_json_file
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.data.storage import plain_name
-from torchtitan.models.dit_tts.files import nfc
+from torchtitan.models.dit_tts.files import is_remote, nfc
 from torchtitan.models.dit_tts.text.durations import read_evenly
 from torchtitan.models.dit_tts.text.matching import judge_texts
 from torchtitan.models.dit_tts.text.normalize import Normalizer
@@ -19,6 +20,7 @@ from torchtitan.models.dit_tts.text.phones import Phonemizer, lost_letters
 from torchtitan.models.dit_tts.text.token_counts import count_letters, count_text_tokens
 from torchtitan.models.dit_tts.text.vocabulary import language_of, named
 
+RECORD_NAME = "prepare.json"
 # What the tokenizer puts around each text: begin and end.
 EXTRA_TEXT_TOKENS = 2
 # Frames by which a length may differ from its target_duration: one for rounding, one more.
@@ -82,12 +84,22 @@ class _Checks:
         self.add(code, len(samples), examples)
 
     def shards(self) -> None:
-        """Shards and samples that the indexes refused."""
+        """Shards and samples that the indexes refused, and local shards against the prepare.json of their folder or the
+        one above."""
         dataset = self.dataset
         names = dict(zip(dataset.tar_paths, dataset.shard_names, strict=True))
         for tar_path, problem in dataset.problems:
             where = f"{names[tar_path]}:{problem.key}" if problem.key else tar_path
             self.add(_PROBLEM_CODES[problem.kind], 1, [Example(where, problem.sentence)])
+        sizes = dict(zip(dataset.tar_paths, dataset.tar_bytes, strict=True))
+        recorded: dict[str, int] = {}
+        for folder in {os.path.dirname(path) for path in sizes if not is_remote(path)}:
+            recorded |= _recorded_sizes(folder)
+        for path, size in sorted(recorded.items()):
+            there = sizes.get(path, size if os.path.exists(path) else "no")
+            if there != size:
+                example = Example(path, f"{there} bytes, but {RECORD_NAME} has {size}")
+                self.add("shard_changed", 1, [example])
 
     def lengths(self) -> None:
         tokens, limits = text_tokens(self.dataset, self.limits), self.limits
@@ -217,6 +229,18 @@ class _Checks:
 
 def _composed(word: str) -> str:
     return f"{ascii(word)}, which prepare writes as {ascii(nfc(word))} ({nfc(word)})"
+
+
+def _recorded_sizes(folder: str) -> dict[str, int]:
+    """Bytes of the shards of `folder` by path, as the nearest prepare.json lists them; else {}."""
+    for parent in (folder, os.path.dirname(folder)):
+        try:
+            shards = read_json_file(os.path.join(parent, RECORD_NAME))["shards"]
+            sizes = {os.path.join(parent, name): int(one["bytes"]) for name, one in shards.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        return {path: size for path, size in sizes.items() if os.path.dirname(path) == folder}
+    return {}
 
 
 def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:

@@ -85,7 +85,7 @@ def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
     rate = measured_frame_rate(dataset, measured, limits.frames_per_second)
     return {
         "status": {"error": "errors", "warning": "warnings", "note": "healthy"}[worst],
-        "summary": summarize(dataset, options.path, limits.frames_per_second),
+        "summary": summarize(dataset, options.path, limits.frames_per_second, options.top),
         "read": {
             "samples": len(samples),
             "valid_samples": int((measured.rows["state"] == READ).sum()),

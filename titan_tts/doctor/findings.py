@@ -9,6 +9,7 @@ error | corrupt_shard | Shards that are corrupt or cut off | Copy or write the s
 error | not_finite | Samples with NaN or infinite values | One of them makes the loss NaN: encode these utterances again or remove them.
 error | unusable_sample | Samples that lack a member, cannot be parsed or do not fit the others | Write them again or remove them; [data] on_error = "skip" trains on the others.
 error | corrupt_sample | Samples whose bytes differ from what was written | A disk or a copy corrupted them: copy the shard again from a valid one.
+error | shard_changed | Shards that are missing or have another size than prepare.json recorded | Copy them again; if they were changed on purpose, remove prepare.json.
 error | constant_latents | Latents that are all zero or never change | Every frame is the same, which speech never is: encode these utterances again or remove them.
 error | constant_reference | References that are all zero or never change | They hold no information about the speaker: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.
 error | reference_from_target | References with frames of their own target | The model copies its target: titan-tts prepare into a new folder chooses others; in your own shards take another utterance of the speaker, or none.

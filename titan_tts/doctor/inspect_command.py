@@ -22,6 +22,9 @@ class DatasetOptions:
     latent_channels: int = 128
     """Width of a latent frame."""
 
+    top: int = 10
+    """Number of the most frequent speakers (languages ...) listed."""
+
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -42,7 +45,7 @@ def run(options: Options) -> int:
     from torchtitan.models.dit_tts.data.dataset import open_dataset
 
     dataset = open_dataset(options.path, options.latent_channels, on_error="report")
-    page = inspect_page(summarize(dataset, options.path, options.frames_per_second))
+    page = inspect_page(summarize(dataset, options.path, options.frames_per_second, options.top))
     show(page.json() if options.json else page.text())
     return 0
 

@@ -119,7 +119,7 @@ def _label(name: str, label: dict[str, Any]) -> Table:
         (each["value"], f"{each['samples']:,}", number(each["hours"]), f"{each['fraction']:.2%}")
         for each in label["most"]
     ]
-    return Table(head, rows, on_terminal=10**6, total=label["count"])
+    return Table(head, rows, on_terminal=10**6, rest="(--top lists more)", total=label["count"])
 
 
 def _suggestion(suggestion: dict[str, Any] | None) -> list[Part]:

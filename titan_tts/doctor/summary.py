@@ -14,14 +14,14 @@ from torchtitan.models.dit_tts.text.token_counts import read_texts
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 COUNTED_TEXTS = 20_000
-TOP = 10
-"""values of a label with the most hours that are listed"""
 RARE = 0.01
 """Fraction of the texts below which a character is listed, but for letters and digits of ASCII"""
 
 
-def summarize(dataset: Dataset, paths: Sequence[str], frames_per_second: float) -> dict[str, Any]:
-    """Counts, lengths and labels of a dataset; the `TOP` values of a label are listed."""
+def summarize(
+    dataset: Dataset, paths: Sequence[str], frames_per_second: float, top: int = 10
+) -> dict[str, Any]:
+    """Counts, lengths and labels of a dataset; the `top` values of a label are listed."""
     frames = dataset.frames.astype(np.int64)
     seconds = np.maximum(frames, 1) / frames_per_second
     references = dataset.reference_frames
@@ -45,7 +45,7 @@ def summarize(dataset: Dataset, paths: Sequence[str], frames_per_second: float) 
         "chars_per_second": distribution(dataset.text_chars / seconds),
         "characters": len(dataset.characters),
         "rare_characters": rare_characters(dataset),
-        "labels": {name: _label(dataset, name, frames_per_second) for name in LABELS},
+        "labels": {name: _label(dataset, name, frames_per_second, top) for name in LABELS},
     }
 
 
@@ -80,7 +80,7 @@ def distribution(values: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _label(dataset: Dataset, name: str, frames_per_second: float) -> dict[str, Any]:
+def _label(dataset: Dataset, name: str, frames_per_second: float, top: int) -> dict[str, Any]:
     codes, values = dataset.labels(name)
     known = codes >= 0
     samples = np.bincount(codes[known], minlength=len(values))
@@ -97,7 +97,7 @@ def _label(dataset: Dataset, name: str, frames_per_second: float) -> dict[str, A
                 "hours": _number(hours[number]),
                 "fraction": _number(hours[number] / total),
             }
-            for number in np.argsort(-hours, kind="stable")[:TOP]
+            for number in np.argsort(-hours, kind="stable")[:top]
         ],
     }
 

@@ -1,5 +1,6 @@
 """Every kind of fault is found in a dataset that has it, and none in a valid one."""
 
+import json
 import os
 from dataclasses import replace
 
@@ -42,6 +43,13 @@ def write_changed(folder, number, **changes):
     samples[number] = changed(samples[number], **changes)
     write_shards(folder, samples)
     return f"shard-{number // 12:06d}:{samples[number].key}"
+
+
+def record(folder, paths, **sizes):
+    """A prepare.json above `folder`; `sizes` replace the shards' own, by shard name."""
+    shards = {f"{folder.name}/{path.name}": {"bytes": path.stat().st_size} for path in paths}
+    shards |= {f"{folder.name}/{name}.tar": {"bytes": size} for name, size in sizes.items()}
+    (folder.parent / "prepare.json").write_text(json.dumps({"shards": shards}))
 
 
 @pytest.fixture
@@ -90,6 +98,17 @@ def flipped_after_indexing(folder):
     return "shard-000000:utt005"
 
 
+def shard_unlike_its_record(missing):
+    def make(folder):
+        paths = write_shards(folder, sound_samples())
+        record(folder, paths, **{} if missing else {"shard-000001": 10_000})
+        if missing:
+            paths[1].unlink()
+        return str(paths[1])
+
+    return make
+
+
 def one_sample(number, change):
     """`change(sample)` -> what replaces it in the sample of this number."""
     return lambda folder: write_changed(folder, number, **change(sound_samples()[number]))
@@ -116,6 +135,8 @@ FAULTS = [
     ("unusable_sample", second_of_two(lacks=".ref.npy")),
     ("not_finite", second_of_two(nan=True)),
     ("corrupt_sample", flipped_after_indexing),
+    ("shard_changed", shard_unlike_its_record(missing=True)),
+    ("shard_changed", shard_unlike_its_record(missing=False)),
     ("constant_latents", one_sample(7, lambda _: {"latents": np.tile(FRAME, (60, 1))})),
     ("constant_reference", one_sample(13, lambda _: {"reference": np.zeros((20, CHANNELS))})),
     ("std_outlier", one_sample(2, lambda sample: {"latents": sample.latents / 4})),
@@ -188,12 +209,18 @@ def test_what_is_written_but_not_said():
 
 def test_valid_dataset_has_no_finding(folder):
     paths = write_shards(folder, sound_samples())
+    record(folder, paths)
     assert examine(folder) == {}
     of_twice_the_rate = examine(folder, limits=Limits(frames_per_second=50))
     example, *_ = of_twice_the_rate["duration_mismatch"].examples
     assert "the median sample has 25 per second" in example.detail
     # One shard of two is complete in itself.
     assert examine(paths[0]) == {} == examine(folder, max_samples=6)
+    (folder / "prepare.json").write_text("{")
+    assert examine(folder) == {}  # the one above counts
+    (folder / "prepare.json").write_text('{"shards": {"shard-000000.tar": {"bytes": 1}}}')
+    [example] = examine(folder)["shard_changed"].examples
+    assert example.where == str(paths[0])
 
 
 def test_a_held_out_sample_that_is_trained_on(folder):

@@ -48,11 +48,11 @@ def test_inspect_prints_a_table_or_json(folder, capsys):
     write_shards(folder / "other", samples)
     assert data("inspect", "other") == 0
     assert r"in few texts: 'Ж' 1, '\u200b' 1, '”' 1, '“' 2" in capsys.readouterr().out
-    assert data("inspect", "other", "--json", "--frames-per-second=50") == 0
+    assert data("inspect", "other", "--json", "--frames-per-second=50", "--top=2") == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert found["rare_characters"] == {"\u200b": 1, "Ж": 1, "”": 1, "“": 2}
-    assert found["frames_per_second"] == 50
+    assert (found["frames_per_second"], len(found["labels"]["speaker"]["most"])) == (50, 2)
     assert printed.err == ""
 
 
@@ -86,13 +86,15 @@ def test_doctor_of_valid_data(folder, capsys):
         assert "every check passed" not in each and "24 texts are too few" in each
     assert "<b>24</b><span>samples</span>" in page and "24 of 24 samples read" in page
     # A page is replaced, and nothing else is.
-    options = ["--max-samples=5", "--json", "--max-frames=120", "--frames-per-second=50"]
+    options = ["--max-samples=5", "--json", "--top=1", "--max-frames=120"]
+    options += ["--frames-per-second=50"]
     assert data("doctor", "set", "--output", name, *options) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["read"]["samples"] == result["read"]["valid_samples"] == 5
     assert (result["status"], result["summary"]["samples"]) == ("warnings", 24)
     assert {"long_latents", "duration_mismatch"} <= {one["code"] for one in result["findings"]}
     assert result["read"]["frames_per_second_measured"] == 25
+    assert len(result["summary"]["labels"]["speaker"]["most"]) == 1
     assert result["summary"]["hours"] == pytest.approx(2090 / 50 / 3600)
     assert result["suggestion"]["max_speaker_frames"] == 32
     assert sorted(os.listdir(folder)) == ["outputs", "set"]

@@ -14,7 +14,6 @@ from tests.helpers.sound_samples import (
     write_shards,
 )
 from titan_tts.doctor import scan
-from titan_tts.doctor import summary as summary_module
 from titan_tts.doctor.page import inspect_page
 from titan_tts.doctor.scan import choose_samples, measure
 from titan_tts.doctor.summary import distribution, summarize
@@ -48,7 +47,7 @@ def test_huge_float32_values_do_not_overflow(tmp_path):
     assert choose_samples(5, 0).tolist() == choose_samples(5, 9).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_summary_of_known_data(tmp_path, monkeypatch):
+def test_summary_of_known_data(tmp_path):
     """24 samples in two shards, and one more in float32 behind a sample without text."""
     samples = sound_samples(26)
     raw = changed(samples.pop(), latents=samples[0].latents.astype(np.float32))
@@ -61,8 +60,7 @@ def test_summary_of_known_data(tmp_path, monkeypatch):
     samples.append(raw)
     given = [str(tmp_path / "a"), str(tmp_path / "b.tar")]
     dataset = open_dataset(given, CHANNELS, on_error="report")
-    monkeypatch.setattr(summary_module, "TOP", 2)
-    summary = summarize(dataset, given, 12.5)
+    summary = summarize(dataset, given, 12.5, top=2)
     exact = {"path": given, "fingerprint": dataset.fingerprint, "samples": 25, "shards": 3}
     exact |= {"bytes": sum(path.stat().st_size for path in paths), "latent_channels": CHANNELS}
     exact |= {"frames_per_second": 12.5, "problems": 1}
@@ -92,7 +90,7 @@ def test_summary_of_known_data(tmp_path, monkeypatch):
     for words in (
         "references 0.016 hours, 1 samples without",
         "speaker: 3 different, 1 samples without samples hours fraction",
-        "1 more left out here",
+        "1 more (--top lists more)",
         "problems in the shards: 1; titan-tts data doctor lists them",
     ):
         assert words in said
