@@ -49,6 +49,27 @@ def test_the_least_agreement_comes_first_then_the_id_and_skipped_ones_last(folde
     )
 
 
+def test_of_what_several_people_decided_the_newest_counts(folder):
+    """As in a database of an earlier version, which kept their names."""
+    desk, ids = opened(folder), [*map(segment_id, range(5))]
+    rows = [
+        *[("ann", ids[0], "accept", "one"), ("bob", ids[0], "reject", None)],
+        *[("bob", ids[1], "reject", None), ("ann", ids[1], "accept", "two")],
+        *[("bob", ids[1], "skip", None), ("ann", ids[2], "accept", "three")],
+        *[("bob", ids[2], "accept", "3"), ("bob", ids[2], "undo", None), ("ann", ids[3], "skip", None)],
+    ]  # fmt: skip
+    with sqlite3.connect(database_path(folder)) as connection:
+        for who, segment, action, text in rows:
+            values = segment, who, 1.0, action, text, desk.segments[segment].place
+            connection.execute("INSERT INTO edits VALUES (NULL, ?, ?, ?, ?, ?, NULL, ?)", values)
+    two, three = ({"annotated": True, "text": text} for text in ("two", "three"))
+    assert annotations(folder) == {ids[0]: None, ids[1]: two, ids[2]: three}
+    desk = opened(folder)
+    assert desk.progress()["done"] == 3
+    assert [desk.undo()[0].id for _ in range(3)] == [ids[3], ids[2], ids[1]]
+    assert annotations(folder) == {ids[0]: None, ids[1]: two}
+
+
 def test_undo_is_another_row_and_brings_the_segment_back(folder):
     desk = opened(folder)
     a, b = segment_id(1), segment_id(3)
@@ -107,6 +128,16 @@ def test_a_text_never_comes_to_other_audio(tmp_path, capsys):
     assert opened(path).progress()["done"] == 1 and opened(path).next().id == "k1"
     path.write_text(content)
     assert opened(path).progress()["done"] == 3
+
+
+def test_the_collection_has_what_was_decided(folder):
+    desk = opened(folder)
+    desk.judge(segment_id(3), "accept", "größer", "uh größer")
+    desk.judge(segment_id(0), "reject", "", None)
+    rows = [json.loads(line) for line in write_annotated(folder).read_text().splitlines()]
+    assert [row["id"] for row in rows] == [*map(segment_id, (1, 2, 3, 4))]
+    assert [row["text"] for row in rows] == ["Text 1.", "Text 2.", "größer", "Text 4."]
+    assert [row.get("annotated") for row in rows] == [None, None, True, None]
 
 
 def test_only_recordings_of_the_collection_come(folder):

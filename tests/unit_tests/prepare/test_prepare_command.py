@@ -17,6 +17,20 @@ from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
 
 
+def test_defaults():
+    """They decide the bytes of shards: another one makes every earlier output another's."""
+    audio = {"loudness": -16.0, "max_silence": 0.25, "max_clipped": None}
+    audio |= dict.fromkeys(("min_seconds", "max_seconds"))
+    audio |= dict.fromkeys(("min_chars_per_second", "max_chars_per_second"))
+    shards = {"format": "auto", "codec": "mel_dct", "samples_per_shard": 1000, "references": 1}
+    shards |= {"max_reference_frames": 384, "seed": 0, "chunk_items": 64, "audio": audio}
+    shards |= {"heldout_fraction": 0.0, "heldout_by": "utterance"}
+    names = ("text_column", "speaker_column", "speaker_pattern", "speaker", "language")
+    options = Options("in", "out")
+    assert options.of_shards() == shards | dict.fromkeys(names, "")
+    assert (options.on_error, options.max_corrupt_fraction) == ("raise", 0.01)
+
+
 def test_options_on_the_command_line(monkeypatch, capsys):
     given = []
     monkeypatch.setattr(prepare_command, "run", lambda options: given.append(options) or 0)

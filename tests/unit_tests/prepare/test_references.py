@@ -45,3 +45,21 @@ def test_references_are_other_utterances_of_the_speaker(longest):
     assert len({span.sample for span in first}) > 15  # of 40 draws out of 39
     assert len({span.start for span in first}) > 10
     assert sum(a.sample != b.sample for a, b in zip(first, second)) > 30
+
+
+def test_no_reference_is_of_its_target_whatever_the_corpus():
+    """Held-out samples have held-out references, else training ones."""
+    generator, seen = np.random.default_rng(0), set()
+    for _ in range(60):
+        n = int(generator.integers(1, 30))
+        speaker, train = generator.integers(0, 5, n).astype(np.int32), generator.random(n) < 0.6
+        table = SpeakerTable(speaker, train, generator.integers(1, 40, n))
+        for sample in range(n):
+            allowed = (speaker == speaker[sample]) & (np.arange(n) != sample)
+            own_split = allowed & (train == train[sample])
+            fallback = not own_split.any() and not train[sample]
+            allowed &= train if fallback else own_split
+            span = choose(table, sample, max_frames=generator.integers(1, 60))
+            assert allowed[span.sample] if span else not allowed.any()
+            seen.add((span is not None, fallback))
+    assert seen == {(True, False), (True, True), (False, False), (False, True)}
