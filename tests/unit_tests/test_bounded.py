@@ -3,11 +3,14 @@
 import io
 import json
 import math
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from numpy.lib import format as npy_format
 from safetensors.torch import save_file
 
 from tests.helpers.hostile_files import fifo, link, npy_header, put, sparse
@@ -110,6 +113,24 @@ def test_what_is_within_bounds(tmp_path):
     assert torch.equal(bounded.read_weights(path)[0]["a"], wanted["a"])
     put(path, saved({"a": [torch.ones(2)]}))
     assert torch.equal(bounded.read_pickle(path)["a"][0], torch.ones(2))
+
+
+def test_headers_are_read_one_at_a_time(monkeypatch):
+    """Python 3.11 counts the nesting of a literal for all threads together: good headers were refused."""
+    inside, together, read = [], [], npy_format.read_array_header_1_0
+
+    def slow(file):
+        inside.append(1)
+        together.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return read(file)
+
+    monkeypatch.setattr(npy_format, "read_array_header_1_0", slow)
+    arrays = [npy(np.full(n, n)) for n in range(1, 9)]
+    with ThreadPoolExecutor(4) as pool:
+        found = [array.tolist() for array in pool.map(bounded.parse_array, arrays)]
+    assert found == [[n] * n for n in range(1, 9)] and together == [1] * 8
 
 
 @pytest.mark.parametrize("change", [
