@@ -199,7 +199,7 @@ def _packing(valid: torch.Tensor) -> Packing:
     return Packing(position.view_as(valid), valid, starts.int(), valid.shape[1])
 
 
-def prepare_packed_keys(packed: PackedStreams, masks: Sequence[torch.Tensor]) -> VarlenKeys:
+def prepare_packed_keys(packed: PackedStreams, masks: Sequence[torch.Tensor]) -> JointKeys:
     """`prepare_keys` of a packed batch; masks (1, N), (1, L), (1, P) of its streams' valid keys."""
     samples = packed.frames.samples
     segment = torch.cat(  # those of no sample come last
