@@ -8,6 +8,7 @@ from tests.helpers.packed_batches import in_one_row, streams
 from tests.helpers.small_models import padded_inputs, random_model, small_args
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.infra.kernels import use_operations
+from torchtitan.models.dit_tts.model.conditions import condition_inputs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model.packed_attention import packed_attention
 
@@ -73,6 +74,16 @@ def test_outputs_and_gradients_are_those_of_padded_samples(model, kernels, tail)
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.isfinite(mine).all()
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def test_the_last_patch_of_a_sample_has_the_frames_that_there_are():
+    where = streams(FRAMES, TEXT, SPEAKER, SIZES, LONGEST)
+    batch = {"packed": where, "speaker": torch.zeros(1, 28, 6), "text_ids": torch.zeros(1, 14)}
+    batch |= {"speaker_frames": torch.tensor(SPEAKER), "text_rows": None, "text_positions": None}
+    found = condition_inputs(batch)
+    wanted = [1] * 6 + [0] * 2 + [1] * 13 + [0] * 3 + [1] * 4
+    assert found["speaker_mask"].int().tolist() == [wanted]
+    assert found["text_mask"].int().tolist() == [[1] * sum(TEXT) + [0] * 2]
 
 
 def test_one_graph_for_batches_of_any_composition(model):
