@@ -257,18 +257,22 @@ def test_models_health_and_the_key(server):
 
 
 @pytest.mark.long
-def test_the_page_asks_for_a_key_and_says_a_text(server, tmp_path):
+@pytest.mark.parametrize("key", ["secret", ""])
+def test_the_page_says_a_text_and_asks_for_a_key_if_there_is_one(server, tmp_path, key):
     async def driven(url):
         async with tab(f"{url}/", tmp_path) as page:
-            await page.until("!document.getElementById('key_part').hidden")
-            await page.value("document.getElementById('key').value = 'secret'")
+            seen = "(document.getElementById('key').offsetParent !== null)"
+            if key:
+                await page.until(seen)
+                await page.value("document.getElementById('key').value = 'secret'")
             await page.value("document.getElementById('text').value = 'one two'")
             await page.value("document.querySelector('button').click()")
             await page.until("document.querySelector('audio').src.startsWith('blob:')")
             await page.until("document.getElementById('notice').textContent == ''")
+            assert await page.value(seen) is bool(key)
             return await page.value("[...document.querySelectorAll('option')].map(o => o.text)")
 
-    url, _ = server(api_key="secret")
+    url, _ = server(api_key=key)
     assert asyncio.run(driven(url)) == ["(the default voice)", "ann", "bob", "mine"]
 
 
