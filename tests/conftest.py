@@ -11,6 +11,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["XDG_CACHE_HOME"] = _caches.name
 os.environ["HF_HOME"] = f"{_caches.name}/huggingface"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is imported, which torch does, too
 # A thread that outlives its test logs to a stream that is closed. Python 3.11 would print the traceback with
 # `ast.parse`, which breaks off another thread's that runs at the same time (CPython issue 106905).
 logging.raiseExceptions = False

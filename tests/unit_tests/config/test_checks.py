@@ -203,6 +203,17 @@ def test_what_an_accelerator_cannot_do(toml, message):
     validate(f"{packed}; compile = {{enable = true, components = ['loss']}}", accelerator="cuda")
 
 
+def test_triton_on_a_cpu_needs_its_interpreter(monkeypatch):
+    norm = "kernels.modulated_norm = 'triton'"
+    validate(norm, accelerator="cpu")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    validate(norm, accelerator="cuda")
+    with pytest.raises(InputError, match="modulated_norm = 'triton': it needs a GPU, or TRITON_I"):
+        validate(norm, accelerator="cpu")
+    with pytest.raises(InputError, match="with .data. batching = 'packed'"):
+        validate(f"{norm}; data.batching = 'packed'", accelerator="cuda")
+
+
 @pytest.mark.parametrize(
     "replicate, shard, tensor, expected",
     [(1, -1, 1, 12), (2, -1, 1, 12), (4, 3, 1, 12), (2, -1, 3, 4), (1, 6, 2, 6)],

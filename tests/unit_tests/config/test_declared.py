@@ -27,6 +27,7 @@ dim=0 n_layers=2 n_heads=4 vocab_size=0
 [model] name="dit_tts" flavor="debug" sizes=[] text_positions="none"
 [lora] rank=0 alpha=16.0
 [attention] backend="auto"
+[kernels] modulated_norm="definition"
 [objective] prediction="velocity" time_distribution="logit_normal" logit_mean=0.0 logit_std=1.0
 text_dropout=0.1 speaker_dropout=0.1 loss_on_padding=false
 [distill] teacher="" teacher_steps=4 passes=0 times=[]

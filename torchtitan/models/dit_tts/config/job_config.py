@@ -28,6 +28,7 @@ from torchtitan.models.dit_tts.config.run_sections import (
     Benchmark,
     Distill,
     Divergence,
+    Kernels,
     Lora,
     Objective,
     Resume,
@@ -88,6 +89,7 @@ class JobConfig(titan.JobConfig):
     model: Model = section(Model)
     lora: Lora = section(Lora)
     attention: Attention = section(Attention)
+    kernels: Kernels = section(Kernels)
     objective: Objective = section(Objective, TRAINING, EXPORTED)
     distill: Distill = section(Distill)
     optimizer: Optimizer = section(Optimizer, TRAINING, RECIPE)

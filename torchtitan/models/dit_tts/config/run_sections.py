@@ -41,6 +41,13 @@ class Attention:
 
 
 @dataclass
+class Kernels:
+    modulated_norm: Literal["definition", "triton"] = "definition"
+    """Norm, scale and shift of the decoder's blocks: as the compiler or PyTorch computes the definition, or one Triton
+    kernel and one for its gradients (triton), which has not been measured on a GPU"""
+
+
+@dataclass
 class Objective:
     prediction: Annotated[Literal["velocity", "noise"], WEIGHTS] = "velocity"
     """Prediction target of the network: ε - x0 or ε"""

@@ -1,4 +1,6 @@
-"""Checks of how a run computes: attention kernels, compiling, precision, optimizer, benchmark."""
+"""Checks of how a run computes: kernels, compiling, precision, optimizer, benchmark."""
+
+import os
 
 from torchtitan.models.dit_tts.config.job_config import (
     CUDA_GRAPH_MODES,
@@ -24,6 +26,13 @@ def check_accelerator(config: JobConfig, accelerator: str) -> None:
     if profiling.enable_profiling and profiling.profile_freq < least:
         why = f"it must be at least profiler_warmup + profiler_active = {least}"
         raise conflict(config, "profiling.profile_freq", why)
+    if config.kernels.modulated_norm == "triton":
+        if accelerator == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            why = "it needs a GPU, or TRITON_INTERPRET=1 in the environment for a slow trial; set it to 'definition'"
+            raise conflict(config, "kernels.modulated_norm", why)
+        if config.data.batching == "packed":
+            why = "its kernel takes no packed samples; set it to 'definition'"
+            raise conflict(config, "kernels.modulated_norm data.batching", why)
     if accelerator == "cpu":
         return
     if config.training.mixed_precision_param != "bfloat16":

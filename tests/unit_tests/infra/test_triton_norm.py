@@ -1,0 +1,196 @@
+"""The Triton kernel of norm, scale and shift in triton's interpreter, against the definition in float64."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tests.helpers.small_models import full_inputs, one_rank, padded_inputs, random_model, small_args
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.infra.kernels import use_triton_norm
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
+from torchtitan.models.dit_tts.infra.triton_norm import _backward, modulated_norm
+from torchtitan.models.dit_tts.model.operations import Operations
+from torchtitan.models.dit_tts.streams import stream_of
+
+EPS = 1e-5
+# Batches of one, two and three; lengths of one frame, of part of a chunk, of one and two and a part.
+SHAPES = [(1, 1, 320), (2, 33, 5), (3, 65, 96), (2, 7, 1280)]
+
+
+@pytest.fixture(autouse=True)
+def rounding(monkeypatch):
+    """The interpreter cuts float32 off to bfloat16, which a GPU rounds."""
+    convert = interpreter._convert_float
+
+    def rounded(values: np.ndarray, given: tl.dtype, wanted: tl.dtype, mode: object) -> np.ndarray:
+        if (given, wanted) != (tl.float32, tl.bfloat16):
+            return convert(values, given, wanted, mode)
+        return torch.from_numpy(values.copy()).bfloat16().view(torch.uint16).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
+def inputs(shape: tuple[int, int, int], *dtypes: torch.dtype) -> list[torch.Tensor]:
+    """x, scale, shift and a gradient, in memory as a block has them: scale and shift are parts of one tensor."""
+    samples, _, width = shape
+    generator = torch.Generator().manual_seed(width)
+    x, gradient = (3 * torch.randn(shape, generator=generator) for _ in range(2))
+    scale, shift = torch.randn(3, 2, samples, width, generator=generator).permute(2, 0, 1, 3)[
+        ..., None, :
+    ].unbind(1)[:2]
+    given = x, scale[:, 0], shift[:, 1], gradient
+    return [each.to(dtype) for each, dtype in zip(given, dtypes or [torch.float32] * 4)]
+
+
+def computed(norm: Callable, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The result and the gradients of x, scale and shift."""
+    *leaves, gradient = (each.detach() for each in given)
+    for leaf in leaves:
+        leaf.requires_grad_()
+    out = norm(*leaves, EPS)
+    return [out.detach(), *torch.autograd.grad(out, leaves, gradient.to(out.dtype))]
+
+
+def by_definition(given: list[torch.Tensor]) -> list[torch.Tensor]:
+    return computed(Operations.modulated_norm, [each.double() for each in given])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32_is_the_definition_within_1e_5(shape):
+    given = inputs(shape)
+    strided = [given[0].mT.contiguous().mT, *given[1:3], given[3][:1, :1].expand(shape)]
+    for each in (given, strided):
+        for found, expected in zip(computed(modulated_norm, each), by_definition(each)):
+            assert found.dtype == torch.float32 and found.shape == expected.shape
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_is_no_farther_from_it_than_the_plain_one(shape):
+    given = inputs(shape, *[torch.bfloat16] * 4)
+    plain = computed(Operations.modulated_norm, given)
+    for own, other, expected in zip(
+        computed(modulated_norm, given), plain, by_definition(given), strict=True
+    ):
+        assert own.dtype == other.dtype == torch.bfloat16
+        assert (own - expected).norm() <= (other - expected).norm()
+
+
+def test_dtypes_promote_as_in_the_definition():
+    given = inputs((2, 33, 5), torch.bfloat16, torch.float32, torch.float32, torch.float32)
+    dtypes = [each.dtype for each in computed(Operations.modulated_norm, given)]
+    assert [each.dtype for each in computed(modulated_norm, given)] == dtypes
+    with pytest.raises(ValueError, match="float64"):
+        modulated_norm(*(each.double() for each in given[:3]), EPS)
+
+
+def test_bits_are_the_same_again_and_beside_other_samples():
+    given = inputs((3, 65, 96))
+    first = computed(modulated_norm, given)
+    assert all(map(torch.equal, first, computed(modulated_norm, given)))
+    alone = computed(modulated_norm, [each[1:2] for each in given])
+    assert all(map(torch.equal, (each[1:2] for each in first), alone))
+
+
+@pytest.mark.long
+def test_a_compiler_is_told_the_truth_about_both_operations():
+    """Schema, shapes and dtypes of fake tensors, autograd, and all of it under AOTAutograd."""
+    x, scale, shift, gradient = inputs((2, 33, 5))
+    leaves = [each.requires_grad_() for each in (x, scale, shift)]
+    torch.library.opcheck(modulated_norm, (*leaves, EPS))
+    torch.library.opcheck(_backward, (gradient, x.detach(), scale.detach(), EPS))
+
+
+def gradients(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    out = model(**batch)
+    weight = torch.linspace(-1, 1, out.numel()).view_as(out)
+    found = torch.autograd.grad((out * weight).sum(), list(model.parameters()), allow_unused=True)
+    return [out.detach(), *(each for each in found if each is not None)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--activation_checkpoint.mode=none"],
+        ["--activation_checkpoint.mode=full"],
+        ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"],
+        ["--compile.enable", "--compile.backend=aot_eager", "--activation_checkpoint.mode=none"],
+    ],
+)
+def test_a_model_of_the_key_computes_the_same(arguments):
+    args = small_args(text_vocab_size=10)
+    plain, model = random_model(args), random_model(args)
+    batch = padded_inputs(args, [11, 8, 3], [4, 6, 1], [5, 2, 8])
+    torch._dynamo.reset()
+    config = load_config(["--kernels.modulated_norm=triton", *arguments])
+    parallelize_dit_tts(model, one_rank(), config)
+    with torch.profiler.profile() as profile:
+        found = gradients(model, batch)
+    calls = [event.name for event in profile.events()]
+    assert calls.count("dit_tts::modulated_norm_backward") == 2 * args.n_layers
+    for own, expected in zip(found, gradients(plain, batch), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_a_sampler_share_one_time():
+    x, scale, shift, gradient = inputs((3, 7, 96))
+    block = random_model(small_args(text_vocab_size=10)).layers[0]
+    use_triton_norm(block)
+    given = [x, scale[:1], shift[:1], gradient]
+    for found, expected in zip(
+        computed(block.operations(x).modulated_norm, given), by_definition(given), strict=True
+    ):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+COMPILED = """
+import json, re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from torchtitan.models.dit_tts.infra import triton_norm as norm
+
+found = []
+for width in (1280, 4096):
+    options = norm._launch_options(width)
+    for kernel, half in (
+        (norm.forward_kernel, "x scale shift out"), (norm.backward_kernel, "gradient x scale d_x")
+    ):
+        constants = {"BLOCK": options["BLOCK"], "CHUNK": 32}
+        constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+        kinds = dict.fromkeys(half.split(), "*bf16") | {"sums": "*fp32", "eps": "fp32"}
+        kinds |= dict.fromkeys(constants, "constexpr")
+        signature = {name: kinds.get(name, "i32") for name in kernel.arg_names}
+        source = ASTSource(kernel, signature, constants)
+        compiled = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": options["num_warps"]}
+        )
+        found.append(compiled.asm["ptx"])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.long
+def test_an_h100_compiles_them_without_atomics_and_rounds_to_nearest(tmp_path):
+    """Without a device: triton brings the assembler for one."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    programs = json.loads(done.stdout)
+    assert len(programs) == 4
+    for program in programs:
+        assert "cvt.rn.bf16" in program and "cvt.rz" not in program
+        assert "atom." not in program and "red." not in program
