@@ -150,6 +150,10 @@ def test_the_measured_block_keeps_no_gradients_and_has_full_lengths():
         work.both()
         assert len(work.differentiated) > len(list(model.layers[0].parameters()))
         assert all(x.grad is None for x in work.differentiated)
+        unmasked = block.Work(model, batch, EAGER[0], "cpu", masked=False)
+        found, expected = (each.block(*each.positional, **each.named) for each in (unmasked, work))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert [each.positional[3].mask is None for each in (unmasked, work)] == [True, False]
     masks = ("frame_mask", "text_mask", "speaker_mask", "keep_text", "keep_speaker")
     assert all(batch[name].all() for name in masks)
 
@@ -232,6 +236,8 @@ def test_all_of_it_runs_on_a_cpu(tmp_path):
     rows = {row["item"]: row for stage in report["stages"] for row in stage["rows"]}
     assert rows["debug products bf16"]["values"]["tflops"] > 0
     assert "need a GPU" in rows["debug products fp8"]["why"]
+    block_of_own_norm = rows["debug block bfloat16, compiled, own norm"]["values"]["kernels"]
+    assert "dit_tts::modulated_norm_backward" in [name for name, *_ in block_of_own_norm]
     step = rows["debug step, as shipped"]["values"]
     assert step["ms_by_group"]["matmul"] > 0
     assert set(step["ms_of_ranges"]) >= {"forward", "noising", "speaker encoder", "optimizer"}

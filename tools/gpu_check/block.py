@@ -17,6 +17,7 @@ from tools.gpu_check.models import (
     COMPILED,
     EAGER,
     ENGINE,
+    OWN_NORM,
     Mode,
     autocast,
     built,
@@ -25,6 +26,7 @@ from tools.gpu_check.models import (
 from tools.gpu_check.numerics import Arguments, make_batch
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.attention_backends import MaskedKeys
 from torchtitan.models.dit_tts.model.flops import Lengths, forward_flops
 
 
@@ -44,15 +46,20 @@ def full_batch(shape: tuple[int, ...], args: DiTTTSModelArgs) -> Arguments:
 
 
 class Work:
-    """The block's passes on inputs of its own."""
+    """The block's passes on inputs of its own; `masked` attention, although no key is hidden."""
 
-    def __init__(self, model: Any, batch: Arguments, mode: Mode, device: str):
+    def __init__(self, model: Any, batch: Arguments, mode: Mode, device: str, masked: bool = True):
         self.block, self.mode, self.device = model.layers[0], mode, device
         model.layers[0] = recorder = _Recorder()
         with autocast(mode, device):
             model(**{name: x.to(device) for name, x in batch.items()})
         model.layers[0] = self.block
-        self.positional = tuple(map(_detached, recorder.positional))
+        self.positional = tuple(
+            each._replace(mask=None)
+            if isinstance(each, MaskedKeys) and not masked
+            else _detached(each)
+            for each in recorder.positional
+        )
         self.named = {name: _detached(x) for name, x in recorder.named.items()}
         inputs = (*self.positional, *self.named.values(), *self.block.parameters())
         self.differentiated = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
@@ -72,12 +79,12 @@ def _detached(given: Any) -> Any:
     return given
 
 
-def measure(flavor: str, mode: Mode, settings: Settings, turn: Turn) -> Values:
+def measure(flavor: str, mode: Mode, masked: bool, settings: Settings, turn: Turn) -> Values:
     shape = samples, *lengths = (2, 48, 16, 32) if settings.tiny else (32, 768, 192, 384)
     args = replace(model_flavors()[flavor], n_layers=1)
     one, none = (forward_flops(replace(args, n_layers=n), Lengths(*lengths)) for n in (1, 0))
     with built(args, mode, settings.device, random_weights(args)) as model:
-        work = Work(model, full_batch(shape, args), mode, settings.device)
+        work = Work(model, full_batch(shape, args), mode, settings.device, masked)
         for _ in range(4):
             work.both()
         turn()
@@ -92,11 +99,16 @@ def measure(flavor: str, mode: Mode, settings: Settings, turn: Turn) -> Values:
 
 
 def items(settings: Settings) -> list[Item]:
-    modes = [*COMPILED[:2], EAGER[0], *COMPILED[2:], *ENGINE]
+    own = OWN_NORM[1]
+    modes = [*COMPILED[:2], own, EAGER[0], *COMPILED[2:], OWN_NORM[0], *ENGINE]
     if settings.tiny:
-        modes = [COMPILED[0], EAGER[1]]
+        modes = [COMPILED[0], EAGER[1], own]
+    cases = [(mode, str(mode), True) for mode in modes]
+    cases[1:1] = [
+        (mode, f"{mode}, no mask", False) for mode in (COMPILED[0], own)[: 2 - settings.tiny]
+    ]
     return [
-        Item("block", f"{flavor} block {mode}", partial(measure, flavor, mode, settings))
+        Item("block", f"{flavor} block {said}", partial(measure, flavor, mode, masked, settings))
         for flavor in settings.flavors
-        for mode in modes
+        for mode, said, masked in cases
     ]

@@ -91,6 +91,13 @@ COMPILED = [
 ]
 """Those that say most first"""
 
+TRITON_NORM = ("--kernels.modulated_norm=triton",)
+OWN_NORM = [
+    Mode("eager, own norm", TRITON_NORM),
+    Mode("compiled, own norm", (*_COMPILED, *TRITON_NORM)),
+]
+"""Norm, scale and shift by our own kernels"""
+
 
 def job_config(mode: Mode, device: str) -> JobConfig:
     emulated = ("--quantize.linear.float8.emulate",) if device == "cpu" else ()

@@ -23,6 +23,7 @@ from tools.gpu_check.models import (
     COMPILED,
     EAGER,
     ENGINE,
+    OWN_NORM,
     Mode,
     autocast,
     built,
@@ -138,8 +139,10 @@ def check(mode: Mode, settings: Settings, turn: Turn = lambda: None) -> Values:
 
 def items(settings: Settings) -> list[Item]:
     """Plain modes first."""
-    plain = [replace(mode, precision="float32") for mode in (*EAGER[:3], *CHECKPOINTING)]
-    modes = [*plain, *EAGER, *ENGINE, *COMPILED]
+    plain = [
+        replace(mode, precision="float32") for mode in (*EAGER[:3], *CHECKPOINTING, OWN_NORM[0])
+    ]
+    modes = [*plain, *EAGER, *OWN_NORM, *ENGINE, *COMPILED]
     if settings.tiny:
         modes = [plain[0], EAGER[1], EAGER[-1]]
     return [Item("numerics", str(mode), partial(check, mode, settings), 2.0) for mode in modes]

@@ -17,7 +17,7 @@ import torch
 
 from tools.gpu_check.items import ROOT, Item, Settings, Turn, Values
 from tools.gpu_check.measuring import profiled
-from tools.gpu_check.models import INDUCTOR_OPTIONS
+from tools.gpu_check.models import INDUCTOR_OPTIONS, TRITON_NORM
 
 _CONFIGS = {name: f"dit_tts_{name.lower()}.toml" for name in ("800M", "3B", "8B")}
 _CONFIGS["debug"] = "debug.toml"
@@ -136,6 +136,7 @@ def items(settings: Settings) -> list[Item]:
             "as shipped": (own, {}),
             "accumulation 4": (sized(flavor, accumulation=4), {}),
             "all options of Inductor": (own, INDUCTOR_OPTIONS),
+            "own norm": ([*own, *TRITON_NORM], {}),
             "twice the micro-batch": (sized(flavor, times=2), {}),
             "no checkpointing": ([*own, "--activation_checkpoint.mode=none"], {}),
             "fp8 rowwise": ([*own, *_FP8], {}),

@@ -38,6 +38,10 @@ class Entry:
         found = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
         variables = {"PYTHONPATH": os.pathsep.join(found), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
         variables["TRITON_CACHE_DIR"] = str(cache / "triton")
+        if settings.tiny:
+            variables["TRITON_INTERPRET"] = (
+                "1"  # our own kernels; the compiler's for a CPU are not Triton's
+            )
         given = [json.dumps(asdict(settings)), self.place.name]
         with self.place.with_suffix(".log").open("wb") as log:
             self.process = subprocess.Popen(

@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,17 +13,16 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.helpers.small_models import full_inputs, one_rank, padded_inputs, random_model, small_args
+from tests.helpers.small_models import one_rank, padded_inputs, random_model, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.kernels import use_triton_norm
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
 from torchtitan.models.dit_tts.infra.triton_norm import _backward, modulated_norm
 from torchtitan.models.dit_tts.model.operations import Operations
-from torchtitan.models.dit_tts.streams import stream_of
 
 EPS = 1e-5
-# Batches of one, two and three; lengths of one frame, of part of a chunk, of one and two and a part.
-SHAPES = [(1, 1, 320), (2, 33, 5), (3, 65, 96), (2, 7, 1280)]
+# Lengths of one frame, of two chunks and a frame, of one and a frame, of less than one.
+SHAPES = [(1, 1, 320), (2, 65, 5), (3, 33, 96), (2, 7, 1280)]
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +43,11 @@ def inputs(shape: tuple[int, int, int], *dtypes: torch.dtype) -> list[torch.Tens
     samples, _, width = shape
     generator = torch.Generator().manual_seed(width)
     x, gradient = (3 * torch.randn(shape, generator=generator) for _ in range(2))
-    scale, shift = torch.randn(3, 2, samples, width, generator=generator).permute(2, 0, 1, 3)[
-        ..., None, :
-    ].unbind(1)[:2]
+    scale, shift = (
+        torch.randn(3, 2, samples, width, generator=generator)
+        .permute(2, 0, 1, 3)[..., None, :]
+        .unbind(1)[:2]
+    )
     given = x, scale[:, 0], shift[:, 1], gradient
     return [each.to(dtype) for each, dtype in zip(given, dtypes or [torch.float32] * 4)]
 
@@ -75,6 +76,7 @@ def test_float32_is_the_definition_within_1e_5(shape):
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bfloat16_is_no_farther_from_it_than_the_plain_one(shape):
     given = inputs(shape, *[torch.bfloat16] * 4)
@@ -94,8 +96,9 @@ def test_dtypes_promote_as_in_the_definition():
         modulated_norm(*(each.double() for each in given[:3]), EPS)
 
 
+@pytest.mark.long
 def test_bits_are_the_same_again_and_beside_other_samples():
-    given = inputs((3, 65, 96))
+    given = inputs((3, 33, 96))
     first = computed(modulated_norm, given)
     assert all(map(torch.equal, first, computed(modulated_norm, given)))
     alone = computed(modulated_norm, [each[1:2] for each in given])
@@ -105,7 +108,7 @@ def test_bits_are_the_same_again_and_beside_other_samples():
 @pytest.mark.long
 def test_a_compiler_is_told_the_truth_about_both_operations():
     """Schema, shapes and dtypes of fake tensors, autograd, and all of it under AOTAutograd."""
-    x, scale, shift, gradient = inputs((2, 33, 5))
+    x, scale, shift, gradient = inputs((2, 3, 5))
     leaves = [each.requires_grad_() for each in (x, scale, shift)]
     torch.library.opcheck(modulated_norm, (*leaves, EPS))
     torch.library.opcheck(_backward, (gradient, x.detach(), scale.detach(), EPS))
@@ -123,8 +126,10 @@ def gradients(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> list[to
     "arguments",
     [
         ["--activation_checkpoint.mode=none"],
-        ["--activation_checkpoint.mode=full"],
-        ["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"],
+        [
+            "--activation_checkpoint.mode=selective",
+            "--activation_checkpoint.selective_ac_option=op",
+        ],
         ["--compile.enable", "--compile.backend=aot_eager", "--activation_checkpoint.mode=none"],
     ],
 )
@@ -135,6 +140,7 @@ def test_a_model_of_the_key_computes_the_same(arguments):
     torch._dynamo.reset()
     config = load_config(["--kernels.modulated_norm=triton", *arguments])
     parallelize_dit_tts(model, one_rank(), config)
+    gradients(model, batch)  # a compiler traces the operations
     with torch.profiler.profile() as profile:
         found = gradients(model, batch)
     calls = [event.name for event in profile.events()]
@@ -165,7 +171,7 @@ found = []
 for width in (1280, 4096):
     options = norm._launch_options(width)
     for kernel, half in (
-        (norm.forward_kernel, "x scale shift out"), (norm.backward_kernel, "gradient x scale d_x")
+        (norm.triton_modulated_norm, "x scale shift out"), (norm.triton_modulated_norm_backward, "gradient x scale d_x")
     ):
         constants = {"BLOCK": options["BLOCK"], "CHUNK": 32}
         constants = {name: constants[name] for name in kernel.arg_names if name in constants}
@@ -193,4 +199,4 @@ def test_an_h100_compiles_them_without_atomics_and_rounds_to_nearest(tmp_path):
     assert len(programs) == 4
     for program in programs:
         assert "cvt.rn.bf16" in program and "cvt.rz" not in program
-        assert "atom." not in program and "red." not in program
+        assert re.findall(r"\b(?:atom|red)\.", program) == []

@@ -24,7 +24,7 @@ _CHUNK = 32
 
 
 @triton.jit
-def forward_kernel(
+def triton_modulated_norm(
     x, scale, shift, out, frames, width, x_batch, x_frame, scale_batch, shift_batch, eps,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -42,7 +42,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def triton_modulated_norm_backward(
     gradient, x, scale, d_x, sums, frames, width, g_batch, g_frame, x_batch, x_frame, scale_batch, eps,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +101,7 @@ def modulated_norm(
     x, scale, shift = _rows(x), _rows(scale), _rows(shift)
     samples, frames, width = x.shape
     strides = *x.stride()[:2], scale.stride(0), shift.stride(0)
-    forward_kernel[(frames, samples)](
+    triton_modulated_norm[(frames, samples)](
         x, scale, shift, out, frames, width, *strides, eps, **_launch_options(width)
     )
     return out
@@ -122,7 +122,7 @@ def _backward(
     gradient, x, scale = _rows(gradient), _rows(x), _rows(scale)
     samples, frames, width = x.shape
     strides = *gradient.stride()[:2], *x.stride()[:2], scale.stride(0)
-    backward_kernel[(sums.shape[1], samples)](
+    triton_modulated_norm_backward[(sums.shape[1], samples)](
         gradient, x, scale, d_x, sums, frames, width, *strides, eps,
         **_launch_options(width), CHUNK=_CHUNK,
     )  # fmt: skip

@@ -83,9 +83,9 @@ def _join_heads(streams: Streams) -> torch.Tensor:
 class MaskedKeys(NamedTuple):
     """Backends "sdpa" and "matmul"."""
 
-    mask: torch.Tensor
+    mask: torch.Tensor | None
     """(B, 1, 1, K), zero at valid keys and -inf elsewhere, in the dtype of the queries: SDPA would
-    convert a boolean mask to this in every block"""
+    convert a boolean mask to this in every block. None: all are valid"""
 
     by_matmul: bool
 
