@@ -144,13 +144,14 @@ def test_numerics_pass_and_see_a_nan_and_one_key_too_many(tmp_path, monkeypatch)
 
 
 def test_the_measured_block_keeps_no_gradients_and_has_full_lengths():
-    with built(TINY, EAGER[0], "cpu", random_weights(TINY)) as model:
+    mode = replace(EAGER[0], precision="float32")
+    with built(TINY, mode, "cpu", random_weights(TINY)) as model:
         batch = block.full_batch((3, 16, 8, 8), TINY)
-        work = block.Work(model, batch, EAGER[0], "cpu")
+        work = block.Work(model, batch, mode, "cpu")
         work.both()
         assert len(work.differentiated) > len(list(model.layers[0].parameters()))
         assert all(x.grad is None for x in work.differentiated)
-        unmasked = block.Work(model, batch, EAGER[0], "cpu", masked=False)
+        unmasked = block.Work(model, batch, mode, "cpu", masked=False)
         found, expected = (each.block(*each.positional, **each.named) for each in (unmasked, work))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         assert [each.positional[3].mask is None for each in (unmasked, work)] == [True, False]

@@ -20,7 +20,7 @@ NAMES = {
     "nvidia_ml_py": "pynvml",
     "megatron_core": "megatron",
 }
-WITH = {"torch": ["functorch"], "fsspec[s3,http]": ["aiohttp", "s3fs"]}
+WITH = {"torch": ["functorch", "triton"], "fsspec[s3,http]": ["aiohttp", "s3fs"]}
 
 
 @cache

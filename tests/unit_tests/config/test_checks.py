@@ -257,6 +257,7 @@ def test_a_global_batch_is_split(local, largest, total, degree, steps):
         ("checkpoint.async_mode = 'async'; samples.recognizer = 'x'", "cpu", ""),
         ("parallelism.backend = 'megatron'", "cpu", "megatron"),
         ("megatron.transformer_impl = 'transformer_engine'", "cuda", "transformer_engine"),
+        ("kernels.modulated_norm = 'triton'", "cuda", "triton"),
         ("samples.freq = 1", "cpu", "soundfile matplotlib"),
         ("SPEECH; samples.recognizer = 'x'", "cpu", "soundfile matplotlib jiwer transformers"),
     ],

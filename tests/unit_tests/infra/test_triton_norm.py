@@ -15,9 +15,9 @@ from triton.runtime import interpreter
 
 from tests.helpers.small_models import one_rank, padded_inputs, random_model, small_args
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.infra.kernels import use_triton_norm
+from torchtitan.models.dit_tts.infra.kernels import use_operations
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts
-from torchtitan.models.dit_tts.infra.triton_norm import _backward, modulated_norm
+from torchtitan.models.dit_tts.infra.triton_norm import _backward, implementation, modulated_norm
 from torchtitan.models.dit_tts.model.operations import Operations
 
 EPS = 1e-5
@@ -152,7 +152,7 @@ def test_a_model_of_the_key_computes_the_same(arguments):
 def test_rows_of_a_sampler_share_one_time():
     x, scale, shift, gradient = inputs((3, 7, 96))
     block = random_model(small_args(text_vocab_size=10)).layers[0]
-    use_triton_norm(block)
+    use_operations(block, implementation)
     given = [x, scale[:1], shift[:1], gradient]
     for found, expected in zip(
         computed(block.operations(x).modulated_norm, given), by_definition(given), strict=True

@@ -62,6 +62,7 @@ _EXTRAS = {
     "transformer_engine": "transformer-engine",
     **dict.fromkeys(("wandb", "dotenv", "PIL"), "wandb"),
     "tensorboard": "",  # every installation has it, unless somebody has removed it
+    "triton": "",  # comes with torch for CUDA
 }
 
 

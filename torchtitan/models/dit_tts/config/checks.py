@@ -89,6 +89,8 @@ def validate_machine(config: JobConfig) -> None:
         require_modules("megatron")
     if config.megatron.transformer_impl == "transformer_engine":
         require_modules("transformer_engine")
+    if config.kernels.modulated_norm == "triton":
+        require_modules("triton")
     if config.samples.freq:
         require_modules("soundfile", "matplotlib")
         require_modules(*(("jiwer", "transformers") if config.samples.recognizer else ()))

@@ -43,13 +43,6 @@ def use_operations(
             module.operations = choose  # type: ignore[assignment, method-assign]
 
 
-def use_triton_norm(model: nn.Module) -> None:
-    """Lets the model's modulated norms be one Triton kernel. Imports triton."""
-    from torchtitan.models.dit_tts.infra import triton_norm
-
-    use_operations(model, triton_norm.implementation)
-
-
 def build_model(args: DiTTTSModelArgs) -> DiTTTSModel | DurationModel:
     """The network of these sizes, whose modules compute by `implementation`."""
     model = DurationModel(args) if args.task == "duration" else DiTTTSModel(args)

@@ -27,7 +27,7 @@ from torchtitan.models.dit_tts.infra.compile import (
     stacks,
     static_shapes,
 )
-from torchtitan.models.dit_tts.infra.kernels import use_triton_norm
+from torchtitan.models.dit_tts.infra.kernels import use_operations
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import blocks_of
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -166,7 +166,9 @@ def parallelize_dit_tts(
 ) -> DiTTTSModel:
     """Applies kernels, activation checkpointing, then compile, then FSDP2, HSDP or DDP."""
     if job_config.kernels.modulated_norm == "triton":
-        use_triton_norm(model)
+        from torchtitan.models.dit_tts.infra import triton_norm  # imports triton
+
+        use_operations(model, triton_norm.implementation)
     components = job_config.compile.components if job_config.compile.enable else []
     if job_config.activation_checkpoint.mode != "none":
         apply_checkpointing(model, job_config)
