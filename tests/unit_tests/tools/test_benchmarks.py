@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import sampling
 from benchmarks.codec import pitch_errors
+from tests.helpers.small_models import small_args
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.config.sampling_checks import check_sampling
 
@@ -30,3 +31,18 @@ def test_errors_of_the_pitch():
     assert found["voicing_wrong"] == 12.5
     silent = pitch_errors((pitch, ~voiced), (other[:5], heard[:5]))
     assert np.isnan(silent["pitch_cents"]) and silent["voicing_wrong"] == 100
+
+
+@pytest.mark.slow
+def test_traffic_of_a_block_counts_its_weights_and_its_norms():
+    from benchmarks.block_traffic import block_traffic
+
+    args = small_args()
+    for own_norm, kernels in ((False, 0), (True, 2)):
+        forward, backward = block_traffic(args, (2, 16, 8, 8), own_norm)
+        assert [each["own kernels"] for each in (forward, backward)] == [kernels, kernels]
+        # Six products, two of AdaLN's, attention.
+        assert forward["library kernels"] == 6 + 2 + 1
+        x, modulation = (2 * samples * args.dim * 2 for samples in (16, 6))  # bytes
+        assert forward["own bytes"] == kernels * (x + x + modulation)
+        assert backward["generated kernels"] > forward["generated kernels"] > 10

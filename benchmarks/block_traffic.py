@@ -1,0 +1,136 @@
+"""Kernels and bytes of a compiled decoder block, forward and backward, without a device.
+
+    python -m benchmarks.block_traffic
+
+Inductor generates its Triton code for the block, at the size that is trained, as if the CPU were a GPU; nothing is
+compiled or run. The generated kernels are counted, and the bytes that each must read and write at least, by Inductor's
+own count. Attention is the CPU's. These are no measurements: how fast the kernels are is not in them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor import ir
+from torch._inductor.graph import GraphLowering
+from triton.backends.compiler import GPUTarget
+
+from torchtitan.models.dit_tts.infra import kernels, triton_norm
+from torchtitan.models.dit_tts.infra.compile import apply_compile
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.attention_backends import MaskedKeys
+from torchtitan.models.dit_tts.model.layers import rope_table
+from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model_config import model_flavors
+
+SHAPE = (32, 768, 192, 96)
+"""samples, frames, text tokens, patches of the reference"""
+
+
+@contextmanager
+def counted() -> Iterator[list[Counter[str]]]:
+    """The `traffic` of each graph for which Inductor generates code meanwhile; calling one returns memory of the right
+    shapes, and computes nothing."""
+    found: list[Counter[str]] = []
+
+    def instead(graph: GraphLowering) -> Any:
+        graph.codegen()
+        found.append(traffic(graph))
+
+        def call(inputs: list[Any]) -> tuple[Any, ...]:
+            inputs.clear()
+            return tuple(map(_memory, graph.graph_outputs))
+
+        return SimpleNamespace(call=call, __file__=__file__)
+
+    device = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
+    with (
+        inductor_config.patch(force_disable_caches=True, cpu_backend="triton"),
+        mock.patch.object(triton.runtime.driver, "_active", device),
+        mock.patch.object(ir, "is_cpu", lambda x: False),  # there a sigmoid is stored, not repeated
+        mock.patch.object(GraphLowering, "compile_to_module", instead),
+    ):
+        yield found
+
+
+def _memory(output: Any) -> torch.Tensor | None:
+    if isinstance(output, ir.NoneAsConstantBuffer):
+        return None
+    sizes = [int(size) for size in output.get_size()]
+    strides = [int(stride) for stride in output.get_stride()]
+    return torch.empty_strided(sizes, strides, dtype=output.get_dtype())
+
+
+def traffic(graph: GraphLowering) -> Counter[str]:
+    """Kernels and bytes: `generated`, of `own` operations and of `library` ones (products, attention)."""
+    found = Counter[str]()
+    for node in graph.scheduler.nodes:
+        size = node.get_read_write_buffers_sizes()
+        if not size:
+            continue
+        name = str(getattr(node.node, "op_overload", "")) if node.is_extern() else ""
+        kind = "own" if "dit_tts" in name else "library" if node.is_extern() else "generated"
+        found[f"{kind} kernels"] += 1
+        found[f"{kind} bytes"] += size
+    return found
+
+
+def block_traffic(
+    args: DiTTTSModelArgs, shape: tuple[int, ...], own_norm: bool
+) -> list[Counter[str]]:
+    """Of a block of this model: forward, backward."""
+    samples, frames, text, patches = shape
+    with torch.device("meta"):
+        model = DiTTTSModel(args)
+    block = model.layers[0].to_empty(device="cpu")
+
+    def given(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=torch.bfloat16, requires_grad=True)
+
+    keys = frames + text + patches
+    mask = torch.zeros(samples, 1, 1, keys, dtype=torch.bfloat16)
+    positions = torch.arange(frames).float()
+    inputs = (
+        given(samples, frames, args.dim),
+        given(samples, 3, args.dim),
+        rope_table(positions, args.dim // args.n_heads, args.rope_theta, model.rotated),
+        MaskedKeys(mask, by_matmul=False),
+        given(samples, text, args.text_key_dim),
+        given(samples, patches, args.speaker_dim),
+    )
+    torch._dynamo.reset()
+    with (
+        mock.patch.object(kernels, "implementation", lambda x: kernels.InductorKernels),
+        functorch_config.patch(activation_memory_budget=0.9),
+        counted() as found,
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        choose = triton_norm.implementation if own_norm else kernels.implementation
+        kernels.use_operations(block, choose)
+        apply_compile(model, "inductor", 1)
+        out = block(*inputs)
+        out.backward(torch.empty_like(out))
+    return found
+
+
+def main() -> None:
+    args = model_flavors()["800M"]
+    print(f"one block of 800M, {SHAPE}, bfloat16 autocast, memory budget 0.9; GB = 1e9 bytes")
+    for said, own_norm in (("definition", False), ("own norm", True)):
+        for way, found in zip(("forward", "backward"), block_traffic(args, SHAPE, own_norm)):
+            kinds = ("generated", "own", "library")
+            parts = [
+                f"{k} {found[f'{k} kernels']}, {found[f'{k} bytes'] / 1e9:.2f} GB" for k in kinds
+            ]
+            print(f"{said}, {way}: {'; '.join(parts)}")
+
+
+if __name__ == "__main__":
+    main()
